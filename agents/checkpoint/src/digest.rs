@@ -1,0 +1,127 @@
+//! blake3 digests of chunks, and of what they make together.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::error::{Error, Result};
+use crate::files::to_le_bytes;
+use crate::layout::{Layout, Moments, Section};
+
+/// A blake3 digest, written as 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// The digest of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The digest of the little-endian bytes of `values`: what a chunk of a checkpoint has.
+    pub fn of_f32(values: &[f32]) -> Self {
+        let (mut hasher, mut block) = (blake3::Hasher::new(), Vec::new());
+        for part in values.chunks(1 << 14) {
+            to_le_bytes(part, &mut block);
+            hasher.update(&block);
+        }
+        Self::finish(&hasher)
+    }
+
+    /// The digest of digests one after the other, 32 bytes each.
+    pub fn of_all(digests: impl IntoIterator<Item = Self>) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        for digest in digests {
+            hasher.update(&digest.0);
+        }
+        Self::finish(&hasher)
+    }
+
+    pub(crate) fn finish(hasher: &blake3::Hasher) -> Self {
+        Self(*hasher.finalize().as_bytes())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let hash = blake3::Hash::from_hex(text).map_err(|_| "a digest has 64 hexadecimal digits".to_owned())?;
+        Ok(Self(*hash.as_bytes()))
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+/// The digests of a checkpoint's chunks, gathered from the shards as they report them.
+#[derive(Clone, Debug)]
+pub struct ChunkDigests {
+    /// `[section][chunk]`, the parameters first.
+    sections: Vec<Vec<Option<Digest>>>,
+}
+
+impl ChunkDigests {
+    /// An empty table for the chunks of `layout` and their `moments`.
+    pub fn new(layout: &Layout, moments: &Moments) -> Self {
+        Self { sections: vec![vec![None; layout.chunks().len()]; 1 + moments.len()] }
+    }
+
+    /// Enters the digest of one chunk. Entering the same digest again changes nothing.
+    ///
+    /// # Errors
+    /// When there is no such chunk or section, or another digest stands there already.
+    pub fn set(&mut self, section: Section, chunk: usize, digest: Digest) -> Result<()> {
+        let slot = self.sections.get_mut(section.index()).and_then(|chunks| chunks.get_mut(chunk));
+        let Some(slot) = slot else {
+            return Err(Error::Argument(format!("{section} of chunk {chunk}")));
+        };
+        if slot.is_some_and(|present| present != digest) {
+            return Err(Error::Argument(format!("two different digests for {section} of chunk {chunk}")));
+        }
+        *slot = Some(digest);
+        Ok(())
+    }
+
+    /// The first chunk that nobody has reported.
+    pub fn missing(&self) -> Option<(Section, usize)> {
+        self.sections.iter().enumerate().find_map(|(section, chunks)| {
+            let chunk = chunks.iter().position(Option::is_none)?;
+            Some((Section::from_index(section), chunk))
+        })
+    }
+
+    /// The digests of a section in plan order, those not yet reported left out.
+    pub(crate) fn section(&self, section: Section) -> Vec<Digest> {
+        self.sections.get(section.index()).into_iter().flatten().copied().flatten().collect()
+    }
+}
+
+/// `optimizer_blake3`: for each chunk in plan order, each moment in order. `moments` is `[moment][chunk]`.
+pub(crate) fn optimizer_digest(moments: &[Vec<Digest>]) -> Digest {
+    let chunks = moments.first().map_or(0, Vec::len);
+    Digest::of_all((0..chunks).flat_map(|chunk| moments.iter().filter_map(move |moment| moment.get(chunk).copied())))
+}

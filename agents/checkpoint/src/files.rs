@@ -1,0 +1,73 @@
+//! Small helpers over the file system: what is said to be on disk is on disk.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Component, Path};
+
+use crate::error::{Error, Result};
+
+/// Writes a whole file and waits until it is on disk.
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)
+        .map_err(|e| Error::io("create", path, e))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io("write", path, e))
+}
+
+/// Waits until the names in a directory are on disk.
+pub(crate) fn sync_dir(path: &Path) -> Result<()> {
+    File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| Error::io("sync", path, e))
+}
+
+/// Renames and waits until that is on disk.
+pub(crate) fn rename_synced(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|e| Error::io("rename", from, e))?;
+    sync_dir(parent(to))
+}
+
+/// The directory a path lies in.
+pub(crate) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Reads a whole file of at most `most` bytes.
+pub(crate) fn read_limited(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, format!("it is longer than {most} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Whether `path` names something below the directory it is joined to, and nothing else.
+pub(crate) fn stays_inside(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// Removes a directory and all in it, if it is there.
+pub(crate) fn remove_dir(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Now, in seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Fills `out` with the little-endian bytes of `values`: what a file has of them.
+pub(crate) fn to_le_bytes(values: &[f32], out: &mut Vec<u8>) {
+    out.resize(values.len() * 4, 0);
+    for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+        *bytes = value.to_le_bytes();
+    }
+}

@@ -1,0 +1,145 @@
+//! Writing a Hugging Face GPT-2 directory.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use millrace_emulator::graph::ActivationKind;
+use serde::Serialize;
+
+use super::gpt2::{Gpt2, Mapped};
+use super::transpose;
+use crate::error::{Error, Result};
+use crate::files::{parent, remove_dir, rename_synced, to_le_bytes, write_synced};
+use crate::header;
+use crate::layout::{ELEMENT, Section};
+use crate::read::Checkpoint;
+
+/// What was exported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Exported {
+    /// The directory.
+    pub path: PathBuf,
+    /// Tensors written.
+    pub tensors: usize,
+    /// Length of `model.safetensors`.
+    pub bytes: u64,
+}
+
+/// Writes the parameters of `checkpoint` as a directory that `transformers.GPT2LMHeadModel` loads. The directory must not
+/// exist or be empty; it appears when it is complete.
+///
+/// # Errors
+/// [`Error::NotGpt2`] when the model is none, [`Error::Exists`], [`Error::Damaged`], or when the file system refuses.
+pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<Exported> {
+    let model = Gpt2::of(checkpoint.layout().graph())?;
+    if model.head_bias.is_some() {
+        return Err(Error::NotGpt2 {
+            reason: "its head has a bias, and Hugging Face's GPT-2 has no place for one".into(),
+            hint: "train with use_bias_in_output: false to export".into(),
+        });
+    }
+    if fs::read_dir(out_dir).is_ok_and(|mut entries| entries.next().is_some()) || out_dir.is_file() {
+        return Err(Error::Exists { path: out_dir.to_owned() });
+    }
+    let name = out_dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let draft = Draft(parent(out_dir).join(format!("{name}.partial-{}", std::process::id())));
+    remove_dir(&draft.0)?;
+    fs::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
+    let exported = write_tensors(checkpoint, &model, &draft.0.join("model.safetensors"))?;
+    let config = serde_json::to_vec_pretty(&config(&model)).map_err(|e| Error::Argument(e.to_string()))?;
+    write_synced(&draft.0.join("config.json"), &config)?;
+    crate::files::sync_dir(&draft.0)?;
+    rename_synced(&draft.0, out_dir)?;
+    Ok(Exported { path: out_dir.to_owned(), ..exported })
+}
+
+/// A directory that goes away unless it was renamed.
+struct Draft(PathBuf);
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Gone already after the rename; otherwise there is nothing to be done about a failure.
+        let _ = remove_dir(&self.0);
+    }
+}
+
+fn write_tensors(checkpoint: &Checkpoint, model: &Gpt2, path: &Path) -> Result<Exported> {
+    let mut mapping = model.mapping();
+    for mapped in mapping.iter_mut().filter(|mapped| mapped.name != "lm_head.weight") {
+        mapped.name.insert_str(0, "transformer.");
+    }
+    let mut end = 0;
+    let header = header::write(mapping.iter().map(|mapped| {
+        let start = end;
+        end += mapped.shape.iter().product::<usize>() as u64 * ELEMENT;
+        (mapped.name.as_str(), mapped.shape.as_slice(), start)
+    }));
+    let io = |e| Error::io("write", path, e);
+    let mut out = BufWriter::with_capacity(1 << 20, File::create(path).map_err(|e| Error::io("create", path, e))?);
+    out.write_all(&header).map_err(io)?;
+    for mapped in &mapping {
+        write_f32(&mut out, &values(checkpoint, mapped)?).map_err(io)?;
+    }
+    out.flush().and_then(|()| out.get_ref().sync_all()).map_err(io)?;
+    Ok(Exported { path: path.to_owned(), tensors: mapping.len(), bytes: header.len() as u64 + end })
+}
+
+fn values(checkpoint: &Checkpoint, mapped: &Mapped) -> Result<Vec<f32>> {
+    let Some(tensor) = mapped.tensor else {
+        return Ok(vec![0.0; mapped.shape.iter().product()]);
+    };
+    let mut values = checkpoint.read_tensor(tensor, Section::Parameters)?;
+    if let Some((elements, factor)) = mapped.queries {
+        values.iter_mut().take(elements).for_each(|value| *value *= factor);
+    }
+    match mapped.shape.as_slice() {
+        &[columns, rows] if mapped.transposed => Ok(transpose(&values, rows, columns)),
+        _ => Ok(values),
+    }
+}
+
+fn write_f32(out: &mut impl Write, values: &[f32]) -> std::io::Result<()> {
+    let mut block = Vec::new();
+    for part in values.chunks(1 << 14) {
+        to_le_bytes(part, &mut block);
+        out.write_all(&block)?;
+    }
+    Ok(())
+}
+
+fn config(model: &Gpt2) -> serde_json::Value {
+    // A GPT-2 vocabulary ends in its one special token; a smaller one has none.
+    let special = (model.vocabulary >= 50_257).then_some(50_256);
+    serde_json::json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": model.vocabulary,
+        "n_positions": model.positions,
+        "n_embd": model.hidden,
+        "n_layer": model.blocks.len(),
+        "n_head": model.heads,
+        "n_inner": model.inner,
+        "activation_function": match model.activation {
+            ActivationKind::Gelu => "gelu",
+            ActivationKind::GeluTanh => "gelu_new",
+        },
+        "embd_pdrop": decimal(model.rates.embedding),
+        "attn_pdrop": decimal(model.rates.attention),
+        "resid_pdrop": decimal(model.rates.residual),
+        "layer_norm_epsilon": decimal(model.epsilon),
+        "scale_attn_weights": true,
+        "scale_attn_by_inverse_layer_idx": false,
+        "reorder_and_upcast_attn": false,
+        "tie_word_embeddings": model.tied(),
+        "bos_token_id": special,
+        "eos_token_id": special,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    })
+}
+
+/// The f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}

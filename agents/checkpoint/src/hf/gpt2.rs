@@ -1,0 +1,330 @@
+//! Recognising GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a last norm, the head.
+
+use millrace_emulator::graph::{ActivationKind, Graph, Op, OpNode, TensorId, ValueId};
+
+use crate::error::{Error, Result};
+
+/// A linear layer's weight `[out, in]` and bias.
+pub(super) type LinearIds = (TensorId, Option<TensorId>);
+/// A norm's gain and offset.
+pub(super) type NormIds = (TensorId, TensorId);
+
+/// One transformer block.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub ln_1: NormIds,
+    pub qkv: LinearIds,
+    pub proj: LinearIds,
+    pub ln_2: NormIds,
+    pub fc: LinearIds,
+    pub mlp_proj: LinearIds,
+    /// Factor on query-key products.
+    pub scale: f32,
+}
+
+/// Dropout rates, in the three places where GPT-2's configuration has one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Rates {
+    pub embedding: f32,
+    pub attention: f32,
+    pub residual: f32,
+}
+
+/// A graph that is a GPT-2.
+#[derive(Clone, Debug)]
+pub(super) struct Gpt2 {
+    pub wte: TensorId,
+    pub wpe: TensorId,
+    pub blocks: Vec<Block>,
+    pub ln_f: NormIds,
+    pub head: TensorId,
+    pub head_bias: Option<TensorId>,
+    pub heads: usize,
+    pub hidden: usize,
+    pub inner: usize,
+    pub positions: usize,
+    pub vocabulary: usize,
+    pub epsilon: f32,
+    pub activation: ActivationKind,
+    pub rates: Rates,
+}
+
+/// A tensor of a Hugging Face GPT-2 and what it is made of.
+#[derive(Clone, Debug)]
+pub(super) struct Mapped {
+    /// Name there, without the prefix `transformer.`.
+    pub name: String,
+    /// Shape there.
+    pub shape: Vec<usize>,
+    /// Ours; `None` for a bias this model does without.
+    pub tensor: Option<TensorId>,
+    /// Ours is `[out, in]`, theirs `[in, out]`.
+    pub transposed: bool,
+    /// Elements of ours, counted from its start, that make queries, and the factor by which the exported ones are
+    /// larger: theirs are always scaled by `1 / sqrt(head)`.
+    pub queries: Option<(usize, f32)>,
+}
+
+impl Gpt2 {
+    /// The GPT-2 that `graph` is.
+    ///
+    /// # Errors
+    /// [`Error::NotGpt2`] with the first operator that is not where GPT-2 has it.
+    pub fn of(graph: &Graph) -> Result<Self> {
+        let mut walk = Walk { graph, at: 0 };
+        let (wte, tokens) = walk.embedding()?;
+        let (wpe, mut stream) = walk.position(tokens)?;
+        let mut rates = Rates { embedding: walk.dropout(&mut stream)?.unwrap_or(0.0), ..Rates::default() };
+        let (mut blocks, mut common) = (Vec::new(), None);
+        let (ln_f, normed) = loop {
+            let (norm, epsilon, normed) = walk.norm(stream)?;
+            walk.same(&mut common, epsilon, "epsilon of the norms")?;
+            if walk.ends() {
+                break (norm, normed);
+            }
+            blocks.push(walk.block(norm, normed, &mut stream, &mut rates)?);
+        };
+        let (head, head_bias) = walk.head(normed)?;
+        let first = blocks.first().ok_or_else(|| refuse("it has no transformer block".into()))?;
+        let [vocabulary, hidden] = walk.matrix(wte)?;
+        let model = Self {
+            inner: walk.matrix(first.0.fc.0)?[0],
+            positions: walk.matrix(wpe)?[0],
+            heads: first.1,
+            activation: first.2,
+            blocks: blocks.iter().map(|block| block.0.clone()).collect(),
+            epsilon: common.unwrap_or_default(),
+            wte,
+            wpe,
+            ln_f,
+            head,
+            head_bias,
+            hidden,
+            vocabulary,
+            rates,
+        };
+        if blocks.iter().any(|block| (block.1, block.2) != (model.heads, model.activation)) {
+            return Err(refuse("its blocks differ in heads or activation".into()));
+        }
+        model.check_shapes(graph)?;
+        Ok(model)
+    }
+
+    /// Whether the head is the embedding table.
+    pub fn tied(&self) -> bool {
+        self.head == self.wte
+    }
+
+    /// Every tensor of the Hugging Face model, an untied head last.
+    pub fn mapping(&self) -> Vec<Mapped> {
+        let (hidden, inner) = (self.hidden, self.inner);
+        let plain = |name: String, shape: Vec<usize>, tensor| Mapped {
+            name,
+            shape,
+            tensor: Some(tensor),
+            transposed: false,
+            queries: None,
+        };
+        let mut all = vec![
+            plain("wte.weight".into(), vec![self.vocabulary, hidden], self.wte),
+            plain("wpe.weight".into(), vec![self.positions, hidden], self.wpe),
+        ];
+        let norm = |name: String, (gain, offset): NormIds| {
+            [plain(format!("{name}.weight"), vec![hidden], gain), plain(format!("{name}.bias"), vec![hidden], offset)]
+        };
+        let linear = |name: String, (weight, bias): LinearIds, shape: [usize; 2]| {
+            let weight = Mapped { transposed: true, ..plain(format!("{name}.weight"), shape.to_vec(), weight) };
+            [weight, Mapped { tensor: bias, ..plain(format!("{name}.bias"), vec![shape[1]], 0) }]
+        };
+        for (at, block) in self.blocks.iter().enumerate() {
+            let mut qkv = linear(format!("h.{at}.attn.c_attn"), block.qkv, [hidden, hidden.saturating_mul(3)]);
+            if let Some(factor) = self.query_factor(block.scale) {
+                qkv[0].queries = Some((hidden.saturating_mul(hidden), factor));
+                qkv[1].queries = Some((hidden, factor));
+            }
+            all.extend(norm(format!("h.{at}.ln_1"), block.ln_1));
+            all.extend(qkv);
+            all.extend(linear(format!("h.{at}.attn.c_proj"), block.proj, [hidden, hidden]));
+            all.extend(norm(format!("h.{at}.ln_2"), block.ln_2));
+            all.extend(linear(format!("h.{at}.mlp.c_fc"), block.fc, [hidden, inner]));
+            all.extend(linear(format!("h.{at}.mlp.c_proj"), block.mlp_proj, [inner, hidden]));
+        }
+        all.extend(norm("ln_f".into(), self.ln_f));
+        if !self.tied() {
+            all.push(plain("lm_head.weight".into(), vec![self.vocabulary, hidden], self.head));
+        }
+        all
+    }
+
+    /// By how much queries must grow when attention scales by `1 / sqrt(head)`; `None` when not at all.
+    fn query_factor(&self, scale: f32) -> Option<f32> {
+        let head = (self.hidden / self.heads) as f64;
+        let factor = f64::from(scale) * head.sqrt();
+        // The scale itself is only an f32.
+        ((factor - 1.0).abs() > 1e-6).then_some(factor as f32)
+    }
+
+    fn check_shapes(&self, graph: &Graph) -> Result<()> {
+        if self.heads == 0 || !self.hidden.is_multiple_of(self.heads) {
+            return Err(refuse(format!("its {} heads do not divide its {} features", self.heads, self.hidden)));
+        }
+        for mapped in self.mapping() {
+            let Some(tensor) = mapped.tensor.and_then(|id| graph.tensors.get(id)) else { continue };
+            let ours: Vec<usize> =
+                if mapped.transposed { mapped.shape.iter().rev().copied().collect() } else { mapped.shape };
+            if tensor.shape != ours {
+                return Err(refuse(format!("{} has shape {:?}, where GPT-2 has {ours:?}", tensor.name, tensor.shape)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refuse(reason: String) -> Error {
+    let hint = "GPT-2 has learned positions, pre-norm blocks of causal attention and MLP, and a head without a bias; use `checkpoint info` and the safetensors files of the checkpoint for other models";
+    Error::NotGpt2 { reason, hint: hint.into() }
+}
+
+/// A walk over the operators, each taken only where it fits.
+struct Walk<'a> {
+    graph: &'a Graph,
+    at: usize,
+}
+
+impl Walk<'_> {
+    fn peek(&self) -> Result<&OpNode> {
+        self.graph.nodes.get(self.at).ok_or_else(|| refuse("its operators end early".into()))
+    }
+
+    fn unexpected(&self, wanted: &str) -> Error {
+        let found = self.graph.nodes.get(self.at).map_or("nothing".into(), |node| format!("{:?}", node.op));
+        refuse(format!("operator {} is {found}, where GPT-2 has {wanted}", self.at))
+    }
+
+    /// Takes the next operator if `fits` likes its kind and it reads exactly `inputs`.
+    fn take<T>(
+        &mut self,
+        wanted: &str,
+        inputs: &[ValueId],
+        fits: impl Fn(&Op) -> Option<T>,
+    ) -> Result<(T, Vec<TensorId>, ValueId)> {
+        let node = self.peek()?;
+        let reads = node.inputs.len() == inputs.len() && inputs.iter().all(|input| node.inputs.contains(input));
+        match (fits(&node.op), reads, node.output) {
+            (Some(kind), true, Some(output)) => {
+                let params = node.params.clone();
+                self.at += 1;
+                Ok((kind, params, output))
+            }
+            _ => Err(self.unexpected(wanted)),
+        }
+    }
+
+    fn embedding(&mut self) -> Result<(TensorId, ValueId)> {
+        let tokens = self.graph.tokens;
+        let (_, params, out) =
+            self.take("the token embedding", &[tokens], |op| matches!(op, Op::Embedding).then_some(()))?;
+        Ok((self.one(&params)?, out))
+    }
+
+    fn position(&mut self, x: ValueId) -> Result<(TensorId, ValueId)> {
+        let (_, params, out) =
+            self.take("learned positions", &[x], |op| matches!(op, Op::AddPosition).then_some(()))?;
+        Ok((self.one(&params)?, out))
+    }
+
+    /// The rate of a dropout of `x`, if there is one here.
+    fn dropout(&mut self, x: &mut ValueId) -> Result<Option<f32>> {
+        let Op::Dropout { rate } = self.peek()?.op else { return Ok(None) };
+        let (_, _, out) = self.take("a dropout of the same value", &[*x], |_| Some(()))?;
+        *x = out;
+        Ok(Some(rate))
+    }
+
+    fn norm(&mut self, x: ValueId) -> Result<(NormIds, f32, ValueId)> {
+        let epsilon = |op: &Op| if let Op::LayerNorm { epsilon } = op { Some(*epsilon) } else { None };
+        let (epsilon, params, out) = self.take("a layer norm", &[x], epsilon)?;
+        match params.as_slice() {
+            &[gain, offset] => Ok(((gain, offset), epsilon, out)),
+            _ => Err(refuse("a layer norm has no offset".into())),
+        }
+    }
+
+    fn linear(&mut self, x: ValueId) -> Result<(LinearIds, ValueId)> {
+        let (_, params, out) = self.take("a linear layer", &[x], |op| matches!(op, Op::Linear).then_some(()))?;
+        match *params.as_slice() {
+            [weight] => Ok(((weight, None), out)),
+            [weight, bias] => Ok(((weight, Some(bias)), out)),
+            _ => Err(self.unexpected("a linear layer of a weight and a bias")),
+        }
+    }
+
+    /// The rest of a residual branch that ends in `branch`: dropout and addition.
+    fn join(&mut self, mut branch: ValueId, stream: &mut ValueId, rates: &mut Rates) -> Result<()> {
+        if let Some(rate) = self.dropout(&mut branch)? {
+            rates.residual = rate;
+        }
+        let (_, _, out) =
+            self.take("the residual addition", &[branch, *stream], |op| matches!(op, Op::Add).then_some(()))?;
+        *stream = out;
+        Ok(())
+    }
+
+    /// A block after its first norm, with its heads and activation.
+    fn block(
+        &mut self,
+        ln_1: NormIds,
+        normed: ValueId,
+        stream: &mut ValueId,
+        rates: &mut Rates,
+    ) -> Result<(Block, usize, ActivationKind)> {
+        let (qkv, x) = self.linear(normed)?;
+        let attention = |op: &Op| match op {
+            Op::CausalAttention { heads, scale, dropout } => Some((*heads, *scale, *dropout)),
+            _ => None,
+        };
+        let ((heads, scale, dropout), _, x) = self.take("causal attention", &[x], attention)?;
+        rates.attention = dropout;
+        let (proj, x) = self.linear(x)?;
+        self.join(x, stream, rates)?;
+        let (ln_2, _, x) = self.norm(*stream)?;
+        let (fc, x) = self.linear(x)?;
+        let activation = |op: &Op| if let Op::Activation { kind } = op { Some(*kind) } else { None };
+        let (kind, _, x) = self.take("the activation", &[x], activation)?;
+        let (mlp_proj, x) = self.linear(x)?;
+        self.join(x, stream, rates)?;
+        Ok((Block { ln_1, qkv, proj, ln_2, fc, mlp_proj, scale }, heads, kind))
+    }
+
+    fn ends(&self) -> bool {
+        matches!(self.graph.nodes.get(self.at).map(|node| &node.op), Some(Op::CrossEntropy))
+    }
+
+    fn head(&self, x: ValueId) -> Result<LinearIds> {
+        let node = self.peek()?;
+        let last = self.at + 1 == self.graph.nodes.len();
+        match *node.params.as_slice() {
+            _ if !last || node.inputs.first() != Some(&x) => Err(self.unexpected("the head, last, over the last norm")),
+            [weight] => Ok((weight, None)),
+            [weight, bias] => Ok((weight, Some(bias))),
+            _ => Err(self.unexpected("a head of a weight and a bias")),
+        }
+    }
+
+    fn one(&self, params: &[TensorId]) -> Result<TensorId> {
+        params.first().copied().ok_or_else(|| refuse("an embedding has no table".into()))
+    }
+
+    fn matrix(&self, tensor: TensorId) -> Result<[usize; 2]> {
+        let shape = self.graph.tensors.get(tensor).and_then(|tensor| tensor.shape.as_slice().try_into().ok());
+        shape.ok_or_else(|| refuse(format!("tensor {tensor} is not a matrix")))
+    }
+
+    fn same(&self, common: &mut Option<f32>, value: f32, what: &str) -> Result<()> {
+        if *common.get_or_insert(value) == value {
+            Ok(())
+        } else {
+            Err(refuse(format!("the {what} differs between layers")))
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Reading a Hugging Face GPT-2 directory into a checkpoint at step 0.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millrace_emulator::graph::{ActivationKind, TensorId};
+use millrace_emulator::plan::StreamPlan;
+
+use super::gpt2::{Gpt2, Mapped};
+use super::source::{Source, refuse};
+use super::transpose;
+use crate::error::{Difference, Error, Result};
+use crate::layout::{Moments, Section};
+use crate::lock::ModelDirLock;
+use crate::manifest::{Facts, WriterEpoch};
+use crate::write::{RangeWriter, Staging};
+
+/// Imports the weights in `hf_dir` as `checkpoint_0` of the lock's model_dir, without moments, and returns its directory.
+/// Weights of 16 bits are widened, which changes nothing.
+///
+/// # Errors
+/// [`Error::NotImportable`] when `hf_dir` can't be read, [`Error::OtherModel`] with the first difference from the plan's
+/// model, [`Error::NotGpt2`] when that is none, or when the file system refuses.
+pub fn import_hf(hf_dir: &Path, lock: &Arc<ModelDirLock>, plan: &StreamPlan, mut facts: Facts) -> Result<PathBuf> {
+    let source = Source::open(hf_dir)?;
+    let model = Gpt2::of(&plan.graph)?;
+    let mapping = model.mapping();
+    check_settings(&source, &model)?;
+    check_tensors(&source, &model, &mapping)?;
+    // Nothing has been trained yet, whatever run the facts come from.
+    (facts.next_sample, facts.loss, facts.grad_norm) = (0, None, None);
+    facts.notes.push(format!("imported from {}", hf_dir.display()));
+    let epoch = WriterEpoch { attempt: lock.attempt(), number: 0 };
+    let mut staging = Staging::create(lock, plan, 0, epoch, &Moments::none())?;
+    let mut writer = RangeWriter::open(staging.path(), plan, &Moments::none())?;
+    let (mut held, mut values) = (None, Vec::new());
+    for chunk in 0..plan.chunks.len() {
+        let mut out = vec![0.0; plan.chunks[chunk].elements];
+        for (tensor, start, range) in plan.chunk_pieces(chunk) {
+            if held != Some(tensor) {
+                values = read(&source, &model, &mapping, tensor)?;
+                held = Some(tensor);
+            }
+            // Zeros for a head bias, the one tensor that GPT-2 does not have.
+            if let Some(part) = values.get(start..start + range.len()) {
+                out[range].copy_from_slice(part);
+            }
+        }
+        staging.record(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &out)?)?;
+    }
+    writer.finish()?;
+    staging.publish(facts)
+}
+
+/// One of our tensors; nothing for a head bias.
+fn read(source: &Source, model: &Gpt2, mapping: &[Mapped], tensor: TensorId) -> Result<Vec<f32>> {
+    let Some((at, mapped)) = mapping.iter().enumerate().find(|(_, mapped)| mapped.tensor == Some(tensor)) else {
+        return Ok(Vec::new());
+    };
+    let mut values = source.read(&mapped.name)?;
+    if let (true, &[rows, columns]) = (mapped.transposed, mapped.shape.as_slice()) {
+        values = transpose(&values, rows, columns);
+    }
+    // Blocks have twelve tensors each, after the two embeddings.
+    let theirs = their_scale(source, model, at.saturating_sub(2) / 12);
+    let factor = mapped.queries.map_or(1.0, |(_, factor)| factor) / theirs;
+    let queries = if mapped.name.contains(".c_attn.") { values.len() / 3 } else { 0 };
+    if factor != 1.0 {
+        values.iter_mut().take(queries).for_each(|value| *value /= factor);
+    }
+    Ok(values)
+}
+
+/// Their factor on query-key products in a block, over `1 / sqrt(head)`.
+fn their_scale(source: &Source, model: &Gpt2, block: usize) -> f32 {
+    let head = (model.hidden / model.heads) as f32;
+    let base = if source.config.scale_attn_weights { 1.0 } else { head.sqrt() };
+    if source.config.scale_attn_by_inverse_layer_idx { base / (block + 1) as f32 } else { base }
+}
+
+/// What no shape shows.
+fn check_settings(source: &Source, model: &Gpt2) -> Result<()> {
+    let config = &source.config;
+    if config.model_type != "gpt2" {
+        let reason = format!("its config.json has model_type {:?}", config.model_type);
+        return Err(refuse(&source.dir, reason, "only GPT-2 directories can be imported"));
+    }
+    let differs = |key: &str, found: String, expected: String| {
+        let difference = Difference::Setting { key: key.into(), found, expected };
+        Err(Error::OtherModel { path: source.dir.clone(), difference })
+    };
+    if config.n_head != model.heads {
+        return differs("n_head", config.n_head.to_string(), model.heads.to_string());
+    }
+    if config.layer_norm_epsilon != model.epsilon {
+        return differs("layer_norm_epsilon", config.layer_norm_epsilon.to_string(), model.epsilon.to_string());
+    }
+    let (names, expected): (&[&str], _) = match model.activation {
+        ActivationKind::Gelu => (&["gelu"], "gelu"),
+        ActivationKind::GeluTanh => (&["gelu_new", "gelu_pytorch_tanh"], "gelu_new"),
+    };
+    if !names.contains(&config.activation_function.as_str()) {
+        return differs("activation_function", config.activation_function.clone(), expected.into());
+    }
+    if config.tie_word_embeddings != model.tied() {
+        return differs("tie_word_embeddings", config.tie_word_embeddings.to_string(), model.tied().to_string());
+    }
+    Ok(())
+}
+
+fn check_tensors(source: &Source, model: &Gpt2, mapping: &[Mapped]) -> Result<()> {
+    let other = |difference| Err(Error::OtherModel { path: source.dir.clone(), difference });
+    for mapped in mapping {
+        let name = mapped.name.clone();
+        match (source.shape(&name), mapped.tensor) {
+            (None, None) => {}
+            (None, Some(_)) => return other(Difference::Missing { name }),
+            (Some(found), _) if found != mapped.shape => {
+                return other(Difference::Shape { name, found: found.to_vec(), expected: mapped.shape.clone() });
+            }
+            // A bias of zeros is as good as none.
+            (Some(_), None) if source.read(&name)?.iter().any(|&value| value != 0.0) => {
+                return other(Difference::Unknown { name });
+            }
+            (Some(_), _) => {}
+        }
+    }
+    let known: HashSet<&str> = mapping.iter().map(|mapped| mapped.name.as_str()).collect();
+    // With tied embeddings a saved head is the embedding once more.
+    let ignored = |name: &str| model.tied() && name == "lm_head.weight";
+    match source.names().find(|name| !known.contains(name) && !ignored(name)) {
+        Some(name) => other(Difference::Unknown { name: name.into() }),
+        None => Ok(()),
+    }
+}

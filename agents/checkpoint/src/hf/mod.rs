@@ -1,0 +1,37 @@
+//! To and from the GPT-2 directories of the Hugging Face `transformers` library.
+//!
+//! Such a directory holds `model.safetensors` (or several files with an index) and `config.json`. The tensors differ
+//! from ours in three ways only: their names; `Conv1D` weights are `[in, out]`, the transpose of ours; and a bias is
+//! always there. What GPT-2 is, is decided by the graph's operators, not by tensor names, so that any
+//! graph with that structure can be exported.
+//!
+//! Both directions hold one tensor in memory at a time, and leave nothing half-written behind.
+
+mod dtype;
+mod export;
+mod gpt2;
+mod import;
+mod source;
+
+pub use export::{Exported, export_hf};
+pub use import::import_hf;
+
+/// The transpose of a row-major `[rows, columns]` matrix.
+fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    // Square tiles, so that both sides' cache lines are used whole.
+    const TILE: usize = 32;
+    let mut out = vec![0.0; values.len()];
+    for top in (0..rows).step_by(TILE) {
+        for left in (0..columns).step_by(TILE) {
+            for row in top..(top + TILE).min(rows) {
+                for column in left..(left + TILE).min(columns) {
+                    out[column * rows + row] = values[row * columns + column];
+                }
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Reading the tensors and the configuration of a Hugging Face directory, with distrust.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::dtype::widen;
+use crate::error::{Difference, Error, Result};
+use crate::files::{read_limited, stays_inside};
+use crate::header::{self, Entry, element_bytes};
+
+/// More than any index or configuration is long.
+const MOST_JSON: u64 = 64 << 20;
+
+/// What of `config.json` decides about the arithmetic; defaults are those of `transformers`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    #[serde(default)]
+    pub model_type: String,
+    #[serde(default = "twelve")]
+    pub n_head: usize,
+    #[serde(default = "gelu_new")]
+    pub activation_function: String,
+    #[serde(default = "epsilon")]
+    pub layer_norm_epsilon: f32,
+    #[serde(default = "yes")]
+    pub tie_word_embeddings: bool,
+    #[serde(default = "yes")]
+    pub scale_attn_weights: bool,
+    #[serde(default)]
+    pub scale_attn_by_inverse_layer_idx: bool,
+}
+
+const fn twelve() -> usize {
+    12
+}
+const fn epsilon() -> f32 {
+    1e-5
+}
+const fn yes() -> bool {
+    true
+}
+fn gelu_new() -> String {
+    "gelu_new".into()
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// A Hugging Face directory, its tensors under their names without the prefix `transformer.`.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub dir: PathBuf,
+    pub config: Config,
+    files: Vec<(PathBuf, File, u64)>,
+    tensors: BTreeMap<String, (usize, Entry)>,
+}
+
+impl Source {
+    /// Opens `dir` and reads all headers.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let config: Config =
+            json(&dir.join("config.json"), "copy the config.json that belongs to these weights into it")?;
+        let index = dir.join("model.safetensors.index.json");
+        let names = if index.is_file() {
+            json::<Index>(&index, "download the directory again")?.weight_map.into_values().collect()
+        } else {
+            BTreeSet::from(["model.safetensors".to_owned()])
+        };
+        let mut source = Self { dir: dir.to_owned(), config, files: Vec::new(), tensors: BTreeMap::new() };
+        for name in names {
+            if !stays_inside(&name) {
+                return Err(refuse(
+                    &index,
+                    format!("it names {name:?}, outside the directory"),
+                    "download the directory again",
+                ));
+            }
+            source.add(&dir.join(name))?;
+        }
+        Ok(source)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let file = File::open(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => refuse(
+                path,
+                "it is missing".into(),
+                "name a directory with safetensors weights; save others with `save_pretrained(..., safe_serialization=True)` first",
+            ),
+            _ => Error::io("read", path, e),
+        })?;
+        let (entries, data) = header::read(&file).map_err(|e| match e.kind() {
+            std::io::ErrorKind::InvalidData => refuse(path, e.to_string(), "download the file again"),
+            _ => Error::io("read", path, e),
+        })?;
+        for (name, entry) in entries {
+            let name = name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned);
+            // Causal masks, saved as buffers by older versions.
+            if !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") {
+                self.tensors.insert(name, (self.files.len(), entry));
+            }
+        }
+        self.files.push((path.to_owned(), file, data));
+        Ok(())
+    }
+
+    /// Names of all tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Shape of a tensor.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|(_, entry)| entry.shape.as_slice())
+    }
+
+    /// A tensor's values, as f32.
+    pub fn read(&self, name: &str) -> Result<Vec<f32>> {
+        let missing =
+            || Error::OtherModel { path: self.dir.clone(), difference: Difference::Missing { name: name.into() } };
+        let (file, entry) = self.tensors.get(name).ok_or_else(missing)?;
+        let (path, file, data) = self.files.get(*file).ok_or_else(missing)?;
+        let size = element_bytes(&entry.dtype).ok_or_else(|| {
+            let hint = "convert the weights to float32, float16 or bfloat16 first";
+            refuse(path, format!("{name} is of type {}", entry.dtype), hint)
+        })?;
+        let (mut at, end) = (data + entry.data_offsets.0, data + entry.data_offsets.1);
+        let mut values = Vec::with_capacity(((end - at) / size) as usize);
+        let mut block = vec![0; 1 << 20];
+        while at < end {
+            let part = (end - at).min(block.len() as u64) as usize;
+            file.read_exact_at(&mut block[..part], at).map_err(|e| Error::io("read", path, e))?;
+            widen(&entry.dtype, &block[..part], &mut values);
+            at += part as u64;
+        }
+        Ok(values)
+    }
+}
+
+pub(super) fn refuse(path: &Path, reason: String, hint: &str) -> Error {
+    Error::NotImportable { path: path.to_owned(), reason, hint: hint.to_owned() }
+}
+
+fn json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
+    let text = read_limited(path, MOST_JSON).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => refuse(path, "it is missing".into(), hint),
+        std::io::ErrorKind::InvalidData => refuse(path, e.to_string(), hint),
+        _ => Error::io("read", path, e),
+    })?;
+    serde_json::from_slice(&text).map_err(|e| refuse(path, e.to_string(), hint))
+}

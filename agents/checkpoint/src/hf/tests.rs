@@ -1,0 +1,285 @@
+//! Export and import against files read and written by the `safetensors` crate.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use super::gpt2::Gpt2;
+use super::{export_hf, import_hf};
+use crate::testing::{HIDDEN, INNER, Model, POSITIONS, bits, facts, graph, lock, plan_of, tensor_values, write};
+use crate::{Checkpoint, Error, Moments, Section};
+use millrace_emulator::plan::StreamPlan;
+
+/// Shape and values by name.
+type Tensors = HashMap<String, (Vec<usize>, Vec<f32>)>;
+
+fn plan(change: impl Fn(&mut Model)) -> StreamPlan {
+    let mut model = Model::default();
+    change(&mut model);
+    plan_of(graph(model), 4, 100)
+}
+
+fn exported(dir: &Path, plan: &StreamPlan) -> crate::Result<super::Exported> {
+    let checkpoint = Checkpoint::open(write(&lock(&dir.join("run")), plan, 3, &Moments::none())).unwrap();
+    export_hf(&checkpoint, &dir.join("hf"))
+}
+
+/// Name in an exported model, ours, and whether it is transposed.
+fn names(block: usize) -> Vec<(String, String, bool)> {
+    let pairs = [
+        ("ln_1", "ln_1", false),
+        ("attn.c_attn", "attn.qkv", true),
+        ("attn.c_proj", "attn.proj", true),
+        ("ln_2", "ln_2", false),
+        ("mlp.c_fc", "mlp.fc", true),
+        ("mlp.c_proj", "mlp.proj", true),
+    ];
+    let both = pairs.iter().flat_map(|(theirs, ours, linear)| {
+        [("weight", *linear), ("bias", false)]
+            .map(|(part, turned)| (format!("h.{block}.{theirs}.{part}"), format!("h.{block}.{ours}.{part}"), turned))
+    });
+    both.collect()
+}
+
+#[test]
+fn an_exported_model_has_the_names_shapes_and_values_of_gpt2() {
+    for tied in [true, false] {
+        for bias in [true, false] {
+            let (dir, plan) = (tempfile::tempdir().unwrap(), plan(|model| (model.tied, model.bias) = (tied, bias)));
+            let report = exported(dir.path(), &plan).unwrap();
+            let bytes = std::fs::read(dir.path().join("hf/model.safetensors")).unwrap();
+            let file = SafeTensors::deserialize(&bytes).unwrap();
+            assert_eq!((file.len(), bytes.len() as u64), (report.tensors, report.bytes));
+            assert_eq!(file.len(), 2 * 12 + 4 + usize::from(!tied));
+            assert_eq!(file.tensor("lm_head.weight").is_ok(), !tied);
+            let ids: HashMap<&str, usize> =
+                plan.graph.tensors.iter().enumerate().map(|(id, t)| (t.name.as_str(), id)).collect();
+            let mut all: Vec<_> = (0..2).flat_map(names).collect();
+            all.extend(
+                ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"].map(|name| (name.into(), name.into(), false)),
+            );
+            for (theirs, ours, turned) in all {
+                let found = file.tensor(&format!("transformer.{theirs}")).unwrap();
+                let Some(&id) = ids.get(ours.as_str()) else {
+                    assert!(!bias && ours.ends_with(".bias") && found.data().iter().all(|&byte| byte == 0));
+                    continue;
+                };
+                let (values, shape) = (tensor_values(&plan, id, 0), plan.graph.tensors[id].shape.clone());
+                for (at, bytes) in found.data().chunks(4).enumerate() {
+                    // Theirs is [in, out]: element (i, o) is our (o, i).
+                    let at = if turned { (at % shape[0]) * shape[1] + at / shape[0] } else { at };
+                    assert_eq!(bytes, values[at].to_le_bytes(), "{theirs}");
+                }
+            }
+            let config: Value =
+                serde_json::from_slice(&std::fs::read(dir.path().join("hf/config.json")).unwrap()).unwrap();
+            let expected = json!({"n_layer": 2, "n_head": 2, "n_embd": HIDDEN, "n_inner": INNER, "n_positions": POSITIONS,
+                "vocab_size": 11, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1,
+                "resid_pdrop": 0.2, "embd_pdrop": 0.0, "tie_word_embeddings": tied});
+            for (key, value) in expected.as_object().unwrap() {
+                assert_eq!(&config[key], value, "{key}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_exported_imports_to_the_same_bytes() {
+    for (tied, bias, head_bias) in [(true, true, false), (false, false, false), (false, true, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let plan_out = plan(|model| (model.tied, model.bias) = (tied, bias));
+        exported(dir.path(), &plan_out).unwrap();
+        let plan_in = plan(|model| (model.tied, model.bias, model.head_bias) = (tied, bias, head_bias));
+        let path =
+            import_hf(&dir.path().join("hf"), &lock(&dir.path().join("tuned")), &plan_in, facts(&plan_in)).unwrap();
+        let checkpoint = Checkpoint::open(path).unwrap();
+        checkpoint.verify().unwrap();
+        assert!((checkpoint.step(), checkpoint.moments()) == (0, &Moments::none()));
+        for (id, tensor) in plan_in.graph.tensors.iter().enumerate() {
+            let found = checkpoint.read_tensor(id, Section::Parameters).unwrap();
+            let new = tensor.name == "lm_head.bias";
+            let expected = if new { vec![0.0; found.len()] } else { tensor_values(&plan_in, id, 0) };
+            assert_eq!(bits(&found), bits(&expected), "{}", tensor.name);
+        }
+    }
+}
+
+#[test]
+fn an_unusual_attention_scale_is_moved_into_the_queries() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan(|model| model.scale = 0.25));
+    exported(dir.path(), &plan).unwrap();
+    let bytes = std::fs::read(dir.path().join("hf/model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let bias = file.tensor("transformer.h.1.attn.c_attn.bias").unwrap();
+    let id = plan.graph.tensors.iter().position(|tensor| tensor.name == "h.1.attn.qkv.bias").unwrap();
+    for (at, (found, ours)) in bias.data().chunks(4).zip(tensor_values(&plan, id, 0)).enumerate() {
+        // 0.25 instead of 1 / sqrt(4): half the queries, the first third.
+        let expected = if at < HIDDEN { ours * 0.5 } else { ours };
+        let found = f32::from_le_bytes(found.try_into().unwrap());
+        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{at}");
+    }
+}
+
+#[test]
+fn what_is_not_gpt2_or_would_be_overwritten_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = exported(dir.path(), &plan(|model| model.head_bias = true)).unwrap_err();
+    assert!(matches!(&error, Error::NotGpt2 { hint, .. } if hint.contains("use_bias_in_output")), "{error}");
+    let mut other = plan(|_| ());
+    other.graph.nodes.swap(3, 4);
+    let dir = tempfile::tempdir().unwrap();
+    let error = exported(dir.path(), &other).unwrap_err().to_string();
+    assert!(error.contains("operator 3 is CausalAttention") && error.contains("a linear layer"), "{error}");
+    assert!(!dir.path().join("hf").exists());
+    std::fs::create_dir(dir.path().join("hf")).unwrap();
+    std::fs::write(dir.path().join("hf/mine"), "").unwrap();
+    let dir_plan = plan(|_| ());
+    assert!(matches!(exported(dir.path(), &dir_plan), Err(Error::Exists { .. })));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing half-written is left");
+}
+
+#[test]
+fn every_gpt_of_the_params_is_a_gpt2() {
+    for (tied, bias, dropout) in [(true, true, 0.1), (false, false, 0.0)] {
+        let text = format!(
+            "{{train_input: {{data_processor: GptTextDataProcessor, data_files: x, tokenizer: bytes, batch_size: 4, max_sequence_length: 16}}, \
+             model: {{name: gpt2, vocab_size: 256, hidden_size: 8, num_hidden_layers: 2, num_heads: 2, filter_size: 20, \
+             max_position_embeddings: 16, share_embedding_weights: {tied}, use_ffn_bias: {bias}, dropout_rate: {dropout}, \
+             nonlinearity: gelu}}, \
+             optimizer: {{optimizer_type: AdamW, learning_rate: 0.1}}, runconfig: {{max_steps: 1}}}}"
+        );
+        let params = millrace_params::Params::parse_yaml(&text).unwrap();
+        let job = params.resolve(&millrace_params::Overrides::default()).unwrap().job;
+        let model = Gpt2::of(&millrace_emulator::families::gpt(&job.model, 16).unwrap()).unwrap();
+        assert_eq!((model.tied(), model.blocks.len(), model.heads, model.inner), (tied, 2, 2, 20));
+        assert_eq!((model.rates.embedding, model.rates.residual), (dropout, dropout));
+        assert!(model.mapping().iter().all(|mapped| mapped.queries.is_none()));
+    }
+}
+
+/// A directory as other programs write it: two files, 16-bit types, no prefix, mask buffers.
+fn foreign(dir: &Path, plan: &StreamPlan, change: impl Fn(&mut Tensors, &mut Value)) {
+    let mut tensors = HashMap::new();
+    let small = |elements: usize| (0..elements).map(|at| at as f32 / 8.0 - 3.0).collect::<Vec<f32>>();
+    let shape_of = |name: &str| plan.graph.tensors.iter().find(|t| t.name == name).unwrap().shape.clone();
+    for (theirs, ours, turned) in (0..2).flat_map(names) {
+        let mut shape = shape_of(&ours);
+        if turned {
+            shape.reverse();
+        }
+        tensors.insert(theirs, (shape.clone(), small(shape.iter().product())));
+    }
+    for name in ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"] {
+        let shape = shape_of(name);
+        tensors.insert(name.to_owned(), (shape.clone(), small(shape.iter().product())));
+    }
+    tensors.insert("h.0.attn.bias".into(), (vec![1, 1, 6, 6], vec![1.0; 36]));
+    tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
+    let mut config = json!({"model_type": "gpt2", "n_head": 2, "activation_function": "gelu_pytorch_tanh"});
+    change(&mut tensors, &mut config);
+    let mut names: Vec<&String> = tensors.keys().collect();
+    names.sort();
+    let mut weight_map = serde_json::Map::new();
+    for (at, part) in names.chunks(names.len().div_ceil(2)).enumerate() {
+        let file = format!("model-{at}.safetensors");
+        // Values are multiples of 1/8 below 16: exact in both types.
+        let bytes: Vec<Vec<u8>> =
+            part.iter().map(|name| tensors[*name].1.iter().flat_map(|v| half(*v, at)).collect()).collect();
+        let dtype = [Dtype::F16, Dtype::BF16][at];
+        let views = part.iter().zip(&bytes).map(|(name, bytes)| {
+            weight_map.insert((*name).clone(), file.clone().into());
+            (*name, TensorView::new(dtype, tensors[*name].0.clone(), bytes).unwrap())
+        });
+        std::fs::write(dir.join(&file), safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+    let index = json!({"weight_map": weight_map});
+    std::fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+/// A value that fits binary16 (`kind` 0) or bfloat16 exactly.
+fn half(value: f32, kind: usize) -> [u8; 2] {
+    let word = value.to_bits();
+    if kind == 1 || value == 0.0 {
+        return ((word >> 16) as u16).to_le_bytes();
+    }
+    let exponent = (word >> 23 & 255) - 112;
+    ((word >> 31 << 15 | exponent << 10 | word >> 13 & 1023) as u16).to_le_bytes()
+}
+
+#[test]
+fn directories_of_other_programs_import_and_differences_are_named() {
+    let plan = plan(|_| ());
+    let import = |change: &dyn Fn(&mut Tensors, &mut Value)| {
+        let dir = tempfile::tempdir().unwrap();
+        foreign(dir.path(), &plan, change);
+        let lock = lock(&dir.path().join("run"));
+        import_hf(dir.path(), &lock, &plan, facts(&plan)).map(|path| {
+            let checkpoint = Checkpoint::open(path).unwrap();
+            (0..plan.graph.tensors.len())
+                .map(|id| checkpoint.read_tensor(id, Section::Parameters).unwrap())
+                .collect::<Vec<_>>()
+        })
+    };
+    let at = |name: &str| plan.graph.tensors.iter().position(|tensor| tensor.name == name).unwrap();
+    let tensors = import(&|_, _| ()).unwrap();
+    let fc = &tensors[at("h.1.mlp.fc.weight")];
+    // Ours [20, 8], theirs [8, 20].
+    assert!((0..INNER * HIDDEN).all(|n| fc[n] == ((n % HIDDEN) * INNER + n / HIDDEN) as f32 / 8.0 - 3.0));
+    assert_eq!(tensors[at("ln_f.bias")], (0..HIDDEN).map(|n| n as f32 / 8.0 - 3.0).collect::<Vec<f32>>());
+    // Scores neither divided by sqrt(4) nor, in the first block, by its number: twice the queries.
+    let unscaled = import(&|_, config| config["scale_attn_weights"] = false.into()).unwrap();
+    let (ours, theirs) = (&unscaled[at("h.0.attn.qkv.bias")], &tensors[at("h.0.attn.qkv.bias")]);
+    assert!((0..3 * HIDDEN).all(|n| ours[n] == theirs[n] * if n < HIDDEN { 2.0 } else { 1.0 }));
+
+    type Change = fn(&mut Tensors, &mut Value);
+    let cases: [(Change, &str); 7] = [
+        (|t, _| drop(t.remove("h.1.ln_2.bias")), "it has no tensor h.1.ln_2.bias"),
+        (
+            |t, _| drop(t.insert("wte.weight".into(), (vec![1, 8], vec![0.0; 8]))),
+            "wte.weight has shape [1, 8] there and [11, 8] by the params",
+        ),
+        (
+            |t, _| drop(t.insert("h.2.x".into(), (vec![1], vec![0.0]))),
+            "it has a tensor h.2.x that the model of the params does not have",
+        ),
+        (|_, c| c["n_head"] = 4.into(), "n_head is 4 there and 2 by the params"),
+        (
+            |_, c| c["activation_function"] = "gelu".into(),
+            "activation_function is gelu there and gelu_new by the params",
+        ),
+        (|_, c| c["tie_word_embeddings"] = false.into(), "tie_word_embeddings is false there and true by the params"),
+        (|_, c| c["model_type"] = "llama".into(), "its config.json has model_type \"llama\""),
+    ];
+    for (change, expected) in cases {
+        let error = import(&change).unwrap_err();
+        assert!(error.to_string().ends_with(expected) && error.is_bad_input() && error.hint().is_some(), "{error}");
+    }
+}
+
+#[test]
+fn broken_directories_are_refused_and_never_panic() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan(|_| ()));
+    foreign(dir.path(), &plan, |_, _| ());
+    let lock = lock(&dir.path().join("run"));
+    for name in ["config.json", "model.safetensors.index.json", "model-1.safetensors"] {
+        let file = dir.path().join(name);
+        let whole = std::fs::read(&file).unwrap();
+        let outside = br#"{"weight_map": {"a": "../x"}}"#.to_vec();
+        let huge = [u64::MAX.to_le_bytes().as_slice(), b"{}"].concat();
+        for content in
+            [Vec::new(), whole[..whole.len() - 1].to_vec(), b"\xff{".to_vec(), outside, huge, b"[[[[".to_vec()]
+        {
+            std::fs::write(&file, &content).unwrap();
+            let error = import_hf(dir.path(), &lock, &plan, facts(&plan)).unwrap_err();
+            assert!(error.is_bad_input(), "{name}: {error}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert!(import_hf(dir.path(), &lock, &plan, facts(&plan)).unwrap_err().is_bad_input());
+        std::fs::write(&file, whole).unwrap();
+    }
+    assert!(crate::list(lock.model_dir()).unwrap().whole.is_empty());
+}

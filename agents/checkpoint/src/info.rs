@@ -1,0 +1,105 @@
+//! What a checkpoint is, for people and scripts.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::digest::Digest;
+use crate::layout::Moments;
+use crate::manifest::{Manifest, WriterEpoch};
+
+/// What `checkpoint info` shows; the keys of its JSON are stable.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckpointInfo {
+    /// Its directory.
+    pub path: PathBuf,
+    /// The step after which it was taken.
+    pub step: u64,
+    /// blake3 of the blake3 of every chunk's f32 bytes, in the order of the plan that wrote it.
+    pub parameters_blake3: Digest,
+    /// The same over the moments: for every chunk, each moment in order.
+    pub optimizer_blake3: Digest,
+    /// Number of trained scalars.
+    pub parameters: u64,
+    /// Length of all its files but the manifest.
+    pub bytes: u64,
+    /// Hash of the plan that wrote it.
+    pub plan: String,
+    /// Who wrote it.
+    pub epoch: WriterEpoch,
+    /// The run's seed.
+    pub seed: u64,
+    /// Number of the first sample no step up to this one has used.
+    pub next_sample: u64,
+    /// Number format of the arithmetic.
+    pub precision: String,
+    /// Kind of optimizer.
+    pub optimizer: String,
+    /// The optimizer's moments.
+    pub moments: Moments,
+    /// Loss of the step.
+    pub loss: Option<f32>,
+    /// Global gradient norm of the step.
+    pub grad_norm: Option<f32>,
+    /// What a later reader should know.
+    pub notes: Vec<String>,
+    /// The numerics profile: the JSON as it was given where it is JSON, else the text.
+    pub numerics_profile: serde_json::Value,
+    /// Program and version that wrote it.
+    pub written_by: String,
+    /// When, in seconds since 1970.
+    pub created_unix_seconds: u64,
+    /// Version of the format.
+    pub format: u32,
+}
+
+impl CheckpointInfo {
+    pub(crate) fn new(dir: &Path, manifest: &Manifest) -> Self {
+        let of = manifest.clone();
+        let profile =
+            serde_json::from_str(&of.numerics_profile).unwrap_or(serde_json::Value::String(of.numerics_profile));
+        Self {
+            path: dir.to_owned(),
+            step: of.step,
+            parameters_blake3: of.parameters_blake3,
+            optimizer_blake3: of.optimizer_blake3,
+            parameters: of.parameters,
+            bytes: manifest.sizes().map(|(_, bytes)| bytes).sum(),
+            plan: of.plan,
+            epoch: of.epoch,
+            seed: of.seed,
+            next_sample: of.next_sample,
+            precision: of.precision,
+            optimizer: of.optimizer,
+            moments: of.moments,
+            loss: of.loss,
+            grad_norm: of.grad_norm,
+            notes: of.notes,
+            numerics_profile: profile,
+            written_by: of.written_by,
+            created_unix_seconds: of.created_unix_seconds,
+            format: of.format,
+        }
+    }
+}
+
+impl fmt::Display for CheckpointInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |value: Option<f32>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        let moments = if self.moments.is_empty() { "none".to_owned() } else { self.moments.names().join(", ") };
+        writeln!(f, "{}", self.path.display())?;
+        writeln!(f, "  step               {}", self.step)?;
+        writeln!(f, "  loss, grad norm    {}, {}", number(self.loss), number(self.grad_norm))?;
+        writeln!(f, "  parameters         {} ({})", self.parameters, self.precision)?;
+        writeln!(f, "  optimizer          {} (moments: {moments})", self.optimizer)?;
+        writeln!(f, "  size               {} bytes", self.bytes)?;
+        writeln!(f, "  seed, next sample  {}, {}", self.seed, self.next_sample)?;
+        writeln!(f, "  plan               {}", self.plan)?;
+        writeln!(f, "  numerics profile   {}", self.numerics_profile)?;
+        writeln!(f, "  written by         {} (epoch {})", self.written_by, self.epoch)?;
+        writeln!(f, "  parameters_blake3  {}", self.parameters_blake3)?;
+        write!(f, "  optimizer_blake3   {}", self.optimizer_blake3)?;
+        self.notes.iter().try_for_each(|note| write!(f, "\n  note               {note}"))
+    }
+}

@@ -1,0 +1,312 @@
+//! Where every element of a checkpoint lies: files, tensors in them, chunks of them.
+//!
+//! A [`Layout`] is the part of a stream plan that decides about bytes on disk: the graph (names, shapes, and what an
+//! export needs to know), the groups and the chunks. It is stored in the checkpoint, so that a checkpoint can be read,
+//! verified and exported without the job that wrote it. A value of this type always holds its invariants:
+//! * every tensor lies in exactly one group, groups have no gaps;
+//! * the chunks of the groups, one group after the other, are all chunks in order, and cut each group without gaps.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+
+use millrace_emulator::graph::{Graph, TensorId};
+use millrace_emulator::plan::{Chunk, ChunkId, Group, GroupId, StreamPlan};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::header;
+
+/// Bytes of an element on disk: parameters and moments are f32 whatever travels on the wire.
+pub(crate) const ELEMENT: u64 = 4;
+
+/// What of a chunk: its parameters, or one of the optimizer's moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Section {
+    /// The parameters.
+    Parameters,
+    /// The moment of this place in [`Moments`].
+    Moment(usize),
+}
+
+impl Section {
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Parameters => 0,
+            Self::Moment(at) => at.saturating_add(1),
+        }
+    }
+
+    pub(crate) const fn from_index(at: usize) -> Self {
+        match at {
+            0 => Self::Parameters,
+            at => Self::Moment(at - 1),
+        }
+    }
+}
+
+impl fmt::Display for Section {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Parameters => f.write_str("the parameters"),
+            Self::Moment(at) => write!(f, "moment {at}"),
+        }
+    }
+}
+
+/// The names of an optimizer's moments, in order; each gives its files their ending.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Moments(Vec<String>);
+
+impl Moments {
+    /// The given names.
+    ///
+    /// # Errors
+    /// When one is empty, has other characters than `a-z`, `0-9` and `_`, or stands twice.
+    pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
+        let moments = Self(names.into_iter().map(Into::into).collect());
+        moments.check().map_err(Error::Argument)?;
+        Ok(moments)
+    }
+
+    /// No moments: an imported or evaluated model, SGD without momentum.
+    pub const fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// `m`: SGD with momentum.
+    pub fn momentum() -> Self {
+        Self(vec!["m".into()])
+    }
+
+    /// `m` and `v`: Adam and AdamW.
+    pub fn adam() -> Self {
+        Self(vec!["m".into(), "v".into()])
+    }
+
+    /// The names.
+    pub fn names(&self) -> &[String] {
+        &self.0
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Parameters, then every moment.
+    pub fn sections(&self) -> impl Iterator<Item = Section> + use<> {
+        (0..=self.0.len()).map(Section::from_index)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (at, name) in self.0.iter().enumerate() {
+            let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+            if name.is_empty() || !name.bytes().all(plain) {
+                return Err(format!("a moment named {name:?}"));
+            }
+            if self.0[..at].contains(name) {
+                return Err(format!("two moments named {name}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// See the module text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Layout {
+    graph: Graph,
+    groups: Vec<Group>,
+    chunks: Vec<Chunk>,
+}
+
+/// One safetensors file of a checkpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct FileSpec {
+    /// Relative to the checkpoint's directory, with `/`.
+    pub path: String,
+    /// Everything before the data.
+    pub header: Vec<u8>,
+    /// Length of header and data.
+    pub bytes: u64,
+}
+
+impl Layout {
+    /// The layout of a plan.
+    ///
+    /// # Errors
+    /// When the plan does not hold the invariants of the module text, which no compiled plan does.
+    pub fn of(plan: &StreamPlan) -> Result<Self> {
+        let parts = (plan.graph.clone(), plan.groups.clone(), plan.chunks.clone());
+        Self::new(parts.0, parts.1, parts.2).map_err(Error::Argument)
+    }
+
+    /// The layout of these parts, or why they make none.
+    pub(crate) fn new(graph: Graph, groups: Vec<Group>, chunks: Vec<Chunk>) -> Result<Self, String> {
+        check_groups(&graph, &groups)?;
+        check_chunks(&groups, &chunks)?;
+        Ok(Self { graph, groups, chunks })
+    }
+
+    pub(crate) fn from_json(text: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Parts {
+            graph: Graph,
+            groups: Vec<Group>,
+            chunks: Vec<Chunk>,
+        }
+        let parts: Parts = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        Self::new(parts.graph, parts.groups, parts.chunks)
+    }
+
+    /// The model.
+    pub const fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Groups, in plan order: one file each.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Chunks, in plan order.
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<TensorId> {
+        self.graph.tensors.iter().position(|tensor| tensor.name == name)
+    }
+
+    /// Number of trained scalars.
+    pub fn parameters(&self) -> u64 {
+        self.groups.iter().map(|group| group.elements as u64).sum()
+    }
+
+    /// Where every tensor lies: its group and its elements there.
+    pub(crate) fn places(&self) -> Vec<(GroupId, Range<usize>)> {
+        let mut places = vec![(0, 0..0); self.graph.tensors.len()];
+        for (group, members) in self.groups.iter().enumerate() {
+            for (tensor, range) in &members.tensors {
+                places[*tensor] = (group, range.clone());
+            }
+        }
+        places
+    }
+
+    /// The chunks of `group` that overlap `range`, with their elements in the group.
+    pub(crate) fn overlapping(
+        &self,
+        group: GroupId,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (ChunkId, Range<usize>)> {
+        let ids = self.groups[group].chunks.clone();
+        let chunks = &self.chunks[ids.clone()];
+        let first = chunks.partition_point(|chunk| chunk.start + chunk.elements <= range.start);
+        chunks[first..]
+            .iter()
+            .take_while(move |chunk| chunk.start < range.end)
+            .enumerate()
+            .map(move |(at, chunk)| (ids.start + first + at, chunk.start..chunk.start + chunk.elements))
+    }
+
+    /// Names of the tensors that lie in elements `range` of `group`.
+    pub(crate) fn tensor_names(&self, group: GroupId, range: &Range<usize>) -> Vec<String> {
+        let inside = |place: &Range<usize>| place.start < range.end && range.start < place.end;
+        let members = self.groups[group].tensors.iter().filter(|(_, place)| inside(place));
+        members.map(|(tensor, _)| self.graph.tensors[*tensor].name.clone()).collect()
+    }
+
+    /// Which file a chunk's section lies in, as an index into [`Layout::files`].
+    pub(crate) fn file_of(&self, group: GroupId, section: Section) -> usize {
+        section.index() * self.groups.len() + group
+    }
+
+    /// Every file, section after section, group after group.
+    pub(crate) fn files(&self, moments: &Moments) -> Vec<FileSpec> {
+        let endings = std::iter::once(None).chain(moments.names().iter().map(Some));
+        let with_groups =
+            endings.flat_map(|ending| self.groups.iter().enumerate().map(move |(at, group)| (ending, at, group)));
+        with_groups
+            .map(|(moment, at, group)| {
+                let header = header::write(group.tensors.iter().map(|(tensor, range)| {
+                    let tensor = &self.graph.tensors[*tensor];
+                    (tensor.name.as_str(), tensor.shape.as_slice(), range.start as u64 * ELEMENT)
+                }));
+                let bytes = header.len() as u64 + group.elements as u64 * ELEMENT;
+                FileSpec { path: file_name(at, &group.name, moment), header, bytes }
+            })
+            .collect()
+    }
+}
+
+/// `parameters/00003-h.3.safetensors`, `optimizer/00003-h.3.m.safetensors`: the number keeps names apart that differ
+/// only in characters a file system may not have.
+fn file_name(at: GroupId, group: &str, moment: Option<&String>) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let name: String = group.chars().map(plain).take(100).collect();
+    match moment {
+        None => format!("parameters/{at:05}-{name}.safetensors"),
+        Some(moment) => format!("optimizer/{at:05}-{name}.{moment}.safetensors"),
+    }
+}
+
+fn check_groups(graph: &Graph, groups: &[Group]) -> Result<(), String> {
+    let mut names = HashMap::new();
+    for tensor in &graph.tensors {
+        if tensor.name.is_empty() || tensor.name == header::METADATA || names.insert(&tensor.name, ()).is_some() {
+            return Err(format!("the tensor name {:?} is empty, reserved or used twice", tensor.name));
+        }
+    }
+    let mut placed = vec![false; graph.tensors.len()];
+    for group in groups {
+        let mut end = 0;
+        for (id, range) in &group.tensors {
+            let tensor = graph.tensors.get(*id).ok_or_else(|| format!("group {} has no tensor {id}", group.name))?;
+            let elements = tensor.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+            if range.start != end || range.end < range.start || elements != Some(range.end - range.start) {
+                return Err(format!("{} has no place in group {}", tensor.name, group.name));
+            }
+            if std::mem::replace(&mut placed[*id], true) {
+                return Err(format!("{} lies in two groups", tensor.name));
+            }
+            end = range.end;
+        }
+        if end != group.elements || end as u64 > u64::MAX / 16 {
+            return Err(format!("group {} has gaps", group.name));
+        }
+    }
+    match placed.iter().position(|placed| !placed) {
+        Some(tensor) => Err(format!("{} lies in no group", graph.tensors[tensor].name)),
+        None => Ok(()),
+    }
+}
+
+fn check_chunks(groups: &[Group], chunks: &[Chunk]) -> Result<(), String> {
+    let mut next = 0;
+    for (id, group) in groups.iter().enumerate() {
+        let cut = (group.chunks.start == next).then(|| chunks.get(group.chunks.clone())).flatten();
+        let cut = cut.ok_or_else(|| format!("the chunks of group {} are out of order", group.name))?;
+        let mut end = 0usize;
+        for chunk in cut {
+            if chunk.group != id || chunk.start != end || chunk.elements == 0 {
+                return Err(format!("the chunks of group {} do not follow each other", group.name));
+            }
+            end = end.saturating_add(chunk.elements);
+        }
+        if end != group.elements {
+            return Err(format!("the chunks of group {} do not make the group", group.name));
+        }
+        next = group.chunks.end;
+    }
+    if next == chunks.len() { Ok(()) } else { Err("there are chunks of no group".into()) }
+}

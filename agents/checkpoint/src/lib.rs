@@ -1,0 +1,57 @@
+//! Checkpoints on disk: writing, verifying, exporting, importing, and the lock on model_dir.
+//!
+//! A checkpoint is a directory, `model_dir/checkpoint_<step>/`:
+//! ```text
+//! parameters/00003-h.3.safetensors     one file a group of the stream plan; f32, its tensors without gaps
+//! optimizer/00003-h.3.m.safetensors    the optimizer's moments, laid out alike
+//! model.safetensors.index.json         which tensor is in which file of parameters/, as the Hugging Face tools read it
+//! layout.json                          graph, groups and chunks: what places every element ([`Layout`])
+//! job.json                             the resolved job of the run
+//! manifest.json                        step, seed, data cursor, numerics profile …, digest of every byte; written last
+//! ```
+//! As groups have no gaps, a chunk of the plan is a byte range of a file: each MemoryX shard writes exactly its own
+//! ([`RangeWriter`]) between the coordinator's [`Staging::create`] and [`Staging::publish`].
+//!
+//! Invariants:
+//! * A directory named `checkpoint_<step>` was complete and on disk before it got that name.
+//! * Nothing is read without being verified: every byte of a checkpoint is under a digest of the manifest, and the
+//!   manifest under its own.
+//! * Only the holder of the [`ModelDirLock`] publishes, deletes or tidies in a model_dir.
+//! * Nothing found on disk makes this crate panic.
+//!
+//! The digests scripts compare: `parameters_blake3` is the blake3 of the 32-byte blake3 digests of every chunk's
+//! parameters (f32, little-endian) in plan order; `optimizer_blake3` of those of the moments, for each chunk in plan
+//! order each moment in order.
+
+#![forbid(unsafe_code)]
+
+mod digest;
+mod error;
+mod files;
+mod header;
+pub mod hf;
+
+mod info;
+mod layout;
+mod list;
+pub mod lock;
+mod manifest;
+mod plan_reader;
+mod read;
+mod write;
+
+pub use digest::{ChunkDigests, Digest};
+pub use error::{Damage, Difference, Error, Result};
+pub use info::CheckpointInfo;
+pub use layout::{Layout, Moments, Section};
+pub use list::{Broken, Check, Listing, list, newest_whole, retain, tidy};
+pub use lock::{LockError, LockRequest, ModelDirLock};
+pub use manifest::{FORMAT, Facts, MANIFEST, WriterEpoch};
+pub use plan_reader::PlanReader;
+pub use read::{Checkpoint, FileEntry, verify};
+pub use write::{RangeWriter, Staging};
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

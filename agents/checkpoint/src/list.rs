@@ -1,0 +1,198 @@
+//! The checkpoints of a model_dir: listing, choosing the newest whole one, keeping only so many, tidying up.
+//!
+//! Names: `checkpoint_<step>` is a checkpoint; `checkpoint_<step>.partial-<epoch>` one being written;
+//! `.replaced-<epoch>` one that a new one of the same step is taking the place of; `.deleted` one being deleted. A
+//! directory is only ever deleted under one of the last three, so what half a deletion leaves is no checkpoint.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::files::{remove_dir, rename_synced};
+use crate::info::CheckpointInfo;
+use crate::lock::ModelDirLock;
+use crate::manifest::WriterEpoch;
+use crate::read::Checkpoint;
+
+const PREFIX: &str = "checkpoint_";
+const PARTIAL: &str = "partial-";
+const REPLACED: &str = "replaced-";
+const DELETED: &str = "deleted";
+
+pub(crate) fn name_of(step: u64) -> String {
+    format!("{PREFIX}{step}")
+}
+
+pub(crate) fn partial_name(step: u64, epoch: WriterEpoch) -> String {
+    format!("{PREFIX}{step}.{PARTIAL}{epoch}")
+}
+
+pub(crate) fn replaced_name(step: u64, epoch: WriterEpoch) -> String {
+    format!("{PREFIX}{step}.{REPLACED}{epoch}")
+}
+
+/// What a model_dir holds.
+#[derive(Debug, Default, Serialize)]
+pub struct Listing {
+    /// Checkpoints whose manifest, file lengths and headers are right; newest (highest step) last.
+    pub whole: Vec<CheckpointInfo>,
+    /// Checkpoints that can't be used, newest last.
+    pub broken: Vec<Broken>,
+    /// Directories of checkpoints that were never finished, or are being written.
+    pub partial: Vec<PathBuf>,
+}
+
+/// A checkpoint that can't be used.
+#[derive(Debug, Serialize)]
+pub struct Broken {
+    /// The step its name says.
+    pub step: u64,
+    /// Its directory.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// How closely checkpoints are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Manifest, documents, file lengths and headers.
+    Quick,
+    /// Every byte.
+    Full,
+}
+
+/// Lists the checkpoints of `model_dir`; of a directory that does not exist, none.
+///
+/// # Errors
+/// When the directory can't be read.
+pub fn list(model_dir: &Path) -> Result<Listing> {
+    let mut listing = Listing { partial: entries(model_dir)?.partial, ..Listing::default() };
+    for (step, path) in entries(model_dir)?.steps {
+        match Checkpoint::open(&path) {
+            Ok(checkpoint) => listing.whole.push(checkpoint.info()),
+            Err(error) => listing.broken.push(broken(step, path, &error)?),
+        }
+    }
+    Ok(listing)
+}
+
+/// The newest checkpoint that passes `check`, and the newer ones that did not. Without any: `None`.
+///
+/// # Errors
+/// When the directory can't be read.
+pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint>, Vec<Broken>)> {
+    let mut skipped = Vec::new();
+    for (step, path) in entries(model_dir)?.steps.into_iter().rev() {
+        let opened = Checkpoint::open(&path).and_then(|checkpoint| {
+            if check == Check::Full {
+                checkpoint.verify()?;
+            }
+            Ok(checkpoint)
+        });
+        match opened {
+            Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
+            Err(error) => skipped.push(broken(step, path, &error)?),
+        }
+    }
+    Ok((None, skipped))
+}
+
+/// Deletes the oldest checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and
+/// returns what was deleted. Broken ones are neither counted nor touched; the newest is always kept.
+///
+/// # Errors
+/// When the lock was lost or the file system refuses.
+pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf>> {
+    if max_checkpoints == 0 {
+        return Ok(Vec::new());
+    }
+    let mut whole = list(lock.model_dir())?.whole;
+    whole.truncate(whole.len().saturating_sub(max_checkpoints));
+    if !whole.is_empty() {
+        lock.still_mine()?;
+    }
+    whole.into_iter().map(|old| delete(&old.path).map(|()| old.path)).collect()
+}
+
+/// Cleans up after writers that died, at the start of a run: removes checkpoints that were never finished or only half
+/// deleted, brings back one whose replacement never came. Returns what it did, as sentences for the log.
+///
+/// # Errors
+/// When the lock was lost or the file system refuses.
+pub fn tidy(lock: &ModelDirLock) -> Result<Vec<String>> {
+    lock.still_mine()?;
+    let mut done = Vec::new();
+    let found = entries(lock.model_dir())?;
+    for (step, path) in found.replaced {
+        let home = lock.model_dir().join(name_of(step));
+        if !home.exists() && Checkpoint::open(&path).is_ok() {
+            rename_synced(&path, &home)?;
+            done.push(format!("brought back {}, which was to be replaced when the last run ended", home.display()));
+        } else {
+            remove_dir(&path)?;
+        }
+    }
+    for path in found.partial {
+        remove_dir(&path)?;
+        done.push(format!("removed {}, which was never finished", path.display()));
+    }
+    found.deleted.iter().try_for_each(|path| remove_dir(path))?;
+    Ok(done)
+}
+
+fn delete(path: &Path) -> Result<()> {
+    let mut away = path.as_os_str().to_owned();
+    away.push(".");
+    away.push(DELETED);
+    let away = PathBuf::from(away);
+    remove_dir(&away)?;
+    rename_synced(path, &away)?;
+    remove_dir(&away)
+}
+
+/// An error of the file system ends a search, damage only a candidate.
+fn broken(step: u64, path: PathBuf, error: &Error) -> Result<Broken> {
+    let reason = error.to_string();
+    match error {
+        Error::Damaged(_) | Error::NotACheckpoint { .. } | Error::Io { .. } => Ok(Broken { step, path, reason }),
+        _ => Err(Error::Argument(reason)),
+    }
+}
+
+#[derive(Default)]
+struct Entries {
+    steps: Vec<(u64, PathBuf)>,
+    replaced: Vec<(u64, PathBuf)>,
+    partial: Vec<PathBuf>,
+    deleted: Vec<PathBuf>,
+}
+
+fn entries(model_dir: &Path) -> Result<Entries> {
+    let mut found = Entries::default();
+    let listed = match fs::read_dir(model_dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(found),
+        listed => listed.map_err(|e| Error::io("list", model_dir, e))?,
+    };
+    for entry in listed {
+        let entry = entry.map_err(|e| Error::io("list", model_dir, e))?;
+        let name = entry.file_name();
+        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+        let (step, ending) = rest.split_once('.').map_or((rest, None), |(step, ending)| (step, Some(ending)));
+        // Only as this crate writes it: no sign, no leading zeros.
+        let Some(step) = step.parse::<u64>().ok().filter(|number| number.to_string() == step) else { continue };
+        let path = entry.path();
+        match ending {
+            None => found.steps.push((step, path)),
+            Some(ending) if ending.starts_with(PARTIAL) => found.partial.push(path),
+            Some(ending) if ending.starts_with(REPLACED) => found.replaced.push((step, path)),
+            Some(ending) if ending == DELETED => found.deleted.push(path),
+            Some(_) => {}
+        }
+    }
+    found.steps.sort();
+    found.partial.sort();
+    Ok(found)
+}

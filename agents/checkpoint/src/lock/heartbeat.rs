@@ -1,0 +1,55 @@
+//! The thread that shows that a lock's owner lives.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::slot::state_lines;
+
+/// Touches a lock file every period; marks it released when dropped.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    file: Arc<File>,
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heartbeat {
+    pub fn start(file: Arc<File>, period: Duration) -> Self {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let (beating, stopped) = (Arc::clone(&file), Arc::clone(&stop));
+        // Without a thread the lock still holds; others would have to believe it abandoned after the lease.
+        let thread =
+            std::thread::Builder::new().name("lock-heartbeat".into()).spawn(move || beat(&beating, &stopped, period));
+        Self { file, stop, thread: thread.ok() }
+    }
+}
+
+fn beat(file: &File, (stop, changed): &(Mutex<bool>, Condvar), period: Duration) {
+    let mut stopped = stop.lock().unwrap_or_else(PoisonError::into_inner);
+    while !*stopped {
+        let waited = changed.wait_timeout(stopped, period).unwrap_or_else(PoisonError::into_inner);
+        stopped = waited.0;
+        if !*stopped {
+            write(file, false);
+        }
+    }
+}
+
+/// Writes the two lines of fixed width again. A failure shows as silence, which is what it is.
+fn write(file: &File, released: bool) {
+    let _ = file.write_all_at(state_lines(released).as_bytes(), 0).and_then(|()| file.sync_data());
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        write(&self.file, true);
+    }
+}

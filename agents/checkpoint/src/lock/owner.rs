@@ -1,0 +1,99 @@
+//! Who holds a lock, and whether that process still lives.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher};
+use std::io::Read;
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::unix_seconds;
+
+/// The process that holds, or held, a lock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// Random, new for every lock taken.
+    pub token: String,
+    /// The job's unique id; `None` for a local run.
+    pub job: Option<String>,
+    /// The attempt.
+    pub attempt: u32,
+    /// Name of the host.
+    pub host: String,
+    /// Which boot of which kernel: process ids say nothing outside of it.
+    pub boot: String,
+    /// The namespace the process id counts in: containers of one host have their own.
+    pub pid_namespace: String,
+    /// Process id.
+    pub pid: u32,
+    /// When the process started, in clock ticks since the boot: tells a reused process id from the process.
+    pub started: u64,
+    /// When the lock was taken, in seconds since 1970 by the owner's clock.
+    pub since: u64,
+}
+
+impl Owner {
+    /// This process, with a new token.
+    pub(super) fn this_process(job: Option<String>, attempt: u32) -> Self {
+        let pid = std::process::id();
+        Self {
+            token: random_token(),
+            job,
+            attempt,
+            host: first_line("/proc/sys/kernel/hostname")
+                .or_else(|| std::env::var("HOSTNAME").ok())
+                .unwrap_or_default(),
+            boot: first_line("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            pid_namespace: pid_namespace(),
+            pid,
+            started: process_start(pid).unwrap_or_default(),
+            since: unix_seconds(),
+        }
+    }
+
+    /// Whether the process lives; `None` when that can't be seen from here.
+    pub(super) fn is_alive(&self) -> Option<bool> {
+        let boot = first_line("/proc/sys/kernel/random/boot_id")?;
+        let same_place = boot == self.boot && !self.pid_namespace.is_empty() && pid_namespace() == self.pid_namespace;
+        same_place.then(|| process_start(self.pid) == Some(self.started))
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} on host {} (attempt {})", self.pid, self.host, self.attempt)
+    }
+}
+
+/// Start of a process in clock ticks since boot; `None` when there is none or it is a zombie.
+fn process_start(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command's name, second, is in brackets and may itself have spaces and brackets.
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+    // Third field: state. Twenty-second: start time.
+    let state = fields.next()?;
+    let started = fields.nth(18)?.parse().ok()?;
+    (state != "Z" && state != "X").then_some(started)
+}
+
+fn pid_namespace() -> String {
+    fs::read_link("/proc/self/ns/pid").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn first_line(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.lines().next()?.to_owned())
+}
+
+/// 128 random bits in hexadecimal.
+pub(super) fn random_token() -> String {
+    let mut bytes = [0; 16];
+    if File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).is_err() {
+        // The standard library's hash keys are random, too.
+        for half in bytes.chunks_exact_mut(8) {
+            half.copy_from_slice(&RandomState::new().build_hasher().finish().to_le_bytes());
+        }
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

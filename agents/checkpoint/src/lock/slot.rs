@@ -1,0 +1,176 @@
+//! The numbered files of a lock: listing, exclusive creation, removal.
+//!
+//! A file has three lines: `held    ` or `released`; `heartbeat <seconds since 1970, 20 digits>`, both of fixed
+//! width, so that the creator can write them again in place; and the [`Owner`] as JSON.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::owner::{Owner, random_token};
+use crate::files::{read_limited, unix_seconds};
+
+const PREFIX: &str = ".millrace-lock.";
+const DRAFT: &str = ".millrace-lock.draft-";
+
+/// The highest numbered file and what it says.
+#[derive(Debug)]
+pub(super) struct Occupant {
+    pub generation: u64,
+    pub released: bool,
+    /// `None` while its creator has not finished writing it.
+    pub owner: Option<Owner>,
+    pub touched: SystemTime,
+    /// The user whose file it is.
+    pub uid: u32,
+}
+
+impl Occupant {
+    /// How long its owner has been silent at the time `now` was created, by the file server's clock.
+    pub fn silence(&self, now: &Draft) -> Duration {
+        now.created.duration_since(self.touched).unwrap_or_default()
+    }
+
+    pub fn is(&self, owner: &Owner) -> bool {
+        self.owner.as_ref().is_some_and(|present| present.token == owner.token)
+    }
+}
+
+/// What the fixed first two lines are.
+pub(super) fn state_lines(released: bool) -> String {
+    format!("{:<8}\nheartbeat {:020}\n", if released { "released" } else { "held" }, unix_seconds())
+}
+
+/// The highest numbered lock file of `dir`.
+pub(super) fn highest(dir: &Path) -> io::Result<Option<Occupant>> {
+    loop {
+        let Some(generation) = generations(dir)?.into_iter().max() else { return Ok(None) };
+        let path = path(dir, generation);
+        let read = read_limited(&path, 1 << 16).and_then(|text| Ok((text, fs::metadata(&path)?)));
+        match read {
+            // Its successor removed it between the listing and now.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            read => {
+                let (text, metadata) = read?;
+                let (touched, uid) = (metadata.modified()?, metadata.uid());
+                let mut lines = text.splitn(3, |&byte| byte == b'\n');
+                let released = lines.next() == Some(b"released".as_slice());
+                let owner = lines.nth(1).and_then(|json| serde_json::from_slice(json).ok());
+                return Ok(Some(Occupant { generation, released, owner, touched, uid }));
+            }
+        }
+    }
+}
+
+fn path(dir: &Path, generation: u64) -> PathBuf {
+    dir.join(format!("{PREFIX}{generation}"))
+}
+
+fn generations(dir: &Path) -> io::Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        found
+            .extend(name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|rest| rest.parse::<u64>().ok()));
+    }
+    Ok(found)
+}
+
+/// Withdraws this process's own file.
+pub(super) fn remove(dir: &Path, generation: u64) {
+    // If it stays, it is found dead by its process id or its silence.
+    let _ = fs::remove_file(path(dir, generation));
+}
+
+/// Removes what earlier owners left, and drafts of the dead. What stays does no harm.
+pub(super) fn remove_older(dir: &Path, generation: u64, lease: Duration) {
+    for older in generations(dir).unwrap_or_default().into_iter().filter(|&older| older < generation) {
+        remove(dir, older);
+    }
+    let touched = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    let Some(now) = touched(&path(dir, generation)) else { return };
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_draft = entry.file_name().to_str().is_some_and(|name| name.starts_with(DRAFT));
+        let age = || now.duration_since(touched(&entry.path())?).ok();
+        if is_draft && age().is_some_and(|age| age > lease) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A file of this process alone, to become a lock; removed when dropped.
+#[derive(Debug)]
+pub(super) struct Draft {
+    dir: PathBuf,
+    path: PathBuf,
+    file: File,
+    /// By the file server's clock.
+    created: SystemTime,
+    /// The user this process creates files as.
+    pub uid: u32,
+}
+
+impl Draft {
+    pub fn new(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(format!("{DRAFT}{}", random_token()));
+        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        let metadata = file.metadata()?;
+        let (created, uid) = (metadata.modified()?, metadata.uid());
+        Ok(Self { dir: dir.to_owned(), path, file, created, uid })
+    }
+
+    /// Makes it the lock file of `generation`: `None` when another was faster.
+    pub fn publish(self, generation: u64, owner: &Owner) -> io::Result<Option<File>> {
+        let content = format!("{}{}\n", state_lines(false), serde_json::to_string(owner)?);
+        self.file.write_all_at(content.as_bytes(), 0)?;
+        self.file.sync_all()?;
+        let target = path(&self.dir, generation);
+        match fs::hard_link(&self.path, &target) {
+            Ok(()) => Ok(Some(self.file.try_clone()?)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // A network file system may have done it and lost the answer.
+                let there = fs::read(&target).is_ok_and(|there| there == content.as_bytes());
+                if there { Ok(Some(self.file.try_clone()?)) } else { Ok(None) }
+            }
+            // The draft was tidied away as too old: begin again.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // No hard links here.
+            Err(_) => create_exclusively(&target, content.as_bytes()),
+        }
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Left behind, it is tidied away by the lock's next owner.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn create_exclusively(target: &Path, content: &[u8]) -> io::Result<Option<File>> {
+    let file = match OpenOptions::new().write(true).create_new(true).open(target) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+        file => file?,
+    };
+    file.write_all_at(content, 0)?;
+    file.sync_all()?;
+    Ok(Some(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_hard_links_a_name_is_still_created_by_one_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = path(dir.path(), 1);
+        assert!(create_exclusively(&target, b"held    \n").unwrap().is_some());
+        assert!(create_exclusively(&target, b"held    \n").unwrap().is_none());
+        // Not yet filled in: nobody's, but not free either.
+        let top = highest(dir.path()).unwrap().unwrap();
+        assert!(top.owner.is_none() && !top.released);
+    }
+}

@@ -1,0 +1,178 @@
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::slot::{Draft, Occupant};
+use super::{LEASE, LockError, LockRequest, ModelDirLock, slot};
+
+fn acquire(dir: &Path, request: &LockRequest) -> Result<ModelDirLock, LockError> {
+    ModelDirLock::acquire(dir, request)
+}
+
+fn lock_files(dir: &Path) -> Vec<String> {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_second_run_is_refused_until_the_first_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let model_dir = dir.path().join("not/yet/there");
+    let first = acquire(&model_dir, &LockRequest::local()).unwrap();
+    assert_eq!((first.attempt(), first.previous()), (1, None));
+    let refused = acquire(&model_dir, &LockRequest::local()).unwrap_err().to_string();
+    let expected = format!("model_dir {} is in use by process {} on host ", model_dir.display(), std::process::id());
+    assert!(refused.starts_with(&expected) && refused.contains("choose another -o or wait"), "{refused}");
+    first.still_mine().unwrap();
+    drop(first);
+    let second = acquire(&model_dir, &LockRequest::local()).unwrap();
+    assert_eq!((second.attempt(), second.previous().map(|last| last.attempt)), (2, Some(1)));
+    assert_eq!(lock_files(&model_dir), [".millrace-lock.2"]);
+}
+
+#[test]
+fn racing_threads_never_hold_it_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let (holders, taken) = (AtomicU32::new(0), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while taken.load(Ordering::SeqCst) < 60 {
+                    let Ok(lock) = acquire(dir.path(), &LockRequest::local()) else { continue };
+                    assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                    lock.still_mine().unwrap();
+                    taken.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(holders.fetch_sub(1, Ordering::SeqCst), 1);
+                }
+            });
+        }
+    });
+    // Nobody won with a number that was used before.
+    let top = slot::highest(dir.path()).unwrap().unwrap();
+    assert_eq!(top.owner.unwrap().attempt, taken.load(Ordering::SeqCst));
+}
+
+const CHILD_DIR: &str = "MILLRACE_TEST_LOCK_DIR";
+
+/// Not a test of its own: what the processes of `of_racing_processes_…` do.
+#[test]
+#[ignore = "started by another test as a process"]
+fn racing_process() {
+    let Ok(dir) = std::env::var(CHILD_DIR) else { return };
+    let lock = acquire(Path::new(&dir), &LockRequest::local());
+    println!("\n{}", if lock.is_ok() { "held" } else { "refused" });
+    // Until the parent closes the pipe, or kills.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn race(dir: &Path) -> (Child, bool) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "lock::tests::racing_process", "--ignored", "--nocapture"]).env(CHILD_DIR, dir);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    (child, false)
+}
+
+#[test]
+fn of_racing_processes_one_wins_and_its_death_frees_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut children: Vec<(Child, bool)> = (0..5).map(|_| race(dir.path())).collect();
+    for (child, held) in &mut children {
+        let out = BufReader::new(child.stdout.as_mut().unwrap());
+        let word = out.lines().map(Result::unwrap).find(|line| line == "held" || line == "refused");
+        *held = word.unwrap() == "held";
+    }
+    let winner = children.iter().position(|(_, held)| *held).unwrap();
+    assert_eq!(children.iter().filter(|(_, held)| *held).count(), 1);
+    let pid = children[winner].0.id();
+    assert!(
+        matches!(acquire(dir.path(), &LockRequest::local()), Err(LockError::InUse { owner, .. }) if owner.pid == pid)
+    );
+    children[winner].0.kill().unwrap();
+    // Waits for the end of its output; the process may still be a zombie, which is as good as dead.
+    let mut rest = String::new();
+    children[winner].0.stdout.as_mut().unwrap().read_to_string(&mut rest).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let lock = loop {
+        match acquire(dir.path(), &LockRequest::local()) {
+            Err(_) if Instant::now() < deadline => std::thread::yield_now(),
+            lock => break lock.unwrap(),
+        }
+    };
+    assert_eq!(lock.previous().map(|last| last.pid), Some(pid));
+    for (mut child, _) in children {
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_higher_attempt_takes_over_and_a_lower_one_is_fenced() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
+    let first = job("a", 1).unwrap();
+    assert!(matches!(job("a", 1), Err(LockError::InUse { .. })));
+    assert!(matches!(job("b", 9), Err(LockError::InUse { .. })));
+    let second = job("a", 2).unwrap();
+    let lost = first.still_mine().unwrap_err().to_string();
+    assert!(lost.contains("was taken over by process") && lost.contains("(attempt 2)"), "{lost}");
+    // What the old owner does on its way out does not reach the new one's lock.
+    drop(first);
+    second.still_mine().unwrap();
+    assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 2, .. })));
+    drop(second);
+    assert!(matches!(job("a", 1), Err(LockError::Fenced { attempt: 1, newer: 2, .. })));
+    assert!(job("b", 0).is_ok());
+}
+
+#[test]
+fn an_owner_elsewhere_lives_as_long_as_its_heartbeat() {
+    let dir = tempfile::tempdir().unwrap();
+    let ours = acquire(dir.path(), &LockRequest::local()).unwrap();
+    drop(ours);
+    // The same lock as another host would have written it.
+    let file = dir.path().join(".millrace-lock.1");
+    let mut owner = slot::highest(dir.path()).unwrap().unwrap().owner.unwrap();
+    (owner.boot, owner.host) = ("elsewhere".into(), "node-7".into());
+    fs::write(&file, format!("{}{}\n", slot::state_lines(false), serde_json::to_string(&owner).unwrap())).unwrap();
+    let refused = acquire(dir.path(), &LockRequest::local()).unwrap_err().to_string();
+    assert!(refused.contains("on host node-7"), "{refused}");
+    let silent = SystemTime::now() - LEASE - Duration::from_secs(5);
+    File::options().write(true).open(&file).unwrap().set_modified(silent).unwrap();
+    assert_eq!(acquire(dir.path(), &LockRequest::local()).unwrap().previous(), Some(&owner));
+}
+
+#[test]
+fn a_process_that_can_not_be_seen_is_dead_only_to_its_own_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = acquire(dir.path(), &LockRequest::local()).unwrap().owner().clone();
+    // This process id, but of a process that started at another time.
+    owner.started += 1;
+    let now = Draft::new(dir.path()).unwrap();
+    let judged = |uid, age| {
+        let touched = SystemTime::now() - age;
+        let top = Occupant { generation: 1, released: false, owner: Some(owner.clone()), touched, uid };
+        super::judge(dir.path(), &LockRequest::local(), Some(&top), &now).is_ok()
+    };
+    assert!(judged(now.uid, Duration::ZERO));
+    assert!(!judged(now.uid + 1, Duration::ZERO));
+    assert!(judged(now.uid + 1, LEASE * 2));
+}
+
+#[test]
+fn a_holder_touches_its_lock_and_garbage_is_neither_free_nor_fatal() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = acquire(dir.path(), &LockRequest::local().with_lease(Duration::from_millis(60))).unwrap();
+    let touched = || fs::metadata(dir.path().join(".millrace-lock.1")).unwrap().modified().unwrap();
+    let (before, deadline) = (touched(), Instant::now() + Duration::from_secs(10));
+    while touched() == before {
+        assert!(Instant::now() < deadline, "no heartbeat");
+        std::thread::yield_now();
+    }
+    drop(lock);
+    for garbage in [b"".as_slice(), b"held    \n", b"\xff\xfe\n\n{", b"held    \nheartbeat x\n{\"token\":1}\n"] {
+        fs::write(dir.path().join(".millrace-lock.9"), garbage).unwrap();
+        assert!(matches!(acquire(dir.path(), &LockRequest::local()), Err(LockError::Contended { .. })));
+    }
+}

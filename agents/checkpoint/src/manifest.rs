@@ -1,0 +1,243 @@
+//! `manifest.json`: what a checkpoint is, and the digest of every byte of it.
+//!
+//! Written last; a directory without one is no checkpoint. Its first key, `checksum`, is the blake3 of the manifest's
+//! own text with the checksum's 64 digits replaced by zeros, so that damage to the manifest is found like any other.
+
+use std::path::Path;
+
+use millrace_emulator::plan::PlanHash;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::{ChunkDigests, Digest, optimizer_digest};
+use crate::error::{Damage, Error, Result};
+use crate::files::{read_limited, stays_inside};
+use crate::layout::{Layout, Moments, Section};
+
+/// Version of the format this program writes, and the highest it reads.
+pub const FORMAT: u32 = 1;
+
+/// The manifest's name.
+pub const MANIFEST: &str = "manifest.json";
+pub(crate) const LAYOUT: &str = "layout.json";
+pub(crate) const JOB: &str = "job.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// More than a manifest of a trillion parameters has.
+const MOST_BYTES: u64 = 4 << 30;
+
+const CHECKSUM_KEY: &str = "{\n  \"checksum\": \"";
+const NO_CHECKSUM: [u8; 64] = [b'0'; 64];
+
+/// Who wrote a checkpoint: the epoch of its writers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WriterEpoch {
+    /// The job's attempt.
+    pub attempt: u32,
+    /// Counts changes of membership within the attempt.
+    pub number: u32,
+}
+
+impl std::fmt::Display for WriterEpoch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.attempt, self.number)
+    }
+}
+
+/// What the run knows of the state being saved; all but the bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Hash of the run's stream plan.
+    pub plan: PlanHash,
+    /// The run's seed.
+    pub seed: u64,
+    /// The data cursor: number of the first sample that no step up to this one has used.
+    pub next_sample: u64,
+    /// The numerics profile, as JSON; compared byte by byte on resume.
+    pub numerics_profile: String,
+    /// Number format of the arithmetic, such as `f32` or `mixed_bf16`.
+    pub precision: String,
+    /// Kind of optimizer, such as `adamw`.
+    pub optimizer: String,
+    /// Loss of the step; `None` before the first.
+    pub loss: Option<f32>,
+    /// Global gradient norm of the step; `None` before the first.
+    pub grad_norm: Option<f32>,
+    /// What a later reader should know, such as "numerics profile changed by flag at step 40".
+    pub notes: Vec<String>,
+    /// The resolved job, as JSON; kept as `job.json`.
+    pub job: String,
+}
+
+/// A file and the digest of all its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WholeFile {
+    pub path: String,
+    pub bytes: u64,
+    pub blake3: Digest,
+}
+
+impl WholeFile {
+    pub fn of(path: &str, bytes: &[u8]) -> Self {
+        Self { path: path.to_owned(), bytes: bytes.len() as u64, blake3: Digest::of(bytes) }
+    }
+}
+
+/// A safetensors file: the digest of its header and of every chunk, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DataFile {
+    pub path: String,
+    pub bytes: u64,
+    pub header_bytes: u64,
+    pub header_blake3: Digest,
+    pub chunks: Vec<Digest>,
+}
+
+/// See the module text. The order of the fields is the order in the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    pub format: u32,
+    pub step: u64,
+    pub epoch: WriterEpoch,
+    pub written_by: String,
+    pub created_unix_seconds: u64,
+    pub plan: String,
+    pub seed: u64,
+    pub next_sample: u64,
+    pub numerics_profile: String,
+    pub precision: String,
+    pub optimizer: String,
+    pub moments: Moments,
+    pub loss: Option<f32>,
+    pub grad_norm: Option<f32>,
+    pub notes: Vec<String>,
+    pub parameters: u64,
+    pub parameters_blake3: Digest,
+    pub optimizer_blake3: Digest,
+    pub documents: Vec<WholeFile>,
+    pub files: Vec<DataFile>,
+}
+
+impl Manifest {
+    /// The manifest of a finished checkpoint.
+    pub fn new(
+        (step, epoch): (u64, WriterEpoch),
+        facts: Facts,
+        layout: &Layout,
+        moments: &Moments,
+        documents: Vec<WholeFile>,
+        digests: &ChunkDigests,
+    ) -> Self {
+        let sections: Vec<Vec<Digest>> = moments.sections().map(|section| digests.section(section)).collect();
+        let specs = layout.files(moments).into_iter();
+        let cuts = sections.iter().flat_map(|chunks| layout.groups().iter().map(move |group| (chunks, group)));
+        let files = specs.zip(cuts).map(|(spec, (chunks, group))| DataFile {
+            path: spec.path,
+            bytes: spec.bytes,
+            header_bytes: spec.header.len() as u64,
+            header_blake3: Digest::of(&spec.header),
+            chunks: chunks.get(group.chunks.clone()).unwrap_or_default().to_vec(),
+        });
+        Self {
+            format: FORMAT,
+            step,
+            epoch,
+            written_by: concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned(),
+            created_unix_seconds: crate::files::unix_seconds(),
+            plan: facts.plan.to_string(),
+            seed: facts.seed,
+            next_sample: facts.next_sample,
+            numerics_profile: facts.numerics_profile,
+            precision: facts.precision,
+            optimizer: facts.optimizer,
+            moments: moments.clone(),
+            loss: facts.loss,
+            grad_norm: facts.grad_norm,
+            notes: facts.notes,
+            parameters: layout.parameters(),
+            parameters_blake3: Digest::of_all(digests.section(Section::Parameters)),
+            optimizer_blake3: optimizer_digest(&sections[1..]),
+            documents,
+            files: files.collect(),
+        }
+    }
+
+    /// The text of the file, checksum included.
+    pub fn encode(&self) -> Vec<u8> {
+        // Numbers and strings written to memory can't fail. Pretty JSON opens "{\n  ".
+        let body = serde_json::to_string_pretty(self).unwrap_or_default();
+        let zeros = String::from_utf8_lossy(&NO_CHECKSUM);
+        let mut text = format!("{CHECKSUM_KEY}{zeros}\",{}\n", body.get(1..).unwrap_or_default()).into_bytes();
+        let digest = Digest::of(&text).to_string();
+        text[CHECKSUM_KEY.len()..][..64].copy_from_slice(digest.as_bytes());
+        text
+    }
+
+    /// Reads `dir/manifest.json` and checks it against itself.
+    ///
+    /// # Errors
+    /// [`Error::NotACheckpoint`] when there is none or a newer program wrote it, [`Error::Damaged`] when it is damaged.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join(MANIFEST);
+        let not_one = |reason: &str| Error::NotACheckpoint { path: dir.to_owned(), reason: reason.to_owned() };
+        let text = match read_limited(&path, MOST_BYTES) {
+            Ok(text) => text,
+            Err(error)
+                if error.kind() == std::io::ErrorKind::NotFound
+                    || error.kind() == std::io::ErrorKind::NotADirectory =>
+            {
+                return Err(not_one(if dir.is_dir() {
+                    "it has no manifest.json"
+                } else {
+                    "there is no such directory"
+                }));
+            }
+            Err(error) => return Err(Error::io("read", path, error)),
+        };
+        let damaged = |reason: String| Error::Damaged(Damage::file(&path, reason));
+        if !checksum_matches(&text) {
+            return Err(damaged("does not match its own checksum".into()));
+        }
+        let format = serde_json::from_slice::<Format>(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
+        if format.format > FORMAT {
+            return Err(not_one(&format!(
+                "it has format {}, newer than this program's {FORMAT}; use a newer one",
+                format.format
+            )));
+        }
+        let manifest: Self = serde_json::from_slice(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
+        manifest.check().map_err(damaged)?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.moments.check().map_err(|what| format!("names {what}"))?;
+        let mut paths = self.files.iter().map(|file| &file.path).chain(self.documents.iter().map(|file| &file.path));
+        match paths.find(|path| !stays_inside(path)) {
+            Some(path) => Err(format!("names a file outside the checkpoint: {path:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Length of every file of the checkpoint but the manifest.
+    pub fn sizes(&self) -> impl Iterator<Item = (&str, u64)> {
+        let documents = self.documents.iter().map(|file| (file.path.as_str(), file.bytes));
+        documents.chain(self.files.iter().map(|file| (file.path.as_str(), file.bytes)))
+    }
+}
+
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
+fn checksum_matches(text: &[u8]) -> bool {
+    let (key, rest) = text.split_at(CHECKSUM_KEY.len().min(text.len()));
+    let (digits, rest) = rest.split_at(64.min(rest.len()));
+    if key != CHECKSUM_KEY.as_bytes() {
+        return false;
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(key).update(&NO_CHECKSUM).update(rest);
+    // Compared as text: upper-case digits are damage, too.
+    digits == Digest::finish(&hasher).to_string().as_bytes()
+}

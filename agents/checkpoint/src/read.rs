@@ -1,0 +1,351 @@
+//! Reading a checkpoint: opened with its files' lengths and headers checked, every chunk verified as it is read.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use millrace_emulator::graph::TensorId;
+use millrace_emulator::plan::{ChunkId, GroupId};
+use serde::Serialize;
+
+use crate::digest::Digest;
+use crate::error::{Damage, Error, Result};
+use crate::files::read_limited;
+use crate::header;
+use crate::info::CheckpointInfo;
+use crate::layout::{ELEMENT, Layout, Moments, Section};
+use crate::manifest::{DataFile, JOB, LAYOUT, MANIFEST, Manifest, WholeFile};
+
+/// Bytes read and hashed at a time.
+const BLOCK: usize = 1 << 17;
+
+/// A whole checkpoint on disk.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    manifest: Manifest,
+    layout: Layout,
+    job: String,
+    open: Vec<OnceLock<File>>,
+}
+
+/// A file of a checkpoint, for who wants to carry it elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileEntry {
+    /// Relative to the checkpoint's directory, with `/`.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `dir`: reads its manifest and documents, checks every file's length and header. The
+    /// data are verified as they are read, or all at once by [`Checkpoint::verify`].
+    ///
+    /// # Errors
+    /// [`Error::NotACheckpoint`] or [`Error::Damaged`], which names the first damaged file.
+    pub fn open(dir: impl Into<PathBuf>) -> Result<Self> {
+        let checkpoint = Self::open_unchecked(dir)?;
+        match checkpoint.damaged_files()?.into_iter().next() {
+            Some(damage) => Err(Error::Damaged(damage)),
+            None => Ok(checkpoint),
+        }
+    }
+
+    /// Opens without looking at any data file.
+    fn open_unchecked(dir: impl Into<PathBuf>) -> Result<Self> {
+        let dir = dir.into();
+        let manifest = Manifest::read(&dir)?;
+        let mut documents = [(LAYOUT, Vec::new()), (JOB, Vec::new())];
+        for (name, bytes) in &mut documents {
+            let file = manifest.documents.iter().find(|file| file.path == *name);
+            let file =
+                file.ok_or_else(|| Error::Damaged(Damage::file(dir.join(MANIFEST), format!("lists no {name}"))))?;
+            *bytes = read_document(&dir, file)?;
+        }
+        let [(_, layout), (_, job)] = documents;
+        let broken = |name: &str, reason: String| Error::Damaged(Damage::file(dir.join(name), reason));
+        let layout = Layout::from_json(&layout).map_err(|e| broken(LAYOUT, format!("is not a layout: {e}")))?;
+        let job = String::from_utf8(job).map_err(|_| broken(JOB, "is not UTF-8".into()))?;
+        check_files(&layout, &manifest).map_err(|reason| broken(MANIFEST, reason))?;
+        let open = manifest.files.iter().map(|_| OnceLock::new()).collect();
+        Ok(Self { dir, manifest, layout, job, open })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The step after which it was taken.
+    pub const fn step(&self) -> u64 {
+        self.manifest.step
+    }
+
+    /// Files, chunks and tensors, as cut by the plan of the run that wrote it.
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The optimizer's moments it holds.
+    pub const fn moments(&self) -> &Moments {
+        &self.manifest.moments
+    }
+
+    /// The resolved job of the run that wrote it, as JSON.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// The numerics profile of the run that wrote it, as JSON.
+    pub fn numerics_profile(&self) -> &str {
+        &self.manifest.numerics_profile
+    }
+
+    /// What `checkpoint info` shows.
+    pub fn info(&self) -> CheckpointInfo {
+        CheckpointInfo::new(&self.dir, &self.manifest)
+    }
+
+    /// Every file of it, the manifest last: copied in this order, a copy is whole once it is complete.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn files(&self) -> Result<Vec<FileEntry>> {
+        let path = self.dir.join(MANIFEST);
+        let manifest = std::fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?.len();
+        let all = self.manifest.sizes().chain([(MANIFEST, manifest)]);
+        Ok(all.map(|(path, bytes)| FileEntry { path: path.to_owned(), bytes }).collect())
+    }
+
+    /// The digest of a chunk's section by the manifest.
+    pub fn digest(&self, section: Section, chunk: ChunkId) -> Option<Digest> {
+        let place = self.layout.chunks().get(chunk).filter(|_| section.index() <= self.moments().len())?;
+        let first = self.layout.groups().get(place.group)?.chunks.start;
+        self.manifest.files.get(self.layout.file_of(place.group, section))?.chunks.get(chunk - first).copied()
+    }
+
+    /// Reads the whole of one chunk's section and verifies it. The chunk is one of [`Checkpoint::layout`]; a
+    /// [`PlanReader`](crate::PlanReader) reads by another plan.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] with file, bytes and tensors when the digest does not match; `out` then holds what was read.
+    pub fn read_chunk(&self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
+        let asked = || Error::Argument(format!("{section} of chunk {chunk}"));
+        let expected = self.digest(section, chunk).ok_or_else(asked)?;
+        let place = *self.layout.chunks().get(chunk).ok_or_else(asked)?;
+        if out.len() != place.elements {
+            let given = out.len();
+            return Err(Error::Argument(format!("{given} elements for chunk {chunk}, which has {}", place.elements)));
+        }
+        let at = self.layout.file_of(place.group, section);
+        let range = place.start..place.start + place.elements;
+        let bytes = self.file_range(at, &range);
+        let damaged = |reason: &str| self.damage(at, place.group, &range, reason);
+        let read = self.file(at).and_then(|file| read_f32(file, bytes.start, out));
+        match read {
+            Ok(found) if found == expected => Ok(()),
+            Ok(_) => Err(damaged("does not match its digest in the manifest")),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(damaged("is missing")),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(damaged("is too short")),
+            Err(e) => Err(Error::io("read", self.dir.join(&self.manifest.files[at].path), e)),
+        }
+    }
+
+    /// Reads the whole of a tensor's section; its chunks are verified.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read_chunk`].
+    pub fn read_tensor(&self, tensor: TensorId, section: Section) -> Result<Vec<f32>> {
+        let places = self.layout.places();
+        let (group, range) = places.get(tensor).ok_or_else(|| Error::Argument(format!("tensor {tensor}")))?;
+        let mut values = vec![0.0; range.len()];
+        RangeCache::default().read(self, *group, range.clone(), section, &mut values)?;
+        Ok(values)
+    }
+
+    /// Reads and verifies everything, and returns every damaged place. `progress` is told the bytes done so far, after
+    /// each chunk.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn damages(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Damage>> {
+        let mut found = self.damaged_files()?;
+        let (mut done, mut values) = (0, Vec::new());
+        for section in self.moments().sections() {
+            for (chunk, place) in self.layout.chunks().iter().enumerate() {
+                let file = self.dir.join(&self.manifest.files[self.layout.file_of(place.group, section)].path);
+                // A file that is missing or cut short was named as a whole.
+                if !found.iter().any(|damage| damage.file == file && damage.bytes.is_none()) {
+                    values.resize(place.elements, 0.0);
+                    match self.read_chunk(chunk, section, &mut values) {
+                        Err(Error::Damaged(damage)) => found.push(damage),
+                        read => read?,
+                    }
+                }
+                done += place.elements as u64 * ELEMENT;
+                progress(done);
+            }
+        }
+        Ok(found)
+    }
+
+    /// [`Checkpoint::damages`], the first as an error.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], or when the file system refuses.
+    pub fn verify(&self) -> Result<()> {
+        match self.damages(|_| ())?.into_iter().next() {
+            Some(damage) => Err(Error::Damaged(damage)),
+            None => Ok(()),
+        }
+    }
+
+    /// Documents and data files that are missing, of another length, or with another header.
+    fn damaged_files(&self) -> Result<Vec<Damage>> {
+        let mut found = Vec::new();
+        for document in &self.manifest.documents {
+            match read_document(&self.dir, document) {
+                Err(Error::Damaged(damage)) => found.push(damage),
+                read => drop(read?),
+            }
+        }
+        for file in &self.manifest.files {
+            let path = self.dir.join(&file.path);
+            let reason = match File::open(&path).and_then(|open| Ok((open.metadata()?.len(), open))) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => Some("is missing".to_owned()),
+                Err(e) => return Err(Error::io("read", path, e)),
+                Ok((bytes, _)) if bytes != file.bytes => Some(wrong_length(bytes, file.bytes)),
+                Ok((_, open)) => match header::read_bytes(&open) {
+                    Ok(header) if Digest::of(&header) == file.header_blake3 => None,
+                    Ok(_) => Some("has a header that does not match its digest in the manifest".to_owned()),
+                    Err(e) if e.kind() == io::ErrorKind::InvalidData => Some(format!("is not as it was written: {e}")),
+                    Err(e) => return Err(Error::io("read", path, e)),
+                },
+            };
+            found.extend(reason.map(|reason| Damage::file(path, reason)));
+        }
+        Ok(found)
+    }
+
+    /// The bytes of the file that elements `range` of its group take.
+    fn file_range(&self, at: usize, range: &Range<usize>) -> Range<u64> {
+        let first = self.manifest.files[at].header_bytes;
+        first + range.start as u64 * ELEMENT..first + range.end as u64 * ELEMENT
+    }
+
+    fn damage(&self, at: usize, group: GroupId, range: &Range<usize>, reason: &str) -> Error {
+        Error::Damaged(Damage {
+            file: self.dir.join(&self.manifest.files[at].path),
+            bytes: Some(self.file_range(at, range)),
+            tensors: self.layout.tensor_names(group, range),
+            reason: reason.to_owned(),
+        })
+    }
+
+    fn file(&self, at: usize) -> io::Result<&File> {
+        if let Some(file) = self.open[at].get() {
+            return Ok(file);
+        }
+        let file = File::open(self.dir.join(&self.manifest.files[at].path))?;
+        Ok(self.open[at].get_or_init(|| file))
+    }
+}
+
+/// Every damaged place of the checkpoint in `dir`, also when it can't even be opened; none when it is whole.
+///
+/// # Errors
+/// When `dir` is no checkpoint at all, or the file system refuses.
+pub fn verify(dir: impl Into<PathBuf>, progress: impl FnMut(u64)) -> Result<Vec<Damage>> {
+    match Checkpoint::open_unchecked(dir) {
+        Ok(checkpoint) => checkpoint.damages(progress),
+        Err(Error::Damaged(damage)) => Ok(vec![damage]),
+        Err(error) => Err(error),
+    }
+}
+
+fn wrong_length(found: u64, expected: u64) -> String {
+    format!("is {found} bytes long instead of {expected}")
+}
+
+fn read_document(dir: &Path, file: &WholeFile) -> Result<Vec<u8>> {
+    let path = dir.join(&file.path);
+    let damaged = |reason: String| Err(Error::Damaged(Damage::file(&path, reason)));
+    match read_limited(&path, file.bytes) {
+        Ok(bytes) if bytes.len() as u64 != file.bytes => damaged(wrong_length(bytes.len() as u64, file.bytes)),
+        Ok(bytes) if Digest::of(&bytes) != file.blake3 => damaged("does not match its digest in the manifest".into()),
+        Ok(bytes) => Ok(bytes),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => damaged("is missing".into()),
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => damaged(format!("is not as it was written: {e}")),
+        Err(e) => Err(Error::io("read", path, e)),
+    }
+}
+
+/// Whether the manifest lists the files that the layout needs.
+fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), String> {
+    let groups = layout.groups();
+    if manifest.files.len() != groups.len() * (1 + manifest.moments.len()) {
+        return Err("lists another number of files than its layout needs".into());
+    }
+    let fits = |(file, group): (&DataFile, &millrace_emulator::plan::Group)| {
+        file.chunks.len() == group.chunks.len()
+            && file.header_bytes.checked_add(group.elements as u64 * ELEMENT) == Some(file.bytes)
+    };
+    match manifest.files.iter().zip(groups.iter().cycle()).find(|(file, group)| !fits((*file, *group))) {
+        Some((file, group)) => Err(format!("lists {}, which does not fit group {}", file.path, group.name)),
+        None => Ok(()),
+    }
+}
+
+/// Fills `out` from little-endian bytes at `offset` and returns their digest.
+fn read_f32(file: &File, mut offset: u64, out: &mut [f32]) -> io::Result<Digest> {
+    let (mut hasher, mut block) = (blake3::Hasher::new(), vec![0; BLOCK.min(out.len() * 4)]);
+    for part in out.chunks_mut(BLOCK / 4) {
+        let bytes = &mut block[..part.len() * 4];
+        file.read_exact_at(bytes, offset)?;
+        hasher.update(bytes);
+        for (value, bytes) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *value = f32::from_le_bytes(*bytes);
+        }
+        offset += bytes.len() as u64;
+    }
+    Ok(Digest::finish(&hasher))
+}
+
+/// Reads any range of a group by way of whole, verified chunks; keeps the last one for the range that follows.
+#[derive(Debug, Default)]
+pub(crate) struct RangeCache {
+    held: Option<(ChunkId, Section)>,
+    values: Vec<f32>,
+}
+
+impl RangeCache {
+    pub fn read(
+        &mut self,
+        from: &Checkpoint,
+        group: GroupId,
+        range: Range<usize>,
+        section: Section,
+        out: &mut [f32],
+    ) -> Result<()> {
+        for (chunk, elements) in from.layout.overlapping(group, range.clone()) {
+            let part = elements.start.max(range.start)..elements.end.min(range.end);
+            let target = &mut out[part.start - range.start..part.end - range.start];
+            if part == elements {
+                from.read_chunk(chunk, section, target)?;
+                continue;
+            }
+            if self.held != Some((chunk, section)) {
+                self.held = None;
+                self.values.resize(elements.len(), 0.0);
+                from.read_chunk(chunk, section, &mut self.values)?;
+                self.held = Some((chunk, section));
+            }
+            target.copy_from_slice(&self.values[part.start - elements.start..part.end - elements.start]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! Small models for the tests of this crate.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millrace_emulator::graph::{ActivationKind, Graph, Init, Layer, Op, OpNode, Tensor, TensorRole, Value, ValueType};
+use millrace_emulator::plan::{Chunk, Encoding, Group, Leaves, PlanHash, StreamPlan};
+
+use crate::{Facts, LockRequest, ModelDirLock, Moments, RangeWriter, Staging, WriterEpoch};
+
+/// A GPT-2 of two blocks, hidden 8, two heads.
+#[derive(Clone, Copy)]
+pub struct Model {
+    pub tied: bool,
+    pub bias: bool,
+    pub head_bias: bool,
+    pub vocabulary: usize,
+    pub scale: f32,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        // 1 / sqrt(4) is what GPT-2 has.
+        Self { tied: true, bias: true, head_bias: false, vocabulary: 11, scale: 0.5 }
+    }
+}
+
+pub const HIDDEN: usize = 8;
+pub const INNER: usize = 20;
+pub const POSITIONS: usize = 6;
+
+struct Builder {
+    graph: Graph,
+    bias: bool,
+}
+
+impl Builder {
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> usize {
+        let init = Init::Constant { value: 0.0 };
+        self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role: TensorRole::Weight });
+        self.graph.tensors.len() - 1
+    }
+
+    fn node(&mut self, op: Op, inputs: &[usize], params: &[usize]) -> usize {
+        let out = self.graph.values.len();
+        let kind = ValueType::Float;
+        self.graph.values.push(Value { name: format!("v{out}"), rows: POSITIONS, columns: HIDDEN, kind });
+        self.graph.nodes.push(OpNode { op, inputs: inputs.to_vec(), params: params.to_vec(), output: Some(out) });
+        out
+    }
+
+    fn norm(&mut self, name: &str, x: usize) -> usize {
+        let params =
+            [self.tensor(&format!("{name}.weight"), &[HIDDEN]), self.tensor(&format!("{name}.bias"), &[HIDDEN])];
+        self.node(Op::LayerNorm { epsilon: 1e-5 }, &[x], &params)
+    }
+
+    fn linear(&mut self, name: &str, x: usize, out: usize, input: usize) -> usize {
+        let mut params = vec![self.tensor(&format!("{name}.weight"), &[out, input])];
+        if self.bias {
+            params.push(self.tensor(&format!("{name}.bias"), &[out]));
+        }
+        self.node(Op::Linear, &[x], &params)
+    }
+
+    fn block(&mut self, at: usize, x: usize, scale: f32) -> usize {
+        let y = self.norm(&format!("h.{at}.ln_1"), x);
+        let y = self.linear(&format!("h.{at}.attn.qkv"), y, 3 * HIDDEN, HIDDEN);
+        let y = self.node(Op::CausalAttention { heads: 2, scale, dropout: 0.1 }, &[y], &[]);
+        let y = self.linear(&format!("h.{at}.attn.proj"), y, HIDDEN, HIDDEN);
+        let y = self.node(Op::Dropout { rate: 0.2 }, &[y], &[]);
+        let x = self.node(Op::Add, &[x, y], &[]);
+        let y = self.norm(&format!("h.{at}.ln_2"), x);
+        let y = self.linear(&format!("h.{at}.mlp.fc"), y, INNER, HIDDEN);
+        let y = self.node(Op::Activation { kind: ActivationKind::GeluTanh }, &[y], &[]);
+        let y = self.linear(&format!("h.{at}.mlp.proj"), y, HIDDEN, INNER);
+        let y = self.node(Op::Dropout { rate: 0.2 }, &[y], &[]);
+        self.node(Op::Add, &[y, x], &[])
+    }
+}
+
+pub fn graph(model: Model) -> Graph {
+    let token = |name: &str| Value { name: name.into(), rows: POSITIONS, columns: 1, kind: ValueType::Token };
+    let empty = Graph {
+        tensors: Vec::new(),
+        values: vec![token("tokens"), token("labels")],
+        nodes: Vec::new(),
+        layers: Vec::new(),
+        tokens: 0,
+        labels: 1,
+    };
+    let mut b = Builder { graph: empty, bias: model.bias };
+    let (wte, wpe) =
+        (b.tensor("wte.weight", &[model.vocabulary, HIDDEN]), b.tensor("wpe.weight", &[POSITIONS, HIDDEN]));
+    let x = b.node(Op::Embedding, &[0], &[wte]);
+    let mut x = b.node(Op::AddPosition, &[x], &[wpe]);
+    let mut cuts = vec![0, b.graph.nodes.len()];
+    for at in 0..2 {
+        x = b.block(at, x, model.scale);
+        cuts.push(b.graph.nodes.len());
+    }
+    let x = b.norm("ln_f", x);
+    let mut head = vec![if model.tied { wte } else { b.tensor("lm_head.weight", &[model.vocabulary, HIDDEN]) }];
+    if model.head_bias {
+        head.push(b.tensor("lm_head.bias", &[model.vocabulary]));
+    }
+    b.graph.nodes.push(OpNode { op: Op::CrossEntropy, inputs: vec![x, 1], params: head, output: None });
+    cuts.push(b.graph.nodes.len());
+    let names = ["embed", "h.0", "h.1", "head"];
+    b.graph.layers = names
+        .iter()
+        .zip(cuts.windows(2))
+        .map(|(name, cut)| Layer { name: (*name).into(), nodes: cut[0]..cut[1] })
+        .collect();
+    b.graph
+}
+
+/// A plan whose groups are as many as `groups`, cut into chunks of at most `most` elements.
+pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
+    let leaves = Leaves { count: 2, samples: 1 };
+    let mut plan = StreamPlan {
+        sequence: POSITIONS,
+        leaves,
+        eval_leaves: leaves,
+        groups: Vec::new(),
+        chunks: Vec::new(),
+        layers: Vec::new(),
+        resident: Vec::new(),
+        encoding: Encoding::F32,
+        leaves_per_round: 2,
+        down_train: Vec::new(),
+        down_eval: Vec::new(),
+        up: Vec::new(),
+        graph,
+    };
+    let ids: Vec<usize> = (0..plan.graph.tensors.len()).collect();
+    for (at, members) in ids.chunks(ids.len().div_ceil(groups)).enumerate() {
+        let mut end = 0;
+        let tensors: Vec<(usize, Range<usize>)> = members
+            .iter()
+            .map(|&id| {
+                let start = end;
+                end += plan.graph.tensors[id].elements();
+                (id, start..end)
+            })
+            .collect();
+        let first = plan.chunks.len();
+        let cut = (0..end).step_by(most).map(|start| Chunk { group: at, start, elements: most.min(end - start) });
+        plan.chunks.extend(cut);
+        plan.groups.push(Group { name: format!("h.{at}"), tensors, chunks: first..plan.chunks.len(), elements: end });
+    }
+    plan
+}
+
+pub fn plan() -> StreamPlan {
+    plan_of(graph(Model::default()), 4, 100)
+}
+
+pub fn facts(plan: &StreamPlan) -> Facts {
+    Facts {
+        plan: plan.hash(),
+        seed: u64::MAX,
+        next_sample: 80,
+        numerics_profile: r#"{"isa":"avx2"}"#.into(),
+        precision: "f32".into(),
+        optimizer: "adamw".into(),
+        loss: Some(2.345_678),
+        grad_norm: Some(f32::MIN_POSITIVE),
+        notes: vec!["a note".into()],
+        job: r#"{"model": {"hidden": 8}}"#.into(),
+    }
+}
+
+/// Random bits, so that NaNs of all kinds, infinities, subnormals and negative zeros are among them.
+pub fn random_bits(seed: u64, elements: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let special = [f32::NAN.to_bits(), 0x7fa0_0001, 0xffc1_2345, (-0.0f32).to_bits(), 1, f32::NEG_INFINITY.to_bits()];
+    (0..elements)
+        .map(|at| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            f32::from_bits(if at % 7 == 0 { special[state as usize % special.len()] } else { state as u32 })
+        })
+        .collect()
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+pub fn lock(dir: &Path) -> Arc<ModelDirLock> {
+    Arc::new(ModelDirLock::acquire(dir, &LockRequest::local()).unwrap())
+}
+
+/// Contents of a tensor's section, whichever plan cuts it.
+pub fn tensor_values(plan: &StreamPlan, tensor: usize, section: usize) -> Vec<f32> {
+    let tensor = &plan.graph.tensors[tensor];
+    let seed = tensor.name.bytes().fold(section as u64 + 1, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
+    random_bits(seed, tensor.elements())
+}
+
+/// Contents of a chunk's section.
+pub fn chunk_values(plan: &StreamPlan, chunk: usize, section: usize) -> Vec<f32> {
+    let mut values = vec![0.0; plan.chunks[chunk].elements];
+    for (tensor, start, range) in plan.chunk_pieces(chunk) {
+        let length = range.len();
+        values[range].copy_from_slice(&tensor_values(plan, tensor, section)[start..start + length]);
+    }
+    values
+}
+
+/// Writes a checkpoint the way two shards do.
+pub fn write(lock: &Arc<ModelDirLock>, plan: &StreamPlan, step: u64, moments: &Moments) -> PathBuf {
+    let mut staging = Staging::create(lock, plan, step, WriterEpoch { attempt: 1, number: 2 }, moments).unwrap();
+    for shard in 0..2 {
+        let mut writer = RangeWriter::open(staging.path(), plan, moments).unwrap();
+        let mut written = Vec::new();
+        for chunk in (shard..plan.chunks.len()).step_by(2) {
+            for section in moments.sections() {
+                let values = chunk_values(plan, chunk, section.index());
+                written.push((section, chunk, writer.write_chunk(chunk, section, &values).unwrap()));
+            }
+        }
+        writer.finish().unwrap();
+        for (section, chunk, digest) in written {
+            staging.record(section, chunk, digest).unwrap();
+        }
+    }
+    staging.publish(Facts { plan: PlanHash(step), ..facts(plan) }).unwrap()
+}

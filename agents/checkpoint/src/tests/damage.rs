@@ -1,0 +1,172 @@
+//! Every damaged byte is found and named; nothing on disk makes the reader panic.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::testing::{lock, plan, random_bits, write};
+use crate::{Checkpoint, Digest, Error, Moments, hf, verify};
+
+/// Every file below `dir`, relative to it.
+fn files(dir: &Path) -> Vec<String> {
+    let mut all: Vec<String> =
+        Checkpoint::open(dir).unwrap().files().unwrap().into_iter().map(|file| file.path).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn every_flipped_bit_is_found_and_its_file_named() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    for name in files(&path) {
+        let file = path.join(&name);
+        let whole = fs::read(&file).unwrap();
+        let length = whole.len();
+        // Length and name of the header, its padding, and the data on both sides of a chunk's border.
+        let places = [0, 7, 9, 60, length / 3, 4095, 4096, 4096 + 399, 4096 + 400, length - 1];
+        for place in places.into_iter().filter(|&place| place < length) {
+            let mut damaged = whole.clone();
+            damaged[place] ^= 1 << (place % 8);
+            fs::write(&file, &damaged).unwrap();
+            let found = verify(&path, |_| ()).unwrap();
+            assert_eq!(found.len(), 1, "{name} at {place}: {found:?}");
+            assert_eq!(found[0].file, file);
+            if let Some(bytes) = &found[0].bytes {
+                assert!(bytes.contains(&(place as u64)) && !found[0].tensors.is_empty());
+            }
+            let opened = Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verify());
+            let error = opened.unwrap_err();
+            assert!(error.to_string().contains(&name) && error.is_bad_input(), "{error}");
+        }
+        fs::write(&file, &whole).unwrap();
+    }
+    assert!(verify(&path, |_| ()).unwrap().is_empty());
+}
+
+#[test]
+fn the_manifest_guards_each_of_its_own_bytes() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &plan, 5, &Moments::none());
+    let file = path.join("manifest.json");
+    let whole = fs::read(&file).unwrap();
+    let open = fs::File::options().write(true).open(&file).unwrap();
+    for (place, byte) in whole.iter().enumerate() {
+        open.write_all_at(&[byte ^ 1 << (place % 8)], place as u64).unwrap();
+        assert!(matches!(Checkpoint::open(&path), Err(Error::Damaged(damage)) if damage.file == file), "at {place}");
+        open.write_all_at(&[*byte], place as u64).unwrap();
+    }
+    Checkpoint::open(&path).unwrap();
+}
+
+#[test]
+fn truncated_lengthened_emptied_and_missing_files_are_named() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    for name in files(&path) {
+        let file = path.join(&name);
+        let whole = fs::read(&file).unwrap();
+        let longer = [whole.as_slice(), b" "].concat();
+        for content in [Some(&whole[..whole.len() - 1]), Some(longer.as_slice()), Some(&[]), None] {
+            match content {
+                Some(content) => fs::write(&file, content).unwrap(),
+                None => fs::remove_file(&file).unwrap(),
+            }
+            let error = Checkpoint::open(&path).unwrap_err();
+            if content.is_none() && name == "manifest.json" {
+                assert!(matches!(error, Error::NotACheckpoint { .. }), "{error}");
+            } else {
+                assert!(matches!(&error, Error::Damaged(damage) if damage.file == file), "{error}");
+                assert_eq!(verify(&path, |_| ()).unwrap().len(), 1);
+            }
+        }
+        fs::write(&file, &whole).unwrap();
+    }
+    let error = Checkpoint::open(dir.path().join("nothing")).unwrap_err();
+    assert!(error.to_string().ends_with("is not a checkpoint: there is no such directory"), "{error}");
+}
+
+/// Puts something unexpected at a random place of a document.
+fn mutate(value: &mut Value, random: &mut impl Iterator<Item = usize>) {
+    let any = json!([null, -1, 1e300, "", [], {}]);
+    let numbers = json!([0, 1, 2, 3, 7, 1u64 << 33, 1u64 << 62, u64::MAX]);
+    let strings = json!(["", "x", "../../etc", "/", "wte.weight", "m"]);
+    let mut pick = |most: usize| random.next().unwrap() % most;
+    let stop = pick(10) == 0;
+    match value {
+        Value::Object(map) if !map.is_empty() && !stop => {
+            let key = map.keys().nth(pick(map.len())).unwrap().clone();
+            if pick(12) == 0 {
+                map.remove(&key);
+            } else {
+                mutate(&mut map[&key], random);
+            }
+        }
+        Value::Array(items) if !items.is_empty() && !stop => {
+            let at = pick(items.len());
+            if pick(12) == 0 {
+                items.remove(at);
+            } else {
+                mutate(&mut items[at], random);
+            }
+        }
+        Value::Number(_) if pick(4) > 0 => *value = numbers[pick(8)].clone(),
+        Value::String(_) if pick(4) > 0 => *value = strings[pick(6)].clone(),
+        place => *place = any[pick(6)].clone(),
+    }
+}
+
+/// Puts a new file at `path`; writing over the old one would wait for the disk each time.
+fn replace(path: &Path, content: &[u8]) {
+    fs::remove_file(path).unwrap();
+    fs::write(path, content).unwrap();
+}
+
+/// Signs a manifest the way the writer does.
+fn sign(manifest: &Value) -> Vec<u8> {
+    let body = serde_json::to_string(manifest).unwrap();
+    let text = |checksum: &str| format!("{{\n  \"checksum\": \"{checksum}\",{}", &body[1..]);
+    text(&Digest::of(text(&"0".repeat(64)).as_bytes()).to_string()).into_bytes()
+}
+
+#[test]
+fn nothing_in_a_manifest_or_layout_panics_even_when_signed() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    let read = |name: &str| serde_json::from_slice::<Value>(&fs::read(path.join(name)).unwrap()).unwrap();
+    let (mut manifest, layout) = (read("manifest.json"), read("layout.json"));
+    let whole = fs::read(path.join("layout.json")).unwrap();
+    manifest.as_object_mut().unwrap().remove("checksum");
+    let mut random = (1..).flat_map(|seed| random_bits(seed, 64)).map(|value| (value.to_bits() >> 3) as usize);
+    let (mut refused, mut opened) = (0, 0);
+    for round in 0..400 {
+        let (mut manifest, mut layout) = (manifest.clone(), layout.clone());
+        mutate(if round % 2 == 0 { &mut manifest } else { &mut layout }, &mut random);
+        if round % 2 == 1 {
+            let layout = serde_json::to_vec(&layout).unwrap();
+            replace(&path.join("layout.json"), &layout);
+            manifest["documents"][0]["bytes"] = layout.len().into();
+            manifest["documents"][0]["blake3"] = Digest::of(&layout).to_string().into();
+        } else {
+            replace(&path.join("layout.json"), &whole);
+        }
+        let text = if manifest.is_object() { sign(&manifest) } else { vec![b'{'; round] };
+        replace(&path.join("manifest.json"), &text);
+        match Checkpoint::open(&path) {
+            Err(error) => {
+                assert!(error.is_bad_input(), "{error}");
+                refused += 1;
+            }
+            Ok(checkpoint) => {
+                opened += 1;
+                let _ = checkpoint.damages(|_| ());
+                let _ = (checkpoint.info().to_string(), checkpoint.files());
+                let _ = hf::export_hf(&checkpoint, &dir.path().join(format!("hf{round}")));
+            }
+        }
+    }
+    // The mutations reach behind the parser in both directions.
+    assert!(refused > 100 && opened > 50, "{refused} refused, {opened} opened");
+}

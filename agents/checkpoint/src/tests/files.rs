@@ -1,0 +1,142 @@
+//! What is on disk, and that it comes back bit by bit.
+
+use safetensors::SafeTensors;
+
+use crate::testing::{Model, bits, chunk_values, facts, graph, lock, plan, plan_of, tensor_values, write};
+use crate::{Checkpoint, Digest, Moments, PlanReader, Section};
+
+#[test]
+fn a_checkpoint_comes_back_bit_by_bit_and_its_digests_are_as_documented() {
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::adam());
+    let path = write(&lock(dir.path()), &plan, 7, &moments);
+    assert_eq!(path, dir.path().join("checkpoint_7"));
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    checkpoint.verify().unwrap();
+    let (mut parameters, mut optimizer) = (blake3::Hasher::new(), blake3::Hasher::new());
+    for chunk in 0..plan.chunks.len() {
+        for section in moments.sections() {
+            let expected = chunk_values(&plan, chunk, section.index());
+            let mut found = vec![0.0; expected.len()];
+            checkpoint.read_chunk(chunk, section, &mut found).unwrap();
+            assert_eq!(bits(&found), bits(&expected), "{section} of chunk {chunk}");
+            let bytes: Vec<u8> = expected.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let hasher = if section == Section::Parameters { &mut parameters } else { &mut optimizer };
+            hasher.update(blake3::hash(&bytes).as_bytes());
+            assert_eq!(Digest::of_f32(&expected), Digest(*blake3::hash(&bytes).as_bytes()));
+        }
+    }
+    let info = checkpoint.info();
+    assert_eq!(info.parameters_blake3.to_string(), parameters.finalize().to_hex().as_str());
+    assert_eq!(info.optimizer_blake3.to_string(), optimizer.finalize().to_hex().as_str());
+    let json: serde_json::Value = serde_json::to_value(&info).unwrap();
+    assert_eq!((json["step"].as_u64(), json["seed"].as_u64()), (Some(7), Some(u64::MAX)));
+    assert_eq!(json["parameters_blake3"], info.parameters_blake3.to_string());
+    assert_eq!(
+        (info.loss, info.grad_norm, info.parameters),
+        (Some(2.345_678), Some(f32::MIN_POSITIVE), plan.parameters())
+    );
+    assert_eq!(checkpoint.job(), facts(&plan).job);
+    assert!(info.to_string().contains("optimizer_blake3"));
+}
+
+#[test]
+fn every_file_is_safetensors_and_the_index_names_every_tensor() {
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::momentum());
+    let checkpoint = Checkpoint::open(write(&lock(dir.path()), &plan, 0, &moments)).unwrap();
+    let read = |path: &str| std::fs::read(checkpoint.path().join(path)).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&read("model.safetensors.index.json")).unwrap();
+    assert_eq!(index["metadata"]["total_size"], 4 * plan.parameters());
+    for (id, tensor) in plan.graph.tensors.iter().enumerate() {
+        let file = index["weight_map"][&tensor.name].as_str().unwrap();
+        let moment = file.replace("parameters/", "optimizer/").replace(".safetensors", ".m.safetensors");
+        for (section, file) in [file, &moment].into_iter().enumerate() {
+            let bytes = read(file);
+            let view = SafeTensors::deserialize(&bytes).unwrap();
+            let found = view.tensor(&tensor.name).unwrap();
+            assert_eq!(found.shape(), tensor.shape);
+            let expected: Vec<u8> = tensor_values(&plan, id, section).iter().flat_map(|v| v.to_le_bytes()).collect();
+            assert_eq!(found.data(), expected, "{} in {file}", tensor.name);
+        }
+    }
+    let listed = checkpoint.files().unwrap();
+    assert_eq!(listed.last().unwrap().path, "manifest.json");
+    for file in &listed {
+        assert_eq!(read(&file.path).len() as u64, file.bytes, "{}", file.path);
+    }
+    assert_eq!(listed.len(), 4 + 2 * plan.groups.len());
+}
+
+#[test]
+fn any_other_plan_of_the_same_model_reads_it() {
+    let (dir, written) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &written, 3, &Moments::momentum());
+    let mut reversed = graph(Model::default());
+    // Another order of tensors; the operators do not matter for reading.
+    reversed.tensors.reverse();
+    for (groups, most) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
+        let plan = plan_of(reversed.clone(), groups, most);
+        let mut reader = PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &Moments::adam()).unwrap();
+        assert_eq!(reader.absent_moments(), ["v"]);
+        for chunk in 0..plan.chunks.len() {
+            let mut out = vec![1.0; plan.chunks[chunk].elements];
+            for section in [Section::Parameters, Section::Moment(0)] {
+                reader.read_chunk(chunk, section, &mut out).unwrap();
+                assert_eq!(
+                    bits(&out),
+                    bits(&chunk_values(&plan, chunk, section.index())),
+                    "{groups} groups, {section}"
+                );
+            }
+            reader.read_chunk(chunk, Section::Moment(1), &mut out).unwrap();
+            assert!(out.iter().all(|value| value.to_bits() == 0));
+        }
+    }
+}
+
+#[test]
+fn another_model_is_refused_by_its_first_difference() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &plan, 3, &Moments::none());
+    let changed = |change: fn(&mut Model)| {
+        let mut model = Model::default();
+        change(&mut model);
+        graph(model)
+    };
+    let untied = changed(|model| model.tied = false);
+    let cases = [
+        (untied, "it has no tensor lm_head.weight"),
+        (changed(|model| model.vocabulary = 12), "wte.weight has shape [11, 8] there and [12, 8] by the params"),
+        (
+            changed(|model| model.bias = false),
+            "it has a tensor h.0.attn.qkv.bias that the model of the params does not have",
+        ),
+    ];
+    for (graph, expected) in cases {
+        let other = plan_of(graph, 4, 100);
+        let error = PlanReader::new(Checkpoint::open(&path).unwrap(), &other, &Moments::none()).unwrap_err();
+        assert!(error.to_string().ends_with(expected), "{error}");
+        assert!(error.is_bad_input() && error.hint().is_some());
+    }
+}
+
+#[test]
+fn a_partial_reader_takes_what_fits_and_names_the_rest() {
+    let (dir, written) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &written, 3, &Moments::momentum());
+    let plan = plan_of(graph(Model { tied: false, vocabulary: 12, bias: false, ..Model::default() }), 3, 64);
+    let mut reader = PlanReader::partial(Checkpoint::open(&path).unwrap(), &plan, &Moments::momentum()).unwrap();
+    assert_eq!(reader.absent_tensors(), ["wte.weight", "lm_head.weight"]);
+    for chunk in 0..plan.chunks.len() {
+        for (section, filler) in [(Section::Parameters, 9.0), (Section::Moment(0), 0.0)] {
+            let mut expected = chunk_values(&plan, chunk, section.index());
+            for (tensor, _, range) in plan.chunk_pieces(chunk) {
+                if plan.graph.tensors[tensor].shape[0] == 12 {
+                    expected[range].fill(filler);
+                }
+            }
+            let mut out = vec![9.0; expected.len()];
+            reader.read_chunk(chunk, section, &mut out).unwrap();
+            assert_eq!(bits(&out), bits(&expected), "{section} of chunk {chunk}");
+        }
+    }
+}

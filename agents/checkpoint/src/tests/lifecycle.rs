@@ -1,0 +1,137 @@
+//! From staging to deletion: what is there, what is kept, what is cleaned up.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::testing::{facts, lock, plan, write};
+use crate::{
+    Check, Checkpoint, Error, LockError, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging,
+    WriterEpoch, list, newest_whole, retain, tidy,
+};
+
+const EPOCH: WriterEpoch = WriterEpoch { attempt: 4, number: 1 };
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut all: Vec<String> = entries.filter(|name| name.starts_with("checkpoint_")).collect();
+    all.sort();
+    all
+}
+
+fn steps(dir: &Path) -> Vec<u64> {
+    list(dir).unwrap().whole.iter().map(|info| info.step).collect()
+}
+
+fn copy(from: &Path, to: PathBuf) {
+    fs::create_dir_all(&to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn only_a_complete_checkpoint_is_published_and_an_abandoned_one_leaves_nothing() {
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::none());
+    let lock = lock(dir.path());
+    let mut staging = Staging::create(&lock, &plan, 9, EPOCH, &moments).unwrap();
+    assert_eq!(names(dir.path()), ["checkpoint_9.partial-4.1"]);
+    assert!(matches!(Checkpoint::open(staging.path()), Err(Error::NotACheckpoint { .. })));
+    let mut writer = RangeWriter::open(staging.path(), &plan, &moments).unwrap();
+    assert!(matches!(writer.write_chunk(0, Section::Parameters, &[1.0]), Err(Error::Argument(_))));
+    assert!(matches!(writer.write_chunk(0, Section::Moment(0), &[1.0]), Err(Error::Argument(_))));
+    let values = vec![1.0; plan.chunks[0].elements];
+    let digest = writer.write_chunk(0, Section::Parameters, &values).unwrap();
+    staging.record(Section::Parameters, 0, digest).unwrap();
+    assert!(staging.record(Section::Parameters, 0, crate::Digest([0; 32])).is_err());
+    assert_eq!(staging.missing(), Some((Section::Parameters, 1)));
+    let error = staging.publish(facts(&plan)).unwrap_err();
+    assert!(error.to_string().contains("never reported as written"), "{error}");
+    assert!(names(dir.path()).is_empty());
+    // The shard's late write goes to files that are no more.
+    writer.write_chunk(0, Section::Parameters, &values).unwrap();
+    assert!(writer.finish().is_err());
+}
+
+#[test]
+fn a_run_that_was_overtaken_publishes_nothing() {
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::none());
+    let take = |attempt| Arc::new(ModelDirLock::acquire(dir.path(), &LockRequest::job("a", attempt)).unwrap());
+    let old = take(1);
+    let mut staging = Staging::create(&old, &plan, 9, EPOCH, &moments).unwrap();
+    let mut writer = RangeWriter::open(staging.path(), &plan, &moments).unwrap();
+    for chunk in 0..plan.chunks.len() {
+        let values = vec![0.5; plan.chunks[chunk].elements];
+        staging
+            .record(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &values).unwrap())
+            .unwrap();
+    }
+    writer.finish().unwrap();
+    let new = take(2);
+    assert!(matches!(staging.publish(facts(&plan)), Err(Error::Lock(LockError::Lost { .. }))));
+    assert!(matches!(Staging::create(&old, &plan, 9, EPOCH, &moments), Err(Error::Lock(LockError::Lost { .. }))));
+    assert!(names(dir.path()).is_empty());
+    write(&new, &plan, 9, &moments);
+    assert_eq!(names(dir.path()), ["checkpoint_9"]);
+}
+
+#[test]
+fn the_newest_whole_one_is_found_and_old_ones_go() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let lock = lock(dir.path());
+    assert!(newest_whole(dir.path(), Check::Full).unwrap().0.is_none());
+    for step in [2, 10, 9, 100] {
+        write(&lock, &plan, step, &Moments::none());
+    }
+    fs::create_dir(dir.path().join("checkpoint_0100")).unwrap();
+    fs::create_dir(dir.path().join("checkpoint_200")).unwrap();
+    assert_eq!(steps(dir.path()), [2, 9, 10, 100]);
+    // One bit of the data: only a full check sees it.
+    let file = dir.path().join("checkpoint_100/parameters/00001-h.1.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let newest = |check| {
+        let (found, skipped) = newest_whole(dir.path(), check).unwrap();
+        (found.unwrap().step(), skipped.iter().map(|broken| broken.step).collect::<Vec<_>>())
+    };
+    assert_eq!(newest(Check::Quick), (100, vec![200]));
+    assert_eq!(newest(Check::Full), (10, vec![200, 100]));
+    let (_, skipped) = newest_whole(dir.path(), Check::Full).unwrap();
+    assert!(skipped[1].reason.contains("00001-h.1.safetensors") && skipped[0].reason.contains("no manifest.json"));
+    assert!(retain(&lock, 0).unwrap().is_empty());
+    assert_eq!(retain(&lock, 2).unwrap(), [dir.path().join("checkpoint_2"), dir.path().join("checkpoint_9")]);
+    assert_eq!(names(dir.path()), ["checkpoint_0100", "checkpoint_10", "checkpoint_100", "checkpoint_200"]);
+}
+
+#[test]
+fn a_step_written_again_replaces_the_old_one_and_the_dead_are_tidied_away() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let at = |name: &str| dir.path().join(name);
+    let lock = lock(dir.path());
+    let first = write(&lock, &plan, 5, &Moments::none());
+    write(&lock, &plan, 5, &Moments::adam());
+    assert_eq!(names(dir.path()), ["checkpoint_5"]);
+    assert_eq!(Checkpoint::open(&first).unwrap().moments(), &Moments::adam());
+    // What runs leave that died while writing, replacing and deleting.
+    fs::create_dir_all(at("checkpoint_6.partial-1.1/parameters")).unwrap();
+    copy(&first, at("checkpoint_4.replaced-1.1"));
+    copy(&first, at("checkpoint_5.replaced-1.1"));
+    copy(&first, at("checkpoint_3.deleted"));
+    assert_eq!(list(dir.path()).unwrap().partial, [at("checkpoint_6.partial-1.1")]);
+    assert_eq!(tidy(&lock).unwrap().len(), 2);
+    assert_eq!(names(dir.path()), ["checkpoint_4", "checkpoint_5"]);
+}
+
+#[test]
+fn a_full_disk_is_named_as_such() {
+    let error = crate::files::write_synced(Path::new("/dev/full"), b"x").unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }) && !error.is_bad_input());
+    assert!(error.to_string().starts_with("no space is left for /dev/full; "), "{error}");
+}

@@ -1,0 +1,233 @@
+//! Tokenised text on disk, found again by what it was made from.
+//!
+//! One file per key, `<key>.tokens`: a header of 128 bytes and the tokens. It is written under another name and
+//! renamed when whole, so a reader sees all of it or nothing, and a file in use is replaced, never changed. Processes
+//! that want the same tokens at the same time take turns by a lock (`<key>.lock`): the first builds, the others use
+//! what it built. Every opening checks header, length and digest; a file that fails is built again.
+//!
+//! Header, little-endian: magic (8 bytes), format version (u32), largest token (u32), count of tokens (u64), zero
+//! (u64), key (32), blake3 of the tokens' bytes (32), blake3 of the 96 bytes before (32).
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use crate::DataError;
+use crate::store::{Bytes, Segment, TOKEN_BYTES, TokenStore};
+use crate::text::Sink;
+
+const MAGIC: [u8; 8] = *b"MRTOKENS";
+const VERSION: u32 = 1;
+const HEADER: usize = 128;
+
+/// What the cache did for a data set; a launcher may tell the user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CacheOutcome {
+    /// The source needs no cache: its tokens are ready-made or synthetic.
+    NotNeeded,
+    /// The tokens were there, whole.
+    Hit,
+    /// The text was tokenised and the tokens kept for the next time.
+    Built,
+    /// A damaged file was found and built again.
+    Repaired {
+        /// What was wrong with it.
+        damage: String,
+    },
+    /// The default directory cannot be used; the tokens are in memory and will be computed again the next time.
+    Skipped {
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Where tokens may be kept.
+pub(crate) enum CacheDir {
+    /// The user named it: it must work.
+    Required(PathBuf),
+    /// The default: used if it works.
+    Preferred(PathBuf),
+    /// There is none.
+    Nowhere,
+}
+
+impl CacheDir {
+    /// The directory the user named, or the default of this environment.
+    pub(crate) fn from_environment(named: Option<&Path>) -> Self {
+        Self::choose(named, std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
+    }
+
+    fn choose(named: Option<&Path>, xdg: Option<OsString>, home: Option<OsString>) -> Self {
+        if let Some(path) = named {
+            return CacheDir::Required(path.into());
+        }
+        // The XDG specification: a relative path is invalid and ignored.
+        let absolute = |p: Option<OsString>| p.map(PathBuf::from).filter(|p| p.is_absolute());
+        match absolute(xdg).or_else(|| Some(absolute(home)?.join(".cache"))) {
+            Some(base) => CacheDir::Preferred(base.join("millrace")),
+            None => CacheDir::Nowhere,
+        }
+    }
+}
+
+/// Computes the tokens and sends them to the sink it is given; may be called again after the sink failed.
+pub(crate) type Build<'a> = dyn FnMut(&mut Sink) -> Result<(), DataError> + 'a;
+
+/// The tokens for `key`, from the cache or built.
+pub(crate) fn open(dir: &CacheDir, key: [u8; 32], build: &mut Build) -> Result<(TokenStore, CacheOutcome), DataError> {
+    let reason = match dir {
+        CacheDir::Required(dir) => return open_in(dir, key, build),
+        CacheDir::Preferred(dir) => match open_in(dir, key, build) {
+            Err(error @ DataError::Cache { .. }) => error.to_string(),
+            done => return done,
+        },
+        CacheDir::Nowhere => "neither XDG_CACHE_HOME nor HOME names a directory".into(),
+    };
+    let mut writer = TokenWriter::new(Vec::new());
+    build(&mut |tokens| {
+        writer.push(tokens).expect("a Vec takes every write");
+        Ok(())
+    })?;
+    let max = writer.max;
+    let segment = Segment { bytes: Bytes::Owned(writer.out), header: 0 };
+    Ok((TokenStore::new(vec![segment], max, key), CacheOutcome::Skipped { reason }))
+}
+
+fn open_in(dir: &Path, key: [u8; 32], build: &mut Build) -> Result<(TokenStore, CacheOutcome), DataError> {
+    let name = blake3::Hash::from_bytes(key).to_hex();
+    let path = dir.join(format!("{name}.tokens"));
+    let at = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| DataError::Cache { path, source }
+    };
+    if let Found::Whole(store) = load(&path, key).map_err(at(&path))? {
+        return Ok((store, CacheOutcome::Hit));
+    }
+    std::fs::create_dir_all(dir).map_err(at(dir))?;
+    let _turn = lock(&dir.join(format!("{name}.lock"))).map_err(at(dir))?;
+    let outcome = match load(&path, key).map_err(at(&path))? {
+        Found::Whole(store) => return Ok((store, CacheOutcome::Hit)),
+        Found::Missing => CacheOutcome::Built,
+        Found::Damaged(damage) => CacheOutcome::Repaired { damage },
+    };
+    // The lock makes the name ours; what a killed process left under it is overwritten.
+    let unfinished = dir.join(format!("{name}.unfinished"));
+    let written = write(&unfinished, key, build).and_then(|()| std::fs::rename(&unfinished, &path).map_err(at(&path)));
+    if let Err(error) = written {
+        // Best effort: the error that is already there says more than a failure to clean up.
+        let _ = std::fs::remove_file(&unfinished);
+        return Err(error);
+    }
+    match load(&path, key).map_err(at(&path))? {
+        Found::Whole(store) => Ok((store, outcome)),
+        Found::Missing => Err(at(&path)(io::Error::other("the file just written is gone"))),
+        Found::Damaged(damage) => {
+            Err(at(&path)(io::Error::other(format!("the file just written is damaged: {damage}"))))
+        }
+    }
+}
+
+/// Waits for this process's turn; the turn ends when the file is dropped or the process dies.
+fn lock(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    loop {
+        match file.lock() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            locked => return locked.map(|()| file),
+        }
+    }
+}
+
+enum Found {
+    Whole(TokenStore),
+    Missing,
+    Damaged(String),
+}
+
+fn load(path: &Path, key: [u8; 32]) -> io::Result<Found> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
+        Err(e) => return Err(e),
+    };
+    if file.metadata()?.len() < HEADER as u64 {
+        return Ok(Found::Damaged("shorter than its header".into()));
+    }
+    let bytes = Bytes::map(&file)?;
+    Ok(match check(&bytes, key) {
+        Ok(max) => Found::Whole(TokenStore::new(vec![Segment { bytes, header: HEADER }], max, key)),
+        Err(damage) => Found::Damaged(damage.into()),
+    })
+}
+
+/// The largest token, if `bytes` is a whole cache file for `key`.
+fn check(bytes: &[u8], key: [u8; 32]) -> Result<u16, &'static str> {
+    let (header, payload) = bytes.split_at_checked(HEADER).ok_or("shorter than its header")?;
+    let count = (payload.len() / TOKEN_BYTES) as u64;
+    // The header is a function of what follows it, so comparing with the one it should have checks every field; the
+    // order of the comparisons only decides which damage is named.
+    let max = u16::from_le_bytes([header[12], header[13]]);
+    if header[..12] != [&MAGIC[..], &VERSION.to_le_bytes()].concat() {
+        return Err("not a token file of this version");
+    }
+    if header[16..24] != count.to_le_bytes() || payload.len() % TOKEN_BYTES != 0 {
+        return Err("of another length than its header says");
+    }
+    if header != self::header(max, count, key, blake3::hash(payload)) {
+        return Err("of another content than its header says");
+    }
+    Ok(max)
+}
+
+fn header(max: u16, count: u64, key: [u8; 32], payload: blake3::Hash) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    header[12..16].copy_from_slice(&u32::from(max).to_le_bytes());
+    header[16..24].copy_from_slice(&count.to_le_bytes());
+    header[32..64].copy_from_slice(&key);
+    header[64..96].copy_from_slice(payload.as_bytes());
+    let digest = blake3::hash(&header[..96]);
+    header[96..].copy_from_slice(digest.as_bytes());
+    header
+}
+
+/// Tokens on their way out, with what the header must say about them.
+struct TokenWriter<W> {
+    out: W,
+    bytes: Vec<u8>,
+    hasher: blake3::Hasher,
+    max: u16,
+    count: u64,
+}
+
+impl<W: Write> TokenWriter<W> {
+    fn new(out: W) -> Self {
+        Self { out, bytes: Vec::new(), hasher: blake3::Hasher::new(), max: 0, count: 0 }
+    }
+
+    fn push(&mut self, tokens: &[u16]) -> io::Result<()> {
+        self.bytes.clear();
+        self.bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+        self.hasher.update(&self.bytes);
+        self.max = tokens.iter().copied().fold(self.max, u16::max);
+        self.count += tokens.len() as u64;
+        self.out.write_all(&self.bytes)
+    }
+}
+
+fn write(path: &Path, key: [u8; 32], build: &mut Build) -> Result<(), DataError> {
+    let error = |source| DataError::Cache { path: path.into(), source };
+    let mut file = File::create(path).map_err(error)?;
+    file.write_all(&[0; HEADER]).map_err(error)?;
+    let mut writer = TokenWriter::new(BufWriter::new(file));
+    build(&mut |tokens| writer.push(tokens).map_err(error))?;
+    let header = header(writer.max, writer.count, key, writer.hasher.finalize());
+    let mut file = writer.out.into_inner().map_err(|e| error(e.into_error()))?;
+    // The header last: it is what makes the file whole. Not synced: after a crash of the machine the digest tells.
+    file.rewind().and_then(|()| file.write_all(&header)).map_err(error)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+use super::*;
+
+const KEY: [u8; 32] = [7; 32];
+const TOKENS: [u16; 5] = [3, 1, 50256, 1, 5];
+
+fn build(sink: &mut Sink) -> Result<(), DataError> {
+    TOKENS.chunks(2).try_for_each(sink)
+}
+
+fn all(store: &TokenStore) -> Vec<i32> {
+    let mut out = vec![0; store.len() as usize];
+    store.copy(0, &mut out);
+    out
+}
+
+#[test]
+fn the_default_directory_follows_the_environment() {
+    let os = |s: &str| Some(OsString::from(s));
+    let choose = |named: Option<&str>, xdg, home| match CacheDir::choose(named.map(Path::new), xdg, home) {
+        CacheDir::Required(p) => format!("required {}", p.display()),
+        CacheDir::Preferred(p) => format!("preferred {}", p.display()),
+        CacheDir::Nowhere => "nowhere".into(),
+    };
+    assert_eq!(choose(Some("here"), os("/x"), os("/h")), "required here");
+    assert_eq!(choose(None, os("/x"), os("/h")), "preferred /x/millrace");
+    assert_eq!(choose(None, os("x"), os("/h")), "preferred /h/.cache/millrace");
+    assert_eq!(choose(None, None, os("/h")), "preferred /h/.cache/millrace");
+    assert_eq!(choose(None, os(""), None), "nowhere");
+}
+
+#[test]
+fn a_whole_file_is_used_and_a_damaged_one_built_again() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = CacheDir::Required(temporary.path().join("made/on/demand"));
+    let (store, outcome) = open(&dir, KEY, &mut build).unwrap();
+    assert_eq!((outcome, store.max_token, store.len()), (CacheOutcome::Built, 50256, 5));
+    let expected = all(&store);
+    assert_eq!(expected, TOKENS.map(i32::from));
+    let (store, outcome) = open(&dir, KEY, &mut |_| panic!("tokenised again")).unwrap();
+    assert_eq!((outcome, all(&store)), (CacheOutcome::Hit, expected.clone()));
+
+    let CacheDir::Required(path) = &dir else { unreachable!() };
+    let file = path.join(format!("{}.tokens", blake3::Hash::from_bytes(KEY)));
+    let whole = std::fs::read(&file).unwrap();
+    let mut damaged: Vec<Vec<u8>> = vec![
+        vec![],
+        whole[..HEADER - 1].to_vec(),
+        whole[..whole.len() - 1].to_vec(),
+        whole[..whole.len() - 2].to_vec(),
+        [&whole[..], &[0, 0]].concat(),
+    ];
+    // Any single bit, wherever it is.
+    damaged.extend((0..whole.len()).map(|i| {
+        let mut bytes = whole.clone();
+        bytes[i] ^= 1 << (i % 8);
+        bytes
+    }));
+    for (case, bytes) in damaged.iter().enumerate() {
+        // As a crash or a failing disk would leave it: another file, since whole ones may be in use.
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, bytes).unwrap();
+        let (again, outcome) = open(&dir, KEY, &mut build).unwrap();
+        assert!(matches!(outcome, CacheOutcome::Repaired { .. }), "case {case}: {outcome:?}");
+        assert_eq!(all(&again), expected, "case {case}");
+        assert_eq!(std::fs::read(&file).unwrap(), whole, "case {case}");
+    }
+    assert_eq!(all(&store), expected, "a store in use does not change when its file is replaced");
+}
+
+#[test]
+fn only_the_default_directory_may_fail() {
+    let temporary = tempfile::tempdir().unwrap();
+    let blocked = temporary.path().join("file");
+    std::fs::write(&blocked, "in the way").unwrap();
+    let path = blocked.join("millrace");
+    let error = open(&CacheDir::Required(path.clone()), KEY, &mut build).err().unwrap();
+    assert!(
+        matches!(error, DataError::Cache { .. }) && error.to_string().contains(&*path.to_string_lossy()),
+        "{error}"
+    );
+    for dir in [CacheDir::Preferred(path), CacheDir::Nowhere] {
+        let (store, outcome) = open(&dir, KEY, &mut build).unwrap();
+        assert!(matches!(outcome, CacheOutcome::Skipped { .. }));
+        assert_eq!((all(&store), store.max_token), (TOKENS.map(i32::from).to_vec(), 50256));
+    }
+}
+
+#[test]
+fn a_failed_build_leaves_nothing_to_be_found() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = CacheDir::Required(temporary.path().into());
+    let mut fail = |sink: &mut Sink| build(sink).and(Err(DataError::NoPaths));
+    assert!(matches!(open(&dir, KEY, &mut fail), Err(DataError::NoPaths)));
+    let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(left.iter().all(|p| p.extension().unwrap() == "lock"), "{left:?}");
+    assert_eq!(open(&dir, KEY, &mut build).unwrap().1, CacheOutcome::Built);
+}

@@ -1,0 +1,194 @@
+//! From sample numbers to tokens.
+
+use std::ops::Range;
+
+use crate::cache::{self, CacheDir, CacheOutcome};
+use crate::files::expand;
+use crate::permute::{Permutation, key};
+use crate::store::TokenStore;
+use crate::synthetic::{self, Synthetic};
+use crate::text::Corpus;
+use crate::{DataError, SourceKind, SourceSpec, Split, Tokenizer};
+
+/// An open data source: the pure function from sample number to tokens.
+///
+/// Reading takes `&self`, keeps no state and may be done by any number of threads at once.
+pub struct Dataset {
+    source: Source,
+    /// T.
+    seq_len: usize,
+    /// The windows of the split, numbered over the whole source for a synthetic one and from 0 otherwise.
+    windows: Range<u64>,
+    /// Number of the split's first token.
+    first_token: u64,
+    shuffle: Option<u64>,
+    fingerprint: [u8; 32],
+    cache: CacheOutcome,
+}
+
+enum Source {
+    Stored(TokenStore),
+    Synthetic(Synthetic),
+}
+
+impl Dataset {
+    /// Opens the source, tokenising text that the cache does not hold.
+    ///
+    /// `progress` receives (bytes done, bytes in all), first with none done and last with all, while text is
+    /// tokenised or token files are read through; it is not called for text that is already tokenised.
+    pub fn open(spec: &SourceSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, DataError> {
+        spec.check()?;
+        let (source, cache) = match &spec.kind {
+            SourceKind::Text { paths, tokenizer } => {
+                let (store, cache) = open_text(spec, paths, *tokenizer, &mut progress)?;
+                (Source::Stored(store), cache)
+            }
+            SourceKind::Tokens { paths } => {
+                let store = TokenStore::open_files(&expand(paths, "bin")?, &mut progress)?;
+                (Source::Stored(store), CacheOutcome::NotNeeded)
+            }
+            SourceKind::Synthetic { vocab_size, seed } => {
+                (Source::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
+            }
+        };
+        let (first_token, windows) = cut(spec, &source)?;
+        let shuffle = (spec.shuffle && spec.split == Split::Train).then_some(spec.shuffle_seed);
+        let fingerprint = fingerprint(spec.seq_len, &source, first_token, &windows, shuffle);
+        Ok(Self { source, seq_len: spec.seq_len, windows, first_token, shuffle, fingerprint, cache })
+    }
+
+    /// T, the tokens of `input_ids` and of `labels` in one sample.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
+    }
+
+    /// Windows in the split, at least 1: so many samples are one pass over it.
+    pub fn windows(&self) -> u64 {
+        self.windows.end - self.windows.start
+    }
+
+    /// The largest token of the source, both splits together.
+    pub fn max_token(&self) -> u32 {
+        match &self.source {
+            Source::Stored(store) => store.max_token.into(),
+            Source::Synthetic(synthetic) => synthetic.max_token(),
+        }
+    }
+
+    /// Refuses a model whose vocabulary does not hold every token of the source.
+    pub fn check_vocab(&self, vocab_size: u64) -> Result<(), DataError> {
+        let max_token = self.max_token();
+        if u64::from(max_token) < vocab_size {
+            Ok(())
+        } else {
+            Err(DataError::VocabularyTooSmall { vocab_size, max_token })
+        }
+    }
+
+    /// Digest of everything the samples depend on. Two data sets with the same fingerprint have the same samples,
+    /// wherever their files lie.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    /// What the token cache did when this was opened.
+    pub fn cache(&self) -> &CacheOutcome {
+        &self.cache
+    }
+
+    /// Writes sample `n`: T tokens into `input_ids` and the T that follow each of them into `labels`.
+    ///
+    /// Sample `n` is window `n mod N` of pass `n / N` over the N windows of the split. With shuffling, a pass visits
+    /// them in the order of the [`Permutation`] keyed by (shuffle seed, pass).
+    ///
+    /// # Panics
+    /// If one of the slices is not T long.
+    pub fn sample(&self, n: u64, input_ids: &mut [i32], labels: &mut [i32]) {
+        assert_eq!(
+            (input_ids.len(), labels.len()),
+            (self.seq_len, self.seq_len),
+            "a sample has {} tokens",
+            self.seq_len
+        );
+        let count = self.windows();
+        let (pass, index) = (n / count, n % count);
+        let index = match self.shuffle {
+            Some(seed) => Permutation::new(count, key(seed, pass)).apply(index),
+            None => index,
+        };
+        let window = self.windows.start + index;
+        match &self.source {
+            Source::Stored(store) => {
+                let at = self.first_token + window * self.seq_len as u64;
+                store.copy(at, input_ids);
+                store.copy(at + 1, labels);
+            }
+            Source::Synthetic(synthetic) => {
+                let mut tokens = synthetic.window(window);
+                let mut last = tokens.next().unwrap_or(0);
+                for ((input, label), next) in input_ids.iter_mut().zip(labels).zip(tokens) {
+                    *input = std::mem::replace(&mut last, next);
+                    *label = next;
+                }
+            }
+        }
+    }
+}
+
+fn open_text(
+    spec: &SourceSpec,
+    paths: &[String],
+    tokenizer: Tokenizer,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(TokenStore, CacheOutcome), DataError> {
+    let corpus = Corpus::open(&expand(paths, "txt")?, tokenizer)?;
+    let dir = CacheDir::from_environment(spec.cache_dir.as_deref());
+    cache::open(&dir, corpus.key(), &mut |sink| corpus.tokenise(progress, sink))
+}
+
+/// The first token and the windows of the split.
+fn cut(spec: &SourceSpec, source: &Source) -> Result<(u64, Range<u64>), DataError> {
+    let part = |total: u64| {
+        // Rounded down, and never above the total, which an f64 may be after rounding.
+        let kept = ((total as f64 * spec.validation_fraction) as u64).min(total);
+        match spec.split {
+            Split::Train => 0..total - kept,
+            Split::Validation => total - kept..total,
+        }
+    };
+    let seq_len = spec.seq_len as u64;
+    let (tokens, first_token, windows) = match source {
+        Source::Stored(store) => {
+            let tokens = part(store.len());
+            let length = tokens.end - tokens.start;
+            (length, tokens.start, 0..length.saturating_sub(1) / seq_len)
+        }
+        Source::Synthetic(_) => {
+            let windows = part(synthetic::WINDOWS);
+            ((windows.end - windows.start) * seq_len, 0, windows)
+        }
+    };
+    if windows.is_empty() {
+        return Err(DataError::TooShort { split: spec.split, tokens, needed: seq_len + 1 });
+    }
+    Ok((first_token, windows))
+}
+
+fn fingerprint(
+    seq_len: usize,
+    source: &Source,
+    first_token: u64,
+    windows: &Range<u64>,
+    shuffle: Option<u64>,
+) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("millrace samples, version 1");
+    hasher.update(&match source {
+        Source::Stored(store) => store.digest,
+        Source::Synthetic(synthetic) => synthetic.digest(),
+    });
+    let order = shuffle.map_or([0, 0], |seed| [1, seed]);
+    for number in [seq_len as u64, first_token, windows.start, windows.end, order[0], order[1]] {
+        hasher.update(&number.to_le_bytes());
+    }
+    *hasher.finalize().as_bytes()
+}

@@ -1,0 +1,93 @@
+//! What the model will see, as a file other programs read.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::{DataError, Dataset};
+
+/// Writes `steps` batches of `batch` samples, from sample `first_sample` on, as safetensors with `input_ids` and
+/// `labels`, each `[steps, batch, T]` of int32.
+///
+/// Sample `first_sample + step * batch + i` is element `[step, i]`. Any file at `path` is replaced, and only by a
+/// whole one. Samples are written as they are computed: memory does not grow with the file.
+pub fn write_samples(
+    dataset: &Dataset,
+    batch: u64,
+    steps: u64,
+    first_sample: u64,
+    path: &Path,
+) -> Result<(), DataError> {
+    let seq_len = dataset.seq_len() as u64;
+    let too_many = || DataError::TooMany { steps, batch };
+    let samples = steps.checked_mul(batch).filter(|n| first_sample.checked_add(*n).is_some()).ok_or_else(too_many)?;
+    // Both tensors and the header must have lengths that a file position can express.
+    let bytes = samples.checked_mul(seq_len * 4).filter(|b| *b < i64::MAX as u64 / 4).ok_or_else(too_many)?;
+
+    let error = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| DataError::Write { path, source }
+    };
+    let unfinished = unfinished_name(path);
+    let written = File::create(&unfinished).and_then(|file| {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        out.write_all(&header([steps, batch, seq_len], bytes))?;
+        let numbers = first_sample..first_sample + samples;
+        write_tensor(dataset, numbers.clone(), Tensor::InputIds, &mut out)?;
+        write_tensor(dataset, numbers, Tensor::Labels, &mut out)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+    });
+    let done =
+        written.map_err(error(&unfinished)).and_then(|()| std::fs::rename(&unfinished, path).map_err(error(path)));
+    if done.is_err() {
+        // Best effort: the first error says more.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    done
+}
+
+#[derive(Clone, Copy)]
+enum Tensor {
+    InputIds,
+    Labels,
+}
+
+fn write_tensor(
+    dataset: &Dataset,
+    numbers: std::ops::Range<u64>,
+    which: Tensor,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut input_ids = vec![0; dataset.seq_len()];
+    let mut labels = input_ids.clone();
+    let mut bytes = Vec::with_capacity(dataset.seq_len() * 4);
+    for n in numbers {
+        dataset.sample(n, &mut input_ids, &mut labels);
+        let tokens = match which {
+            Tensor::InputIds => &input_ids,
+            Tensor::Labels => &labels,
+        };
+        bytes.clear();
+        bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+        out.write_all(&bytes)?;
+    }
+    Ok(())
+}
+
+/// The header of a safetensors file: its length, then JSON, padded so that the tensors are aligned to 8 bytes.
+fn header(shape: [u64; 3], bytes: u64) -> Vec<u8> {
+    let tensor =
+        |name, from, to| format!(r#""{name}":{{"dtype":"I32","shape":{shape:?},"data_offsets":[{from},{to}]}}"#);
+    let mut json = format!("{{{},{}}}", tensor("input_ids", 0, bytes), tensor("labels", bytes, 2 * bytes));
+    while json.len() % 8 != 0 {
+        json.push(' ');
+    }
+    [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat()
+}
+
+/// Next to `path`, so that a rename is enough, and of this process alone.
+fn unfinished_name(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.unfinished", std::process::id()));
+    path.with_file_name(name)
+}

@@ -1,0 +1,106 @@
+//! From the user's list of paths, globs and directories to an ordered list of files.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::DataError;
+
+/// The files that `entries` stand for: entries in their order, the matches of one entry sorted, no file twice.
+///
+/// `extension` selects the files of an entry that is a directory.
+pub(crate) fn expand(entries: &[String], extension: &'static str) -> Result<Vec<PathBuf>, DataError> {
+    if entries.is_empty() {
+        return Err(DataError::NoPaths);
+    }
+    let mut seen = HashSet::new();
+    let mut files = Vec::new();
+    for entry in entries {
+        for file in expand_one(entry, extension)? {
+            if seen.insert(file.clone()) {
+                files.push(file);
+            }
+        }
+    }
+    Ok(files)
+}
+
+fn expand_one(entry: &str, extension: &'static str) -> Result<Vec<PathBuf>, DataError> {
+    let path = PathBuf::from(entry);
+    match std::fs::metadata(&path) {
+        Ok(meta) if meta.is_dir() => list(path, extension),
+        Ok(meta) if meta.is_file() => Ok(vec![path]),
+        Ok(_) => Err(DataError::NotAFile { path }),
+        // A name with wildcards in it is a file if there is one and a glob only otherwise.
+        Err(_) if entry.contains(['*', '?', '[']) => matches(entry),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(DataError::NotFound { path, cwd: working_directory() })
+        }
+        Err(source) => Err(DataError::Read { path, source }),
+    }
+}
+
+fn list(directory: PathBuf, extension: &'static str) -> Result<Vec<PathBuf>, DataError> {
+    let read = |source| DataError::Read { path: directory.clone(), source };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(&directory).map_err(read)? {
+        let path = entry.map_err(read)?.path();
+        if path.extension().is_some_and(|e| e == extension) && path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        return Err(DataError::EmptyDirectory { path: directory, extension });
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    // As in a shell: wildcards match neither a slash nor the dot of a hidden file.
+    let options =
+        glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+    let found = glob::glob_with(pattern, options)
+        .map_err(|e| DataError::BadPattern { pattern: pattern.into(), reason: e.to_string() })?;
+    let mut files = Vec::new();
+    for path in found {
+        let path = path.map_err(|e: glob::GlobError| DataError::Read { path: e.path().into(), source: e.into() })?;
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        return Err(DataError::NoMatch { pattern: pattern.into(), cwd: working_directory() });
+    }
+    // The order of a directory differs between file systems.
+    files.sort();
+    Ok(files)
+}
+
+fn working_directory() -> PathBuf {
+    std::env::current_dir().unwrap_or_else(|_| Path::new(".").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_keep_their_order_and_matches_are_sorted() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b.txt", "a.txt", ".hidden.txt", "c.bin", "x[1].txt"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        std::fs::create_dir(dir.path().join("z.txt")).unwrap();
+        let at = |s: &str| format!("{}/{s}", dir.path().display());
+        let names = |entries: &[&str]| -> Vec<String> {
+            let entries: Vec<String> = entries.iter().map(|e| at(e)).collect();
+            let files = expand(&entries, "txt").unwrap();
+            files.iter().map(|f| f.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(names(&["*.txt"]), ["a.txt", "b.txt", "x[1].txt"]);
+        assert_eq!(names(&["b.txt", "[ab].txt"]), ["b.txt", "a.txt"]);
+        assert_eq!(names(&["x[1].txt"]), ["x[1].txt"], "a file with wildcards in its name is itself");
+        assert_eq!(names(&[""]), [".hidden.txt", "a.txt", "b.txt", "x[1].txt"]);
+    }
+}

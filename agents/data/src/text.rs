@@ -1,0 +1,308 @@
+//! Text files to tokens, in one pass with bounded memory.
+//!
+//! A file is read in blocks; each is cut where the tokenizer allows it ([`Tokenizer::last_cut`]), split further into
+//! pieces that threads encode on their own, and handed on in order. So the tokens are those of the whole text, for any
+//! number of threads, and neither text nor tokens are ever in memory as a whole.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::{DataError, Tokenizer};
+
+/// Bytes read at once, and between two reports of progress.
+const BLOCK: usize = 512 << 10;
+/// Bytes a thread encodes at once: enough pieces in a block to keep several threads even.
+const PIECE: usize = 32 << 10;
+
+/// Takes the next tokens of the stream.
+pub(crate) type Sink<'a> = dyn FnMut(&[u16]) -> Result<(), DataError> + 'a;
+
+/// Text files that are not empty, with what was in them when they were opened.
+pub(crate) struct Corpus {
+    documents: Vec<Document>,
+    tokenizer: Tokenizer,
+}
+
+struct Document {
+    path: PathBuf,
+    bytes: u64,
+    digest: blake3::Hash,
+}
+
+impl Corpus {
+    /// Reads every file once, to know its content's digest.
+    pub(crate) fn open(paths: &[PathBuf], tokenizer: Tokenizer) -> Result<Self, DataError> {
+        let mut documents = Vec::new();
+        for path in paths {
+            let document = Document::open(path).map_err(|source| DataError::Read { path: path.clone(), source })?;
+            if document.bytes > 0 {
+                documents.push(document);
+            }
+        }
+        match paths.first() {
+            None => Err(DataError::NoPaths),
+            Some(first) if documents.is_empty() => Err(DataError::Empty { files: paths.len(), first: first.clone() }),
+            Some(_) => Ok(Self { documents, tokenizer }),
+        }
+    }
+
+    /// What the tokens depend on: the documents' contents in order (not their names) and the encoding.
+    pub(crate) fn key(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("millrace tokenised text, version 1");
+        hasher.update(self.tokenizer.id().as_bytes());
+        hasher.update(&[0]);
+        for document in &self.documents {
+            hasher.update(document.digest.as_bytes());
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Sends the tokens of all documents, separated, to `sink`, and (bytes done, bytes in all) to `progress`.
+    pub(crate) fn tokenise(&self, progress: &mut dyn FnMut(u64, u64), sink: &mut Sink) -> Result<(), DataError> {
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let total = self.documents.iter().map(|d| d.bytes).sum();
+        let mut done = 0;
+        progress(done, total);
+        for (i, document) in self.documents.iter().enumerate() {
+            if i > 0 {
+                sink(&[self.tokenizer.separator()])?;
+            }
+            let mut blocks = Blocks::open(document, self.tokenizer)?;
+            while let Some(text) = blocks.next()? {
+                for tokens in encode(self.tokenizer, text, threads) {
+                    sink(&tokens)?;
+                }
+                done += text.len() as u64;
+                progress(done, total);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Document {
+    fn open(path: &Path) -> io::Result<Self> {
+        let mut file = File::open(path)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; BLOCK];
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => drop(hasher.update(&buffer[..n])),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Self { path: path.into(), bytes: hasher.count(), digest: hasher.finalize() })
+    }
+}
+
+/// A document in blocks of whole words.
+struct Blocks<'a> {
+    document: &'a Document,
+    tokenizer: Tokenizer,
+    file: File,
+    hasher: blake3::Hasher,
+    /// Text read and not yet passed over; the first `taken` bytes are those of the last block.
+    buffer: Vec<u8>,
+    taken: usize,
+    /// Offset in the file of the buffer's first byte.
+    offset: u64,
+}
+
+impl<'a> Blocks<'a> {
+    fn open(document: &'a Document, tokenizer: Tokenizer) -> Result<Self, DataError> {
+        let file = File::open(&document.path).map_err(|source| read_error(document, source))?;
+        Ok(Self { document, tokenizer, file, hasher: blake3::Hasher::new(), buffer: Vec::new(), taken: 0, offset: 0 })
+    }
+
+    /// The next block, or `None` behind the last one.
+    fn next(&mut self) -> Result<Option<&str>, DataError> {
+        self.buffer.drain(..self.taken);
+        self.offset += self.taken as u64;
+        self.taken = loop {
+            // Doubling what a text without any place to cut needs keeps the search for one linear.
+            let more = BLOCK.max(self.buffer.len());
+            let ended = self.read(more)? < more;
+            let valid = self.valid(ended)?;
+            if ended {
+                self.check_unchanged()?;
+                break self.buffer.len();
+            }
+            if let Some(cut) = self.tokenizer.last_cut(valid) {
+                break cut;
+            }
+        };
+        let text = self.utf8(self.taken)?;
+        Ok((!text.is_empty()).then_some(text))
+    }
+
+    fn read(&mut self, bytes: usize) -> Result<usize, DataError> {
+        let before = self.buffer.len();
+        let read = (&mut self.file).take(bytes as u64).read_to_end(&mut self.buffer);
+        let read = read.map_err(|source| read_error(self.document, source))?;
+        self.hasher.update(&self.buffer[before..]);
+        Ok(read)
+    }
+
+    /// The buffer without a character whose end has not been read yet.
+    fn valid(&self, ended: bool) -> Result<&str, DataError> {
+        match std::str::from_utf8(&self.buffer) {
+            Err(e) if !ended && e.error_len().is_none() => self.utf8(e.valid_up_to()),
+            _ => self.utf8(self.buffer.len()),
+        }
+    }
+
+    fn utf8(&self, len: usize) -> Result<&str, DataError> {
+        std::str::from_utf8(&self.buffer[..len]).map_err(|e| DataError::InvalidUtf8 {
+            path: self.document.path.clone(),
+            offset: self.offset + e.valid_up_to() as u64,
+        })
+    }
+
+    /// The cache key was taken from an earlier reading; tokens of another text must not be filed under it.
+    fn check_unchanged(&self) -> Result<(), DataError> {
+        if self.hasher.finalize() != self.document.digest {
+            return Err(DataError::Changed { path: self.document.path.clone() });
+        }
+        Ok(())
+    }
+}
+
+fn read_error(document: &Document, source: io::Error) -> DataError {
+    DataError::Read { path: document.path.clone(), source }
+}
+
+/// The tokens of `text`, piece by piece in order, computed by up to `threads` threads.
+fn encode(tokenizer: Tokenizer, text: &str, threads: usize) -> Vec<Vec<u16>> {
+    let pieces = pieces(tokenizer, text);
+    let threads = threads.min(pieces.len());
+    if threads <= 1 {
+        return pieces.into_iter().map(|piece| tokenizer.encode(piece)).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((i, piece)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, pieces.get(i)?)))
+        {
+            done.push((i, tokenizer.encode(piece)));
+        }
+        done
+    };
+    let mut encoded: Vec<(usize, Vec<u16>)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        // A panic of a worker is passed on as it is: a bug, not bad input.
+        workers.into_iter().flat_map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    encoded.sort_unstable_by_key(|(i, _)| *i);
+    encoded.into_iter().map(|(_, tokens)| tokens).collect()
+}
+
+fn pieces(tokenizer: Tokenizer, text: &str) -> Vec<&str> {
+    let mut pieces = Vec::with_capacity(text.len() / PIECE + 1);
+    let mut rest = text;
+    while rest.len() > PIECE
+        && let Some(cut) = tokenizer.first_cut(rest, PIECE)
+    {
+        let (piece, behind) = rest.split_at(cut);
+        pieces.push(piece);
+        rest = behind;
+    }
+    pieces.push(rest);
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::permute::mix;
+
+    fn tokens(paths: &[PathBuf], tokenizer: Tokenizer) -> Result<Vec<u16>, DataError> {
+        let mut tokens = Vec::new();
+        let corpus = Corpus::open(paths, tokenizer)?;
+        let mut seen = Vec::new();
+        corpus.tokenise(&mut |done, total| seen.push((done, total)), &mut |t| {
+            tokens.extend_from_slice(t);
+            Ok(())
+        })?;
+        let total = corpus.documents.iter().map(|d| d.bytes).sum();
+        assert_eq!((seen.first(), seen.last()), (Some(&(0, total)), Some(&(total, total))));
+        assert!(seen.is_sorted());
+        Ok(tokens)
+    }
+
+    #[test]
+    fn blocks_and_threads_leave_the_tokens_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        // Longer than a block, with characters of two and three bytes across every border, runs of white space, and a
+        // stretch longer than a block without any place to cut.
+        let words = ["the ", "œuvre", " 中文", "\n\n  ", "it's", " 2024", "!?"];
+        let mut text: String = (0..150_000u64).map(|i| words[(mix(i) % 7) as usize]).collect();
+        text.insert_str(300_001, &"é".repeat(BLOCK));
+        assert!(text.len() > 3 * BLOCK);
+        let path = dir.path().join("long.txt");
+        std::fs::write(&path, &text).unwrap();
+        for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
+            let whole = tokenizer.encode(&text);
+            assert!(tokens(std::slice::from_ref(&path), tokenizer).unwrap() == whole, "{tokenizer:?}");
+            for threads in [1, 2, 5] {
+                assert!(encode(tokenizer, &text, threads).concat() == whole, "{tokenizer:?} by {threads}");
+            }
+        }
+    }
+
+    #[test]
+    fn documents_are_separated_and_empty_ones_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths: Vec<PathBuf> = ["", "Hello world", "", " the", ""]
+            .iter()
+            .enumerate()
+            .map(|(i, text)| {
+                let path = dir.path().join(i.to_string());
+                std::fs::write(&path, text).unwrap();
+                path
+            })
+            .collect();
+        assert_eq!(tokens(&paths, Tokenizer::Gpt2).unwrap(), [15496, 995, 50256, 262]);
+        assert_eq!(
+            tokens(&paths, Tokenizer::Bytes).unwrap(),
+            "Hello world\0 the".bytes().map(u16::from).collect::<Vec<_>>()
+        );
+        let key = |paths: &[PathBuf], tokenizer| Corpus::open(paths, tokenizer).unwrap().key();
+        assert_eq!(key(&paths, Tokenizer::Gpt2), key(&[paths[1].clone(), paths[3].clone()], Tokenizer::Gpt2));
+        assert_ne!(key(&paths, Tokenizer::Gpt2), key(&paths, Tokenizer::Bytes));
+        assert_ne!(key(&paths, Tokenizer::Gpt2), key(&[paths[3].clone(), paths[1].clone()], Tokenizer::Gpt2));
+    }
+
+    #[test]
+    fn bad_bytes_are_named_by_their_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        let clean = "word ".repeat(BLOCK / 4);
+        // In the first block, in a later one, a character cut off by the end, one cut off in the middle of the file.
+        for (before, bad, behind) in
+            [(3, "\u{e9}", "x"), (clean.len(), "\u{e9}", ""), (7, "\u{e9}", ""), (BLOCK - 1, "é", "é")]
+        {
+            let mut bytes = clean.as_bytes()[..before].to_vec();
+            bytes.extend_from_slice(&bad.as_bytes()[..1]);
+            bytes.extend_from_slice(behind.as_bytes());
+            std::fs::write(&path, bytes).unwrap();
+            let error = tokens(std::slice::from_ref(&path), Tokenizer::Gpt2).unwrap_err();
+            assert!(matches!(error, DataError::InvalidUtf8 { offset, .. } if offset == before as u64), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_changes_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        std::fs::write(&path, "one").unwrap();
+        let corpus = Corpus::open(std::slice::from_ref(&path), Tokenizer::Bytes).unwrap();
+        std::fs::write(&path, "two").unwrap();
+        let error = corpus.tokenise(&mut |_, _| {}, &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(error, DataError::Changed { .. }), "{error}");
+    }
+}

@@ -1,0 +1,235 @@
+//! The promises of a data set, seen from outside: splits, samples, orders, errors and the file of samples.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use millrace_data::{CacheOutcome, DataError, Dataset, SourceKind, SourceSpec, Split, Tokenizer, write_samples};
+
+const T: usize = 8;
+
+/// A text source of byte tokens over `paths`, in and cached under `dir`.
+fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
+    let paths = paths.iter().map(|p| format!("{}/{p}", dir.display())).collect();
+    SourceSpec {
+        kind: SourceKind::Text { paths, tokenizer: Tokenizer::Bytes },
+        seq_len: T,
+        split: Split::Train,
+        validation_fraction: 0.25,
+        shuffle: true,
+        shuffle_seed: 1,
+        cache_dir: Some(dir.join("cache")),
+    }
+}
+
+fn open(spec: &SourceSpec) -> Dataset {
+    Dataset::open(spec, |_, _| {}).unwrap()
+}
+
+fn sample(dataset: &Dataset, n: u64) -> (Vec<i32>, Vec<i32>) {
+    let (mut ids, mut labels) = (vec![-1; dataset.seq_len()], vec![-1; dataset.seq_len()]);
+    dataset.sample(n, &mut ids, &mut labels);
+    (ids, labels)
+}
+
+/// 1003 tokens, each 17 times the one before it modulo 65,521: no two are equal, so a token tells its place.
+fn token_file(dir: &Path) -> SourceSpec {
+    let tokens: Vec<u16> =
+        std::iter::successors(Some(1u64), |t| Some(t * 17 % 65_521)).take(1003).map(|t| t as u16).collect();
+    std::fs::write(dir.join("a.bin"), tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    let paths = vec![format!("{}/a.bin", dir.display())];
+    SourceSpec { kind: SourceKind::Tokens { paths }, ..spec(dir, &[]) }
+}
+
+#[test]
+fn a_pass_sees_every_window_once_and_the_splits_share_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = token_file(dir.path());
+    let place: HashMap<i32, usize> =
+        std::iter::successors(Some(1u64), |t| Some(t * 17 % 65_521)).take(1003).map(|t| t as i32).zip(0..).collect();
+    assert_eq!(place.len(), 1003);
+    let validation = SourceSpec { split: Split::Validation, ..train.clone() };
+    // A quarter of 1003, rounded down, is 250 tokens: 31 windows. 753 are left: 94 windows.
+    for (spec, tokens, windows) in [(&train, 0..753, 94), (&validation, 753..1003, 31)] {
+        let dataset = open(spec);
+        assert_eq!(dataset.windows(), windows);
+        let mut orders = Vec::new();
+        for pass in 0..3 {
+            let mut starts = Vec::new();
+            for i in 0..windows {
+                let (ids, labels) = sample(&dataset, pass * windows + i);
+                let start = place[&ids[0]];
+                for (k, (id, label)) in ids.iter().zip(&labels).enumerate() {
+                    assert_eq!((place[id], place[label]), (start + k, start + k + 1));
+                    assert!(tokens.contains(&(start + k)) && tokens.contains(&(start + k + 1)));
+                }
+                starts.push(start);
+            }
+            orders.push(starts.clone());
+            starts.sort_unstable();
+            assert!(starts.iter().copied().eq((0..windows as usize).map(|w| tokens.start + w * T)));
+        }
+        let in_order = orders.iter().filter(|o| o.is_sorted()).count();
+        // Training takes another order every pass; validation, though asked to shuffle, always that of the text.
+        assert_eq!(in_order, if spec.split == Split::Train { 0 } else { 3 });
+        assert_eq!(orders[0] == orders[1], spec.split == Split::Validation);
+    }
+}
+
+#[test]
+fn samples_are_a_function_of_the_spec_and_the_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = token_file(dir.path());
+    let synthetic = SourceSpec { kind: SourceKind::Synthetic { vocab_size: 300, seed: 4 }, ..first.clone() };
+    for spec in [&first, &synthetic] {
+        let (one, other) = (open(spec), open(spec));
+        assert_eq!(one.fingerprint(), other.fingerprint());
+        let numbers = [0, 1, 93, 94, 95, 10_000, 1 << 40, u64::MAX];
+        let forwards: Vec<_> = numbers.iter().map(|&n| sample(&one, n)).collect();
+        let mut backwards: Vec<_> = numbers.iter().rev().map(|&n| sample(&other, n)).collect();
+        backwards.reverse();
+        assert_eq!(forwards, backwards);
+        for (ids, labels) in forwards {
+            assert_eq!(ids[1..], labels[..T - 1]);
+        }
+    }
+    // Everything that changes the samples changes the fingerprint.
+    let changed = [
+        SourceSpec { seq_len: 9, ..first.clone() },
+        SourceSpec { split: Split::Validation, ..first.clone() },
+        SourceSpec { validation_fraction: 0.5, ..first.clone() },
+        SourceSpec { shuffle: false, ..first.clone() },
+        SourceSpec { shuffle_seed: 2, ..first.clone() },
+        SourceSpec { kind: SourceKind::Synthetic { vocab_size: 301, seed: 4 }, ..first.clone() },
+        SourceSpec { kind: SourceKind::Synthetic { vocab_size: 300, seed: 5 }, ..first.clone() },
+        synthetic,
+    ];
+    let mut prints = vec![open(&first).fingerprint()];
+    prints.extend(changed.iter().map(|spec| open(spec).fingerprint()));
+    prints.sort_unstable();
+    prints.dedup();
+    assert_eq!(prints.len(), changed.len() + 1);
+}
+
+#[test]
+fn text_is_tokenised_once_wherever_it_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("texts")).unwrap();
+    for (name, text) in
+        [("texts/b.txt", "second document"), ("texts/a.txt", "the first document, "), ("c.txt", "third")]
+    {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let all = SourceSpec { validation_fraction: 0.0, shuffle: false, ..spec(dir.path(), &["texts/*.txt", "c.txt"]) };
+    let mut progress = Vec::new();
+    let dataset = Dataset::open(&all, |done, total| progress.push((done, total))).unwrap();
+    assert_eq!(dataset.cache(), &CacheOutcome::Built);
+    assert_eq!((progress[0], progress[progress.len() - 1]), ((0, 40), (40, 40)));
+    let text: Vec<i32> = "the first document, \0second document\0third".bytes().map(i32::from).collect();
+    assert_eq!(dataset.windows(), (text.len() as u64 - 1) / T as u64);
+    for n in 0..dataset.windows() {
+        let at = n as usize * T;
+        assert_eq!(sample(&dataset, n), (text[at..at + T].to_vec(), text[at + 1..at + T + 1].to_vec()));
+    }
+
+    // The other split, and the same texts under other names, come from the cache; another text does not.
+    let validation = SourceSpec { split: Split::Validation, validation_fraction: 0.5, ..all.clone() };
+    assert_eq!(open(&validation).cache(), &CacheOutcome::Hit);
+    std::fs::rename(dir.path().join("c.txt"), dir.path().join("texts/d.txt")).unwrap();
+    let moved = open(&SourceSpec { kind: spec(dir.path(), &["texts"]).kind, ..all.clone() });
+    assert_eq!((moved.cache(), moved.fingerprint()), (&CacheOutcome::Hit, dataset.fingerprint()));
+    std::fs::write(dir.path().join("c.txt"), "fourth").unwrap();
+    let other = open(&all);
+    assert_eq!(other.cache(), &CacheOutcome::Built);
+    assert_ne!(other.fingerprint(), dataset.fingerprint());
+}
+
+#[test]
+fn bad_input_is_refused_in_a_sentence_with_a_hint() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
+    write("empty.txt", b"");
+    write("short.txt", b"12345678");
+    write("latin1.txt", b"caf\xe9 au lait");
+    write("odd.bin", b"123");
+    write("none.bin", b"");
+    write("fine.txt", &[b'x'; 100]);
+    std::fs::create_dir(dir.path().join("folder")).unwrap();
+    let text = |paths: &[&str]| spec(dir.path(), paths);
+    let tokens = |name: &str| {
+        let paths = vec![format!("{}/{name}", dir.path().display())];
+        SourceSpec { kind: SourceKind::Tokens { paths }, ..text(&[]) }
+    };
+    let synthetic = |vocab_size| SourceSpec { kind: SourceKind::Synthetic { vocab_size, seed: 0 }, ..text(&[]) };
+    let fine = text(&["fine.txt"]);
+    let cwd = std::env::current_dir().unwrap().display().to_string();
+    let null = SourceSpec { kind: SourceKind::Tokens { paths: vec!["/dev/null".into()] }, ..text(&[]) };
+    let all_of = |name| SourceSpec { validation_fraction: 0.0, ..text(&[name]) };
+    let validation =
+        |validation_fraction, spec: SourceSpec| SourceSpec { split: Split::Validation, validation_fraction, ..spec };
+    // What was asked for, and the parts of the answer.
+    let cases = [
+        (text(&[]), "names no files"),
+        (text(&["fine.txt", "missing.txt"]), "missing.txt does not exist|CWD"),
+        (text(&["fine.txt/inside"]), "fine.txt/inside does not exist"),
+        (text(&["*.text"]), "*.text|matches no file|CWD"),
+        (text(&["a***"]), "a***|not a valid glob"),
+        (text(&["folder"]), "folder holds no .txt file"),
+        (tokens("folder"), "folder holds no .bin file"),
+        (null, "/dev/null is not a regular file"),
+        (text(&["empty.txt"]), "is empty|empty.txt"),
+        (tokens("none.bin"), "is empty|none.bin"),
+        (text(&["short.txt"]), "training split has 6 tokens|9"),
+        (all_of("short.txt"), "training split has 8 tokens|9"),
+        (validation(0.05, fine.clone()), "validation split has 5 tokens"),
+        (validation(0.0, synthetic(9)), "validation split has 0 tokens"),
+        (text(&["latin1.txt"]), "latin1.txt is not valid UTF-8 at byte 3"),
+        (tokens("odd.bin"), "odd.bin|odd length of 3 bytes"),
+        (SourceSpec { seq_len: 0, ..fine.clone() }, "sequence length of 0"),
+        (SourceSpec { validation_fraction: f64::NAN, ..fine.clone() }, "fraction NaN"),
+        (SourceSpec { validation_fraction: 1.5, ..fine.clone() }, "fraction 1.5"),
+        (synthetic(1), "vocabulary of 1"),
+    ];
+    let mut errors = Vec::from(cases.map(|(spec, said)| (Dataset::open(&spec, |_, _| {}).err().expect(said), said)));
+    errors.push((open(&fine).check_vocab(120).unwrap_err(), "vocabulary of 120|largest token is 120"));
+    for (error, said) in errors {
+        let message = error.to_string();
+        assert!(said.replace("CWD", &cwd).split('|').all(|part| message.contains(part)), "{message:?}, not {said:?}");
+        assert!(!error.hint().is_empty() && error.is_bad_input(), "{message}");
+    }
+    open(&fine).check_vocab(121).unwrap();
+
+    // The machine's fault, not the input's.
+    let cache_dir = Some(dir.path().join("fine.txt/cache"));
+    let error = Dataset::open(&SourceSpec { cache_dir, ..fine.clone() }, |_, _| {}).err().unwrap();
+    assert!(error.to_string().contains("fine.txt/cache") && !error.is_bad_input(), "{error}");
+    let error = write_samples(&open(&fine), 1, 1, 0, &dir.path().join("folder/none/out")).unwrap_err();
+    assert!(error.to_string().contains("folder/none/out") && !error.is_bad_input(), "{error}");
+}
+
+#[test]
+fn written_samples_are_those_the_model_will_see() {
+    let dir = tempfile::tempdir().unwrap();
+    let dataset = open(&token_file(dir.path()));
+    let path = dir.path().join("samples.safetensors");
+    std::fs::write(&path, "an older file").unwrap();
+    let (batch, steps, first) = (3, 40, 7);
+    write_samples(&dataset, batch, steps, first, &path).unwrap();
+
+    let bytes = std::fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |name| {
+        let tensor = file.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (safetensors::Dtype::I32, &[40, 3, T][..]));
+        tensor.data().chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<i32>>()
+    };
+    let (ids, labels) = (tensor("input_ids"), tensor("labels"));
+    for i in 0..(batch * steps) as usize {
+        let expected = sample(&dataset, first + i as u64);
+        assert_eq!((ids[i * T..][..T].to_vec(), labels[i * T..][..T].to_vec()), expected, "sample {i}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing unfinished is left");
+
+    let error = write_samples(&dataset, u64::MAX, 2, 0, &path).unwrap_err();
+    assert!(matches!(error, DataError::TooMany { .. }));
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "a refused request leaves the file alone");
+}

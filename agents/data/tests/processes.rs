@@ -1,0 +1,68 @@
+//! Several processes and threads that want the same text at once tokenise it once.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, Split, Tokenizer};
+
+/// Set in the environment of a child process: the directory with the text.
+const CHILD: &str = "MILLRACE_DATA_TEST_CHILD";
+const PROCESSES: usize = 3;
+const THREADS: usize = 2;
+
+#[test]
+fn the_first_of_many_builds_for_all() {
+    if let Some(dir) = std::env::var_os(CHILD) {
+        return report(Path::new(&dir));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let text: String = (0..60_000u32).map(|i| format!("{} and ", i.wrapping_mul(2_654_435_761) % 5000)).collect();
+    std::fs::write(dir.path().join("text"), text).unwrap();
+    let children: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["the_first_of_many_builds_for_all", "--exact", "--nocapture"])
+                .env(CHILD, dir.path())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let mut lines = Vec::new();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success());
+        let output = String::from_utf8(output.stdout).unwrap();
+        lines.extend(output.lines().filter_map(|line| Some(line.split_once("opened: ")?.1.to_owned())));
+    }
+    assert_eq!(lines.len(), PROCESSES * THREADS);
+    let built: Vec<&String> = lines.iter().filter(|l| l.starts_with("built ")).collect();
+    assert_eq!(built.len(), 1, "{lines:?}");
+    let fingerprint = built[0].trim_start_matches("built ");
+    assert!(lines.iter().all(|l| l.ends_with(fingerprint)), "{lines:?}");
+}
+
+fn report(dir: &Path) {
+    let spec = SourceSpec {
+        kind: SourceKind::Text { paths: vec![dir.join("text").display().to_string()], tokenizer: Tokenizer::Gpt2 },
+        seq_len: 64,
+        split: Split::Train,
+        validation_fraction: 0.0,
+        shuffle: false,
+        shuffle_seed: 0,
+        cache_dir: Some(dir.join("cache")),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let dataset = Dataset::open(&spec, |_, _| {}).unwrap();
+                let how = match dataset.cache() {
+                    CacheOutcome::Built => "built",
+                    CacheOutcome::Hit => "hit",
+                    other => panic!("{other:?}"),
+                };
+                println!("\nopened: {how} {}", blake3::Hash::from_bytes(dataset.fingerprint()));
+            });
+        }
+    });
+}

@@ -1,0 +1,136 @@
+//! What the coordinator hears and says.
+
+use std::sync::Arc;
+
+use millrace_emulator::placement::Placement;
+
+use crate::message::{ChunkDigests, Order, Report, ShardState, Snapshot};
+use crate::types::{AgentId, CommitRecord, Epoch};
+
+/// The agents a job wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Systems the user asked for.
+    pub systems: u32,
+    /// Fewest systems to run with.
+    pub least_systems: u32,
+    /// MemoryX shards.
+    pub shards: u32,
+    /// Most children of a SwarmX node.
+    pub fan_out: u32,
+    /// Activation servers.
+    pub activation_servers: u32,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// An agent said hello and can be dialled at `address`. It replaces whoever had its name: of the older stream
+    /// nothing may be told any more, neither a report nor its loss.
+    Joined {
+        /// Who.
+        agent: AgentId,
+        /// Its data port; empty for systems.
+        address: String,
+        /// What a shard holds.
+        shard: Option<ShardState>,
+    },
+    /// An agent's control stream broke.
+    Lost {
+        /// Who.
+        agent: AgentId,
+    },
+    /// An agent reports.
+    Report {
+        /// Who.
+        agent: AgentId,
+        /// What.
+        report: Report,
+    },
+    /// The user wants a checkpoint of the last committed step.
+    CheckpointWanted,
+    /// The user wants the run to end: the turn in flight is abandoned, the last committed step is saved, in whatever
+    /// phase. Needs the shards only; ends at once when one has joined that holds no parameters yet.
+    StopWanted,
+    /// The driver has made the directory for a checkpoint.
+    Staged(Snapshot),
+    /// The driver has published a checkpoint.
+    Published {
+        /// Updates in it.
+        step: u64,
+    },
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps done.
+    Complete,
+    /// The user stopped it.
+    Stopped,
+    /// It can't go on.
+    Failed {
+        /// One sentence.
+        reason: String,
+        /// Who is the cause, where it is an agent.
+        agent: Option<AgentId>,
+        /// Whether the user's input is to blame.
+        bad_input: bool,
+    },
+}
+
+/// A finished evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Updates applied.
+    pub step: u64,
+    /// Loss.
+    pub loss: f64,
+    /// Tokens that counted.
+    pub tokens: u64,
+    /// Tokens predicted right.
+    pub correct: u64,
+    /// Batches.
+    pub batches: u64,
+}
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Send an order to an agent.
+    Send(AgentId, Order),
+    /// Make the directory for a checkpoint of `step`; answer [`Event::Staged`].
+    Stage {
+        /// Updates in it.
+        step: u64,
+    },
+    /// Publish a checkpoint whose chunks are all on disk; answer [`Event::Published`].
+    Publish {
+        /// Updates in it.
+        step: u64,
+        /// Digests in plan order.
+        digests: Vec<ChunkDigests>,
+        /// The commit that made it, if any.
+        record: Option<CommitRecord>,
+        /// Epoch of its writers.
+        epoch: Epoch,
+    },
+    /// A new epoch begins with so many systems.
+    Epoch {
+        /// The epoch.
+        epoch: Epoch,
+        /// Its placement.
+        placement: Arc<Placement>,
+    },
+    /// Turns begin: every link of the epoch is up.
+    Running,
+    /// A step is committed on some shard. Told once, in order; a coordinator that takes over tells the newest again,
+    /// since its forerunner may not have come to it.
+    Step(CommitRecord),
+    /// A batch of evaluation is done; the running loss so far.
+    EvalBatch(Evaluation),
+    /// An evaluation is done.
+    Evaluated(Evaluation),
+    /// The run is over; agents have been told.
+    End(Outcome),
+}

@@ -1,0 +1,243 @@
+//! The coordinator: membership and epochs, turns, the two-phase commit, checkpoints, the end.
+//!
+//! ```text
+//! gather members -> load parameters -> configure (epoch + 1) -> all linked -> turns -> end
+//!        ^                                                                     |
+//!        '--------------- an agent is lost, or a wanted one joins -------------'
+//! ```
+//! A training turn is decided once every shard has reported it prepared and every leaf's loss is known; the commit is
+//! sent until every shard has acknowledged it, over any number of epochs. Everything before that decision may be thrown
+//! away and run again.
+//!
+//! Nothing is durable here: another coordinator of a later attempt, told the same source, finds its place from what
+//! the shards hold.
+
+mod events;
+mod members;
+mod program;
+mod saving;
+mod turns;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use millrace_emulator::placement::Placement;
+use millrace_emulator::plan::StreamPlan;
+
+use crate::message::{Order, Report, ShardState, Source};
+use crate::types::{AgentId, CommitRecord, Epoch};
+
+pub use events::{Command, Evaluation, Event, Outcome, Wanted};
+pub use program::{Done, EvalPolicy, LeafTable, LearningRate, LossScaling, Next, Policy, gradient_scale};
+
+use saving::Saving;
+use turns::{Current, Deciding, Evaluating};
+
+#[derive(Debug)]
+struct Member {
+    address: String,
+    /// What a shard holds; of others nothing.
+    state: ShardState,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Not everyone is there.
+    Gathering,
+    /// These shards are filling their parameters.
+    Loading(BTreeSet<AgentId>),
+    /// These agents have not all their links yet.
+    Linking(BTreeSet<AgentId>),
+    Running,
+    Ended,
+}
+
+/// The machine. See the module text.
+pub struct Coordinator {
+    plan: Arc<StreamPlan>,
+    policy: Policy,
+    wanted: Wanted,
+    source: Source,
+    epoch: Epoch,
+    phase: Phase,
+    members: BTreeMap<AgentId, Member>,
+    placement: Option<Arc<Placement>>,
+    /// Updates committed, or decided to be.
+    step: u64,
+    /// The newest step told by [`Command::Step`], or known before.
+    told: u64,
+    record: Option<CommitRecord>,
+    done: Done,
+    serial: u64,
+    current: Option<Current>,
+    evaluating: Option<Evaluating>,
+    saving: Option<Saving>,
+    deciding: Option<Deciding>,
+    checkpoint_wanted: bool,
+    stopping: bool,
+}
+
+impl Coordinator {
+    /// A coordinator that begins with `source`'s parameters, in epochs after `attempt`.0. `done` is what is known to be
+    /// done at the step of `source`.
+    pub fn new(
+        plan: Arc<StreamPlan>,
+        policy: Policy,
+        wanted: Wanted,
+        source: Source,
+        attempt: u32,
+        done: Done,
+    ) -> Self {
+        Self {
+            plan,
+            policy,
+            wanted,
+            step: source.step(),
+            told: source.step(),
+            source,
+            epoch: Epoch { attempt, number: 0 },
+            phase: Phase::Gathering,
+            members: BTreeMap::new(),
+            placement: None,
+            record: None,
+            done,
+            serial: 0,
+            current: None,
+            evaluating: None,
+            saving: None,
+            deciding: None,
+            checkpoint_wanted: false,
+            stopping: false,
+        }
+    }
+
+    /// Updates committed, or decided to be.
+    pub const fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The current epoch.
+    pub const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Whether `agent` has joined and is still there.
+    pub fn has(&self, agent: AgentId) -> bool {
+        self.members.contains_key(&agent)
+    }
+
+    /// Takes an event; appends what is to be done.
+    pub fn on(&mut self, event: Event, out: &mut Vec<Command>) {
+        if self.phase == Phase::Ended {
+            // Whoever was away when the others were told.
+            if let Event::Joined { agent, .. } = event {
+                out.push(Command::Send(agent, Order::Finish));
+            }
+            return;
+        }
+        match event {
+            Event::Joined { agent, address, shard } => self.joined(agent, address, shard, out),
+            Event::Lost { agent } => self.lost(agent),
+            Event::Report { agent, report } => self.report(agent, report, out),
+            Event::CheckpointWanted => self.checkpoint_wanted = !self.done.saved,
+            Event::StopWanted => self.stop(),
+            Event::Staged(snapshot) => self.staged(snapshot, out),
+            Event::Published { step } => self.published(step),
+        }
+        self.proceed(out);
+    }
+
+    fn report(&mut self, agent: AgentId, report: Report, out: &mut Vec<Command>) {
+        match report {
+            Report::Loaded { state } => self.loaded(agent, state),
+            Report::Linked { epoch } if epoch == self.epoch => self.linked(agent, out),
+            Report::Leaves { epoch, turn, results } if epoch == self.epoch => self.leaves(turn, &results, out),
+            Report::Prepared { epoch, step, norms } if epoch == self.epoch => self.prepared(agent, step, &norms, out),
+            Report::Committed { step } => self.committed(agent, step, out),
+            Report::Written { step, digests } => self.written(agent, step, digests, out),
+            Report::NotWritten { step, reason } => self.not_written(agent, step, &reason, out),
+            Report::LinkLost { epoch, .. } if epoch == self.epoch => self.regather(),
+            Report::Failed { reason, bad_input } => {
+                self.end(Outcome::Failed { reason, agent: Some(agent), bad_input }, out);
+            }
+            // Words of an older epoch.
+            Report::Linked { .. } | Report::Leaves { .. } | Report::Prepared { .. } | Report::LinkLost { .. } => {}
+        }
+    }
+
+    /// Goes on with whatever can go on.
+    fn proceed(&mut self, out: &mut Vec<Command>) {
+        if self.phase == Phase::Ended {
+            return;
+        }
+        if self.stopping {
+            self.wind_up(out);
+            return;
+        }
+        if self.phase == Phase::Gathering {
+            self.gather(out);
+        }
+        while self.phase == Phase::Running && self.current.is_none() && !self.staging() {
+            if !self.next_turn(out) {
+                break;
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        self.current = None;
+        self.evaluating = None;
+    }
+
+    /// Ends a stopped run, saving the last committed step once every shard has it. Nobody else is needed for that; but
+    /// the shards are, since only they know which step that is.
+    fn wind_up(&mut self, out: &mut Vec<Command>) {
+        let begun = self.epoch.number > 0;
+        if !begun && (self.phase != Phase::Gathering || self.misses_parameters()) {
+            self.end(Outcome::Stopped, out);
+            return;
+        }
+        let agreed = matches!(self.phase, Phase::Linking(_) | Phase::Running) || (begun && self.saved());
+        if !agreed && !self.agree(out) {
+            return;
+        }
+        if self.saved() {
+            self.finish(Outcome::Stopped, out);
+        } else {
+            self.save(out);
+        }
+    }
+
+    /// Ends once the last checkpoint is published and the last commit recorded.
+    fn finish(&mut self, outcome: Outcome, out: &mut Vec<Command>) {
+        if self.saving.is_none() && self.deciding.is_none() {
+            self.end(outcome, out);
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome, out: &mut Vec<Command>) {
+        self.phase = Phase::Ended;
+        out.extend(self.members.keys().map(|&agent| Command::Send(agent, Order::Finish)));
+        out.push(Command::End(outcome));
+    }
+}
+
+/// Where the run stands and what it waits for.
+impl fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coordinator")
+            .field("epoch", &self.epoch)
+            .field("phase", &self.phase)
+            .field("members", &self.members.keys().map(AgentId::to_string).collect::<Vec<_>>())
+            .field("step", &self.step)
+            .field("done", &self.done)
+            .field("current", &self.current)
+            .field("saving", &self.saving)
+            .field("deciding", &self.deciding)
+            .field("checkpoint_wanted", &self.checkpoint_wanted)
+            .field("stopping", &self.stopping)
+            .finish_non_exhaustive()
+    }
+}

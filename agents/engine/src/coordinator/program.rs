@@ -1,0 +1,206 @@
+//! What a run does after which step: train, evaluate, checkpoint, end. Pure functions of the policy and the step.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::types::LeafResult;
+
+/// How the summed loss becomes the loss that is minimised and reported.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossScaling {
+    /// Mean over the tokens that count.
+    Tokens,
+    /// `weight` x sum over tokens / samples of the batch.
+    BatchSize {
+        /// Usually one over the sequence length.
+        weight: f64,
+        /// Samples of the batch.
+        batch: u64,
+    },
+}
+
+impl LossScaling {
+    /// The factor from a sum of token losses to the loss.
+    pub fn factor(self, tokens: u64) -> f64 {
+        match self {
+            LossScaling::Tokens if tokens == 0 => 0.0,
+            LossScaling::Tokens => 1.0 / tokens as f64,
+            LossScaling::BatchSize { weight, batch } => weight / batch.max(1) as f64,
+        }
+    }
+}
+
+/// Evaluation in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvalPolicy {
+    /// Every so many steps, and after the last; `None`: once, before anything else.
+    pub every: Option<u64>,
+    /// Batches of one evaluation.
+    pub batches: u64,
+}
+
+/// Learning rate as a function of the number of updates already made.
+pub type LearningRate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+
+/// What a run is to do.
+#[derive(Clone)]
+pub struct Policy {
+    /// Whether it trains at all.
+    pub train: bool,
+    /// Updates in all, counted from step 0.
+    pub max_steps: u64,
+    /// Evaluation, if any.
+    pub eval: Option<EvalPolicy>,
+    /// Checkpoint every so many steps; the last step is always one.
+    pub checkpoint_every: Option<u64>,
+    /// Whether step 0 is checkpointed.
+    pub initial_checkpoint: bool,
+    /// See [`LossScaling`].
+    pub scaling: LossScaling,
+    /// Bound on the global norm of the gradient.
+    pub clip: Option<f64>,
+    /// Learning rate for the update after so many others.
+    pub learning_rate: LearningRate,
+}
+
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Policy").field("max_steps", &self.max_steps).field("eval", &self.eval).finish_non_exhaustive()
+    }
+}
+
+/// What comes next at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Evaluate.
+    Evaluate {
+        /// Batches.
+        batches: u64,
+    },
+    /// Write a checkpoint.
+    Checkpoint,
+    /// Make the next update.
+    Train,
+    /// The run is complete.
+    End,
+}
+
+/// What has been done at the current step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Evaluated at this step.
+    pub evaluated: bool,
+    /// Checkpointed at this step.
+    pub saved: bool,
+}
+
+impl Policy {
+    /// What comes next after `step` updates. Evaluation comes before the checkpoint of the same step, so that a
+    /// resumed run finds a checkpoint's evaluation done.
+    pub fn next(&self, step: u64, done: Done) -> Next {
+        let last = !self.train || step >= self.max_steps;
+        let due = |every: Option<u64>| step > 0 && every.is_some_and(|every| every > 0 && step.is_multiple_of(every));
+        if let Some(EvalPolicy { every, batches }) = self.eval
+            && !done.evaluated
+            && batches > 0
+            && (last || due(every))
+        {
+            return Next::Evaluate { batches };
+        }
+        let save = self.train && (last || due(self.checkpoint_every) || (step == 0 && self.initial_checkpoint));
+        if save && !done.saved {
+            return Next::Checkpoint;
+        }
+        if last { Next::End } else { Next::Train }
+    }
+}
+
+/// Losses of all leaves of a turn, filled in any order, summed in leaf order.
+#[derive(Clone, Debug)]
+pub struct LeafTable {
+    leaves: Vec<Option<LeafResult>>,
+}
+
+impl LeafTable {
+    /// Nothing known of `count` leaves.
+    pub fn new(count: u32) -> Self {
+        Self { leaves: vec![None; count as usize] }
+    }
+
+    /// Takes one leaf's result; a repeated or foreign one changes nothing.
+    pub fn fill(&mut self, result: LeafResult) {
+        if let Some(slot) = self.leaves.get_mut(result.leaf as usize) {
+            slot.get_or_insert(result);
+        }
+    }
+
+    /// Sum over all leaves in leaf order, or `None` while some are missing.
+    pub fn total(&self) -> Option<LeafResult> {
+        let mut total = LeafResult { leaf: 0, loss: 0.0, tokens: 0, correct: 0, bad_layer: None };
+        for leaf in &self.leaves {
+            let leaf = leaf.as_ref()?;
+            total.loss += leaf.loss;
+            total.tokens += leaf.tokens;
+            total.correct += leaf.correct;
+            total.bad_layer = total.bad_layer.or(leaf.bad_layer);
+        }
+        Some(total)
+    }
+}
+
+/// Factor on the gradient and the norm before clipping, from the squared norms of all chunks in plan order.
+///
+/// The norm is that of the scaled gradient, `factor * sqrt(sum)`; clipping multiplies by
+/// `min(1, bound / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` does.
+pub fn gradient_scale(norms: impl IntoIterator<Item = f64>, factor: f64, clip: Option<f64>) -> (f64, f64) {
+    let norm = norms.into_iter().sum::<f64>().sqrt() * factor;
+    let shrink = clip.map_or(1.0, |bound| (bound / (norm + 1e-6)).min(1.0));
+    (factor * shrink, norm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_visits_every_due_action_once_and_in_order() {
+        let policy = Policy {
+            train: true,
+            max_steps: 5,
+            eval: Some(EvalPolicy { every: Some(2), batches: 3 }),
+            checkpoint_every: Some(4),
+            initial_checkpoint: true,
+            scaling: LossScaling::Tokens,
+            clip: None,
+            learning_rate: Arc::new(|_| 0.0),
+        };
+        let (mut step, mut done, mut seen) = (0, Done::default(), String::new());
+        loop {
+            match policy.next(step, done) {
+                Next::Evaluate { batches } => {
+                    assert_eq!(batches, 3);
+                    done.evaluated = true;
+                    seen.push('e');
+                }
+                Next::Checkpoint => {
+                    done.saved = true;
+                    seen.push('c');
+                }
+                Next::Train => {
+                    (step, done) = (step + 1, Done::default());
+                    seen.push('t');
+                }
+                Next::End => break,
+            }
+        }
+        assert_eq!(seen, "cttettectec");
+    }
+
+    #[test]
+    fn clipping_follows_the_norm_of_the_scaled_gradient() {
+        let (scale, norm) = gradient_scale([9.0, 16.0], 0.5, Some(1.0));
+        assert_eq!(norm, 2.5);
+        assert!((scale - 0.5 / (2.5 + 1e-6)).abs() < 1e-12);
+        assert_eq!(gradient_scale([9.0, 16.0], 0.5, Some(10.0)).0, 0.5);
+    }
+}

@@ -1,0 +1,275 @@
+//! A MemoryX shard: what it streams, what it gathers, and what it has promised.
+//!
+//! The numbers themselves live in the chunk store; this machine only says what to do with them. Down and up are
+//! independent: weights go as the root of the SwarmX tree grants credit, sums are taken as they come.
+//!
+//! Promises: once it has reported a step *prepared* it keeps the gradients until that step is committed or opened
+//! again; once it has recorded a commit it never goes back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millrace_emulator::placement::{Placement, ShardId};
+use millrace_emulator::plan::{ChunkId, StreamPlan};
+use millrace_emulator::tree::{Node, Partials};
+
+use crate::course::{At, Courses, Cursor, Direction};
+use crate::credit::{Allowance, Window};
+use crate::frame::{Frame, FrameError, Place, add_payloads};
+use crate::message::{Report, ShardState};
+use crate::swarm::expect;
+use crate::types::{CommitRecord, Epoch, Task, Turn};
+
+/// What a shard wants done.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Read the chunk (applying its pending update first) and send it.
+    Send(Place),
+    /// Grant the root a running total of gradient slots.
+    Grant(u64),
+    /// Put the sum over all leaves of one use into the chunk's gradient. After the last use answer with
+    /// [`Shard::gathered`].
+    Gather {
+        /// The chunk.
+        chunk: ChunkId,
+        /// Whether this is the first use: overwrite, else add.
+        first: bool,
+        /// Whether this is the last use.
+        last: bool,
+        /// The sum, f32 little-endian.
+        sum: Bytes,
+    },
+    /// Make the gathered gradients the pending update of this commit.
+    Commit(CommitRecord),
+    /// Tell the coordinator.
+    Report(Report),
+}
+
+/// Why a shard can't go on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ShardError {
+    /// A peer sent something impossible.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The coordinator asks for weights this shard hasn't got.
+    #[error("the coordinator opened {task:?}, but this shard holds the weights of step {committed}")]
+    WrongWeights {
+        /// What was opened.
+        task: Task,
+        /// Updates committed here.
+        committed: u64,
+    },
+    /// A commit of a step that isn't prepared here.
+    #[error("the coordinator commits step {step}, but this shard has committed {committed} and prepared {prepared:?}")]
+    Unprepared {
+        /// The commit's step.
+        step: u64,
+        /// Updates committed here.
+        committed: u64,
+        /// Step prepared here.
+        prepared: Option<u64>,
+    },
+}
+
+/// The part that lives for one epoch.
+struct Link {
+    epoch: Epoch,
+    placement: Arc<Placement>,
+    down: Cursor,
+    up: Cursor,
+    allowance: Allowance,
+    window: Window,
+    /// Frames of the slot being filled.
+    slot_frames: usize,
+    /// What the root sends, per round.
+    nodes: Vec<Vec<Node>>,
+}
+
+/// The machine of one shard; it lives as long as its parameters.
+pub struct Shard {
+    id: ShardId,
+    plan: Arc<StreamPlan>,
+    state: ShardState,
+    link: Option<Link>,
+    gathering: Option<u64>,
+    /// Open partial sums by chunk and use.
+    partials: BTreeMap<(ChunkId, usize), Partials<Bytes>>,
+    /// Uses summed so far, by chunk.
+    uses: Vec<u32>,
+    uses_of: Vec<u32>,
+    /// Squared norms of the chunks gathered whole.
+    norms: BTreeMap<ChunkId, f64>,
+    own: usize,
+}
+
+impl Shard {
+    /// A shard without parameters yet.
+    pub fn new(id: ShardId, plan: Arc<StreamPlan>) -> Self {
+        let mut uses_of = vec![0u32; plan.chunks.len()];
+        for slot in &plan.up {
+            uses_of[slot.chunk] += 1;
+        }
+        Self {
+            id,
+            state: ShardState::default(),
+            link: None,
+            gathering: None,
+            partials: BTreeMap::new(),
+            uses: vec![0; plan.chunks.len()],
+            uses_of,
+            norms: BTreeMap::new(),
+            own: 0,
+            plan,
+        }
+    }
+
+    /// The most partial sums open for one use of a chunk: at most one more than the levels above the rounds.
+    pub fn open_sums(&self) -> usize {
+        self.partials.values().map(Partials::len).max().unwrap_or(0)
+    }
+
+    /// What to tell the coordinator on joining.
+    pub const fn state(&self) -> ShardState {
+        self.state
+    }
+
+    /// Parameters are in the store, with `step` updates applied.
+    pub fn loaded(&mut self, step: u64) -> Report {
+        self.state = ShardState { loaded: true, committed: step, record: None, prepared: None };
+        Report::Loaded { state: self.state }
+    }
+
+    /// A new epoch. Gradients of a prepared step are kept, those of an unfinished one forgotten.
+    pub fn configure(&mut self, placement: Arc<Placement>, epoch: Epoch, window: u64) -> Vec<Command> {
+        let courses = |direction| Cursor::new(Courses::new(&self.plan, &placement, direction, Some(self.id)));
+        let link = Link {
+            epoch,
+            down: courses(Direction::Down),
+            up: courses(Direction::Up),
+            allowance: Allowance::default(),
+            window: Window::new(window),
+            slot_frames: 0,
+            nodes: (0..placement.rounds.len()).map(|round| placement.swarm_nodes(0, round)).collect(),
+            placement,
+        };
+        self.own = (0..self.plan.chunks.len()).filter(|&chunk| link.placement.shard_of(chunk) == self.id).count();
+        let first = Command::Grant(link.window.total());
+        self.link = Some(link);
+        self.gathering = None;
+        self.partials.clear();
+        vec![first]
+    }
+
+    /// The coordinator opened a turn.
+    ///
+    /// # Errors
+    /// When the weights it needs are not these.
+    pub fn open(&mut self, epoch: Epoch, turn: Turn, out: &mut Vec<Command>) -> Result<(), ShardError> {
+        let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) else { return Ok(()) };
+        if turn.task.weights_at() != self.state.committed {
+            return Err(ShardError::WrongWeights { task: turn.task, committed: self.state.committed });
+        }
+        link.down.open(turn);
+        link.up.open(turn);
+        if let Task::Train { step } = turn.task {
+            self.state.prepared = None;
+            self.gathering = Some(step);
+            self.partials.clear();
+            self.uses.fill(0);
+            self.norms.clear();
+            if self.own == 0 {
+                self.prepare(out);
+            }
+        }
+        self.pump_down(out);
+        Ok(())
+    }
+
+    /// The root granted weight slots.
+    pub fn grant(&mut self, epoch: Epoch, total: u64, out: &mut Vec<Command>) {
+        if let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) {
+            link.allowance.grant(total);
+            self.pump_down(out);
+        }
+    }
+
+    fn pump_down(&mut self, out: &mut Vec<Command>) {
+        let Some(link) = &mut self.link else { return };
+        let node = self.plan.leaves.tree().root();
+        while let Some((turn, at)) = link.down.next() {
+            if !link.allowance.spend() {
+                break;
+            }
+            let At { round, slot, chunk, .. } = at;
+            out.push(Command::Send(Place { epoch: link.epoch, turn: turn.serial, round, slot, chunk, node }));
+            link.down.advance();
+        }
+    }
+
+    /// A sum came from the root. One of an older epoch changes nothing.
+    ///
+    /// # Errors
+    /// It is not the next of the plan, or its leaves don't fit.
+    pub fn gradient(&mut self, frame: Frame, out: &mut Vec<Command>) -> Result<(), ShardError> {
+        let Frame { place, payload } = frame;
+        let Some(link) = self.link.as_mut().filter(|link| link.epoch == place.epoch) else { return Ok(()) };
+        let (turn, at) = link.up.next().ok_or(FrameError::NotOpened(place))?;
+        expect(&place, turn, at)?;
+        link.slot_frames += 1;
+        if link.slot_frames >= link.nodes[at.round as usize].len() {
+            link.slot_frames = 0;
+            link.up.advance();
+            out.push(Command::Grant(link.window.consume()));
+        }
+        let tree = link.placement.tree;
+        let chunk = at.chunk;
+        let sums = self.partials.entry((chunk, at.layer)).or_insert_with(|| Partials::new(tree));
+        sums.insert(place.node, payload, |left, right| add_payloads(left, &right))
+            .map_err(|source| FrameError::Partial { chunk, source })?;
+        if sums.covers(tree.root().range()) {
+            let sum = sums.take().pop();
+            self.partials.remove(&(chunk, at.layer));
+            self.uses[chunk] += 1;
+            let (first, last) = (self.uses[chunk] == 1, self.uses[chunk] == self.uses_of[chunk]);
+            out.extend(sum.map(|(_, sum)| Command::Gather { chunk, first, last, sum }));
+        }
+        Ok(())
+    }
+
+    /// The store has the whole gradient of `chunk`, with this squared norm. Late word of an abandoned turn changes
+    /// nothing.
+    pub fn gathered(&mut self, chunk: ChunkId, norm: f64, out: &mut Vec<Command>) {
+        let whole = self.uses.get(chunk).is_some_and(|&uses| uses > 0 && uses == self.uses_of[chunk]);
+        if self.gathering.is_none() || !whole {
+            return;
+        }
+        self.norms.insert(chunk, norm);
+        if self.norms.len() == self.own {
+            self.prepare(out);
+        }
+    }
+
+    fn prepare(&mut self, out: &mut Vec<Command>) {
+        let (Some(step), Some(link)) = (self.gathering.take(), &self.link) else { return };
+        self.state.prepared = Some(step);
+        let norms = std::mem::take(&mut self.norms).into_iter().collect();
+        out.push(Command::Report(Report::Prepared { epoch: link.epoch, step, norms }));
+    }
+
+    /// The coordinator's decision; recorded once, acknowledged every time.
+    ///
+    /// # Errors
+    /// When this shard never prepared the step: then the two don't speak of the same job.
+    pub fn commit(&mut self, record: CommitRecord, out: &mut Vec<Command>) -> Result<(), ShardError> {
+        let ShardState { committed, prepared, .. } = self.state;
+        if record.step == committed + 1 && prepared == Some(record.step) {
+            self.state = ShardState { loaded: true, committed: record.step, record: Some(record), prepared: None };
+            out.push(Command::Commit(record));
+        } else if record.step != committed {
+            return Err(ShardError::Unprepared { step: record.step, committed, prepared });
+        }
+        out.push(Command::Report(Report::Committed { step: record.step }));
+        Ok(())
+    }
+}

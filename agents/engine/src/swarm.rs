@@ -1,0 +1,238 @@
+//! A SwarmX node: copies each weight chunk to all children as it comes, joins the children's partial sums and passes
+//! the sum up.
+//!
+//! The root has one parent link per MemoryX shard, every other node one. Both directions go strictly in plan order,
+//! and independently of each other: a slot moves when its frames are there and the next hop has credit. Nothing is
+//! queued beyond the windows granted.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millrace_emulator::placement::Placement;
+use millrace_emulator::plan::StreamPlan;
+use millrace_emulator::tree::{Node, PartialError, Partials};
+
+use crate::course::{At, Courses, Cursor, Direction};
+use crate::credit::{Allowance, Window};
+use crate::frame::{Frame, FrameError, Place, add_payloads};
+use crate::types::{Epoch, Turn};
+
+/// What a node wants done.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Send a weight frame to the child at this place in the node's list.
+    Down(usize, Frame),
+    /// Send a partial sum to the parent link at this place.
+    Up(usize, Frame),
+    /// Grant the parent link at this place a running total of weight slots.
+    GrantParent(usize, u64),
+    /// Grant a child a running total of gradient slots.
+    GrantChild(usize, u64),
+}
+
+struct Parent {
+    frames: VecDeque<Frame>,
+    window: Window,
+    allowance: Allowance,
+}
+
+struct Child {
+    frames: VecDeque<Frame>,
+    window: Window,
+    allowance: Allowance,
+    /// What it sends, per round.
+    nodes: Vec<Vec<Node>>,
+}
+
+/// The machine of one SwarmX node in one epoch. A new epoch makes a new one.
+pub struct SwarmX {
+    epoch: Epoch,
+    placement: Arc<Placement>,
+    parents: Vec<Parent>,
+    children: Vec<Child>,
+    /// Whether the node sends anything up, per round.
+    sends: Vec<bool>,
+    down: Cursor,
+    up: Cursor,
+}
+
+impl SwarmX {
+    /// The node at `place` of the placement's swarm; `window` slots per link and direction.
+    pub fn new(plan: &StreamPlan, placement: Arc<Placement>, place: usize, epoch: Epoch, window: u64) -> Self {
+        let node = &placement.swarm[place];
+        let links = if node.parent.is_none() { placement.shards as usize } else { 1 };
+        let parent =
+            |_| Parent { frames: VecDeque::new(), window: Window::new(window), allowance: Allowance::default() };
+        let child = |&child: &millrace_emulator::placement::Child| Child {
+            frames: VecDeque::new(),
+            window: Window::new(window),
+            allowance: Allowance::default(),
+            nodes: (0..placement.rounds.len()).map(|round| placement.child_nodes(child, round)).collect(),
+        };
+        Self {
+            epoch,
+            sends: (0..placement.rounds.len()).map(|round| !placement.swarm_nodes(place, round).is_empty()).collect(),
+            parents: (0..links).map(parent).collect(),
+            children: node.children.iter().map(child).collect(),
+            down: Cursor::new(Courses::new(plan, &placement, Direction::Down, None)),
+            up: Cursor::new(Courses::new(plan, &placement, Direction::Up, None)),
+            placement,
+        }
+    }
+
+    /// The grants to send when the links are up.
+    pub fn start(&self) -> Vec<Command> {
+        let parents = self.parents.iter().enumerate().map(|(at, link)| Command::GrantParent(at, link.window.total()));
+        let children = self.children.iter().enumerate().map(|(at, link)| Command::GrantChild(at, link.window.total()));
+        parents.chain(children).collect()
+    }
+
+    /// The coordinator opened a turn.
+    ///
+    /// # Errors
+    /// Frames that were waiting for it and don't fit.
+    pub fn open(&mut self, turn: Turn, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        self.down.open(turn);
+        self.up.open(turn);
+        self.pump(out)
+    }
+
+    /// A weight frame came from a parent link.
+    ///
+    /// # Errors
+    /// The frame is not the next of the plan.
+    pub fn weights(&mut self, link: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        self.parents[link].frames.push_back(frame);
+        self.pump_down(out)
+    }
+
+    /// A partial sum came from a child.
+    ///
+    /// # Errors
+    /// The frame is not the next of the plan, or its leaves don't fit.
+    pub fn gradient(&mut self, child: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        self.children[child].frames.push_back(frame);
+        self.pump_up(out)
+    }
+
+    /// A child granted weight slots.
+    ///
+    /// # Errors
+    /// As for [`SwarmX::weights`].
+    pub fn child_grant(&mut self, child: usize, total: u64, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        self.children[child].allowance.grant(total);
+        self.pump_down(out)
+    }
+
+    /// A parent link granted gradient slots.
+    ///
+    /// # Errors
+    /// As for [`SwarmX::gradient`].
+    pub fn parent_grant(&mut self, link: usize, total: u64, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        self.parents[link].allowance.grant(total);
+        self.pump_up(out)
+    }
+
+    /// The most frames waiting on one link: weights of a parent, partial sums of a child.
+    pub fn queued(&self) -> (usize, usize) {
+        let weights = self.parents.iter().map(|link| link.frames.len()).max();
+        let sums = self.children.iter().map(|link| link.frames.len()).max();
+        (weights.unwrap_or(0), sums.unwrap_or(0))
+    }
+
+    fn pump(&mut self, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        self.pump_down(out)?;
+        self.pump_up(out)
+    }
+
+    /// The parent link a chunk comes from and goes to.
+    fn link_of(&self, at: At) -> usize {
+        if self.parents.len() == 1 { 0 } else { self.placement.shard_of(at.chunk) as usize }
+    }
+
+    fn pump_down(&mut self, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        while let Some((turn, at)) = self.down.next() {
+            let link = self.link_of(at);
+            let ready = !self.parents[link].frames.is_empty() && self.children.iter().all(|c| c.allowance.open());
+            if !ready {
+                break;
+            }
+            let Some(frame) = self.parents[link].frames.pop_front() else { break };
+            expect(&frame.place, turn, at)?;
+            for (place, child) in self.children.iter_mut().enumerate() {
+                child.allowance.spend();
+                out.push(Command::Down(place, frame.clone()));
+            }
+            out.push(Command::GrantParent(link, self.parents[link].window.consume()));
+            self.down.advance();
+        }
+        Ok(())
+    }
+
+    fn pump_up(&mut self, out: &mut Vec<Command>) -> Result<(), FrameError> {
+        while let Some((turn, at)) = self.up.next() {
+            let round = at.round as usize;
+            let link = self.link_of(at);
+            let complete = self.children.iter().all(|child| child.frames.len() >= child.nodes[round].len());
+            let sends = self.sends[round];
+            if !complete || (sends && !self.parents[link].allowance.open()) {
+                break;
+            }
+            let sums = self.join(turn, at, out)?;
+            if sends {
+                self.parents[link].allowance.spend();
+            }
+            for (node, payload) in sums {
+                let place = Place {
+                    epoch: self.epoch,
+                    turn: turn.serial,
+                    round: at.round,
+                    slot: at.slot,
+                    chunk: at.chunk,
+                    node,
+                };
+                out.push(Command::Up(link, Frame { place, payload }));
+            }
+            self.up.advance();
+        }
+        Ok(())
+    }
+
+    /// Takes one slot's frames off every child and joins siblings.
+    fn join(&mut self, turn: Turn, at: At, out: &mut Vec<Command>) -> Result<Vec<(Node, Bytes)>, FrameError> {
+        let mut partials = Partials::new(self.placement.tree);
+        let mut length = None;
+        for (number, child) in self.children.iter_mut().enumerate() {
+            let nodes = &child.nodes[at.round as usize];
+            for &node in nodes {
+                let Some(Frame { place, payload }) = child.frames.pop_front() else { break };
+                expect(&place, turn, at)?;
+                let left = *length.get_or_insert(payload.len());
+                if left != payload.len() {
+                    return Err(FrameError::Length { chunk: at.chunk, left, right: payload.len() });
+                }
+                if place.node != node {
+                    let source = PartialError::NotANode(place.node, self.placement.tree.leaves());
+                    return Err(FrameError::Partial { chunk: at.chunk, source });
+                }
+                partials
+                    .insert(node, payload, |left, right| add_payloads(left, &right))
+                    .map_err(|source| FrameError::Partial { chunk: at.chunk, source })?;
+            }
+            // A slot without frames on this link counts on neither end.
+            if !nodes.is_empty() {
+                out.push(Command::GrantChild(number, child.window.consume()));
+            }
+        }
+        Ok(partials.take())
+    }
+}
+
+/// Checks that a frame is the one that comes next.
+pub(crate) fn expect(got: &Place, turn: Turn, at: At) -> Result<(), FrameError> {
+    if got.turn == turn.serial && got.round == at.round && got.slot == at.slot && got.chunk == at.chunk {
+        return Ok(());
+    }
+    Err(FrameError::OutOfOrder { want_turn: turn.serial, want_round: at.round, want_slot: at.slot, got: *got })
+}

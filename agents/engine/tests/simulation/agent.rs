@@ -1,0 +1,268 @@
+//! An agent: its control stream and links, and the machine of its role behind them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_emulator::placement::{Child, Placement};
+use millrace_emulator::plan::StreamPlan;
+use millrace_engine::message::{Configure, Order, Report};
+use millrace_engine::types::{AgentId, Epoch, Role};
+
+use crate::model::samples;
+use crate::shard::ShardBody;
+use crate::swarm::SwarmBody;
+use crate::system::SystemBody;
+use crate::wires::{LinkKey, Packet, Wires};
+
+/// What all agents of a job know.
+pub struct Job {
+    pub plan: Arc<StreamPlan>,
+    pub shards: u32,
+    /// Slots a receiver lets be in flight to it, by role.
+    pub windows: BTreeMap<Role, u64>,
+}
+
+/// The part of an agent that depends on its role.
+pub enum Body {
+    Shard(Box<ShardBody>),
+    Swarm(Box<SwarmBody>),
+    System(Box<SystemBody>),
+    Activation(Arc<StreamPlan>),
+}
+
+/// A neighbour in the data tree.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    upper: bool,
+    up: bool,
+}
+
+/// Where an agent stands in its epoch and what its body may use to speak.
+pub struct Place<'a> {
+    pub me: AgentId,
+    pub epoch: Epoch,
+    pub stream: Option<u64>,
+    pub wires: &'a mut Wires,
+    peers: &'a BTreeMap<AgentId, Peer>,
+}
+
+impl Place<'_> {
+    fn key(&self, peer: AgentId) -> LinkKey {
+        let upper = self.peers.get(&peer).is_some_and(|peer| peer.upper);
+        let (upper, lower) = if upper { (peer, self.me) } else { (self.me, peer) };
+        LinkKey { epoch: self.epoch, upper, lower }
+    }
+
+    pub fn send(&mut self, peer: AgentId, packet: Packet) {
+        self.wires.send(self.key(peer), self.me, packet);
+    }
+
+    pub fn grant(&mut self, peer: AgentId, total: u64) {
+        self.wires.grant(self.key(peer), self.me, total);
+    }
+
+    pub fn report(&mut self, report: Report) {
+        self.wires.report(self.stream, report);
+    }
+}
+
+/// A running instance of a role.
+pub struct Agent {
+    pub me: AgentId,
+    pub stream: Option<u64>,
+    pub epoch: Epoch,
+    pub finished: bool,
+    peers: BTreeMap<AgentId, Peer>,
+    linked: bool,
+    pub body: Body,
+}
+
+impl Agent {
+    pub fn new(me: AgentId, job: &Job) -> Self {
+        let body = match me.role {
+            Role::MemoryX => Body::Shard(Box::new(ShardBody::new(me.index, job))),
+            Role::SwarmX => Body::Swarm(Box::default()),
+            Role::Cs2 => Body::System(Box::default()),
+            Role::Activation | Role::Coordinator => Body::Activation(job.plan.clone()),
+        };
+        let (epoch, peers) = (Epoch::default(), BTreeMap::new());
+        Self { me, stream: None, epoch, finished: false, peers, linked: false, body }
+    }
+
+    /// Joins the coordinator, or joins it again.
+    pub fn connect(&mut self, wires: &mut Wires) {
+        let state = match &mut self.body {
+            Body::Shard(shard) => Some(shard.rejoin()),
+            _ => None,
+        };
+        self.stream = Some(wires.connect(self.me, state));
+    }
+
+    /// The body, and where it stands.
+    pub fn split<'a>(&'a mut self, wires: &'a mut Wires) -> (&'a mut Body, Place<'a>) {
+        let Self { me, stream, epoch, peers, body, .. } = self;
+        (body, Place { me: *me, epoch: *epoch, stream: *stream, wires, peers })
+    }
+
+    pub fn order(&mut self, order: Order, job: &Job, wires: &mut Wires) -> Result<(), String> {
+        match order {
+            Order::Finish => self.finished = true,
+            Order::Configure(configure) => self.configure(&configure, job, wires)?,
+            Order::Open { epoch, turn } => {
+                let current = epoch == self.epoch;
+                let (body, mut place) = self.split(wires);
+                match body {
+                    // A shard tells old epochs itself.
+                    Body::Shard(shard) => shard.open(epoch, turn, &mut place)?,
+                    Body::Swarm(swarm) if current => swarm.open(turn, &mut place)?,
+                    Body::System(system) if current => system.open(turn),
+                    _ => {}
+                }
+            }
+            Order::Load(_) | Order::Commit { .. } | Order::Snapshot(_) => {
+                let (body, mut place) = self.split(wires);
+                let Body::Shard(shard) = body else { return Err(format!("{order:?} went to {}", place.me)) };
+                shard.order(order, job, &mut place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn configure(&mut self, configure: &Configure, job: &Job, wires: &mut Wires) -> Result<(), String> {
+        if configure.epoch <= self.epoch {
+            return Err(format!("{} was sent from epoch {} to {}", self.me, self.epoch, configure.epoch));
+        }
+        self.epoch = configure.epoch;
+        self.linked = false;
+        wires.cut_links(self.me, Some(self.epoch));
+        let placement = Arc::new(configure.placement.clone());
+        let peer = |(agent, upper)| (agent, Peer { upper, up: false });
+        self.peers = peers(&placement, self.me).into_iter().map(peer).collect();
+        for (&upper, _) in self.peers.iter().filter(|(_, peer)| peer.upper) {
+            wires.dials.insert(LinkKey { epoch: self.epoch, upper, lower: self.me });
+        }
+        let me = self.me;
+        let (body, mut place) = self.split(wires);
+        match body {
+            Body::Shard(shard) => shard.configure(placement, job, &mut place),
+            Body::Swarm(swarm) => swarm.configure(placement, job, &place)?,
+            Body::System(system) => system.configure(placement, job, &place)?,
+            Body::Activation(_) => {}
+        }
+        (!self.peers.is_empty()).then_some(()).ok_or_else(|| format!("{me} has no neighbours"))
+    }
+
+    /// Something came on a link of the current epoch.
+    pub fn packet(&mut self, peer: AgentId, packet: Packet, wires: &mut Wires) -> Result<(), String> {
+        match packet {
+            Packet::Up => self.link_up(peer, wires),
+            Packet::Broken => {
+                self.peers.entry(peer).and_modify(|peer| peer.up = false);
+                // The storm: a loss may be told more than once.
+                for _ in 0..wires.random.within(1, 3) {
+                    wires.report(self.stream, Report::LinkLost { epoch: self.epoch, peer: Some(peer) });
+                }
+                Ok(())
+            }
+            Packet::Frame(frame) => {
+                let (body, mut place) = self.split(wires);
+                match body {
+                    Body::Shard(shard) => shard.gradient(frame, &mut place),
+                    Body::Swarm(swarm) => swarm.frame(peer, frame, &mut place),
+                    Body::System(system) => system.weights(frame),
+                    Body::Activation(_) => Err("an activation server got a frame".to_owned()),
+                }
+            }
+            Packet::Ask(task, leaves) => {
+                let (body, mut place) = self.split(wires);
+                let Body::Activation(plan) = body else { return Err(format!("{} was asked for samples", place.me)) };
+                place.send(peer, Packet::Samples(samples(plan, task, leaves)));
+                Ok(())
+            }
+            Packet::Samples(samples) => match &mut self.body {
+                Body::System(system) => system.samples(samples),
+                _ => Err(format!("{} got samples", self.me)),
+            },
+        }
+    }
+
+    fn link_up(&mut self, peer: AgentId, wires: &mut Wires) -> Result<(), String> {
+        self.peers.entry(peer).and_modify(|peer| peer.up = true);
+        if self.linked || !self.peers.values().all(|peer| peer.up) {
+            return Ok(());
+        }
+        self.linked = true;
+        let (body, mut place) = self.split(wires);
+        match body {
+            Body::Shard(shard) => shard.start(&mut place),
+            Body::Swarm(swarm) => swarm.start(&mut place),
+            Body::System(system) => system.start(&mut place),
+            Body::Activation(_) => {}
+        }
+        let epoch = place.epoch;
+        place.report(Report::Linked { epoch });
+        Ok(())
+    }
+
+    /// Credit came on a link of the current epoch.
+    pub fn grant(&mut self, peer: AgentId, total: u64, wires: &mut Wires) -> Result<(), String> {
+        let (body, mut place) = self.split(wires);
+        match body {
+            Body::Shard(shard) => shard.grant(total, &mut place),
+            Body::Swarm(swarm) => swarm.grant(peer, total, &mut place),
+            Body::System(system) => {
+                system.grant(total);
+                Ok(())
+            }
+            Body::Activation(_) => Ok(()),
+        }
+    }
+
+    /// What it waits for.
+    pub fn waits_for(&self) -> String {
+        let missing: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| !peer.up).map(|(agent, _)| agent.to_string()).collect();
+        let body = match &self.body {
+            Body::Shard(shard) => format!("{:?}", shard.machine.state()),
+            Body::Swarm(swarm) => swarm.waits_for(),
+            Body::System(system) => system.waits_for(),
+            Body::Activation(_) => String::new(),
+        };
+        let Self { me, epoch, linked, .. } = self;
+        format!("{me} in epoch {epoch}, linked: {linked}, links missing: {missing:?}; {body}")
+    }
+}
+
+/// Every neighbour of `me`, and whether it is above.
+fn peers(placement: &Placement, me: AgentId) -> Vec<(AgentId, bool)> {
+    let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
+    match me.role {
+        Role::Coordinator => Vec::new(),
+        Role::MemoryX => vec![(swarm(0), false)],
+        Role::SwarmX => placement.swarm.iter().position(|node| node.id == me.index).map_or_else(Vec::new, |place| {
+            let (above, below) = neighbours(placement, place);
+            above.into_iter().map(|agent| (agent, true)).chain(below.into_iter().map(|agent| (agent, false))).collect()
+        }),
+        Role::Cs2 => placement.systems.iter().find(|system| system.id == me.index).map_or_else(Vec::new, |system| {
+            vec![(swarm(system.parent), true), (AgentId::new(Role::Activation, system.activation), true)]
+        }),
+        Role::Activation => {
+            let served = placement.systems.iter().filter(|system| system.activation == me.index);
+            served.map(|system| (AgentId::new(Role::Cs2, system.id), false)).collect()
+        }
+    }
+}
+
+/// The agents above and below a SwarmX node, in its machine's order.
+pub fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId>) {
+    let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
+    let above = match placement.swarm[place].parent {
+        Some(parent) => vec![swarm(parent)],
+        None => (0..placement.shards).map(|shard| AgentId::new(Role::MemoryX, shard)).collect(),
+    };
+    let child = |child: &Child| match *child {
+        Child::System(place) => AgentId::new(Role::Cs2, placement.systems[place].id),
+        Child::Swarm(place) => swarm(place),
+    };
+    (above, placement.swarm[place].children.iter().map(child).collect())
+}

@@ -1,0 +1,174 @@
+//! The coordinator: the machine, its streams, and what its driver does for it. Everything it says is checked.
+
+use std::collections::BTreeMap;
+
+use millrace_emulator::plan::ChunkId;
+use millrace_engine::coordinator::{Command, Coordinator, Evaluation, Event, Outcome};
+use millrace_engine::message::{ChunkDigests, Snapshot};
+use millrace_engine::types::{AgentId, CommitRecord};
+
+use crate::model::Parameters;
+use crate::setup::Task;
+use crate::wires::{Wires, Word};
+
+/// What a run has shown so far, over all its lives.
+#[derive(Default)]
+pub struct History {
+    pub steps: Vec<CommitRecord>,
+    /// How often each step was evaluated.
+    pub evaluated: BTreeMap<u64, u32>,
+    pub epochs: u32,
+    pub restarts: u32,
+    pub outcome: Option<Outcome>,
+}
+
+/// Something the driver does on the side.
+enum Chore {
+    Stage(u64),
+    Publish { step: u64, digests: Vec<ChunkDigests>, record: Option<CommitRecord> },
+}
+
+/// A running coordinator.
+pub struct Boss {
+    pub machine: Coordinator,
+    streams: BTreeMap<AgentId, u64>,
+    chores: Vec<Chore>,
+    directories: u64,
+    /// The newest step told in this life.
+    told: Option<u64>,
+}
+
+impl Boss {
+    pub fn new(machine: Coordinator) -> Self {
+        Self { machine, streams: BTreeMap::new(), chores: Vec::new(), directories: 0, told: None }
+    }
+
+    pub fn chores(&self) -> usize {
+        self.chores.len()
+    }
+
+    /// A word came on a stream. Words of a stream that a later one has replaced are dropped, its end too.
+    pub fn hear(
+        &mut self,
+        stream: u64,
+        word: Word,
+        task: &Task,
+        wires: &mut Wires,
+        history: &mut History,
+    ) -> Result<(), String> {
+        let Some(agent) = wires.streams.get(&stream).map(|stream| stream.agent) else { return Ok(()) };
+        let known = self.streams.get(&agent).copied();
+        let event = match word {
+            Word::Hello(shard) if known.is_none_or(|known| known < stream) => {
+                self.streams.insert(agent, stream);
+                Event::Joined { agent, address: format!("{agent}:1"), shard }
+            }
+            Word::Report(report) if known == Some(stream) => Event::Report { agent, report },
+            Word::Broken if known == Some(stream) => {
+                self.streams.remove(&agent);
+                Event::Lost { agent }
+            }
+            _ => return Ok(()),
+        };
+        self.on(event, task, wires, history)
+    }
+
+    pub fn on(&mut self, event: Event, task: &Task, wires: &mut Wires, history: &mut History) -> Result<(), String> {
+        let mut out = Vec::new();
+        self.machine.on(event, &mut out);
+        for command in out {
+            match command {
+                Command::Send(agent, order) => {
+                    if let Some(&stream) = self.streams.get(&agent) {
+                        wires.order(stream, order);
+                    }
+                }
+                Command::Stage { step } => self.chores.push(Chore::Stage(step)),
+                Command::Publish { step, digests, record, .. } => {
+                    self.chores.push(Chore::Publish { step, digests, record });
+                }
+                Command::Epoch { .. } => history.epochs += 1,
+                Command::Running => {}
+                Command::Step(record) => self.step(record, task, history)?,
+                Command::EvalBatch(sums) => {
+                    if sums.batches == 0 || sums.step != self.machine.step() {
+                        return Err(format!("{sums:?} is of no batch"));
+                    }
+                }
+                Command::Evaluated(sums) => evaluated(sums, task, history)?,
+                Command::End(outcome) => history.outcome = Some(outcome),
+            }
+        }
+        Ok(())
+    }
+
+    /// A step is told once by each coordinator; a new one may begin with the step the old one ended with.
+    fn step(&mut self, record: CommitRecord, task: &Task, history: &mut History) -> Result<(), String> {
+        let expected = task.reference.commits.get(record.step as usize - 1);
+        if expected != Some(&record) {
+            return Err(format!("step {} is {record:?} and should be {expected:?}", record.step));
+        }
+        let last = history.steps.last().map_or(0, |last| last.step);
+        match record.step {
+            step if step == last + 1 => history.steps.push(record),
+            step if step == last && self.told.is_none() => {}
+            step => return Err(format!("step {step} is told after {last}")),
+        }
+        self.told = Some(record.step);
+        Ok(())
+    }
+
+    /// Does one thing on the side.
+    pub fn chore(&mut self, at: usize, task: &Task, wires: &mut Wires, history: &mut History) -> Result<(), String> {
+        let event = match self.chores.swap_remove(at) {
+            Chore::Stage(step) => {
+                self.directories += 1;
+                let path = format!("{}/{step}/{}", wires.attempt, self.directories);
+                Event::Staged(Snapshot { step, path })
+            }
+            Chore::Publish { step, digests, record } => {
+                // The directory staged last: one checkpoint is written at a time.
+                let path = format!("{}/{step}/{}", wires.attempt, self.directories);
+                publish(step, &path, &digests, record, task, wires)?;
+                Event::Published { step }
+            }
+        };
+        self.on(event, task, wires, history)
+    }
+}
+
+fn evaluated(sums: Evaluation, task: &Task, history: &mut History) -> Result<(), String> {
+    let expected = &task.reference.evaluations[sums.step as usize];
+    if *expected != sums {
+        return Err(format!("the evaluation is {sums:?} and should be {expected:?}"));
+    }
+    *history.evaluated.entry(sums.step).or_default() += 1;
+    Ok(())
+}
+
+/// A checkpoint must be whole, and exactly the state of its step.
+fn publish(
+    step: u64,
+    path: &str,
+    digests: &[ChunkDigests],
+    record: Option<CommitRecord>,
+    task: &Task,
+    wires: &mut Wires,
+) -> Result<(), String> {
+    let expected = &task.reference.states[step as usize];
+    let written = wires.disk.get(path).ok_or_else(|| format!("nothing was written to {path}"))?;
+    let complete = (0..expected.len()).map(|chunk: ChunkId| written.get(&chunk).cloned());
+    let complete: Option<Vec<Parameters>> = complete.collect();
+    let complete = complete.ok_or_else(|| format!("the checkpoint in {path} lacks chunks"))?;
+    if complete != *expected {
+        return Err(format!("the checkpoint in {path} is not the state of its step"));
+    }
+    if !complete.iter().map(Parameters::digests).eq(digests.iter().cloned()) {
+        return Err(format!("the digests of {path} are others"));
+    }
+    if record.is_some_and(|record| Some(&record) != task.reference.commits.get((step as usize).wrapping_sub(1))) {
+        return Err(format!("the checkpoint of step {step} carries {record:?}"));
+    }
+    wires.published.insert(step, complete);
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! The five roles together, without sockets: agents and links in memory, a scheduler that delivers in any order a
+//! network may choose, crashes of any agent but MemoryX, the smallest windows, and arithmetic whose bits show every
+//! mistake.
+//!
+//! A run is a pure function of its seed. A failure names it; `MILLRACE_SIMULATION_SEED=<n> cargo test` runs it alone.
+
+mod agent;
+mod boss;
+mod model;
+mod random;
+mod reference;
+mod setup;
+mod shard;
+mod store;
+mod swarm;
+mod system;
+mod wires;
+mod world;
+
+use millrace_engine::coordinator::EvalPolicy;
+use millrace_engine::types::Role;
+
+use boss::History;
+use random::Random;
+use setup::{Fault, Life, Task, When};
+
+/// Seeds of every run of the tests, and those that once found something.
+const SEEDS: std::ops::Range<u64> = 0..300;
+
+fn seeds() -> Vec<u64> {
+    let one = std::env::var("MILLRACE_SIMULATION_SEED").ok().and_then(|seed| seed.parse().ok());
+    one.map_or_else(|| SEEDS.collect(), |seed| vec![seed])
+}
+
+/// What every run must show, whatever happened in it.
+fn check(task: &Task, history: &History) -> Result<(), String> {
+    let policy = &task.policy;
+    if policy.train && history.steps != task.reference.commits {
+        return Err("not every step was told once".to_owned());
+    }
+    if let Some(EvalPolicy { every, .. }) = policy.eval {
+        let last = if policy.train { policy.max_steps } else { 0 };
+        let due = |step: &u64| *step == last || (*step > 0 && every.is_some_and(|every| step.is_multiple_of(every)));
+        if let Some(step) = (0..=last).filter(due).find(|step| !history.evaluated.contains_key(step)) {
+            return Err(format!("step {step} was never evaluated"));
+        }
+        if history.restarts == 0 && history.evaluated.values().any(|times| *times > 1) {
+            return Err("an evaluation was told twice by one coordinator".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn simulate(seed: u64, task: &Task, random: Random, next: impl FnMut(&mut Random) -> Life) -> History {
+    let result = world::run(task, random, next).and_then(|history| check(task, &history).map(|()| history));
+    result.unwrap_or_else(|error| panic!("seed {seed}: {error}"))
+}
+
+#[test]
+fn every_run_ends_in_the_bits_of_the_reference() {
+    let (mut epochs, mut restarts) = (0, 0);
+    for seed in seeds() {
+        let mut random = Random::new(seed);
+        let task = Task::new(&mut random);
+        let plan = task.plan.clone();
+        let history = simulate(seed, &task, random, |random| Life::new(random, &plan));
+        epochs += history.epochs;
+        restarts += history.restarts;
+    }
+    println!("{epochs} epochs, {restarts} coordinators replaced");
+}
+
+#[test]
+fn a_step_abandoned_at_any_chunk_is_run_again_by_others() {
+    let task = Task::small();
+    let rounds = 4;
+    for frames in 1..=(task.plan.up.len() * rounds) as u64 {
+        for shards in 1..=2 {
+            let life = Life::small(3, 1, shards, &[(When::Gathered(2, frames), Fault::Leave)]);
+            let history = simulate(frames, &task, Random::new(frames), |_| life.clone());
+            assert!(history.epochs > 1, "nothing was abandoned at frame {frames}");
+        }
+    }
+}
+
+#[test]
+fn a_commit_that_some_shards_recorded_is_completed_by_the_next_coordinator() {
+    let task = Task::small();
+    for (shards, step, seed) in (1..=3).flat_map(|n| (1..=4).flat_map(move |step| (0..4).map(move |at| (n, step, at))))
+    {
+        for recorded in 1..=u64::from(shards) {
+            let faults = [(When::Recorded(step, recorded), Fault::Crash(Role::Coordinator))];
+            let life = Life::small(2, 2, shards, &faults);
+            let history = simulate(seed, &task, Random::new(seed), |_| life.clone());
+            assert_eq!(history.restarts, 1);
+        }
+    }
+}
+
+#[test]
+fn a_stop_in_any_phase_saves_the_last_committed_step_without_those_who_are_gone() {
+    let task = Task::small();
+    for seed in 0..60 {
+        let stop = (When::Tick(seed * 17), Fault::Stop);
+        for faults in [vec![stop], vec![(When::Tick(seed * 16), Fault::Vanish(Role::Cs2)), stop]] {
+            let (mut lives, life) = (0, Life::small(2, 2, 2, &faults));
+            simulate(seed, &task, Random::new(seed), |_| {
+                lives += 1;
+                if lives == 1 { life.clone() } else { Life::small(3, 1, 3, &[]) }
+            });
+            assert_eq!(lives, 2, "it was never stopped");
+        }
+    }
+}

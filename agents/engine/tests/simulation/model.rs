@@ -1,0 +1,243 @@
+//! A toy model: a stream plan with a group used twice, and arithmetic in which the order of sums, the version of a
+//! weight, and every single leaf show in the bits.
+
+use std::ops::Range;
+
+use millrace_emulator::graph::{Graph, Layer, LayerId};
+use millrace_emulator::plan::{
+    Chunk, ChunkId, DownSlot, Encoding, Group, GroupId, LayerPlan, Leaves, MachineBytes, Pass, StreamPlan, UpSlot,
+};
+use millrace_emulator::tree::Node;
+use millrace_engine::types::{CommitRecord, LeafResult, Task};
+
+use crate::random::{Random, mix};
+
+/// A plan of 2 to 5 layers, 1 to 3 chunks a group and 1 to 9 leaves.
+pub fn plan(random: &mut Random) -> StreamPlan {
+    let layers = random.within(2, 5);
+    let tied = random.chance(60);
+    let (mut groups, mut chunks) = (Vec::new(), Vec::new());
+    let mut uses: Vec<Vec<GroupId>> = Vec::new();
+    for layer in 0..layers {
+        let mut used = if tied && layer + 1 == layers { vec![0] } else { Vec::new() };
+        if used.is_empty() || random.chance(50) {
+            used.push(groups.len());
+            groups.push(group(format!("group.{layer}"), &mut chunks, groups.len(), random));
+        }
+        uses.push(used);
+    }
+    let layer = |groups: Vec<GroupId>, backward_groups| LayerPlan {
+        groups,
+        backward_groups,
+        recompute: false,
+        recompute_flops: 0,
+        forward_flops: 0,
+        backward_flops: 0,
+        saved: MachineBytes::default(),
+        working: MachineBytes::default(),
+    };
+    let reads_first = random.chance(50);
+    let backward = |at: usize, used: &[GroupId]| if at == 0 && !reads_first { Vec::new() } else { used.to_vec() };
+    let layer_plans: Vec<LayerPlan> =
+        uses.iter().enumerate().map(|(at, used)| layer(used.clone(), backward(at, used))).collect();
+    let leaves = |random: &mut Random| Leaves { count: random.within(1, 9) as u32, samples: 1 };
+    let mut plan = StreamPlan {
+        graph: graph(layers),
+        sequence: 1,
+        leaves: leaves(random),
+        eval_leaves: leaves(random),
+        resident: (0..groups.len()).filter(|_| random.chance(30)).collect(),
+        groups,
+        chunks,
+        layers: layer_plans,
+        encoding: Encoding::F32,
+        leaves_per_round: random.within(1, 5) as u32,
+        down_train: Vec::new(),
+        down_eval: Vec::new(),
+        up: Vec::new(),
+    };
+    plan.down_train = down(&plan, true);
+    plan.down_eval = down(&plan, false);
+    plan.up = (0..layers)
+        .rev()
+        .flat_map(|layer| layer_chunks(&plan, layer).into_iter().map(move |(_, chunk)| UpSlot { layer, chunk }))
+        .collect();
+    plan
+}
+
+fn group(name: String, chunks: &mut Vec<Chunk>, group: GroupId, random: &mut Random) -> Group {
+    let (first, mut elements) = (chunks.len(), 0);
+    for _ in 0..random.within(1, 3) {
+        let chunk = Chunk { group, start: elements, elements: random.within(1, 3) };
+        elements += chunk.elements;
+        chunks.push(chunk);
+    }
+    Group { name, tensors: Vec::new(), chunks: first..chunks.len(), elements }
+}
+
+fn graph(layers: usize) -> Graph {
+    let layers = (0..layers).map(|at| Layer { name: format!("layer.{at}"), nodes: 0..0 }).collect();
+    Graph { tensors: Vec::new(), values: Vec::new(), nodes: Vec::new(), layers, tokens: 0, labels: 0 }
+}
+
+/// What must be streamed when a group stays on the wafer only if it is resident.
+fn down(plan: &StreamPlan, trains: bool) -> Vec<DownSlot> {
+    let layers = plan.layers.len();
+    let mut passes: Vec<_> = (0..layers).map(|layer| (Pass::Forward, layer)).collect();
+    if trains {
+        passes.extend((0..layers).rev().map(|layer| (Pass::Backward, layer)));
+    }
+    let (mut wafer, mut slots) = (Vec::new(), Vec::new());
+    for (pass, layer) in passes {
+        let used = &plan.layers[layer];
+        for &group in if pass == Pass::Forward { &used.groups } else { &used.backward_groups } {
+            if !wafer.contains(&group) {
+                slots.extend(plan.groups[group].chunks.clone().map(|chunk| DownSlot { pass, layer, chunk }));
+                wafer.push(group);
+            }
+        }
+        wafer.retain(|&group| plan.is_resident(group));
+    }
+    slots
+}
+
+/// The chunks a layer uses, with their groups, in order.
+pub fn layer_chunks(plan: &StreamPlan, layer: LayerId) -> Vec<(GroupId, ChunkId)> {
+    let chunks = |&group: &GroupId| plan.groups[group].chunks.clone().map(move |chunk| (group, chunk));
+    plan.layers[layer].groups.iter().flat_map(chunks).collect()
+}
+
+fn unit(value: u64) -> f32 {
+    (value >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+/// First weights of a chunk.
+pub fn initial(plan: &StreamPlan, chunk: ChunkId) -> Vec<f32> {
+    (0..plan.chunks[chunk].elements).map(|at| unit(mix(7 + 31 * chunk as u64 + 1009 * at as u64))).collect()
+}
+
+/// Numbers of the samples of a task's leaves, one each.
+pub fn samples(plan: &StreamPlan, task: Task, leaves: Range<u32>) -> Vec<u64> {
+    let first = match task {
+        Task::Train { step } => (step - 1) * u64::from(plan.leaves.count),
+        Task::Eval { batch, .. } => (1 << 40) + batch * u64::from(plan.eval_leaves.count),
+    };
+    leaves.map(|leaf| first + u64::from(leaf)).collect()
+}
+
+/// One leaf on its way through the layers.
+#[derive(Clone, Debug)]
+pub struct Leaf {
+    pub leaf: u32,
+    sample: u64,
+    /// Input of each layer so far, and the last output.
+    values: Vec<f32>,
+    slope: f32,
+}
+
+impl Leaf {
+    pub fn new(leaf: u32, sample: u64) -> Self {
+        Self { leaf, sample, values: vec![unit(mix(sample))], slope: 0.0 }
+    }
+
+    fn last(&self) -> f32 {
+        self.values.last().copied().unwrap_or(0.0)
+    }
+
+    /// Runs the next layer with its weights, in order.
+    pub fn forward(&mut self, weights: &[Vec<f32>]) {
+        let input = self.last();
+        let mut sum = input;
+        for (at, weight) in weights.iter().flatten().enumerate() {
+            sum = sum * 0.7 + weight * (input + 0.1 * (at + 1) as f32);
+        }
+        self.values.push(sum / (1.0 + sum.abs()));
+    }
+
+    /// Loss after the last layer.
+    pub fn result(&mut self) -> LeafResult {
+        let error = self.last() - unit(mix(self.sample ^ 0x5555));
+        self.slope = 2.0 * error;
+        LeafResult {
+            leaf: self.leaf,
+            loss: f64::from(error) * f64::from(error),
+            tokens: 1 + self.sample % 3,
+            correct: u64::from(error > 0.0),
+            bad_layer: None,
+        }
+    }
+
+    /// Goes back through `layer`; the gradient of each chunk, in order. Weights it doesn't read count as zero.
+    pub fn backward(&mut self, layer: LayerId, weights: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let (input, slope) = (self.values[layer], self.slope);
+        let noise = unit(mix(self.sample ^ layer as u64)) * 1e-3;
+        let mut at = 0;
+        let mut gradients = Vec::new();
+        for chunk in weights {
+            let mut gradient = Vec::new();
+            for weight in chunk {
+                at += 1;
+                gradient.push(slope * (input + 0.1 * at as f32) * (1.0 + 0.3 * weight) + noise / at as f32);
+                self.slope = self.slope * 0.9 + weight * slope * 0.1;
+            }
+            gradients.push(gradient);
+        }
+        gradients
+    }
+}
+
+/// The tree's sum over `node`: left half plus right half, down to `leaf`.
+pub fn sum(node: Node, leaf: &dyn Fn(u32) -> Option<Vec<f32>>) -> Option<Vec<f32>> {
+    let Some((left, right)) = node.children() else { return leaf(node.start) };
+    let (mut left, right) = (sum(left, leaf)?, sum(right, leaf)?);
+    left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
+    Some(left)
+}
+
+/// Squared norm of a gradient.
+pub fn squared_norm(gradient: &[f32]) -> f64 {
+    gradient.iter().map(|&value| f64::from(value) * f64::from(value)).sum()
+}
+
+/// A chunk's parameters and its one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameters {
+    pub weights: Vec<f32>,
+    pub moments: Vec<f32>,
+}
+
+impl Parameters {
+    pub fn initial(plan: &StreamPlan, chunk: ChunkId) -> Self {
+        let weights = initial(plan, chunk);
+        Self { moments: vec![0.0; weights.len()], weights }
+    }
+
+    /// One update.
+    pub fn update(&mut self, gradient: &[f32], commit: &CommitRecord) {
+        for ((weight, moment), gradient) in self.weights.iter_mut().zip(&mut self.moments).zip(gradient) {
+            *moment = 0.5 * *moment + gradient * commit.scale;
+            *weight -= commit.learning_rate * *moment;
+        }
+    }
+
+    /// Stands for the digests a real shard makes.
+    pub fn digests(&self) -> Vec<[u8; 32]> {
+        let digest = |values: &[f32]| {
+            let mut bytes = [0; 32];
+            let hash = values.iter().fold(0, |hash, value| mix(hash ^ u64::from(value.to_bits())));
+            bytes[..8].copy_from_slice(&hash.to_le_bytes());
+            bytes
+        };
+        vec![digest(&self.weights), digest(&self.moments)]
+    }
+}
+
+/// f32 values as they travel.
+pub fn encode(values: &[f32]) -> bytes::Bytes {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// The reverse of [`encode`].
+pub fn decode(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}

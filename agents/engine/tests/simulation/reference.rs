@@ -1,0 +1,106 @@
+//! The same run in one place, one leaf after the other: what every simulated run must end in, bit for bit.
+
+use millrace_emulator::plan::StreamPlan;
+use millrace_engine::coordinator::{Evaluation, LossScaling, Policy, gradient_scale};
+use millrace_engine::types::{CommitRecord, LeafResult, Task};
+
+use crate::model::{Leaf, Parameters, layer_chunks, samples, squared_norm, sum};
+
+/// Weights and commits after every step.
+pub struct Reference {
+    /// By step, then by chunk.
+    pub states: Vec<Vec<Parameters>>,
+    /// By step; the first is the commit of step 1.
+    pub commits: Vec<CommitRecord>,
+    /// By step.
+    pub evaluations: Vec<Evaluation>,
+}
+
+impl Reference {
+    pub fn new(plan: &StreamPlan, policy: &Policy) -> Self {
+        let first = (0..plan.chunks.len()).map(|chunk| Parameters::initial(plan, chunk)).collect();
+        let mut reference = Self { states: vec![first], commits: Vec::new(), evaluations: Vec::new() };
+        for step in 0..=policy.max_steps {
+            reference.evaluations.push(reference.evaluate(plan, policy, step));
+            if step < policy.max_steps {
+                reference.train(plan, policy, step + 1);
+            }
+        }
+        reference
+    }
+
+    fn weights(&self, plan: &StreamPlan, step: u64, layer: usize) -> Vec<Vec<f32>> {
+        let state = &self.states[step as usize];
+        layer_chunks(plan, layer).iter().map(|(_, chunk)| state[*chunk].weights.clone()).collect()
+    }
+
+    fn forward(&self, plan: &StreamPlan, task: Task, count: u32) -> (Vec<Leaf>, Vec<LeafResult>) {
+        let mut leaves: Vec<Leaf> =
+            samples(plan, task, 0..count).into_iter().enumerate().map(|(at, n)| Leaf::new(at as u32, n)).collect();
+        for layer in 0..plan.layers.len() {
+            let weights = self.weights(plan, task.weights_at(), layer);
+            leaves.iter_mut().for_each(|leaf| leaf.forward(&weights));
+        }
+        let results = leaves.iter_mut().map(Leaf::result).collect();
+        (leaves, results)
+    }
+
+    fn train(&mut self, plan: &StreamPlan, policy: &Policy, step: u64) {
+        let (mut leaves, results) = self.forward(plan, Task::Train { step }, plan.leaves.count);
+        let mut gradients: Vec<Option<Vec<f32>>> = vec![None; plan.chunks.len()];
+        for layer in (0..plan.layers.len()).rev() {
+            let mut weights = self.weights(plan, step - 1, layer);
+            let chunks = layer_chunks(plan, layer);
+            for ((group, _), weights) in chunks.iter().zip(&mut weights) {
+                if !plan.layers[layer].backward_groups.contains(group) {
+                    weights.fill(0.0);
+                }
+            }
+            let by_leaf: Vec<Vec<Vec<f32>>> = leaves.iter_mut().map(|leaf| leaf.backward(layer, &weights)).collect();
+            for (at, (_, chunk)) in chunks.into_iter().enumerate() {
+                let leaf = |leaf: u32| Some(by_leaf[leaf as usize][at].clone());
+                let Some(one_use) = sum(plan.leaves.tree().root(), &leaf) else { continue };
+                match &mut gradients[chunk] {
+                    Some(uses) => uses.iter_mut().zip(one_use).for_each(|(uses, one)| *uses += one),
+                    none => *none = Some(one_use),
+                }
+            }
+        }
+        let gradients: Vec<Vec<f32>> = gradients.into_iter().map(Option::unwrap_or_default).collect();
+        let commit = decide(policy, step, &results, &gradients);
+        let mut state = self.states[step as usize - 1].clone();
+        state.iter_mut().zip(&gradients).for_each(|(chunk, gradient)| chunk.update(gradient, &commit));
+        self.states.push(state);
+        self.commits.push(commit);
+    }
+
+    fn evaluate(&self, plan: &StreamPlan, policy: &Policy, step: u64) -> Evaluation {
+        let batches = policy.eval.map_or(0, |eval| eval.batches);
+        let mut all = Evaluation { step, loss: 0.0, tokens: 0, correct: 0, batches };
+        let mut loss = 0.0;
+        for batch in 0..batches {
+            let (_, results) = self.forward(plan, Task::Eval { step, batch }, plan.eval_leaves.count);
+            loss += results.iter().map(|result| result.loss).sum::<f64>();
+            all.tokens += results.iter().map(|result| result.tokens).sum::<u64>();
+            all.correct += results.iter().map(|result| result.correct).sum::<u64>();
+        }
+        all.loss = loss * LossScaling::Tokens.factor(all.tokens);
+        all
+    }
+}
+
+fn decide(policy: &Policy, step: u64, results: &[LeafResult], gradients: &[Vec<f32>]) -> CommitRecord {
+    let tokens = results.iter().map(|result| result.tokens).sum();
+    let factor = policy.scaling.factor(tokens);
+    let norms = gradients.iter().map(|gradient| squared_norm(gradient));
+    let (scale, norm) = gradient_scale(norms, factor, policy.clip);
+    let loss: f64 = results.iter().map(|result| result.loss).sum();
+    CommitRecord {
+        step,
+        scale: scale as f32,
+        learning_rate: (policy.learning_rate)(step - 1) as f32,
+        loss: (loss * factor) as f32,
+        norm: norm as f32,
+        tokens,
+    }
+}

@@ -1,0 +1,148 @@
+//! What a seed makes: a model, a job, the agents it wants, and what goes wrong when.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_emulator::plan::StreamPlan;
+use millrace_engine::coordinator::{EvalPolicy, LossScaling, Policy, Wanted};
+use millrace_engine::types::Role;
+
+use crate::model;
+use crate::random::Random;
+use crate::reference::Reference;
+
+/// What may go wrong, or be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// An agent dies and is started again some time later.
+    Crash(Role),
+    /// An agent dies for good.
+    Vanish(Role),
+    /// A system leaves for good, if enough are left; perhaps another one comes.
+    Leave,
+    /// A control stream breaks; the agent joins again.
+    CutStream,
+    /// A link of the data tree breaks.
+    CutLink,
+    /// The user wants a checkpoint.
+    Checkpoint,
+    /// The user wants the run to end.
+    Stop,
+}
+
+/// When a fault strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// After so many deliveries.
+    Tick(u64),
+    /// When the shards have been brought so many frames of gradients of a step.
+    Gathered(u64, u64),
+    /// When so many shards have recorded a step.
+    Recorded(u64, u64),
+}
+
+/// The same for every life of a job.
+pub struct Task {
+    pub plan: Arc<StreamPlan>,
+    pub policy: Policy,
+    pub reference: Reference,
+}
+
+/// One life of a job, up to its end or a stop.
+#[derive(Clone, Debug)]
+pub struct Life {
+    pub wanted: Wanted,
+    pub windows: BTreeMap<Role, u64>,
+    pub faults: Vec<(When, Fault)>,
+    /// Whether one agent is very slow.
+    pub lags: bool,
+}
+
+impl Task {
+    pub fn new(random: &mut Random) -> Self {
+        let plan = Arc::new(model::plan(random));
+        let maybe = |random: &mut Random, most: usize| random.chance(60).then(|| random.within(1, most) as u64);
+        let policy = Policy {
+            train: !random.chance(5),
+            max_steps: random.within(1, 6) as u64,
+            eval: random
+                .chance(60)
+                .then(|| EvalPolicy { every: maybe(random, 3), batches: random.within(1, 3) as u64 }),
+            checkpoint_every: maybe(random, 3),
+            initial_checkpoint: random.chance(30),
+            scaling: if random.chance(50) {
+                LossScaling::Tokens
+            } else {
+                LossScaling::BatchSize { weight: 0.25, batch: plan.leaves.batch() }
+            },
+            clip: random.chance(70).then_some(0.05),
+            learning_rate: Arc::new(|step| 0.1 / (1.0 + step as f64)),
+        };
+        Self::of(plan, policy)
+    }
+
+    pub fn of(plan: Arc<StreamPlan>, policy: Policy) -> Self {
+        Self { reference: Reference::new(&plan, &policy), plan, policy }
+    }
+
+    /// Four steps over seven leaves in several rounds, with evaluation and checkpoints between.
+    pub fn small() -> Self {
+        let mut plan = model::plan(&mut Random::new(3));
+        (plan.leaves.count, plan.leaves_per_round) = (7, 1);
+        let policy = Policy {
+            train: true,
+            max_steps: 4,
+            eval: Some(EvalPolicy { every: Some(2), batches: 1 }),
+            checkpoint_every: Some(2),
+            initial_checkpoint: false,
+            scaling: LossScaling::Tokens,
+            clip: Some(0.05),
+            learning_rate: Arc::new(|step| 0.1 / (1.0 + step as f64)),
+        };
+        Self::of(Arc::new(plan), policy)
+    }
+}
+
+impl Life {
+    /// The smallest windows, `systems` systems of which `least` suffice, and these faults.
+    pub fn small(systems: u32, least_systems: u32, shards: u32, faults: &[(When, Fault)]) -> Self {
+        let wanted = Wanted { systems, least_systems, shards, fan_out: 2, activation_servers: 1 };
+        let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, 1)).collect();
+        Self { wanted, windows, faults: faults.to_vec(), lags: false }
+    }
+
+    pub fn new(random: &mut Random, plan: &StreamPlan) -> Self {
+        let systems = random.within(1, plan.leaves.count.min(5) as usize) as u32;
+        let wanted = Wanted {
+            systems,
+            least_systems: random.within(1, systems as usize) as u32,
+            shards: random.within(1, 3) as u32,
+            fan_out: if random.chance(50) { 2 } else { 4 },
+            activation_servers: random.within(1, 2) as u32,
+        };
+        let window = |random: &mut Random| random.pick(&[1, 1, 1, 2, 3]).unwrap_or(1);
+        let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, window(random))).collect();
+        let faults = (0..random.within(0, 8)).map(|_| (When::Tick(moment(random)), fault(random))).collect();
+        Self { wanted, windows, faults, lags: random.chance(25) }
+    }
+}
+
+/// Early moments are as likely as late ones, by order of magnitude.
+fn moment(random: &mut Random) -> u64 {
+    let magnitude = random.within(3, 13);
+    random.within(1 << magnitude, 2 << magnitude) as u64
+}
+
+fn fault(random: &mut Random) -> Fault {
+    match random.below(100) {
+        0..20 => Fault::Crash(Role::Cs2),
+        20..32 => Fault::Crash(Role::SwarmX),
+        32..40 => Fault::Crash(Role::Activation),
+        40..58 => Fault::Crash(Role::Coordinator),
+        58..68 => Fault::Leave,
+        68..78 => Fault::CutStream,
+        78..86 => Fault::CutLink,
+        86..95 => Fault::Checkpoint,
+        _ => Fault::Stop,
+    }
+}

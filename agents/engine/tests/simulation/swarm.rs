@@ -1,0 +1,106 @@
+//! A SwarmX node: the machine of its epoch.
+
+use std::sync::Arc;
+
+use millrace_emulator::placement::Placement;
+use millrace_engine::frame::{Frame, FrameError};
+use millrace_engine::swarm::{Command, SwarmX};
+use millrace_engine::types::{AgentId, Role, Turn};
+
+use crate::agent::{Job, Place, neighbours};
+use crate::wires::Packet;
+
+#[derive(Default)]
+pub struct SwarmBody {
+    node: Option<Node>,
+}
+
+struct Node {
+    machine: SwarmX,
+    above: Vec<AgentId>,
+    below: Vec<AgentId>,
+    /// Most weight frames and partial sums that may wait on one link.
+    most: (usize, usize),
+}
+
+impl SwarmBody {
+    pub fn configure(&mut self, placement: Arc<Placement>, job: &Job, place: &Place) -> Result<(), String> {
+        let at = placement.swarm.iter().position(|node| node.id == place.me.index).ok_or("not in the tree")?;
+        let (above, below) = neighbours(&placement, at);
+        let window = job.windows[&Role::SwarmX];
+        let child = |child| (0..placement.rounds.len()).map(move |round| (child, round));
+        let sums = placement.swarm[at].children.iter().flat_map(|&node| child(node));
+        let most_sums = sums.map(|(child, round)| placement.child_nodes(child, round).len()).max().unwrap_or(0);
+        let most = (window as usize, window as usize * most_sums);
+        let machine = SwarmX::new(&job.plan, placement, at, place.epoch, window);
+        self.node = Some(Node { machine, above, below, most });
+        Ok(())
+    }
+
+    pub fn start(&mut self, place: &mut Place) {
+        if let Some(node) = &self.node {
+            node.carry(node.machine.start(), place);
+        }
+    }
+
+    fn drive(
+        &mut self,
+        place: &mut Place,
+        act: impl FnOnce(&mut Node, &mut Vec<Command>) -> Result<(), FrameError>,
+    ) -> Result<(), String> {
+        let Some(node) = &mut self.node else { return Ok(()) };
+        let mut out = Vec::new();
+        act(node, &mut out).map_err(|error| error.to_string())?;
+        node.carry(out, place);
+        let (queued, most) = (node.machine.queued(), node.most);
+        if queued.0 > most.0 || queued.1 > most.1 {
+            return Err(format!("{:?} frames wait at {}, at most {most:?} should", queued, place.me));
+        }
+        Ok(())
+    }
+
+    pub fn open(&mut self, turn: Turn, place: &mut Place) -> Result<(), String> {
+        self.drive(place, |node, out| node.machine.open(turn, out))
+    }
+
+    pub fn frame(&mut self, peer: AgentId, frame: Frame, place: &mut Place) -> Result<(), String> {
+        self.drive(place, |node, out| match (node.parent(peer), node.child(peer)) {
+            (Some(link), _) => node.machine.weights(link, frame, out),
+            (_, Some(child)) => node.machine.gradient(child, frame, out),
+            (None, None) => Ok(()),
+        })
+    }
+
+    pub fn grant(&mut self, peer: AgentId, total: u64, place: &mut Place) -> Result<(), String> {
+        self.drive(place, |node, out| match (node.parent(peer), node.child(peer)) {
+            (Some(link), _) => node.machine.parent_grant(link, total, out),
+            (_, Some(child)) => node.machine.child_grant(child, total, out),
+            (None, None) => Ok(()),
+        })
+    }
+
+    pub fn waits_for(&self) -> String {
+        self.node.as_ref().map_or_else(String::new, |node| format!("queued: {:?}", node.machine.queued()))
+    }
+}
+
+impl Node {
+    fn parent(&self, peer: AgentId) -> Option<usize> {
+        self.above.iter().position(|above| *above == peer)
+    }
+
+    fn child(&self, peer: AgentId) -> Option<usize> {
+        self.below.iter().position(|below| *below == peer)
+    }
+
+    fn carry(&self, commands: Vec<Command>, place: &mut Place) {
+        for command in commands {
+            match command {
+                Command::Down(child, frame) => place.send(self.below[child], Packet::Frame(frame)),
+                Command::Up(link, frame) => place.send(self.above[link], Packet::Frame(frame)),
+                Command::GrantParent(link, total) => place.grant(self.above[link], total),
+                Command::GrantChild(child, total) => place.grant(self.below[child], total),
+            }
+        }
+    }
+}

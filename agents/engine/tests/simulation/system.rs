@@ -1,0 +1,182 @@
+//! A system: the machine of its epoch and a toy wafer that really computes, from the frames it was sent.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_emulator::graph::LayerId;
+use millrace_emulator::placement::Placement;
+use millrace_emulator::plan::{ChunkId, Pass, StreamPlan};
+use millrace_engine::frame::Frame;
+use millrace_engine::message::Report;
+use millrace_engine::system::{Act, System};
+use millrace_engine::types::{AgentId, LeafResult, Role, Turn};
+
+use crate::agent::{Job, Place};
+use crate::model::{Leaf, decode, encode, layer_chunks, sum};
+use crate::wires::Packet;
+
+#[derive(Default)]
+pub struct SystemBody {
+    run: Option<Run>,
+}
+
+/// One epoch.
+struct Run {
+    machine: System,
+    plan: Arc<StreamPlan>,
+    above: AgentId,
+    samples_from: AgentId,
+    window: u64,
+    /// Leaves whose samples are being fetched.
+    asked: Option<std::ops::Range<u32>>,
+    /// Nothing to do until something comes.
+    idle: bool,
+    wafer: BTreeMap<ChunkId, Vec<f32>>,
+    leaves: Vec<Leaf>,
+    results: Vec<LeafResult>,
+    /// By layer and chunk, for each leaf.
+    gradients: BTreeMap<(LayerId, ChunkId), BTreeMap<u32, Vec<f32>>>,
+}
+
+impl SystemBody {
+    pub fn configure(&mut self, placement: Arc<Placement>, job: &Job, place: &Place) -> Result<(), String> {
+        let at = placement.systems.iter().position(|system| system.id == place.me.index).ok_or("not a system")?;
+        let here = placement.systems[at];
+        let window = job.windows[&Role::Cs2];
+        self.run = Some(Run {
+            above: AgentId::new(Role::SwarmX, placement.swarm[here.parent].id),
+            samples_from: AgentId::new(Role::Activation, here.activation),
+            machine: System::new(&job.plan, placement, at, place.epoch, window),
+            plan: job.plan.clone(),
+            window,
+            asked: None,
+            idle: false,
+            wafer: BTreeMap::new(),
+            leaves: Vec::new(),
+            results: Vec::new(),
+            gradients: BTreeMap::new(),
+        });
+        Ok(())
+    }
+
+    pub fn start(&mut self, place: &mut Place) {
+        if let Some(run) = &self.run {
+            place.grant(run.above, run.machine.first_grant());
+        }
+    }
+
+    pub fn open(&mut self, turn: Turn) {
+        if let Some(run) = &mut self.run {
+            run.machine.open(turn);
+            run.idle = false;
+        }
+    }
+
+    pub fn grant(&mut self, total: u64) {
+        if let Some(run) = &mut self.run {
+            run.machine.grant(total);
+            run.idle = false;
+        }
+    }
+
+    pub fn weights(&mut self, frame: Frame) -> Result<(), String> {
+        let Some(run) = &mut self.run else { return Ok(()) };
+        run.machine.weights(frame);
+        run.idle = false;
+        let queued = run.machine.queued();
+        if queued as u64 > run.window { Err(format!("{queued} frames wait beyond the window")) } else { Ok(()) }
+    }
+
+    pub fn samples(&mut self, samples: Vec<u64>) -> Result<(), String> {
+        let Some(run) = &mut self.run else { return Ok(()) };
+        let leaves = run.asked.take().ok_or("samples came that nobody asked for")?;
+        if leaves.len() != samples.len() {
+            return Err("each leaf has its samples".to_owned());
+        }
+        run.leaves = leaves.zip(samples).map(|(leaf, sample)| Leaf::new(leaf, sample)).collect();
+        Ok(())
+    }
+
+    /// Whether [`SystemBody::act`] may do something.
+    pub fn is_ready(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| !run.idle && run.asked.is_none())
+    }
+
+    /// Does the next act.
+    pub fn act(&mut self, place: &mut Place) -> Result<(), String> {
+        let Some(run) = &mut self.run else { return Ok(()) };
+        match run.machine.next().map_err(|error| error.to_string())? {
+            None => run.idle = true,
+            Some(act) => run.carry(act, place)?,
+        }
+        Ok(())
+    }
+
+    pub fn waits_for(&self) -> String {
+        let Some(run) = &self.run else { return String::new() };
+        format!("{:?}, asked for samples: {:?}, queued: {}", run.machine.waits_for(), run.asked, run.machine.queued())
+    }
+}
+
+impl Run {
+    fn carry(&mut self, act: Act, place: &mut Place) -> Result<(), String> {
+        match act {
+            Act::Begin { turn, leaves, .. } => {
+                self.wafer.clear();
+                self.gradients.clear();
+                self.asked = Some(leaves.clone());
+                place.send(self.samples_from, Packet::Ask(turn.task, leaves));
+            }
+            Act::Load { at, frame, grant } => {
+                if self.wafer.insert(at.chunk, decode(&frame.payload)).is_some() {
+                    return Err(format!("chunk {} was on the wafer already", at.chunk));
+                }
+                place.grant(self.above, grant);
+            }
+            Act::Compute { layer, pass } => self.compute(layer, pass)?,
+            Act::Report { turn } => {
+                let results = std::mem::take(&mut self.results);
+                place.report(Report::Leaves { epoch: place.epoch, turn: turn.serial, results });
+            }
+            Act::Send { places, at } => {
+                let by_leaf = self.gradients.get(&(at.layer, at.chunk)).ok_or("no gradient to send")?;
+                for to in places {
+                    let one =
+                        sum(to.node, &|leaf| by_leaf.get(&leaf).cloned()).ok_or("a leaf's gradient is missing")?;
+                    place.send(self.above, Packet::Frame(Frame { place: to, payload: encode(&one) }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, layer: LayerId, pass: Pass) -> Result<(), String> {
+        let chunks = layer_chunks(&self.plan, layer);
+        let reads = |group| pass == Pass::Forward || self.plan.layers[layer].backward_groups.contains(&group);
+        let mut weights = Vec::new();
+        for &(group, chunk) in &chunks {
+            weights.push(if reads(group) {
+                self.wafer.get(&chunk).cloned().ok_or_else(|| format!("chunk {chunk} is not on the wafer"))?
+            } else {
+                vec![0.0; self.plan.chunks[chunk].elements]
+            });
+        }
+        match pass {
+            Pass::Forward => {
+                self.leaves.iter_mut().for_each(|leaf| leaf.forward(&weights));
+                if layer + 1 == self.plan.layers.len() {
+                    self.results = self.leaves.iter_mut().map(Leaf::result).collect();
+                }
+            }
+            Pass::Backward => {
+                for leaf in &mut self.leaves {
+                    for ((_, chunk), gradient) in chunks.iter().zip(leaf.backward(layer, &weights)) {
+                        self.gradients.entry((layer, *chunk)).or_default().insert(leaf.leaf, gradient);
+                    }
+                }
+            }
+        }
+        self.wafer.retain(|&chunk, _| self.plan.is_resident(self.plan.chunks[chunk].group));
+        Ok(())
+    }
+}

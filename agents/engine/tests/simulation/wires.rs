@@ -1,0 +1,243 @@
+//! What lies between the agents: control streams to the coordinator and links of the data tree. Both keep the order of
+//! what one end sends; what is broken keeps some of what was in flight, then ends.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use millrace_engine::frame::Frame;
+use millrace_engine::message::{Order, Report, ShardState};
+use millrace_engine::types::{AgentId, Epoch, LeafResult, Task};
+
+use crate::model::Parameters;
+use crate::random::Random;
+use crate::store::Disk;
+
+/// From an agent to the coordinator.
+#[derive(Clone, Debug)]
+pub enum Word {
+    Hello(Option<ShardState>),
+    Report(Report),
+    Broken,
+}
+
+/// One control stream. The coordinator's side sends orders; `None` is its end.
+#[derive(Debug)]
+pub struct Stream {
+    pub agent: AgentId,
+    /// The coordinator it goes to.
+    pub attempt: u32,
+    pub orders: VecDeque<Option<Order>>,
+    pub words: VecDeque<Word>,
+}
+
+/// What travels on a link.
+#[derive(Clone, Debug)]
+pub enum Packet {
+    /// The link is up.
+    Up,
+    Frame(Frame),
+    /// A system asks its activation server for the samples of some leaves.
+    Ask(Task, std::ops::Range<u32>),
+    Samples(Vec<u64>),
+    Broken,
+}
+
+/// A link between two agents in an epoch; `upper` is nearer to MemoryX, or an activation server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LinkKey {
+    pub epoch: Epoch,
+    pub upper: AgentId,
+    pub lower: AgentId,
+}
+
+impl LinkKey {
+    /// The other end.
+    pub fn peer(self, me: AgentId) -> AgentId {
+        if me == self.upper { self.lower } else { self.upper }
+    }
+}
+
+/// One direction of a link, with the grants that come back.
+#[derive(Debug, Default)]
+pub struct Lane {
+    pub packets: VecDeque<Packet>,
+    pub grants: Vec<u64>,
+    /// Slots sent so far and the last of them.
+    slots: u64,
+    last: Option<(u64, u32, u32)>,
+    granted: u64,
+    /// Nothing more can be sent.
+    broken: bool,
+}
+
+impl Lane {
+    /// Some of what is in flight still arrives, then the end.
+    fn cut(&mut self, random: &mut Random) {
+        if !std::mem::replace(&mut self.broken, true) {
+            self.packets.truncate(random.below(self.packets.len() + 1));
+            self.packets.push_back(Packet::Broken);
+        }
+    }
+}
+
+/// Both directions; `down` is from upper to lower.
+#[derive(Debug, Default)]
+pub struct Link {
+    pub down: Lane,
+    pub up: Lane,
+}
+
+/// Everything between the agents, and what outlives them all: the disk.
+pub struct Wires {
+    pub random: Random,
+    pub streams: BTreeMap<u64, Stream>,
+    pub links: BTreeMap<LinkKey, Link>,
+    /// Links the lower end tries to open.
+    pub dials: BTreeSet<LinkKey>,
+    pub disk: Disk,
+    pub published: BTreeMap<u64, Vec<Parameters>>,
+    /// The first frame sent without credit.
+    pub overrun: Option<String>,
+    /// The coordinator's attempt.
+    pub attempt: u32,
+    next_stream: u64,
+}
+
+impl Wires {
+    pub fn new(random: Random, published: BTreeMap<u64, Vec<Parameters>>, attempt: u32) -> Self {
+        Self {
+            random,
+            streams: BTreeMap::new(),
+            links: BTreeMap::new(),
+            dials: BTreeSet::new(),
+            disk: Disk::new(),
+            published,
+            overrun: None,
+            attempt,
+            next_stream: 0,
+        }
+    }
+
+    /// A new control stream of `agent` to the coordinator of now.
+    pub fn connect(&mut self, agent: AgentId, state: Option<ShardState>) -> u64 {
+        self.next_stream += 1;
+        let words = VecDeque::from([Word::Hello(state)]);
+        self.streams.insert(self.next_stream, Stream { agent, attempt: self.attempt, orders: VecDeque::new(), words });
+        self.next_stream
+    }
+
+    /// A word on a stream, sometimes twice. Losses are told in pieces.
+    pub fn report(&mut self, stream: Option<u64>, report: Report) {
+        let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
+        let reports = match report {
+            Report::Leaves { epoch, turn, results } if self.random.chance(30) => {
+                let piece = |result: &LeafResult| Report::Leaves { epoch, turn, results: vec![*result] };
+                results.iter().map(piece).collect()
+            }
+            report => vec![report],
+        };
+        for report in reports {
+            // Only a snapshot is answered once: a repeat may speak of a later one under the same number.
+            let repeat = self.random.chance(5) && !matches!(report, Report::Loaded { .. } | Report::Written { .. });
+            if repeat {
+                stream.words.push_back(Word::Report(report.clone()));
+            }
+            stream.words.push_back(Word::Report(report));
+        }
+    }
+
+    /// The agent's end of a stream is gone.
+    pub fn hang_up(&mut self, stream: Option<u64>) {
+        let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
+        stream.orders.clear();
+        let kept = self.random.below(stream.words.len() + 1);
+        stream.words.truncate(kept);
+        stream.words.push_back(Word::Broken);
+    }
+
+    /// The coordinator's end of a stream is gone.
+    pub fn drop_agent(&mut self, stream: u64) {
+        let Some(stream) = self.streams.get_mut(&stream) else { return };
+        stream.words.clear();
+        let kept = self.random.below(stream.orders.len() + 1);
+        stream.orders.truncate(kept);
+        stream.orders.push_back(None);
+    }
+
+    /// An order on a stream that may have ended.
+    pub fn order(&mut self, stream: u64, order: Order) {
+        if let Some(stream) = self.streams.get_mut(&stream)
+            && !matches!(stream.orders.back(), Some(None))
+        {
+            stream.orders.push_back(Some(order));
+        }
+    }
+
+    /// A stream breaks under both ends.
+    pub fn cut_stream(&mut self, stream: u64) {
+        let Some(stream) = self.streams.get_mut(&stream) else { return };
+        let kept = (self.random.below(stream.orders.len() + 1), self.random.below(stream.words.len() + 1));
+        stream.orders.truncate(kept.0);
+        stream.orders.push_back(None);
+        stream.words.truncate(kept.1);
+        stream.words.push_back(Word::Broken);
+    }
+
+    /// A link breaks under both ends.
+    pub fn cut_link(&mut self, key: LinkKey) {
+        let Some(link) = self.links.get_mut(&key) else { return };
+        link.down.cut(&mut self.random);
+        link.up.cut(&mut self.random);
+    }
+
+    /// The links `agent` has or had before `epoch` are cut.
+    pub fn cut_links(&mut self, agent: AgentId, before: Option<Epoch>) {
+        let old = |key: &LinkKey| before.is_none_or(|epoch| key.epoch < epoch);
+        let keys: Vec<LinkKey> =
+            self.links.keys().filter(|key| (key.upper == agent || key.lower == agent) && old(key)).copied().collect();
+        for key in keys {
+            self.leave(key, agent);
+        }
+        self.dials.retain(|key| key.lower != agent || !old(key));
+    }
+
+    /// `agent` gives a link up; the peer still gets some of what was in flight, then its end.
+    pub fn leave(&mut self, key: LinkKey, agent: AgentId) {
+        let Some(link) = self.links.get_mut(&key) else { return };
+        let (out, into) =
+            if key.upper == agent { (&mut link.down, &mut link.up) } else { (&mut link.up, &mut link.down) };
+        into.packets.clear();
+        into.broken = true;
+        out.grants.clear();
+        out.cut(&mut self.random);
+    }
+
+    fn lane(&mut self, key: LinkKey, sender: AgentId) -> Option<&mut Lane> {
+        let link = self.links.get_mut(&key)?;
+        let lane = if key.upper == sender { &mut link.down } else { &mut link.up };
+        (!lane.broken).then_some(lane)
+    }
+
+    /// Sends on a link, if it is there. A frame that its receiver has not granted is noted.
+    pub fn send(&mut self, key: LinkKey, sender: AgentId, packet: Packet) {
+        let Some(lane) = self.lane(key, sender) else { return };
+        if let Packet::Frame(frame) = &packet {
+            let slot = (frame.place.turn, frame.place.round, frame.place.slot);
+            if lane.last.replace(slot) != Some(slot) {
+                lane.slots += 1;
+            }
+            if lane.slots > lane.granted {
+                self.overrun = Some(format!("{sender} sent slot {slot:?} on {key:?}, which was not granted"));
+                return;
+            }
+        }
+        lane.packets.push_back(packet);
+    }
+
+    /// Grants slots to the peer that sends to `receiver`.
+    pub fn grant(&mut self, key: LinkKey, receiver: AgentId, total: u64) {
+        if let Some(lane) = self.lane(key, key.peer(receiver)) {
+            lane.grants.push(total);
+            lane.granted = lane.granted.max(total);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Frames and control messages as bytes.
+//!
+//! A frame's header is 72 bytes, little-endian: magic `MR`, version, encoding, payload length, plan hash, attempt, epoch
+//! number, turn, step, round, slot, chunk, node start, node end, mask version, xxh3 of the payload. The receiver takes
+//! sizes from the header and never from the plan.
+
+use bytes::Bytes;
+use millrace_emulator::plan::{Encoding, PlanHash};
+use millrace_emulator::tree::Node;
+use millrace_engine::frame::{Frame, Place};
+use millrace_engine::types::Epoch;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::proto;
+
+const MAGIC: [u8; 2] = *b"MR";
+const VERSION: u8 = 1;
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 72;
+
+/// What a link adds to a machine's frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkContext {
+    /// Plan both ends run.
+    pub plan: PlanHash,
+    /// How the payload is encoded.
+    pub encoding: Encoding,
+    /// Updates in the weights, or the step the gradient is for.
+    pub step: u64,
+}
+
+/// A frame that is damaged or not for this job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// Not a frame of this protocol version.
+    #[error("a frame's header is not of this version; run the same build on every agent")]
+    Header,
+    /// Another plan.
+    #[error("a frame of plan {got} came to a link of plan {want}")]
+    Plan {
+        /// Plan of the frame.
+        got: PlanHash,
+        /// Plan of the link.
+        want: PlanHash,
+    },
+    /// The payload is not what was sent.
+    #[error("chunk {chunk} arrived damaged")]
+    Damaged {
+        /// The chunk.
+        chunk: usize,
+    },
+    /// A control message that can't be read.
+    #[error("a control message could not be read; run the same build on every agent")]
+    Message,
+}
+
+struct Writer([u8; HEADER_BYTES], usize);
+
+impl Writer {
+    fn put<const N: usize>(&mut self, bytes: [u8; N]) {
+        self.0[self.1..self.1 + N].copy_from_slice(&bytes);
+        self.1 += N;
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], CodecError> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(CodecError::Header)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    fn u32(&mut self) -> Result<u32, CodecError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, CodecError> {
+        self.take().map(u64::from_le_bytes)
+    }
+}
+
+/// Packs a frame.
+pub fn pack(frame: Frame, context: LinkContext) -> proto::Frame {
+    let Frame { place, payload } = frame;
+    let mut writer = Writer([0; HEADER_BYTES], 0);
+    writer.put(MAGIC);
+    writer.put([VERSION, matches!(context.encoding, Encoding::Bf16) as u8]);
+    writer.put((payload.len() as u32).to_le_bytes());
+    writer.put(context.plan.0.to_le_bytes());
+    writer.put(place.epoch.attempt.to_le_bytes());
+    writer.put(place.epoch.number.to_le_bytes());
+    writer.put(place.turn.to_le_bytes());
+    writer.put(context.step.to_le_bytes());
+    for number in [place.round, place.slot, place.chunk as u32, place.node.start, place.node.end, 0] {
+        writer.put(number.to_le_bytes());
+    }
+    writer.put(xxhash_rust::xxh3::xxh3_64(&payload).to_le_bytes());
+    proto::Frame { header: Bytes::copy_from_slice(&writer.0), payload }
+}
+
+/// Unpacks and checks a frame for a link of `plan`.
+///
+/// # Errors
+/// When it is damaged or of another plan or version.
+pub fn unpack(frame: proto::Frame, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
+    let proto::Frame { header, payload } = frame;
+    let mut reader = Reader(&header);
+    if header.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [VERSION] {
+        return Err(CodecError::Header);
+    }
+    let encoding = match reader.take::<1>()? {
+        [0] => Encoding::F32,
+        [1] => Encoding::Bf16,
+        _ => return Err(CodecError::Header),
+    };
+    let length = reader.u32()? as usize;
+    let got = PlanHash(reader.u64()?);
+    if got != plan {
+        return Err(CodecError::Plan { got, want: plan });
+    }
+    let epoch = Epoch { attempt: reader.u32()?, number: reader.u32()? };
+    let (turn, step) = (reader.u64()?, reader.u64()?);
+    let (round, slot, chunk) = (reader.u32()?, reader.u32()?, reader.u32()? as usize);
+    let node = Node::new(reader.u32()?, reader.u32()?);
+    let _mask_version = reader.u32()?;
+    if payload.len() != length || xxhash_rust::xxh3::xxh3_64(&payload) != reader.u64()? {
+        return Err(CodecError::Damaged { chunk });
+    }
+    let place = Place { epoch, turn, round, slot, chunk, node };
+    Ok((Frame { place, payload }, LinkContext { plan, encoding, step }))
+}
+
+/// A control message as bytes.
+pub fn encode<T: Serialize>(message: &T) -> Bytes {
+    // Plain data into a growing vector: the only errors postcard knows are of types these messages don't have.
+    postcard::to_stdvec(message).map(Bytes::from).unwrap_or_default()
+}
+
+/// A control message from bytes.
+///
+/// # Errors
+/// When they are not one.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+    postcard::from_bytes(bytes).map_err(|_| CodecError::Message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed() -> proto::Frame {
+        let place = Place {
+            epoch: Epoch { attempt: 1, number: 2 },
+            turn: 3,
+            round: 4,
+            slot: 5,
+            chunk: 6,
+            node: Node::new(7, 8),
+        };
+        let context = LinkContext { plan: PlanHash(9), encoding: Encoding::Bf16, step: 10 };
+        pack(Frame { place, payload: Bytes::from_static(b"weights!") }, context)
+    }
+
+    #[test]
+    fn a_frame_survives_the_wire() {
+        let (frame, context) = unpack(packed(), PlanHash(9)).unwrap();
+        assert_eq!(pack(frame, context), packed());
+    }
+
+    #[test]
+    fn any_flipped_bit_and_any_cut_is_noticed() {
+        let good = packed();
+        for byte in 0..good.payload.len() {
+            let mut payload = good.payload.to_vec();
+            payload[byte] ^= 1;
+            let bad = proto::Frame { payload: payload.into(), ..good.clone() };
+            assert_eq!(unpack(bad, PlanHash(9)), Err(CodecError::Damaged { chunk: 6 }).map(|()| unreachable!()));
+        }
+        for length in 0..HEADER_BYTES {
+            let bad = proto::Frame { header: good.header.slice(..length), ..good.clone() };
+            assert!(unpack(bad, PlanHash(9)).is_err(), "header cut to {length}");
+        }
+        assert!(matches!(unpack(good, PlanHash(8)), Err(CodecError::Plan { .. })));
+    }
+}

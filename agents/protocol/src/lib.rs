@@ -1,0 +1,13 @@
+//! The wire protocol: control messages, data frames, samples, the coordinator's journal.
+//!
+//! [`proto`] is generated from `proto/`. [`codec`] packs the engine's frames and messages; [`transport`] has the HTTP/2
+//! settings both ends of every link must share.
+
+pub mod codec;
+pub mod transport;
+
+/// Generated services and messages.
+#[allow(missing_docs, clippy::pedantic)]
+pub mod proto {
+    tonic::include_proto!("millrace.v1");
+}

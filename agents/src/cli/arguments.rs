@@ -1,0 +1,327 @@
+//! The arguments and their types. Nothing here reads a file.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use millrace_emulator::numerics::Isa;
+use millrace_params::Overrides;
+
+use crate::launch::parse_isa;
+
+/// Trains large models by weight streaming.
+#[derive(Debug, Parser)]
+#[command(name = "millrace-agent", version, disable_help_subcommand = true)]
+pub struct CommandLine {
+    #[command(subcommand)]
+    pub task: Task,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub enum Task {
+    /// Train; where the params say `mode: train_and_eval`, evaluate too
+    Train(RunFlags),
+    /// Evaluate a checkpoint
+    Eval(RunFlags),
+    /// Train, and evaluate every eval_frequency steps
+    #[command(alias = "train-and-eval")]
+    TrainAndEval(RunFlags),
+    /// Evaluate every checkpoint of model_dir
+    #[command(alias = "eval-all")]
+    EvalAll(RunFlags),
+    /// Do what the params' mode says, or --mode
+    Run {
+        /// train, eval, train_and_eval or eval_all
+        #[arg(short, long)]
+        mode: Option<String>,
+        #[command(flatten)]
+        flags: RunFlags,
+    },
+    /// Print the stream plan: layers, chunks, leaves, bytes of every role, projected times
+    Plan {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        flags: JobFlags,
+    },
+    /// Write the training samples that the model will see as safetensors
+    Samples {
+        /// How many steps' samples
+        #[arg(long)]
+        steps: u64,
+        /// The file
+        #[arg(short, long)]
+        out: PathBuf,
+        #[command(flatten)]
+        flags: JobFlags,
+    },
+    /// Look at, check, export and import checkpoints
+    Checkpoint {
+        #[command(subcommand)]
+        task: CheckpointTask,
+    },
+    /// Be one role of a job
+    #[command(hide = true, disable_help_flag = true)]
+    Role {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        _arguments: Vec<OsString>,
+    },
+}
+
+/// What to do with checkpoints.
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub enum CheckpointTask {
+    /// Say what a checkpoint is
+    Info {
+        /// Its directory
+        dir: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read every byte and compare it with the manifest; exit code 1 on damage
+    Verify {
+        /// Its directory
+        dir: PathBuf,
+    },
+    /// Write the model for other programs
+    Export {
+        /// The checkpoint's directory
+        dir: PathBuf,
+        /// The format: hf, a directory that `transformers` loads as GPT-2
+        #[arg(long, value_parser = ["hf"])]
+        to: String,
+        /// The directory to write
+        out: PathBuf,
+    },
+    /// Read a model into model_dir as its checkpoint_0, to train it further
+    Import {
+        /// The directory to read
+        dir: PathBuf,
+        /// Its format: hf
+        #[arg(long, value_parser = ["hf"], default_value = "hf")]
+        from: String,
+        /// The model_dir; the params' by default
+        #[arg(short = 'o', long = "model_dir", value_name = "DIR")]
+        model_dir: Option<String>,
+        #[command(flatten)]
+        flags: JobFlags,
+    },
+}
+
+/// Which job, on which machine.
+#[derive(Clone, Debug, Args)]
+#[command(rename_all = "snake_case")]
+pub struct JobFlags {
+    /// The params
+    #[arg(short, long, value_name = "FILE")]
+    pub params: PathBuf,
+    /// The appliance to plan for: the spec of an Appliance document
+    #[arg(long, value_name = "FILE")]
+    pub appliance: Option<PathBuf>,
+    /// Systems to use
+    #[arg(long, value_name = "N")]
+    pub num_csx: Option<u64>,
+    /// MemoryX shards to use; 0 for what the appliance has
+    #[arg(long, value_name = "N")]
+    pub num_wgt_servers: Option<u64>,
+    /// Most activation servers for each system; 0 for what the appliance has
+    #[arg(long, value_name = "N")]
+    pub num_act_servers: Option<u64>,
+}
+
+/// The flags of a run. A flag beats the params only when it is given.
+#[derive(Clone, Debug, Args)]
+#[command(rename_all = "snake_case")]
+pub struct RunFlags {
+    #[command(flatten)]
+    pub job: JobFlags,
+    /// Where checkpoints, metrics and logs go; ./model_dir by default
+    #[arg(short = 'o', long, value_name = "DIR")]
+    pub model_dir: Option<String>,
+    /// The step to train to, counted from step 0
+    #[arg(long, value_name = "N")]
+    pub max_steps: Option<u64>,
+    /// Batches of an evaluation
+    #[arg(long, value_name = "N")]
+    pub eval_steps: Option<u64>,
+    /// The checkpoint to start from; by default the newest of model_dir
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint_path: Option<String>,
+    /// What of it to load: all, or a list of model, optimizer, dataloader, lr_scheduler, global_step
+    #[arg(long, value_name = "STATES")]
+    pub load_checkpoint_states: Option<String>,
+    /// Start from a checkpoint that lacks some of the model's tensors
+    #[arg(long)]
+    pub disable_strict_checkpoint_loading: bool,
+    /// Go on from a checkpoint whose numerics profile is another; the next checkpoint records it
+    #[arg(long)]
+    pub accept_other_profile: bool,
+    /// Stop after compiling, and print the plan
+    #[arg(long)]
+    pub compile_only: bool,
+    /// Stop after checking the params and compiling
+    #[arg(long, conflicts_with = "compile_only")]
+    pub validate_only: bool,
+    /// Level of the logs: DEBUG, VERBOSE, INFO, WARNING or ERROR
+    #[arg(long, value_name = "LEVEL")]
+    pub logging: Option<String>,
+    /// Pin the instruction set: avx512, avx2 or portable
+    #[arg(long, value_parser = parse_isa)]
+    pub isa: Option<Isa>,
+    /// Compute threads of each system; by default its share of the machine's cores
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// First port to listen at, three for each process in their order; by default free ones
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub base_port: Option<u16>,
+}
+
+impl JobFlags {
+    /// What the flags say against the params.
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            num_csx: self.num_csx,
+            num_wgt_servers: self.num_wgt_servers,
+            num_act_servers: self.num_act_servers,
+            ..Overrides::default()
+        }
+    }
+}
+
+impl RunFlags {
+    /// What the flags say against the params.
+    pub fn overrides(&self, mode: Option<String>) -> Overrides {
+        let given = |flag: bool| flag.then_some(true);
+        Overrides {
+            mode,
+            model_dir: self.model_dir.clone(),
+            max_steps: self.max_steps,
+            eval_steps: self.eval_steps,
+            checkpoint_path: self.checkpoint_path.clone(),
+            load_checkpoint_states: self.load_checkpoint_states.clone(),
+            disable_strict_checkpoint_loading: given(self.disable_strict_checkpoint_loading),
+            // A flag of the two takes the place of whichever the params have.
+            compile_only: given(self.compile_only).or(self.validate_only.then_some(false)),
+            validate_only: given(self.validate_only).or(self.compile_only.then_some(false)),
+            logging: self.logging.clone(),
+            ..self.job.overrides()
+        }
+    }
+}
+
+/// Flags are spelt with underscores, as in the params; spelt with dashes they are understood, too: `--num-csx 2`.
+pub fn with_underscores(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut flags = true;
+    arguments.into_iter().map(move |argument| {
+        flags &= argument != "--";
+        match argument.to_str().and_then(|text| text.strip_prefix("--")) {
+            Some(flag) if flags => {
+                let (name, value) = flag.split_at(flag.find('=').unwrap_or(flag.len()));
+                format!("--{}{value}", name.replace('-', "_")).into()
+            }
+            _ => argument,
+        }
+    })
+}
+
+/// What is wrong with the arguments, in one sentence.
+pub fn sentence(error: &clap::Error) -> String {
+    let text = error.to_string();
+    // The first paragraph says what is wrong, over several lines where it lists arguments.
+    let paragraph = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<_> = paragraph.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    words.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// What to do about it: the nearest argument there is, or where all of them are told.
+pub fn hint(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+    let help = "millrace-agent --help tells what there is, millrace-agent COMMAND --help the flags of a command";
+    tip.unwrap_or(help).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Task, clap::Error> {
+        let words = std::iter::once("millrace-agent").chain(line.split_whitespace()).map(OsString::from);
+        CommandLine::try_parse_from(with_underscores(words)).map(|line| line.task)
+    }
+
+    fn overrides(line: &str) -> Overrides {
+        match parse(line) {
+            Ok(Task::Train(flags)) => flags.overrides(None),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn both_spellings_of_a_flag_are_the_same() {
+        let underscores =
+            overrides("train -p a.yaml --num_csx 2 --max_steps=7 --load_checkpoint_states model,optimizer");
+        let dashes = overrides("train -p a.yaml --num-csx 2 --max-steps=7 --load-checkpoint-states model,optimizer");
+        assert_eq!(underscores, dashes);
+        assert_eq!((underscores.num_csx, underscores.max_steps), (Some(2), Some(7)));
+        assert!(parse("train-and-eval --params a-b.yaml -o some-dir --disable-strict-checkpoint-loading").is_ok());
+    }
+
+    #[test]
+    fn a_dash_in_a_value_stays() {
+        let words = ["--model-dir=a-b", "--out", "c-d", "--", "--e-f"].map(OsString::from);
+        let words: Vec<_> = with_underscores(words).collect();
+        assert_eq!(words, ["--model_dir=a-b", "--out", "c-d", "--", "--e-f"]);
+    }
+
+    #[test]
+    fn a_flag_that_is_not_given_overrides_nothing() {
+        assert_eq!(overrides("train -p a.yaml"), Overrides::default());
+    }
+
+    #[test]
+    fn one_of_the_two_stops_takes_the_place_of_the_other() {
+        let only = |line| (overrides(line).compile_only, overrides(line).validate_only);
+        assert_eq!(only("train -p a.yaml --compile_only"), (Some(true), Some(false)));
+        assert_eq!(only("train -p a.yaml --validate_only"), (Some(false), Some(true)));
+        assert!(parse("train -p a.yaml --validate_only --compile_only").is_err());
+    }
+
+    #[test]
+    fn every_documented_shape_is_understood() {
+        for line in [
+            "eval -p a.yaml --checkpoint_path m/checkpoint_5 --eval_steps 3",
+            "eval_all -p a.yaml -o m",
+            "run -p a.yaml -m train --isa avx2 --threads 2 --base_port 7000 --appliance b.yaml --logging DEBUG",
+            "plan -p a.yaml --json --num_csx 4",
+            "samples -p a.yaml --steps 3 -o samples.safetensors",
+            "checkpoint info m/checkpoint_5 --json",
+            "checkpoint verify m/checkpoint_5",
+            "checkpoint export m/checkpoint_5 --to hf out",
+            "checkpoint import hf_dir -p a.yaml -o m",
+        ] {
+            assert!(parse(line).is_ok(), "{line}: {}", parse(line).unwrap_err());
+        }
+    }
+
+    #[test]
+    fn mistakes_are_one_sentence_with_a_hint() {
+        for (line, says, hints) in [
+            ("train -p a.yaml --num_csy 2", "unexpected argument '--num_csy' found", "--num_csx"),
+            ("train", "required arguments were not provided: --params <FILE>", "--help"),
+            ("train -p a.yaml --num_csx two", "invalid value 'two' for '--num_csx <N>'", "--help"),
+            ("trian -p a.yaml", "unrecognized subcommand 'trian'", "train"),
+            ("train -p a.yaml --isa sse", "choose one of avx512, avx2, portable", "--help"),
+        ] {
+            let error = parse(line).unwrap_err();
+            let sentence = sentence(&error);
+            assert!(sentence.contains(says) && !sentence.contains('\n'), "{line}: {sentence}");
+            assert!(hint(&error).contains(hints), "{line}: {}", hint(&error));
+        }
+    }
+}

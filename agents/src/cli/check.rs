@@ -1,0 +1,100 @@
+//! Checks of what a run reads, made before anything of it is started or written.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
+use millrace_data::Dataset;
+use millrace_params::{InputSpec, Job};
+
+use super::arguments::RunFlags;
+use super::job::Prepared;
+use super::refusal::Refusal;
+use crate::failure::Failure;
+use crate::input;
+
+/// Refuses a job whose data or checkpoint can't be used.
+pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
+    let job = &prepared.resolved.job;
+    check_model_dir(Path::new(&job.run.model_dir))?;
+    check_checkpoint(prepared, flags)?;
+    if job.run.mode.trains() {
+        open_dataset(job, &job.train_input)?;
+    }
+    if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
+        open_dataset(job, input)?;
+    }
+    Ok(())
+}
+
+/// Opens an input's data, tokenising text that the cache does not hold, and checks it against the vocabulary.
+pub fn open_dataset(job: &Job, input: &InputSpec) -> Result<Dataset, Refusal> {
+    let bar = Bar::default();
+    let dataset = input::open(input, job.model.vocab_size, |done, all| bar.show(done, all))?;
+    bar.0.finish_and_clear();
+    Ok(dataset)
+}
+
+/// The bar while text is tokenised; where standard error is no terminal, nothing.
+struct Bar(ProgressBar);
+
+impl Default for Bar {
+    fn default() -> Self {
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta}");
+        // The template is a constant; the plain style stands in for a mistake in it.
+        let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self(bar.with_message("Tokenising"))
+    }
+}
+
+impl Bar {
+    fn show(&self, done: u64, all: u64) {
+        if self.0.length() != Some(all) {
+            self.0.set_length(all);
+            self.0.enable_steady_tick(Duration::from_millis(200));
+        }
+        self.0.set_position(done);
+    }
+}
+
+fn check_model_dir(model_dir: &Path) -> Result<(), Refusal> {
+    if model_dir.exists() && !model_dir.is_dir() {
+        let refusal = Refusal::bad_input(format!("model_dir {} is not a directory", model_dir.display()));
+        return Err(refusal.hint("choose another with -o"));
+    }
+    Ok(())
+}
+
+/// A checkpoint that the user named must be whole, to its last byte, and of this model and profile. Of model_dir's own
+/// checkpoints the newest whole one is chosen later; where nothing is trained, there must be one.
+fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
+    let run = &prepared.resolved.job.run;
+    if let Some(path) = run.checkpoint_path.as_ref().map(PathBuf::from) {
+        let checkpoint = Checkpoint::open(path)?;
+        checkpoint.verify()?;
+        if run.mode.trains() {
+            check_profile(prepared, flags, &checkpoint)?;
+        }
+        if !run.disable_strict_checkpoint_loading {
+            PlanReader::new(checkpoint, &prepared.plan, &Moments::none())?;
+        }
+        return Ok(());
+    }
+    if !run.mode.trains() && newest_whole(Path::new(&run.model_dir), Check::Quick)?.0.is_none() {
+        let refusal = Refusal::bad_input(format!("there is no whole checkpoint in {} to evaluate", run.model_dir));
+        return Err(refusal.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
+    }
+    Ok(())
+}
+
+/// Everything runs on this machine, so the profile is known before anything is started.
+fn check_profile(prepared: &Prepared, flags: &RunFlags, checkpoint: &Checkpoint) -> Result<(), Refusal> {
+    let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(Failure::own)?;
+    let then = checkpoint.numerics_profile();
+    if flags.accept_other_profile || then == now {
+        return Ok(());
+    }
+    let refusal = Refusal::bad_input(format!("the checkpoint was computed as {then}, this run would compute as {now}"));
+    Err(refusal.hint("the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa"))
+}

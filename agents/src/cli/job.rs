@@ -1,0 +1,103 @@
+//! From the files and flags to a compiled job; the plan as text or JSON.
+
+use std::path::Path;
+
+use millrace_emulator::compile::compile_job;
+use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
+use millrace_emulator::plan::{Encoding, StreamPlan};
+use millrace_emulator::report::PlanReport;
+use millrace_params::{ApplianceSpec, Overrides, Params, Resolved};
+
+use super::arguments::JobFlags;
+use super::refusal::Refusal;
+use crate::launch::{Exit, Wanted};
+
+/// A job that can be run: understood, and it fits.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The job, with notes for the user.
+    pub resolved: Resolved,
+    /// The machine, with as many shards as the job uses.
+    pub appliance: ApplianceSpec,
+    /// The stream plan.
+    pub plan: StreamPlan,
+    /// The params as written.
+    pub params_yaml: String,
+}
+
+/// Reads a text file that the user named as `what`.
+fn read(path: &Path, what: &str) -> Result<String, Refusal> {
+    std::fs::read_to_string(path).map_err(|error| {
+        Refusal::bad_input(format!("can't read the {what} {}: {error}", path.display()))
+            .hint("check the spelling; relative paths start at the working directory")
+    })
+}
+
+/// The params at `path`, as written and as read.
+pub fn read_params(path: &Path) -> Result<(String, Params), Refusal> {
+    let text = read(path, "params")?;
+    let params = Params::parse_yaml(&text).map_err(|error| Refusal::of_document(path, &error))?;
+    Ok((text, params))
+}
+
+/// Resolves and compiles.
+pub fn prepare(
+    flags: &JobFlags,
+    overrides: &Overrides,
+    (params_yaml, params): (String, Params),
+) -> Result<Prepared, Refusal> {
+    let resolved = params.resolve(overrides).map_err(|error| Refusal::of_document(&flags.params, &error))?;
+    let mut appliance = match &flags.appliance {
+        None => ApplianceSpec::default(),
+        Some(path) => {
+            ApplianceSpec::parse_yaml(&read(path, "appliance")?).map_err(|error| Refusal::of_document(path, &error))?
+        }
+    };
+    let systems = resolved.job.run.num_csx;
+    if systems > appliance.systems {
+        let have = appliance.systems;
+        let refusal = Refusal::bad_input(format!("the job asks for {systems} systems and the appliance has {have}"));
+        return Err(refusal.hint(format!("set num_csx to at most {have}, or describe a larger appliance")));
+    }
+    appliance.memoryx.shards = Wanted::of(&resolved.job, &appliance).shards;
+    let plan = compile_job(&resolved.job, &appliance)?;
+    Ok(Prepared { resolved, appliance, plan, params_yaml })
+}
+
+impl Prepared {
+    /// What the plan means on the job's systems.
+    pub fn report(&self) -> Result<PlanReport, Refusal> {
+        let systems = u32::try_from(self.resolved.job.run.num_csx).unwrap_or(u32::MAX);
+        PlanReport::new(&self.plan, &self.appliance, systems).map_err(Refusal::bad_input)
+    }
+
+    /// The numerics profile of a run on this machine, pinned to `isa` where that is given.
+    pub fn profile(&self, isa: Option<Isa>) -> NumericsProfile {
+        let precision = match self.plan.encoding {
+            Encoding::F32 => Precision::F32,
+            Encoding::Bf16 => Precision::Bf16,
+        };
+        NumericsProfile::new(isa.unwrap_or_else(Isa::detect), precision)
+    }
+
+    /// Tells what was understood differently from how it was written.
+    pub fn print_notes(&self) {
+        self.resolved.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        if !self.resolved.without_effect.is_empty() {
+            eprintln!("note: without effect here: {}", self.resolved.without_effect.join(", "));
+        }
+    }
+}
+
+/// `plan`.
+pub fn print_plan(flags: &JobFlags, json: bool) -> Result<Exit, Refusal> {
+    let prepared = prepare(flags, &flags.overrides(), read_params(&flags.params)?)?;
+    let report = prepared.report()?;
+    if json {
+        super::say(super::pretty(&report)?);
+    } else {
+        prepared.print_notes();
+        super::say(&report);
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,75 @@
+//! What a command says when it does not do what it was asked.
+
+use std::fmt;
+use std::path::Path;
+
+use millrace_emulator::compile::CompileError;
+use millrace_params::ParamsError;
+
+use crate::failure::{Cause, Failure};
+use crate::launch::Exit;
+
+/// At least one failure; each is shown as `error: …` with its `hint: …`.
+#[derive(Debug)]
+pub struct Refusal {
+    first: Failure,
+    rest: Vec<Failure>,
+}
+
+impl Refusal {
+    /// The user's to mend.
+    pub fn bad_input(reason: impl fmt::Display) -> Self {
+        Failure::bad_input(reason).into()
+    }
+
+    /// Adds what may help with the first failure.
+    pub fn hint(mut self, hint: impl fmt::Display) -> Self {
+        self.first = self.first.hint(hint);
+        self
+    }
+
+    /// Every problem of a document that was read from `path`, which is named where a problem has a line.
+    pub fn of_document(path: &Path, error: &ParamsError) -> Self {
+        let mut all = error.problems().map(|problem| Failure {
+            cause: Cause::BadInput,
+            reason: match problem.line {
+                Some(_) => format!("{}: {problem}", path.display()),
+                None => problem.to_string(),
+            },
+            hint: problem.hint.clone(),
+        });
+        // There is always a first problem.
+        let first = all.next().unwrap_or_else(|| Failure::bad_input(error));
+        Self { first, rest: all.collect() }
+    }
+
+    /// The exit code that belongs to it.
+    pub fn exit(&self) -> Exit {
+        self.first.exit()
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::iter::once(&self.first).chain(&self.rest).try_for_each(|failure| writeln!(f, "error: {failure}"))
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(first: Failure) -> Self {
+        Self { first, rest: Vec::new() }
+    }
+}
+
+impl From<CompileError> for Refusal {
+    fn from(error: CompileError) -> Self {
+        Failure { cause: Cause::BadInput, reason: error.to_string(), hint: error.hint().map(str::to_owned) }.into()
+    }
+}
+
+impl From<millrace_checkpoint::Error> for Refusal {
+    fn from(error: millrace_checkpoint::Error) -> Self {
+        let cause = if error.is_bad_input() { Cause::BadInput } else { Cause::Own };
+        Failure { cause, reason: error.to_string(), hint: error.hint() }.into()
+    }
+}

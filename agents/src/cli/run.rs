@@ -1,0 +1,84 @@
+//! `train`, `eval`, `train_and_eval`, `eval_all`, `run`: a whole job on this machine.
+
+use std::path::Path;
+
+use millrace_checkpoint::list;
+use millrace_params::{Mode, Params};
+
+use super::arguments::RunFlags;
+use super::check::check_inputs;
+use super::job::{Prepared, prepare, read_params};
+use super::refusal::Refusal;
+use crate::launch::{Exit, Launch, LocalRun, run_local};
+
+/// Runs the job of `flags`. `mode` is what the command line says of it.
+pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
+    let (text, params) = read_params(&flags.job.params)?;
+    let overrides = flags.overrides(mode_of(mode, &params).map(str::to_owned));
+    let prepared = prepare(&flags.job, &overrides, (text, params))?;
+    check_isa(flags)?;
+    if prepared.resolved.job.run.validate_only {
+        prepared.print_notes();
+        super::say(format_args!(
+            "The params are valid: plan {}, {} parameters",
+            prepared.plan.hash(),
+            prepared.plan.parameters()
+        ));
+        return Ok(Exit::Done);
+    }
+    if prepared.resolved.job.run.compile_only {
+        prepared.print_notes();
+        super::say(prepared.report()?);
+        return Ok(Exit::Done);
+    }
+    check_inputs(&prepared, flags)?;
+    let run = local_run(flags, prepared);
+    if run.launch.mode == Mode::EvalAll && run.launch.resume.checkpoint_path.is_none() {
+        return evaluate_all(run);
+    }
+    Ok(run_local(run))
+}
+
+/// Every whole checkpoint of model_dir, oldest first; the first failure or interruption ends it.
+fn evaluate_all(mut run: LocalRun) -> Result<Exit, Refusal> {
+    for checkpoint in list(&run.launch.model_dir)?.whole {
+        run.launch.resume.checkpoint_path = Some(checkpoint.path);
+        let exit = run_local(run.clone());
+        if exit != Exit::Done {
+            return Ok(exit);
+        }
+        // They have been told.
+        run.launch.notes.clear();
+        run.launch.without_effect.clear();
+    }
+    Ok(Exit::Done)
+}
+
+/// `train` leaves `mode: train_and_eval` of the params as it is: they say how to train.
+fn mode_of<'a>(given: Option<&'a str>, params: &Params) -> Option<&'a str> {
+    let written = params.runconfig.as_ref().and_then(|run| run.mode.as_deref());
+    if given == Some("train") && written == Some("train_and_eval") { None } else { given }
+}
+
+fn check_isa(flags: &RunFlags) -> Result<(), Refusal> {
+    match flags.isa {
+        Some(isa) if !isa.available() => {
+            let best = millrace_emulator::numerics::Isa::detect();
+            let refusal = Refusal::bad_input(format!("this machine's CPU has no {isa}"));
+            Err(refusal.hint(format!("its best is {best}; leave --isa out to use that")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn local_run(flags: &RunFlags, prepared: Prepared) -> LocalRun {
+    let Prepared { resolved, appliance, params_yaml, .. } = prepared;
+    let mut launch = Launch::local(resolved, appliance, params_yaml);
+    launch.isa = flags.isa;
+    launch.resume.accept_other_profile = flags.accept_other_profile;
+    // Roles run where this process does; their messages should name what the user knows.
+    if launch.model_dir == Path::new("") {
+        launch.model_dir = Path::new(".").to_owned();
+    }
+    LocalRun { threads: flags.threads.map(usize::from), base_port: flags.base_port, ..LocalRun::new(launch) }
+}

@@ -1,0 +1,22 @@
+//! `samples`: what the model will see, as a file.
+
+use std::path::Path;
+
+use millrace_data::{Dataset, write_samples};
+
+use super::arguments::JobFlags;
+use super::check::open_dataset;
+use super::job::{prepare, read_params};
+use super::refusal::Refusal;
+use crate::input::data_failure;
+use crate::launch::Exit;
+
+/// Writes the samples of the first `steps` training steps to `out`.
+pub fn write(flags: &JobFlags, steps: u64, out: &Path) -> Result<Exit, Refusal> {
+    let prepared = prepare(flags, &flags.overrides(), read_params(&flags.params)?)?;
+    let job = &prepared.resolved.job;
+    let dataset: Dataset = open_dataset(job, &job.train_input)?;
+    write_samples(&dataset, job.train_input.batch_size as u64, steps, 0, out).map_err(|error| data_failure(&error))?;
+    super::say(format_args!("Wrote the samples of {steps} steps to {}", out.display()));
+    Ok(Exit::Done)
+}

@@ -1,0 +1,89 @@
+//! The job as every agent is told it, and what each derives from it.
+
+use std::sync::Arc;
+
+use millrace_emulator::compile::compile_job;
+use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
+use millrace_emulator::plan::{Encoding, PlanHash, StreamPlan};
+use millrace_params::{ApplianceSpec, Job};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// What travels in the coordinator's welcome.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobDocument {
+    /// The resolved params.
+    pub job: Job,
+    /// The machine.
+    pub appliance: ApplianceSpec,
+}
+
+/// A job compiled: the same on every agent.
+#[derive(Clone, Debug)]
+pub struct CompiledJob {
+    /// The resolved params.
+    pub job: Arc<Job>,
+    /// The machine.
+    pub appliance: Arc<ApplianceSpec>,
+    /// The stream plan.
+    pub plan: Arc<StreamPlan>,
+    /// Its hash.
+    pub hash: PlanHash,
+    /// How the arithmetic is done.
+    pub profile: NumericsProfile,
+}
+
+impl JobDocument {
+    /// Compiles the plan, for a job pinned to `isa`.
+    ///
+    /// # Errors
+    /// The model does not fit; the user's to mend.
+    pub fn compile(self, isa: Isa) -> Result<CompiledJob, Failure> {
+        let plan = compile_job(&self.job, &self.appliance).map_err(|error| Failure::bad_input(error.to_string()))?;
+        let hash = plan.hash();
+        let precision = match plan.encoding {
+            Encoding::F32 => Precision::F32,
+            Encoding::Bf16 => Precision::Bf16,
+        };
+        Ok(CompiledJob {
+            job: Arc::new(self.job),
+            appliance: Arc::new(self.appliance),
+            plan: Arc::new(plan),
+            hash,
+            profile: NumericsProfile::new(isa, precision),
+        })
+    }
+}
+
+impl CompiledJob {
+    /// How gradients change the weights.
+    pub fn optimizer(&self) -> &millrace_params::OptimizerSpec {
+        &self.job.optimizer
+    }
+
+    /// Compute threads of a system: the appliance's number, else an equal share of this machine's cores.
+    pub fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match self.appliance.threads {
+            0 => (cores / self.job.run.num_csx.max(1)).max(1),
+            threads => threads,
+        }
+    }
+
+    /// MemoryX shards: the job's number, else the appliance's.
+    pub fn shards(&self) -> u32 {
+        let asked = self.job.run.num_wgt_servers;
+        (if asked > 0 { asked } else { self.appliance.memoryx.shards }) as u32
+    }
+
+    /// Slots a receiver lets be in flight to it: the largest layer, so that the next layer travels while this one
+    /// computes, and a few chunks of air.
+    pub fn window(&self) -> u64 {
+        let chunks = |layer: &millrace_emulator::plan::LayerPlan| {
+            layer.groups.iter().map(|&group| self.plan.groups[group].chunks.len()).sum::<usize>()
+        };
+        let largest = self.plan.layers.iter().map(chunks).max().unwrap_or(1);
+        (largest + self.appliance.link.window_chunks) as u64
+    }
+}

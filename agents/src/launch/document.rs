@@ -1,0 +1,131 @@
+//! What a coordinator is started with: the job, nothing left to decide, and what the run around it is.
+
+use std::path::PathBuf;
+
+use millrace_emulator::numerics::Isa;
+use millrace_emulator::placement::swarm_nodes;
+use millrace_params::{ApplianceSpec, CheckpointStates, Job, Mode, Resolved};
+use serde::{Deserialize, Serialize};
+
+/// One JSON document, given to the coordinator by `--launch`; the other roles learn all they need from the coordinator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Launch {
+    /// The resolved job.
+    pub job: Job,
+    /// The machine it is planned for.
+    pub appliance: ApplianceSpec,
+    /// What is done; the same as `job.run.mode`.
+    pub mode: Mode,
+    /// Where checkpoints, metrics and logs go.
+    pub model_dir: PathBuf,
+    /// The job's attempt; `None` takes the one after the last that used `model_dir`.
+    pub attempt: Option<u32>,
+    /// The job's unique id, by which a newer attempt takes `model_dir` over from an older one; `None` for a run that
+    /// nobody restarts.
+    pub job_uid: Option<String>,
+    /// What the run continues from.
+    pub resume: Resume,
+    /// How many agents the coordinator waits for.
+    pub wanted: Wanted,
+    /// Instruction set to pin the numerics profile to; `None` takes the best that all members share.
+    pub isa: Option<Isa>,
+    /// Sentences to tell the user once.
+    pub notes: Vec<String>,
+    /// Keys that were given and have no effect, to be named once.
+    pub without_effect: Vec<String>,
+    /// The params as the user wrote them, kept beside the results.
+    pub params_yaml: String,
+}
+
+/// What a run continues from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// The checkpoint named by the user.
+    pub checkpoint_path: Option<PathBuf>,
+    /// Which of its states are loaded.
+    pub states: CheckpointStates,
+    /// Whether the newest whole checkpoint of `model_dir` is taken when none is named.
+    pub autoload: bool,
+    /// Whether a checkpoint of another numerics profile may be continued, which the next manifest records.
+    pub accept_other_profile: bool,
+}
+
+/// How many agents of each role take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    /// Systems.
+    pub systems: usize,
+    /// Systems without which the run does not go on.
+    pub least_systems: usize,
+    /// MemoryX shards.
+    pub shards: usize,
+    /// SwarmX nodes.
+    pub swarmx: usize,
+    /// Most children of a SwarmX node.
+    pub fan_out: u32,
+    /// Activation servers.
+    pub activation_servers: usize,
+}
+
+impl Wanted {
+    /// What `job` asks of `appliance`. A job's own number of shards beats the appliance's. A system reads from one
+    /// activation server, so there are never more of them than systems.
+    pub fn of(job: &Job, appliance: &ApplianceSpec) -> Self {
+        let run = &job.run;
+        let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
+        Self {
+            systems: run.num_csx,
+            least_systems: run.num_csx,
+            shards: if run.num_wgt_servers > 0 { run.num_wgt_servers } else { appliance.memoryx.shards },
+            swarmx: swarm_nodes(run.num_csx, fan_out),
+            fan_out,
+            activation_servers: run.num_csx,
+        }
+    }
+}
+
+impl Launch {
+    /// The launch of a job on this machine.
+    pub fn local(resolved: Resolved, appliance: ApplianceSpec, params_yaml: String) -> Self {
+        let Resolved { job, notes, without_effect } = resolved;
+        let run = &job.run;
+        Self {
+            mode: run.mode,
+            model_dir: PathBuf::from(&run.model_dir),
+            attempt: None,
+            job_uid: None,
+            resume: Resume {
+                checkpoint_path: run.checkpoint_path.as_ref().map(PathBuf::from),
+                states: run.load_checkpoint_states,
+                autoload: run.autoload_last_checkpoint,
+                accept_other_profile: false,
+            },
+            wanted: Wanted::of(&job, &appliance),
+            isa: None,
+            notes,
+            without_effect,
+            params_yaml,
+            appliance,
+            job,
+        }
+    }
+
+    /// The document on one line.
+    ///
+    /// # Errors
+    /// None for a launch made from a resolved job: JSON refuses only paths that are not UTF-8.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+
+    /// Reads the document back, bit for bit.
+    ///
+    /// # Errors
+    /// JSON of anything but a launch.
+    pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+}

@@ -1,0 +1,127 @@
+//! Which processes a local run consists of, and with what each is started. Decided without starting any.
+
+use millrace_engine::types::{AgentId, Role};
+
+use super::role::level;
+use super::{LaunchError, LocalRun};
+
+/// Where every port of a local run listens.
+const LOOPBACK: &str = "127.0.0.1";
+/// Ports set aside for each process when they are fixed: control or data, metrics, and a coordinator's journal.
+const PORTS_EACH: u16 = 3;
+
+/// A process to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Who it will be.
+    pub agent: AgentId,
+    /// The arguments after the program's name, without the coordinator's address, which is not known yet.
+    pub arguments: Vec<String>,
+}
+
+/// Every process of `run`, in the order in which they are started; the coordinator is first.
+///
+/// # Errors
+/// When the fixed ports end above the highest port there is.
+pub fn members(run: &LocalRun) -> Result<Vec<Member>, LaunchError> {
+    let wanted = &run.launch.wanted;
+    let count = |role| match role {
+        Role::Coordinator => 1,
+        Role::MemoryX => wanted.shards,
+        Role::SwarmX => wanted.swarmx,
+        Role::Activation => wanted.activation_servers,
+        Role::Cs2 => wanted.systems,
+    };
+    let agents =
+        Role::ALL.into_iter().flat_map(|role| (0..count(role) as u32).map(move |index| AgentId::new(role, index)));
+    agents.enumerate().map(|(place, agent)| member(run, agent, ports(run.base_port, place)?)).collect()
+}
+
+/// Compute threads of each system: as asked for, else its share of the machine's cores.
+pub fn threads_per_system(run: &LocalRun, cores: usize) -> usize {
+    match run.threads.unwrap_or(run.launch.appliance.threads) {
+        0 => (cores / run.launch.wanted.systems.max(1)).max(1),
+        threads => threads,
+    }
+}
+
+fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> Result<Member, LaunchError> {
+    let [listen, metrics, journal] = ports.map(|port| format!("{LOOPBACK}:{port}"));
+    let mut arguments = vec!["role".to_owned(), agent.role.name().to_owned()];
+    let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
+    flag("index", agent.index.to_string());
+    flag("listen", listen);
+    flag("metrics_listen", metrics);
+    flag("logging", level(run.launch.job.run.logging).as_str().to_owned());
+    match agent.role {
+        Role::Coordinator => {
+            flag("journal_listen", journal);
+            flag("launch", "-".to_owned());
+        }
+        Role::Cs2 => flag("threads", threads_per_system(run, cores()).to_string()),
+        // One thread adds, copies and updates as fast as memory gives.
+        Role::MemoryX | Role::SwarmX | Role::Activation => flag("threads", "1".to_owned()),
+    }
+    if let Some(isa) = run.launch.isa {
+        flag("isa", isa.to_string());
+    }
+    Ok(Member { agent, arguments })
+}
+
+/// The ports of the process at `place`, each 0 (any free one) where they are not fixed.
+fn ports(base: Option<u16>, place: usize) -> Result<[u16; PORTS_EACH as usize], LaunchError> {
+    let Some(base) = base else { return Ok([0; PORTS_EACH as usize]) };
+    let first = u16::try_from(place).ok().and_then(|place| place.checked_mul(PORTS_EACH)?.checked_add(base));
+    let last = first.and_then(|first| first.checked_add(PORTS_EACH - 1));
+    first.zip(last).map(|(first, _)| std::array::from_fn(|at| first + at as u16)).ok_or(LaunchError::Ports { base })
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::local_run;
+    use super::*;
+
+    #[test]
+    fn a_run_has_every_role_it_wants_coordinator_first_each_port_once() {
+        let mut run = local_run();
+        run.launch.wanted.systems = 3;
+        run.launch.wanted.swarmx = 3;
+        run.launch.wanted.shards = 2;
+        run.launch.wanted.activation_servers = 3;
+        run.base_port = Some(7000);
+        let members = members(&run).unwrap();
+        let names: Vec<_> = members.iter().map(|member| member.agent.to_string()).collect();
+        let expected = "coordinator-0 memoryx-0 memoryx-1 swarmx-0 swarmx-1 swarmx-2 \
+                        activation-0 activation-1 activation-2 cs2-0 cs2-1 cs2-2";
+        assert_eq!(names.join(" "), expected);
+        let mut addresses: Vec<&String> =
+            members.iter().flat_map(|member| &member.arguments).filter(|word| word.starts_with(LOOPBACK)).collect();
+        let all = addresses.len();
+        addresses.sort();
+        addresses.dedup();
+        assert_eq!((addresses.len(), all), (25, 25), "two for each agent, three for the coordinator");
+        assert_eq!(addresses[0], "127.0.0.1:7000");
+    }
+
+    #[test]
+    fn ports_are_free_ones_unless_fixed_and_end_at_the_highest() {
+        assert_eq!(ports(None, 9).unwrap(), [0, 0, 0]);
+        assert_eq!(ports(Some(65_530), 1).unwrap(), [65_533, 65_534, 65_535]);
+        assert!(matches!(ports(Some(65_530), 2), Err(LaunchError::Ports { base: 65_530 })));
+    }
+
+    #[test]
+    fn systems_share_the_cores_unless_told() {
+        let mut run = local_run();
+        run.launch.wanted.systems = 2;
+        assert_eq!([1, 2, 5, 8].map(|cores| threads_per_system(&run, cores)), [1, 1, 2, 4]);
+        run.launch.appliance.threads = 3;
+        assert_eq!(threads_per_system(&run, 8), 3);
+        run.threads = Some(6);
+        assert_eq!(threads_per_system(&run, 8), 6);
+    }
+}

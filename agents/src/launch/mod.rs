@@ -1,0 +1,46 @@
+//! A whole job on one machine: starts the five roles as processes of their own and sees them through to the end.
+//!
+//! The roles are the running program itself, started again ([`role_process`]), so any program can run a job:
+//!
+//! ```no_run
+//! use millrace_agents::launch::{Launch, LocalRun, role_process, run_local};
+//!
+//! fn main() -> std::process::ExitCode {
+//!     if let Some(exit) = role_process() {
+//!         return exit;
+//!     }
+//!     let launch = std::fs::read_to_string("launch.json").expect("a launch document");
+//!     run_local(LocalRun::new(Launch::from_json(&launch).expect("JSON of a launch"))).into()
+//! }
+//! ```
+//!
+//! ```text
+//!   launcher ──stdin: launch document, then silence──► coordinator-0 ──stdout: "listening …", then copied──► stdout
+//!      │                                                    ▲ control, journal
+//!      ├──stdin: silence──► memoryx-0..  swarmx-0..  activation-0..  cs2-0..
+//!      └──Stop over the journal's port, when interrupted or when a role has died
+//! ```
+//!
+//! Invariants:
+//! * No process is left behind, however the launcher or any role ends: a role ends when its standard input closes.
+//! * A role that dies ends the run; the launcher names it and shows its last lines.
+//! * A terminal's Ctrl-C reaches the launcher only: every role has a process group of its own.
+
+mod document;
+mod exit;
+mod fleet;
+mod parent;
+mod process;
+mod ready;
+mod role;
+mod run;
+mod supervise;
+#[cfg(test)]
+mod testing;
+
+pub use document::{Launch, Resume, Wanted};
+pub use exit::Exit;
+pub use parent::watch_parent;
+pub use ready::{Listening, announce};
+pub use role::{BY_LAUNCHER, ROLE_VARIABLE, parse_isa, role_process};
+pub use run::{LaunchError, LocalRun, run_local};

@@ -1,0 +1,167 @@
+//! Being a role: the command line of a role's process, and the one entry point that runs it.
+//!
+//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment, and `PROGRAM` may be any program
+//! whose `main` asks [`role_process`] first. The variable makes sure that no argument of a user's can turn a program into
+//! a role by accident.
+
+use std::ffi::{OsStr, OsString};
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use millrace_emulator::numerics::Isa;
+use millrace_engine::types::{AgentId, Role};
+use millrace_params::LogLevel;
+use millrace_telemetry::logs::Level;
+
+use super::{Exit, Launch, watch_parent};
+use crate::roles::{self, RoleArgs};
+
+/// Present in the environment of every role: [`BY_LAUNCHER`] where a local launcher holds the other end of the role's
+/// standard input, anything else where something else runs it.
+pub const ROLE_VARIABLE: &str = "MILLRACE_ROLE_PROCESS";
+/// See [`ROLE_VARIABLE`].
+pub const BY_LAUNCHER: &str = "launcher";
+
+/// The command line of a role.
+#[derive(Debug, Parser)]
+#[command(name = "role", no_binary_name = true, rename_all = "snake_case")]
+struct Line {
+    /// One of the five.
+    #[arg(value_parser = parse_role)]
+    role: Role,
+    /// Its number within the role.
+    #[arg(long, default_value_t = 0)]
+    index: u32,
+    /// Where the coordinator's control port is, `host:port`; for every other role.
+    #[arg(long)]
+    coordinator: Option<String>,
+    /// Where to serve: a coordinator its control port, another role its data port. Port 0 takes a free one.
+    #[arg(long, default_value = ANY_PORT)]
+    listen: String,
+    /// Where a coordinator serves its journal.
+    #[arg(long, default_value = ANY_PORT)]
+    journal_listen: String,
+    /// Where to serve `/metrics` and probes; left out, nowhere.
+    #[arg(long)]
+    metrics_listen: Option<String>,
+    /// `host` or `host:port` that others are told to dial; left out, the address it listens on.
+    #[arg(long)]
+    advertise: Option<String>,
+    /// Compute threads; left out, a share of the machine's cores.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Instruction set to use at most; left out, the CPU's best.
+    #[arg(long, value_parser = parse_isa)]
+    isa: Option<Isa>,
+    /// Level of what goes to stderr.
+    #[arg(long, default_value = "INFO", value_parser = parse_level)]
+    logging: Level,
+    /// A coordinator's launch document: a file, or `-` for the first line of standard input.
+    #[arg(long)]
+    launch: Option<PathBuf>,
+}
+
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// To be called first in `main`: where this process was started as a role, runs it and returns how it ended; `None` in
+/// any other process.
+pub fn role_process() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().as_deref() != Some(OsStr::new("role")) || std::env::var_os(ROLE_VARIABLE).is_none() {
+        return None;
+    }
+    Some(match role_args(arguments) {
+        Ok(args) => {
+            watch_parent();
+            roles::run(args).into()
+        }
+        Err(reason) => {
+            eprintln!("error: {reason}");
+            Exit::BadInput.into()
+        }
+    })
+}
+
+/// Whether the value of [`ROLE_VARIABLE`] says that standard input is a launcher's pipe.
+pub(super) fn started_by_launcher(value: Option<&OsStr>) -> bool {
+    value == Some(OsStr::new(BY_LAUNCHER))
+}
+
+/// Reads the arguments after `role`, and a coordinator's launch document.
+fn role_args(arguments: impl IntoIterator<Item = OsString>) -> Result<RoleArgs, String> {
+    let line = Line::try_parse_from(crate::cli::with_underscores(arguments)).map_err(|e| crate::cli::sentence(&e))?;
+    let name = line.role.name();
+    let launch = match (line.role, &line.launch) {
+        (Role::Coordinator, Some(path)) => Some(Box::new(read_launch(path)?)),
+        (Role::Coordinator, None) => return Err("a coordinator needs --launch FILE".into()),
+        (_, Some(_)) => return Err(format!("--launch is for a coordinator, not for {name}")),
+        (_, None) => None,
+    };
+    if line.role != Role::Coordinator && line.coordinator.is_none() {
+        return Err(format!("{name} needs --coordinator HOST:PORT"));
+    }
+    Ok(RoleArgs {
+        agent: AgentId::new(line.role, line.index),
+        coordinator: line.coordinator,
+        listen: line.listen,
+        advertise: line.advertise,
+        journal_listen: line.journal_listen,
+        metrics_listen: line.metrics_listen,
+        threads: line.threads.map(usize::from),
+        isa: line.isa,
+        level: line.logging,
+        launch,
+    })
+}
+
+fn read_launch(path: &Path) -> Result<Launch, String> {
+    let text = if path == Path::new("-") {
+        let mut line = String::new();
+        // Only this line: what follows on standard input is the launcher's silence.
+        std::io::stdin().lock().read_line(&mut line).map(|_| line)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    let name = path.display();
+    let text = text.map_err(|error| format!("can't read the launch document {name}: {error}"))?;
+    Launch::from_json(&text).map_err(|error| format!("the launch document {name} can't be understood: {error}"))
+}
+
+fn parse_role(name: &str) -> Result<Role, String> {
+    Role::parse(name).ok_or_else(|| {
+        let names: Vec<_> = Role::ALL.iter().map(|role| role.name()).collect();
+        format!("the roles are {}", names.join(", "))
+    })
+}
+
+/// Reads the name of an instruction set.
+///
+/// # Errors
+/// The names there are.
+pub fn parse_isa(name: &str) -> Result<Isa, String> {
+    Isa::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or_else(|| {
+        let names: Vec<_> = Isa::ALL.iter().rev().map(ToString::to_string).collect();
+        format!("choose one of {}", names.join(", "))
+    })
+}
+
+/// Reads a log level by the name that the params give it.
+fn parse_level(name: &str) -> Result<Level, String> {
+    Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let names: Vec<_> = Level::ALL.iter().map(|level| level.as_str()).collect();
+        format!("the levels are {}", names.join(", "))
+    })
+}
+
+/// The log level of a job, as telemetry has it.
+pub(super) const fn level(level: LogLevel) -> Level {
+    match level {
+        LogLevel::Debug => Level::Debug,
+        LogLevel::Verbose => Level::Verbose,
+        LogLevel::Info => Level::Info,
+        LogLevel::Warning => Level::Warning,
+        LogLevel::Error => Level::Error,
+    }
+}

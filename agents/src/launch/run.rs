@@ -1,0 +1,282 @@
+//! The launcher's driver: carries out what the [supervisor](super::supervise) decides.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
+use std::pin::Pin;
+use std::time::Duration;
+
+use millrace_engine::types::AgentId;
+use millrace_protocol::proto::{StopRequest, journal_client::JournalClient};
+use millrace_protocol::transport;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{ChildStdin, ChildStdout};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Sleep, sleep};
+
+use super::fleet::{Member, members};
+use super::process::{LastLines, Pipes, Process};
+use super::supervise::{Command, Ending, Event, Supervisor, Verdict};
+use super::{Exit, Launch, Listening};
+
+/// For a coordinator to say where it listens.
+const COORDINATOR_START: Duration = Duration::from_secs(60);
+
+/// A whole job on this machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalRun {
+    /// The job and what belongs to it.
+    pub launch: Launch,
+    /// Compute threads of each system; `None` for what the appliance says.
+    pub threads: Option<usize>,
+    /// First of the ports to listen at, three for each process in the order they are started; `None` for free ones.
+    pub base_port: Option<u16>,
+}
+
+impl LocalRun {
+    /// A run with threads as the appliance says, on free ports.
+    pub const fn new(launch: Launch) -> Self {
+        Self { launch, threads: None, base_port: None }
+    }
+}
+
+/// Why a run could not be started, as a sentence.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Fixed ports beyond the highest.
+    #[error("the ports from {base} on are too few for this run: three for each process end above 65535")]
+    Ports {
+        /// The first one.
+        base: u16,
+    },
+    /// The system does not let the launcher do what it must.
+    #[error("can't {action}: {cause}")]
+    System {
+        /// What was tried.
+        action: String,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+}
+
+impl LaunchError {
+    fn system(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let action = action.into();
+        move |cause| Self::System { action, cause }
+    }
+}
+
+/// Runs a job to its end, on this thread: prints its progress on standard output, its logs on standard error, and ends it
+/// gracefully on SIGINT and SIGTERM.
+pub fn run_local(run: LocalRun) -> Exit {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = runtime.map_err(LaunchError::system("start an async runtime")).and_then(|runtime| {
+        runtime.block_on(async {
+            let interrupts = interrupts()?;
+            supervise(&run, interrupts).await
+        })
+    });
+    ended.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        match error {
+            LaunchError::Ports { .. } => Exit::BadInput,
+            LaunchError::System { .. } => Exit::Failed,
+        }
+    })
+}
+
+/// Every SIGINT, SIGTERM and SIGHUP from now on.
+fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        let mut signals = signal(kind).map_err(LaunchError::system("listen for signals"))?;
+        let sender = sender.clone();
+        tokio::spawn(async move { while signals.recv().await.is_some() && sender.send(()).is_ok() {} });
+    }
+    Ok(receiver)
+}
+
+/// Starts every role of `run` and sees them through; each message of `interrupts` is one Ctrl-C.
+///
+/// # Errors
+/// The run can't be started. What was started is ended.
+pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<()>) -> Result<Exit, LaunchError> {
+    let program = std::env::current_exe().map_err(LaunchError::system("find this program's file"))?;
+    let members = members(run)?;
+    let mut fleet = Fleet::new();
+    let started = fleet.start_all(&program, &members, &run.launch);
+    let listening = tokio::select! {
+        listening = started => listening?,
+        // Nothing has been done yet that could be lost; dropping the fleet ends it.
+        Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
+    };
+    let verdict = fleet.see_through(listening, &mut interrupts).await;
+    fleet.tell(verdict, &run.launch.model_dir);
+    Ok(verdict.exit)
+}
+
+/// The processes of a run. Dropping it kills them.
+struct Fleet {
+    running: JoinSet<(AgentId, Ending)>,
+    last_lines: HashMap<AgentId, LastLines>,
+    /// Held open: a process ends when its own closes.
+    stdins: Vec<ChildStdin>,
+    kill: watch::Sender<bool>,
+    copying: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        Self {
+            running: JoinSet::new(),
+            last_lines: HashMap::new(),
+            stdins: Vec::new(),
+            kill: watch::Sender::new(false),
+            copying: None,
+        }
+    }
+
+    /// Starts the coordinator, and once it listens everyone else. Where the coordinator ends instead, nobody else is
+    /// started, and its address is none.
+    async fn start_all(
+        &mut self,
+        program: &Path,
+        members: &[Member],
+        launch: &Launch,
+    ) -> Result<Option<Listening>, LaunchError> {
+        let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
+        let document = launch
+            .to_json()
+            .map_err(|error| LaunchError::System { action: "write the launch document".into(), cause: error.into() })?;
+        let Pipes { mut stdin, stdout } = self.start(program, coordinator, None)?;
+        // A coordinator that ended already says so by its exit.
+        let _ = stdin.write_all(format!("{document}\n").as_bytes()).await;
+        self.stdins.push(stdin);
+        let Some(stdout) = stdout else { return Ok(None) };
+        let mut lines = BufReader::new(stdout);
+        let Some(listening) = first_line(&mut lines).await? else { return Ok(None) };
+        self.copying = Some(tokio::spawn(copy_lines(lines)));
+        for member in others {
+            let Pipes { stdin, .. } = self.start(program, member, Some(&listening.control))?;
+            self.stdins.push(stdin);
+        }
+        Ok(Some(listening))
+    }
+
+    fn start(&mut self, program: &Path, member: &Member, coordinator: Option<&str>) -> Result<Pipes, LaunchError> {
+        let started = Process::start(program, member, coordinator);
+        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
+        self.last_lines.insert(process.agent, process.last_lines.clone());
+        self.running.spawn(process.end(self.kill.subscribe()));
+        Ok(pipes)
+    }
+
+    /// Handles what happens until every process has ended.
+    async fn see_through(
+        &mut self,
+        listening: Option<Listening>,
+        interrupts: &mut mpsc::UnboundedReceiver<()>,
+    ) -> Verdict {
+        let mut supervisor = Supervisor::new(self.running.len());
+        let (stop_failed, mut stop_failures) = mpsc::unbounded_channel();
+        let mut deadline = None;
+        while !supervisor.is_over() {
+            let event = tokio::select! {
+                ended = self.running.join_next() => match ended {
+                    Some(Ok((agent, ending))) => Event::Ended(agent, ending),
+                    // Its process is killed with it.
+                    Some(Err(_)) => continue,
+                    None => break,
+                },
+                Some(()) = interrupts.recv() => Event::Interrupted,
+                Some(()) = stop_failures.recv() => Event::StopFailed,
+                () = due(&mut deadline) => Event::Deadline,
+            };
+            for command in supervisor.on(event) {
+                match command {
+                    Command::Stop(reason) => ask_to_stop(listening.as_ref(), reason, stop_failed.clone()),
+                    Command::Within(time) => deadline = Some(Box::pin(sleep(time))),
+                    Command::NoDeadline => deadline = None,
+                    Command::KillAll => drop(self.kill.send(true)),
+                }
+            }
+        }
+        if let Some(copying) = self.copying.take() {
+            // Ends with the coordinator's pipe.
+            let _ = copying.await;
+        }
+        supervisor.verdict()
+    }
+
+    /// Names the process whose end ended the run, with what it said last.
+    fn tell(&self, verdict: Verdict, model_dir: &Path) {
+        let Some((agent, ending)) = verdict.culprit else { return };
+        let mut text = format!("error: {agent} {ending}, which ended the run\n");
+        let last = self.last_lines.get(&agent).map(LastLines::get).unwrap_or_default();
+        if !last.is_empty() {
+            text.push_str(&format!("{agent}'s last lines:\n"));
+            last.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+        }
+        text.push_str(&format!("hint: start it again to go on from the last checkpoint in {}\n", model_dir.display()));
+        // Nobody reads standard error: there is no one to tell.
+        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+/// Waits for the deadline, for ever where there is none; it passes once.
+async fn due(deadline: &mut Option<Pin<Box<Sleep>>>) {
+    match deadline {
+        Some(sleep) => sleep.await,
+        None => std::future::pending().await,
+    }
+    *deadline = None;
+}
+
+/// Asks the coordinator to save and stop, in a task of its own: the answer comes when it is done. `failed` is told where
+/// it could not be asked, or went away without an answer.
+fn ask_to_stop(listening: Option<&Listening>, reason: String, failed: mpsc::UnboundedSender<()>) {
+    let address = listening.map(|listening| listening.journal.clone());
+    tokio::spawn(async move {
+        let asked = async {
+            let channel = transport::dial(&address?).await.ok()?;
+            JournalClient::new(channel).stop(StopRequest { reason }).await.ok()
+        };
+        if asked.await.is_none() {
+            // Nobody listens any more once the run is over.
+            let _ = failed.send(());
+        }
+    });
+}
+
+/// The coordinator's first line; `None` when it ended instead, or said something else, after which it is of no use.
+async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<Listening>, LaunchError> {
+    let mut line = String::new();
+    let read = tokio::time::timeout(COORDINATOR_START, lines.read_line(&mut line)).await;
+    let read = read.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+    match read.map_err(LaunchError::system("learn where the coordinator listens"))? {
+        0 => Ok(None),
+        _ => match Listening::parse(&line) {
+            Some(listening) => Ok(Some(listening)),
+            None => Err(LaunchError::System {
+                action: "learn where the coordinator listens".into(),
+                cause: std::io::Error::other(format!("it said {:?}", line.trim_end())),
+            }),
+        },
+    }
+}
+
+/// Copies lines to standard output as they come. A reader that went away (`| head`) does not end the run.
+async fn copy_lines(mut from: BufReader<ChildStdout>) {
+    let mut out = Some(tokio::io::stdout());
+    let mut line = Vec::new();
+    while let Ok(1..) = from.read_until(b'\n', &mut line).await {
+        if let Some(to) = &mut out
+            && (to.write_all(&line).await.is_err() || to.flush().await.is_err())
+        {
+            out = None;
+        }
+        line.clear();
+    }
+}

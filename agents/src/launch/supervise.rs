@@ -1,0 +1,331 @@
+//! What the launcher does when something happens to its processes: events in, commands out, no process, no clock.
+//!
+//! Invariants:
+//! * Every exit that ends the run early is followed by a deadline or a kill, so a run can't hang on a dead process.
+//! * The coordinator's own report of a failure comes first: it is given a moment to make one, then asked to save what is
+//!   committed, and only then stopped.
+//! * An interruption waits for the coordinator as long as saving takes; a second one does not.
+
+use std::time::Duration;
+
+use millrace_engine::types::{AgentId, Role};
+
+use super::Exit;
+
+/// For the coordinator to say itself why the run ends, after an agent has died.
+pub const MOMENT: Duration = Duration::from_secs(2);
+/// For it to save the last committed step after that.
+pub const SAVING: Duration = Duration::from_secs(30);
+/// For it to notice that an agent has left, or that an agent lost a peer that is still running.
+pub const SETTLING: Duration = Duration::from_secs(20);
+/// For everybody else to leave once the coordinator has ended.
+pub const LEAVING: Duration = Duration::from_secs(10);
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With an exit code.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+}
+
+impl Ending {
+    fn exit(self) -> Option<Exit> {
+        match self {
+            Ending::Code(code) => Exit::from_code(code),
+            Ending::Signal(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            // The code with which a panic ends a program.
+            Ending::Code(101) => f.write_str("crashed (exit code 101)"),
+            Ending::Code(code) => write!(f, "ended with exit code {code}"),
+            Ending::Signal(9) => f.write_str("was killed (signal 9)"),
+            Ending::Signal(signal) => write!(f, "was ended by signal {signal}"),
+        }
+    }
+}
+
+/// What happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A process has ended.
+    Ended(AgentId, Ending),
+    /// The user wants the run to end.
+    Interrupted,
+    /// The coordinator could not be asked to stop.
+    StopFailed,
+    /// The deadline set last has passed.
+    Deadline,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Ask the coordinator to save and stop, and say why.
+    Stop(String),
+    /// Set the deadline, in place of any other.
+    Within(Duration),
+    /// Drop the deadline.
+    NoDeadline,
+    /// Kill every process that is left.
+    KillAll,
+}
+
+/// How the run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The run's exit.
+    pub exit: Exit,
+    /// The process whose end ended the run, where the coordinator has not told it.
+    pub culprit: Option<(AgentId, Ending)>,
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Supervisor {
+    left: usize,
+    coordinator: Option<Ending>,
+    culprit: Option<(AgentId, Ending)>,
+    /// Ended without a failure of its own while the coordinator was at work; the culprit, if nobody else is.
+    leaver: Option<(AgentId, Ending)>,
+    interrupted: bool,
+    asked_to_stop: bool,
+    killed: bool,
+    /// Killed before it had ended by itself.
+    killed_coordinator: bool,
+}
+
+impl Supervisor {
+    /// Watches over `processes` that run.
+    pub const fn new(processes: usize) -> Self {
+        Self {
+            left: processes,
+            coordinator: None,
+            culprit: None,
+            leaver: None,
+            interrupted: false,
+            asked_to_stop: false,
+            killed: false,
+            killed_coordinator: false,
+        }
+    }
+
+    /// Whether every process has ended.
+    pub const fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Takes an event, gives commands.
+    pub fn on(&mut self, event: Event) -> Vec<Command> {
+        match event {
+            Event::Ended(agent, ending) => self.on_ended(agent, ending),
+            Event::Interrupted if self.interrupted => self.kill(),
+            Event::Interrupted => {
+                self.interrupted = true;
+                match self.coordinator {
+                    Some(_) => self.kill(),
+                    None => {
+                        let mut commands = self.stop("interrupted".into());
+                        // With everyone alive, saving may take as long as it takes.
+                        let patience =
+                            if self.culprit.is_none() { Command::NoDeadline } else { Command::Within(SAVING) };
+                        commands.push(patience);
+                        commands
+                    }
+                }
+            }
+            // It may be on its way out already.
+            Event::StopFailed if self.coordinator.is_some() => Vec::new(),
+            Event::StopFailed => vec![Command::Within(MOMENT)],
+            Event::Deadline => self.on_deadline(),
+        }
+    }
+
+    fn on_ended(&mut self, agent: AgentId, ending: Ending) -> Vec<Command> {
+        self.left = self.left.saturating_sub(1);
+        if agent.role == Role::Coordinator {
+            self.coordinator = Some(ending);
+            return vec![Command::Within(LEAVING)];
+        }
+        if self.coordinator.is_some() || self.culprit.is_some() || self.killed {
+            return Vec::new();
+        }
+        match ending.exit() {
+            Some(Exit::Done | Exit::PeerLost | Exit::Interrupted) => {
+                let first = self.leaver.is_none();
+                self.leaver.get_or_insert((agent, ending));
+                // A stop in progress has its own patience.
+                if first && !self.asked_to_stop { vec![Command::Within(SETTLING)] } else { Vec::new() }
+            }
+            Some(Exit::Failed | Exit::BadInput) | None => {
+                self.culprit = Some((agent, ending));
+                vec![Command::Within(MOMENT)]
+            }
+        }
+    }
+
+    fn on_deadline(&mut self) -> Vec<Command> {
+        if self.coordinator.is_none() && self.culprit.is_none() {
+            self.culprit = self.leaver;
+        }
+        match self.culprit {
+            // Without MemoryX there is nothing to save from.
+            Some((agent, ending))
+                if self.coordinator.is_none() && agent.role != Role::MemoryX && !self.asked_to_stop =>
+            {
+                let mut commands = self.stop(format!("{agent} {ending}"));
+                commands.push(Command::Within(SAVING));
+                commands
+            }
+            _ => self.kill(),
+        }
+    }
+
+    fn stop(&mut self, reason: String) -> Vec<Command> {
+        self.asked_to_stop = true;
+        vec![Command::Stop(reason)]
+    }
+
+    fn kill(&mut self) -> Vec<Command> {
+        self.killed = true;
+        self.killed_coordinator |= self.coordinator.is_none();
+        vec![Command::KillAll, Command::NoDeadline]
+    }
+
+    /// How the run has ended, once it is over.
+    pub fn verdict(&self) -> Verdict {
+        let own = self.coordinator.and_then(Ending::exit).filter(|&exit| exit != Exit::PeerLost);
+        // What the coordinator says after it was asked to stop for the culprit is its answer to that, not the cause.
+        let asked_for_culprit = self.asked_to_stop && self.culprit.is_some();
+        if let Some(exit @ (Exit::Failed | Exit::BadInput)) = own
+            && !asked_for_culprit
+        {
+            return Verdict { exit, culprit: None };
+        }
+        if let Some(culprit) = self.culprit {
+            return Verdict { exit: Exit::Failed, culprit: Some(culprit) };
+        }
+        match own {
+            Some(exit) => Verdict { exit, culprit: None },
+            None if self.interrupted => Verdict { exit: Exit::Interrupted, culprit: None },
+            None => {
+                let crashed = self.coordinator.filter(|_| !self.killed_coordinator);
+                let culprit = crashed.map(|ending| (AgentId::new(Role::Coordinator, 0), ending));
+                Verdict { exit: Exit::Failed, culprit }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COORDINATOR: AgentId = AgentId::new(Role::Coordinator, 0);
+    const SHARD: AgentId = AgentId::new(Role::MemoryX, 1);
+    const SYSTEM: AgentId = AgentId::new(Role::Cs2, 0);
+    const KILLED: Ending = Ending::Signal(9);
+
+    fn ended(agent: AgentId, code: i32) -> Event {
+        Event::Ended(agent, Ending::Code(code))
+    }
+
+    /// Feeds events to the supervisor of three processes; returns all commands, and the verdict.
+    fn story(events: impl IntoIterator<Item = Event>) -> (Vec<Command>, Verdict) {
+        let mut supervisor = Supervisor::new(3);
+        let commands = events.into_iter().flat_map(|event| supervisor.on(event)).collect();
+        (commands, supervisor.verdict())
+    }
+
+    #[test]
+    fn the_coordinators_own_end_is_the_runs() {
+        for (code, exit) in [(0, Exit::Done), (1, Exit::Failed), (2, Exit::BadInput), (130, Exit::Interrupted)] {
+            let (commands, verdict) = story([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
+            assert_eq!(commands, [Command::Within(LEAVING)]);
+            assert_eq!(verdict, Verdict { exit, culprit: None }, "{code}");
+        }
+    }
+
+    #[test]
+    fn agents_that_leave_first_at_the_end_change_nothing() {
+        let (_, verdict) = story([ended(SHARD, 0), ended(SYSTEM, 0), ended(COORDINATOR, 0)]);
+        assert_eq!(verdict, Verdict { exit: Exit::Done, culprit: None });
+    }
+
+    #[test]
+    fn a_dead_system_ends_the_run_after_a_save() {
+        let death = Event::Ended(SYSTEM, KILLED);
+        let (commands, verdict) = story([death, Event::Deadline, ended(COORDINATOR, 130), ended(SHARD, 0)]);
+        let stop = Command::Stop("cs2-0 was killed (signal 9)".into());
+        let expected = [Command::Within(MOMENT), stop, Command::Within(SAVING), Command::Within(LEAVING)];
+        assert_eq!(commands, expected);
+        assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((SYSTEM, KILLED)) });
+    }
+
+    #[test]
+    fn a_dead_shard_leaves_nothing_to_save() {
+        let (commands, verdict) = story([Event::Ended(SHARD, KILLED), Event::Deadline]);
+        assert_eq!(commands, [Command::Within(MOMENT), Command::KillAll, Command::NoDeadline]);
+        assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((SHARD, KILLED)) });
+    }
+
+    #[test]
+    fn what_the_coordinator_reports_itself_comes_first() {
+        let (_, verdict) = story([ended(SYSTEM, 2), ended(COORDINATOR, 2), ended(SHARD, 3)]);
+        assert_eq!(verdict, Verdict { exit: Exit::BadInput, culprit: None });
+    }
+
+    #[test]
+    fn a_victim_is_not_the_culprit_of_a_later_death_but_never_hangs_the_run() {
+        let (_, verdict) = story([ended(SYSTEM, 3), Event::Ended(SHARD, KILLED), Event::Deadline]);
+        assert_eq!(verdict.culprit, Some((SHARD, KILLED)));
+        let (commands, verdict) = story([ended(SYSTEM, 3), Event::Deadline, Event::Deadline]);
+        assert_eq!(commands.first(), Some(&Command::Within(SETTLING)));
+        assert!(commands.contains(&Command::KillAll));
+        assert_eq!(verdict.culprit, Some((SYSTEM, Ending::Code(3))));
+    }
+
+    #[test]
+    fn a_coordinator_that_crashes_is_named() {
+        for ending in [KILLED, Ending::Code(101), Ending::Code(3)] {
+            let (commands, verdict) = story([Event::Ended(COORDINATOR, ending), Event::Deadline]);
+            assert_eq!(commands[..2], [Command::Within(LEAVING), Command::KillAll]);
+            assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((COORDINATOR, ending)) });
+        }
+    }
+
+    #[test]
+    fn an_interruption_waits_for_the_save_and_a_second_one_does_not() {
+        let saved = [Event::Interrupted, ended(COORDINATOR, 130), ended(SHARD, 0), ended(SYSTEM, 0)];
+        let (commands, verdict) = story(saved);
+        assert_eq!(commands[..2], [Command::Stop("interrupted".into()), Command::NoDeadline]);
+        assert_eq!(verdict, Verdict { exit: Exit::Interrupted, culprit: None });
+
+        let all = [COORDINATOR, SHARD, SYSTEM].map(|agent| Event::Ended(agent, KILLED));
+        let (commands, verdict) = story([Event::Interrupted, Event::Interrupted].into_iter().chain(all));
+        assert!(commands.contains(&Command::KillAll));
+        assert_eq!(verdict, Verdict { exit: Exit::Interrupted, culprit: None });
+    }
+
+    #[test]
+    fn a_failure_to_save_is_told_even_after_an_interruption() {
+        let (_, verdict) = story([Event::Interrupted, ended(COORDINATOR, 1), ended(SHARD, 0), ended(SYSTEM, 0)]);
+        assert_eq!(verdict.exit, Exit::Failed);
+    }
+
+    #[test]
+    fn a_stop_nobody_answers_ends_in_a_kill() {
+        let (commands, _) = story([Event::Interrupted, Event::StopFailed, Event::Deadline]);
+        assert_eq!(commands[2..], [Command::Within(MOMENT), Command::KillAll, Command::NoDeadline]);
+        // The coordinator was on its way out: its own exit counts.
+        let (commands, verdict) = story([Event::Interrupted, ended(COORDINATOR, 130), Event::StopFailed]);
+        assert!(!commands.contains(&Command::KillAll));
+        assert_eq!(verdict.exit, Exit::Interrupted);
+    }
+}

@@ -1,0 +1,17 @@
+//! The five roles as processes, the local launcher and the millrace-agent command line.
+//!
+//! * [`launch`]: a whole job on one machine; the entry point for any program that wants to run one.
+//! * `roles`: the drivers of the five roles, each one process: they carry what `millrace-engine` decides.
+//! * `control`: every agent's stream to the coordinator; `links`: the data tree.
+//! * [`cli`]: the command line.
+
+pub mod cli;
+mod control;
+mod failure;
+mod http;
+mod input;
+pub mod launch;
+mod links;
+mod roles;
+
+pub use launch::role_process;

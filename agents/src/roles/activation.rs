@@ -1,0 +1,119 @@
+//! Activation server: answers each system's request for samples. A sample is a pure function of its number, so there
+//! is nothing to remember, and any server may answer any request.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use millrace_data::Dataset;
+use millrace_engine::message::{Order, Report};
+use millrace_protocol::{proto, transport};
+use tokio::sync::watch;
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Context;
+use crate::control::agent::Work;
+use crate::failure::Failure;
+use crate::input::Inputs;
+
+/// Runs the server until the job is over.
+pub async fn run(context: Context) -> Result<(), Failure> {
+    let (listener, address) = context.listen().await?;
+    let (ready, inputs) = watch::channel(None);
+    serve(listener, SampleService { inputs });
+    let mut session = context.join(address, None).await?;
+    let job = session.job.job.clone();
+    // Usually a cache hit: the coordinator has read the same files.
+    let opened = tokio::task::spawn_blocking(move || Inputs::open(&job, |_, _| {})).await.map_err(Failure::own)?;
+    match opened {
+        Ok(inputs) => {
+            let _ = ready.send(Some(Arc::new(inputs)));
+        }
+        Err(failure) => {
+            let bad_input = failure.cause == crate::failure::Cause::BadInput;
+            session.outbox.report(&Report::Failed { reason: failure.to_string(), bad_input });
+        }
+    }
+    loop {
+        match session.next().await? {
+            Some(Order::Configure(configure)) => {
+                let epoch = configure.epoch;
+                context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+                context.ready.set(true);
+                session.outbox.report(&Report::Linked { epoch });
+            }
+            Some(Order::Finish) => break,
+            Some(_) => {}
+            None => return Err(context.coordinator_lost()),
+        }
+    }
+    session.outbox.usage(&context.metrics, Work::default());
+    Ok(())
+}
+
+fn serve(listener: tokio::net::TcpListener, service: SampleService) {
+    let service = proto::samples_server::SamplesServer::new(service)
+        .max_decoding_message_size(transport::MESSAGE_BYTES)
+        .max_encoding_message_size(usize::MAX);
+    tokio::spawn(async move {
+        let incoming = TcpListenerStream::new(listener);
+        if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
+            log::error!("the data port is no longer served: {error}");
+        }
+    });
+}
+
+struct SampleService {
+    inputs: watch::Receiver<Option<Arc<Inputs>>>,
+}
+
+#[tonic::async_trait]
+impl proto::samples_server::Samples for SampleService {
+    type FetchStream = UnboundedReceiverStream<Result<proto::SamplesReply, Status>>;
+
+    async fn fetch(
+        &self,
+        request: Request<Streaming<proto::SamplesRequest>>,
+    ) -> Result<Response<Self::FetchStream>, Status> {
+        let mut requests = request.into_inner();
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let mut inputs = self.inputs.clone();
+        tokio::spawn(async move {
+            // The data are opened while links come up.
+            let Ok(inputs) = inputs.wait_for(Option::is_some).await.map(|inputs| inputs.clone()) else { return };
+            let Some(inputs) = inputs else { return };
+            while let Ok(Some(request)) = requests.message().await {
+                if sender.send(answer(&inputs, &request)).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(UnboundedReceiverStream::new(receiver)))
+    }
+}
+
+fn answer(inputs: &Inputs, request: &proto::SamplesRequest) -> Result<proto::SamplesReply, Status> {
+    let dataset = if request.evaluation { inputs.eval.as_ref() } else { inputs.train.as_ref() };
+    let dataset = dataset.ok_or_else(|| Status::failed_precondition("this job has no such input"))?;
+    let most = inputs.most_samples;
+    if u64::from(request.count) > most {
+        return Err(Status::out_of_range(format!("a request for more than {most} samples")));
+    }
+    let (input_ids, labels) = read(dataset, request.first, request.count);
+    let &proto::SamplesRequest { turn, round, attempt, epoch, .. } = request;
+    Ok(proto::SamplesReply { turn, round, attempt, epoch, input_ids, labels })
+}
+
+fn read(dataset: &Dataset, first: u64, count: u32) -> (Bytes, Bytes) {
+    let length = dataset.seq_len();
+    let (mut ids, mut labels) = (vec![0; length], vec![0; length]);
+    let mut bytes = [BytesMut::with_capacity(4 * length * count as usize), BytesMut::new()];
+    bytes[1].reserve(4 * length * count as usize);
+    for sample in first..first + u64::from(count) {
+        dataset.sample(sample, &mut ids, &mut labels);
+        ids.iter().for_each(|&id| bytes[0].put_i32_le(id));
+        labels.iter().for_each(|&label| bytes[1].put_i32_le(label));
+    }
+    let [ids, labels] = bytes;
+    (ids.freeze(), labels.freeze())
+}

@@ -1,0 +1,175 @@
+//! The coordinator: drives the engine's machine, keeps the run's files, speaks to the user.
+
+mod console;
+mod driver;
+mod files;
+mod journal;
+mod resume;
+mod saver;
+mod summary;
+
+use std::sync::Arc;
+
+use millrace_checkpoint::{LockRequest, ModelDirLock};
+use millrace_emulator::numerics::Isa;
+use millrace_emulator::report::PlanReport;
+use millrace_protocol::{proto, transport};
+use millrace_telemetry::logs::{AgentName, Logger, Record};
+use millrace_telemetry::metric_definitions::RoleMetrics;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::TcpListenerStream;
+
+use super::RoleArgs;
+use crate::control::agent::CONTROL_BYTES;
+use crate::control::job::{CompiledJob, JobDocument};
+use crate::control::server::{ControlEvent, ControlService};
+use crate::failure::Failure;
+use crate::http::{self, Readiness};
+use crate::input::Inputs;
+use crate::launch::{Exit, Launch, Listening, announce};
+use console::Console;
+use driver::Driver;
+use journal::JournalService;
+
+/// Runs the job to its end.
+pub async fn run(
+    args: RoleArgs,
+    name: AgentName,
+    metrics: RoleMetrics,
+    ready: Readiness,
+    metrics_address: String,
+) -> Result<Exit, Failure> {
+    let launch = args.launch.ok_or_else(|| Failure::bad_input("a coordinator needs its launch document"))?;
+    let console = Console::new();
+    let speaker = console.clone();
+    let logger = Logger::new(name, args.level, move |line| speaker.log(line));
+    logger.install().map_err(Failure::own)?;
+
+    let control = http::listen(&args.listen).await?;
+    let journal_port = http::listen(&args.journal_listen).await?;
+    let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).map_err(Failure::own);
+    let listening =
+        Listening { control: address(&control)?, journal: address(&journal_port)?, metrics: metrics_address };
+    announce(&listening).map_err(Failure::own)?;
+
+    let (events, agents) = mpsc::unbounded_channel();
+    serve_control(control, events);
+    let (journal, journal_ready) = watch::channel(None);
+    let (commands, user) = mpsc::unbounded_channel();
+    JournalService::serve(journal_port, journal_ready, commands);
+
+    let prepared = prepare(*launch, &console).await?;
+    let _ = journal.send(Some(prepared.files.journal().clone()));
+    let (records, logs) = mpsc::unbounded_channel::<Record>();
+    logger.forward(move |record| {
+        let _ = records.send(record);
+    });
+    Driver::new(prepared, console, metrics, ready, driver::Inbox { agents, user, logs }).run().await
+}
+
+fn serve_control(listener: TcpListener, events: mpsc::UnboundedSender<ControlEvent>) {
+    let service = proto::control_server::ControlServer::new(ControlService::new(events))
+        .max_decoding_message_size(CONTROL_BYTES)
+        .max_encoding_message_size(CONTROL_BYTES);
+    tokio::spawn(async move {
+        let incoming = TcpListenerStream::new(listener);
+        if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
+            log::error!("the control port is no longer served: {error}");
+        }
+    });
+}
+
+/// Everything that must be right before a single agent is told anything.
+pub struct Prepared {
+    /// The launch.
+    pub launch: Launch,
+    /// The job, compiled for the best instruction set it may use; pinned when all agents have said theirs.
+    pub compiled: CompiledJob,
+    /// What it begins with.
+    pub beginning: resume::Beginning,
+    /// Batches of one evaluation.
+    pub eval_batches: u64,
+    /// The lock on model_dir.
+    pub lock: Arc<ModelDirLock>,
+    /// The run's files.
+    pub files: files::RunFiles,
+}
+
+/// Checks everything the user gave before anything is written, then takes model_dir.
+async fn prepare(launch: Launch, console: &Console) -> Result<Prepared, Failure> {
+    say_notes(&launch, console);
+    let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone() };
+    let compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
+    say_plan(&launch, &compiled, console)?;
+    let job = compiled.job.clone();
+    let bar = console.clone();
+    bar.begin("Tokenising", 1);
+    let opened = tokio::task::spawn_blocking(move || {
+        let inputs = Inputs::open(&job, |done, total| bar.advance(done, total));
+        bar.end();
+        inputs
+    });
+    let inputs = opened.await.map_err(Failure::own)??;
+    let eval_batches = eval_batches(&launch, &inputs)?;
+
+    let request = match (&launch.job_uid, launch.attempt) {
+        (Some(uid), Some(attempt)) => LockRequest::job(uid.clone(), attempt),
+        _ => LockRequest::local(),
+    };
+    let lock = ModelDirLock::acquire(&launch.model_dir, &request).map_err(Failure::bad_input)?;
+    let lock = Arc::new(lock);
+    for removed in millrace_checkpoint::tidy(&lock).map_err(|error| super::checkpoint_failure(&error))? {
+        log::info!("removed what an earlier run left unfinished: {removed}");
+    }
+    let beginning = resume::choose(&launch, &compiled)?;
+    let files = files::RunFiles::open(&launch, lock.attempt(), beginning.step)?;
+    beginning.report.iter().for_each(|sentence| console.line(sentence));
+    Ok(Prepared { launch, compiled, beginning, eval_batches, lock, files })
+}
+
+fn say_notes(launch: &Launch, console: &Console) {
+    console.line(format!("Effective batch size is {}.", launch.job.train_input.batch_size));
+    launch.notes.iter().for_each(|note| console.line(format!("Note: {note}")));
+    if !launch.without_effect.is_empty() {
+        console.line(format!("Without effect on this appliance: {}.", launch.without_effect.join(", ")));
+    }
+}
+
+fn say_plan(launch: &Launch, compiled: &CompiledJob, console: &Console) -> Result<(), Failure> {
+    console.line("Compiling the model. This may take a few minutes.");
+    let systems = u32::try_from(launch.wanted.systems).unwrap_or(u32::MAX);
+    let report = PlanReport::new(&compiled.plan, &compiled.appliance, systems).map_err(Failure::bad_input)?;
+    console.line(format!("Compile was successful! Compile hash is: {}", compiled.hash));
+    console.line(format!(
+        "{} parameters in {} layers and {} chunks; {} leaves of {} sample(s); {}",
+        report.parameters,
+        report.layers.len(),
+        report.chunks,
+        report.leaves.count,
+        report.leaves.samples,
+        compiled.profile
+    ));
+    console.line(format!(
+        "Projection (not a measurement): {systems} real system(s) would take {:.1} ms a step, {:.1} samples/sec.",
+        1e3 * report.projection.step_seconds,
+        report.projection.samples_per_second
+    ));
+    Ok(())
+}
+
+/// Batches of an evaluation: as asked, else all whole batches of the input.
+fn eval_batches(launch: &Launch, inputs: &Inputs) -> Result<u64, Failure> {
+    let Some(dataset) = &inputs.eval else { return Ok(0) };
+    let batch = launch.job.eval_input.as_ref().map_or(1, |input| input.batch_size as u64).max(1);
+    let there = dataset.windows() / batch;
+    match launch.job.run.eval_steps {
+        Some(steps) => Ok(steps),
+        None if there > 0 => Ok(there),
+        None => Err(Failure::bad_input(format!(
+            "the evaluation data hold {} samples, fewer than one batch of {batch}",
+            dataset.windows()
+        ))
+        .hint("lower eval_input.batch_size or give a larger validation fraction")),
+    }
+}

@@ -1,0 +1,151 @@
+//! What a run begins with: a checkpoint or initial values, and the report of what was restored.
+
+use std::path::Path;
+
+use millrace_checkpoint::{Check, Checkpoint, newest_whole};
+use millrace_engine::message::Source;
+use millrace_params::Job;
+
+use crate::control::job::CompiledJob;
+use crate::failure::Failure;
+use crate::launch::Launch;
+use crate::roles::checkpoint_failure;
+
+/// Where a run begins.
+#[derive(Debug)]
+pub struct Beginning {
+    /// What the shards load.
+    pub source: Source,
+    /// Updates made already.
+    pub step: u64,
+    /// Whether that step is in `model_dir` as a checkpoint.
+    pub saved: bool,
+    /// The profile of the checkpoint, JSON, where there is one.
+    pub profile: Option<String>,
+    /// Sentences for the user.
+    pub report: Vec<String>,
+}
+
+/// Chooses the checkpoint: the one named, else the newest whole one of `model_dir`, else none.
+///
+/// # Errors
+/// The named one can't be used, is of another model, or there is nothing to evaluate.
+pub fn choose(launch: &Launch, compiled: &CompiledJob) -> Result<Beginning, Failure> {
+    let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+    let mut report = Vec::new();
+    let checkpoint = match &launch.resume.checkpoint_path {
+        Some(path) => {
+            let checkpoint = Checkpoint::open(path).map_err(failed)?;
+            checkpoint.verify().map_err(failed)?;
+            Some(checkpoint)
+        }
+        None if launch.resume.autoload || !launch.mode.trains() => {
+            report.push(format!(
+                "Checkpoint autoloading is enabled. Looking for latest checkpoint in \"{}\".",
+                launch.model_dir.display()
+            ));
+            let (checkpoint, broken) = newest_whole(&launch.model_dir, Check::Full).map_err(failed)?;
+            report.extend(broken.iter().map(|broken| {
+                format!("Checkpoint {} is passed over: {}", broken.path.display(), broken.reason)
+            }));
+            checkpoint
+        }
+        None => None,
+    };
+    let Some(checkpoint) = checkpoint else { return without_checkpoint(launch, report) };
+    let model = millrace_checkpoint::Moments::none();
+    millrace_checkpoint::PlanReader::new(Checkpoint::open(checkpoint.path()).map_err(failed)?, &compiled.plan, &model)
+        .map_err(failed)?;
+    from_checkpoint(launch, compiled, &checkpoint, report)
+}
+
+fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginning, Failure> {
+    if !launch.mode.trains() {
+        let directory = launch.model_dir.display();
+        return Err(Failure::bad_input(format!("there is no checkpoint in {directory} to evaluate"))
+            .hint("name one with --checkpoint_path, or train first"));
+    }
+    report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
+    Ok(Beginning { source: Source::Initial, step: 0, saved: false, profile: None, report })
+}
+
+fn from_checkpoint(
+    launch: &Launch,
+    compiled: &CompiledJob,
+    checkpoint: &Checkpoint,
+    mut report: Vec<String>,
+) -> Result<Beginning, Failure> {
+    let (states, path) = (launch.resume.states, checkpoint.path());
+    let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };
+    let optimizer = states.optimizer && launch.mode.trains();
+    let max_steps = compiled.job.run.max_steps;
+    if launch.mode.trains() && step > max_steps {
+        return Err(Failure::bad_input(format!("{} is at step {step}, beyond max_steps {max_steps}", path.display()))
+            .hint("give a larger max_steps: it counts from step 0"));
+    }
+    let what = if optimizer { "parameters, optimizer state" } else { "parameters" };
+    report.push(format!("Loaded {what} of step {} from {}.", checkpoint.step(), path.display()));
+    report.extend(changes(&compiled.job, checkpoint.job()));
+    let here = path.parent().and_then(|parent| parent.canonicalize().ok());
+    let saved = step == checkpoint.step() && here == launch.model_dir.canonicalize().ok();
+    Ok(Beginning {
+        source: Source::Checkpoint { path: path.to_string_lossy().into_owned(), optimizer, step },
+        step,
+        saved,
+        profile: Some(checkpoint.numerics_profile().to_owned()),
+        report,
+    })
+}
+
+/// What the params say differently from the run that wrote the checkpoint. The params win; a user who resumes with
+/// another learning rate is told so.
+fn changes(job: &Job, then: &str) -> Vec<String> {
+    let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
+    let then: serde_json::Value = serde_json::from_str(then).unwrap_or_default();
+    let mut changes = Vec::new();
+    for section in ["model", "optimizer", "train_input", "eval_input"] {
+        compare(section, &then[section], &now[section], &mut changes);
+    }
+    changes
+}
+
+fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes: &mut Vec<String>) {
+    use serde_json::Value::{Null, Object};
+    match (then, now) {
+        (Object(before), Object(after)) => {
+            let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
+            for inner in keys {
+                let of = |map: &serde_json::Map<String, _>| map.get(inner).cloned().unwrap_or(Null);
+                compare(&format!("{key}.{inner}"), &of(before), &of(after), changes);
+            }
+        }
+        (then, now) if then != now => changes.push(format!("Changed since that checkpoint: {key} was {then}, is {now}.")),
+        _ => {}
+    }
+}
+
+/// Refuses to go on under another numerics profile unless the user insists; returns the note for the manifests.
+///
+/// # Errors
+/// The profiles differ.
+pub fn check_profile(launch: &Launch, compiled: &CompiledJob, then: Option<&str>) -> Result<Option<String>, Failure> {
+    let now = profile_json(compiled);
+    let Some(then) = then.filter(|then| launch.mode.trains() && *then != now) else { return Ok(None) };
+    if launch.resume.accept_other_profile {
+        return Ok(Some(format!("numerics profile changed from {then} to {now} by the user's flag")));
+    }
+    Err(Failure::bad_input(format!("the checkpoint was computed as {then}, this run would compute as {now}"))
+        .hint("the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa"))
+}
+
+/// The profile as manifests hold it.
+pub fn profile_json(compiled: &CompiledJob) -> String {
+    // Two names, a number and a flag: nothing JSON could refuse.
+    serde_json::to_string(&compiled.profile).unwrap_or_default()
+}
+
+/// Whether `model_dir` already has the evaluation of `step`.
+pub fn evaluated(model_dir: &Path, step: u64) -> bool {
+    let points = millrace_telemetry::metrics::read(model_dir).unwrap_or_default();
+    points.iter().any(|point| matches!(point, millrace_telemetry::metrics::Point::Eval(eval) if eval.step == step))
+}

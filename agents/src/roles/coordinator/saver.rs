@@ -1,0 +1,93 @@
+//! Checkpoints: staged before the shards write, published when all have.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use millrace_checkpoint::{Checkpoint, Digest, Facts, ModelDirLock, Moments, Staging, WriterEpoch};
+use millrace_engine::message::{ChunkDigests, Snapshot};
+use millrace_engine::types::{CommitRecord, Epoch};
+
+use super::resume::profile_json;
+use crate::control::job::CompiledJob;
+use crate::failure::Failure;
+use crate::roles::checkpoint_failure;
+
+/// Stages and publishes; its work blocks and is done off the runtime's thread.
+pub struct Saver {
+    lock: Arc<ModelDirLock>,
+    job: CompiledJob,
+    moments: Moments,
+    notes: Vec<String>,
+}
+
+/// A published checkpoint.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Updates in it.
+    pub step: u64,
+    /// Hex digest of its parameters.
+    pub digest: String,
+}
+
+impl Saver {
+    /// For the model_dir that `lock` holds; `notes` go into every manifest.
+    pub fn new(lock: Arc<ModelDirLock>, job: CompiledJob, notes: Vec<String>) -> Self {
+        let moments = crate::roles::memoryx::moments_of(&job.optimizer().kind);
+        Self { lock, job, moments, notes }
+    }
+
+    /// Makes the directory the shards write into.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, Snapshot), Failure> {
+        let epoch = WriterEpoch { attempt: epoch.attempt, number: epoch.number };
+        let staging = Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments)
+            .map_err(|error| checkpoint_failure(&error))?;
+        let path = staging.path().to_string_lossy().into_owned();
+        Ok((staging, Snapshot { step, path }))
+    }
+
+    /// Publishes it and deletes what is more than `max_checkpoints`.
+    ///
+    /// # Errors
+    /// The file system refuses, or the lock was lost.
+    pub fn publish(
+        &self,
+        mut staging: Staging,
+        digests: Vec<ChunkDigests>,
+        record: Option<CommitRecord>,
+    ) -> Result<Saved, Failure> {
+        let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+        for (chunk, of_chunk) in digests.into_iter().enumerate() {
+            for (section, digest) in self.moments.sections().zip(of_chunk) {
+                staging.record(section, chunk, Digest(digest)).map_err(failed)?;
+            }
+        }
+        let step = staging.step();
+        let path = staging.publish(self.facts(step, record)).map_err(failed)?;
+        let digest = Checkpoint::open(&path).map_err(failed)?.info().parameters_blake3.to_string();
+        let keep = self.job.job.run.max_checkpoints.unwrap_or(0);
+        millrace_checkpoint::retain(&self.lock, usize::try_from(keep).unwrap_or(usize::MAX)).map_err(failed)?;
+        Ok(Saved { path, step, digest })
+    }
+
+    fn facts(&self, step: u64, record: Option<CommitRecord>) -> Facts {
+        let job = &self.job.job;
+        let optimizer = serde_json::to_value(job.optimizer.kind).unwrap_or_default();
+        Facts {
+            plan: self.job.hash,
+            seed: job.run.seed,
+            next_sample: step * self.job.plan.leaves.batch(),
+            numerics_profile: profile_json(&self.job),
+            precision: self.job.profile.precision.to_string(),
+            optimizer: optimizer["name"].as_str().unwrap_or_default().to_owned(),
+            loss: record.map(|record| record.loss),
+            grad_norm: record.map(|record| record.norm),
+            notes: self.notes.clone(),
+            job: job.to_json(),
+        }
+    }
+}

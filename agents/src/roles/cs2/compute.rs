@@ -1,0 +1,277 @@
+//! The compute thread.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
+use millrace_emulator::kernels::Simd;
+use millrace_emulator::plan::{Encoding, Pass};
+use millrace_engine::frame::Frame;
+use millrace_engine::message::Report;
+use millrace_engine::system::{Act, System, Wait};
+use millrace_engine::types::{LeafResult, Task, Turn};
+use millrace_protocol::codec::{self, LinkContext};
+use millrace_protocol::proto;
+use millrace_telemetry::metric_definitions::RoleMetrics;
+use millrace_telemetry::stall::StallReason;
+
+use super::{IDLE, Input, Start, tokens};
+use crate::control::agent::{Outbox, Work};
+use crate::control::job::CompiledJob;
+use crate::failure::Failure;
+
+/// The thread that computes; see the module above.
+pub(super) struct Worker {
+    job: CompiledJob,
+    threads: usize,
+    outbox: Outbox,
+    metrics: RoleMetrics,
+    inputs: Receiver<Input>,
+    work: Work,
+}
+
+/// The system in one epoch.
+struct InEpoch {
+    start: Box<Start>,
+    system: System,
+    device: CpuDevice,
+    samples: VecDeque<proto::SamplesReply>,
+    /// A round that waits for its samples.
+    begin: Option<Begin>,
+    /// The step of the turn being run.
+    step: u64,
+}
+
+/// A round to be started.
+#[derive(Clone, Debug)]
+struct Begin {
+    turn: Turn,
+    round: u32,
+    leaves: Range<u32>,
+}
+
+/// What the compute thread does next.
+enum Next {
+    Begin(Begin, proto::SamplesReply),
+    Act(Act),
+}
+
+impl InEpoch {
+    /// The next thing that can be done, if nothing must come first.
+    fn next(&mut self) -> Result<Option<Next>, Failure> {
+        if self.begin.is_none() {
+            match self.system.next().map_err(Failure::own)? {
+                Some(Act::Begin { turn, round, leaves }) => self.begin = Some(Begin { turn, round, leaves }),
+                act => return Ok(act.map(Next::Act)),
+            }
+        }
+        let Some(begin) = &self.begin else { return Ok(None) };
+        let wanted = |reply: &proto::SamplesReply| (reply.turn, reply.round) == (begin.turn.serial, begin.round);
+        let Some(reply) = self.samples.iter().position(wanted).and_then(|at| self.samples.remove(at)) else {
+            return Ok(None);
+        };
+        Ok(self.begin.take().map(|begin| Next::Begin(begin, reply)))
+    }
+
+    fn waits_for(&self) -> StallReason {
+        match self.system.waits_for() {
+            _ if self.begin.is_some() => StallReason::Samples,
+            Wait::Turn => StallReason::Commit,
+            Wait::Weights => StallReason::Weights,
+            Wait::Credit => StallReason::Credit,
+        }
+    }
+}
+
+impl Worker {
+    pub fn new(
+        job: CompiledJob,
+        threads: usize,
+        outbox: Outbox,
+        metrics: RoleMetrics,
+        inputs: Receiver<Input>,
+    ) -> Self {
+        Self { job, threads, outbox, metrics, inputs, work: IDLE }
+    }
+
+    /// Computes until nobody can tell it anything any more.
+    pub fn run(mut self) -> Result<Work, Failure> {
+        millrace_emulator::kernels::ftz::enable();
+        let mut here: Option<InEpoch> = None;
+        loop {
+            let act = here.as_mut().map(InEpoch::next).transpose()?.flatten();
+            // Between two acts, take what has come; without an act, wait for it.
+            if let (Some(act), Some(here)) = (act, &mut here) {
+                self.act(here, act)?;
+            } else {
+                let waiting = self.metrics.stall().start(here.as_ref().map_or(StallReason::Commit, InEpoch::waits_for));
+                let Ok(input) = self.inputs.recv() else { break };
+                drop(waiting);
+                self.take(&mut here, input)?;
+            }
+            if !self.drain(&mut here)? {
+                break;
+            }
+        }
+        Ok(self.work)
+    }
+
+    /// Takes everything that has come already; false when nobody is there any more.
+    fn drain(&self, here: &mut Option<InEpoch>) -> Result<bool, Failure> {
+        loop {
+            match self.inputs.try_recv() {
+                Ok(input) => self.take(here, input)?,
+                Err(TryRecvError::Empty) => return Ok(true),
+                Err(TryRecvError::Disconnected) => return Ok(false),
+            }
+        }
+    }
+
+    fn take(&self, here: &mut Option<InEpoch>, input: Input) -> Result<(), Failure> {
+        match (input, here.as_mut()) {
+            (Input::Epoch(start), _) => {
+                let Start { epoch, place, .. } = *start;
+                let device = self.device(&start)?;
+                let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
+                start.grants.grant(system.first_grant());
+                *here = Some(InEpoch { start, system, samples: VecDeque::new(), device, begin: None, step: 0 });
+            }
+            (Input::Abandon, _) => *here = None,
+            (Input::Open(epoch, turn), Some(here)) if here.start.epoch == epoch => {
+                self.request_samples(here, turn);
+                here.system.open(turn);
+            }
+            (Input::Grant(epoch, total), Some(here)) if here.start.epoch == epoch => here.system.grant(total),
+            (Input::Weights(frame), Some(here)) if frame.place.epoch == here.start.epoch => here.system.weights(frame),
+            (Input::Samples(reply), Some(here))
+                if (reply.attempt, reply.epoch) == (here.start.epoch.attempt, here.start.epoch.number) =>
+            {
+                here.samples.push_back(*reply);
+            }
+            // Of an older epoch.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A device with room for the leaves this system owns in the epoch.
+    fn device(&self, start: &Start) -> Result<CpuDevice, Failure> {
+        let rounds = start.placement.rounds.iter().chain(&start.placement.eval_rounds);
+        let leaves = rounds.map(|round| round.owned[start.place].len()).max().unwrap_or(0);
+        let simd = Simd::new(self.job.profile.isa).map_err(Failure::own)?;
+        let options = DeviceOptions { seed: self.job.job.run.seed, threads: self.threads, simd, leaves };
+        CpuDevice::new(self.job.plan.clone(), options).map_err(Failure::own)
+    }
+
+    /// The batch of a task: first sample number, samples of a leaf, whether it is evaluation.
+    fn batch(&self, task: Task) -> (u64, u32, bool) {
+        let plan = &self.job.plan;
+        match task {
+            Task::Train { step } => ((step - 1) * plan.leaves.batch(), plan.leaves.samples, false),
+            Task::Eval { batch, .. } => (batch * plan.eval_leaves.batch(), plan.eval_leaves.samples, true),
+        }
+    }
+
+    fn request_samples(&self, here: &InEpoch, turn: Turn) {
+        let Start { epoch, placement, place, samples, .. } = &*here.start;
+        let rounds = if turn.task.trains() { &placement.rounds } else { &placement.eval_rounds };
+        let (first, of_leaf, evaluation) = self.batch(turn.task);
+        for (round, owned) in rounds.iter().enumerate() {
+            let leaves = owned.owned[*place].clone();
+            let _ = samples.send(proto::SamplesRequest {
+                turn: turn.serial,
+                round: round as u32,
+                evaluation,
+                first: first + u64::from(leaves.start) * u64::from(of_leaf),
+                count: leaves.len() as u32 * of_leaf,
+                attempt: epoch.attempt,
+                epoch: epoch.number,
+            });
+        }
+    }
+
+    fn act(&mut self, here: &mut InEpoch, next: Next) -> Result<(), Failure> {
+        let act = match next {
+            Next::Begin(begin, reply) => return self.begin(here, begin, &reply),
+            Next::Act(act) => act,
+        };
+        match act {
+            // Held back until its samples are there.
+            Act::Begin { .. } => {}
+            Act::Load { at, frame, grant } => {
+                here.device.load(at.chunk, self.job.plan.encoding, &frame.payload).map_err(Failure::own)?;
+                here.start.grants.grant(grant);
+            }
+            Act::Compute { layer, pass } => {
+                let began = Instant::now();
+                match pass {
+                    Pass::Forward => here.device.forward(layer).map_err(Failure::own)?,
+                    Pass::Backward => here.device.backward(layer).map_err(Failure::own)?,
+                }
+                self.work.seconds += began.elapsed().as_secs_f64();
+                self.work.flops = here.device.flops();
+            }
+            Act::Report { turn } => {
+                let result = |loss: &millrace_emulator::device::LeafLoss| LeafResult {
+                    leaf: loss.leaf,
+                    loss: loss.loss,
+                    tokens: loss.tokens,
+                    correct: loss.correct,
+                    bad_layer: loss.bad_layer.map(|layer| layer as u32),
+                };
+                let results = here.device.losses().iter().map(result).collect();
+                self.outbox.report(&Report::Leaves { epoch: here.start.epoch, turn: turn.serial, results });
+            }
+            Act::Send { places, at } => {
+                for place in places {
+                    let gradient = here.device.gradient(at.layer, at.chunk, place.node).ok_or_else(|| {
+                        Failure::own(format!("no gradient of chunk {} for leaves {}", at.chunk, place.node))
+                    })?;
+                    let frame = Frame { place, payload: payload(gradient) };
+                    let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: here.step };
+                    here.start.frames.frame(codec::pack(frame, context));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a round.
+    fn begin(
+        &self,
+        here: &mut InEpoch,
+        begin: Begin,
+        reply: &proto::SamplesReply,
+    ) -> Result<(), Failure> {
+        let Begin { turn, leaves, .. } = begin;
+        let (Task::Train { step } | Task::Eval { step, .. }) = turn.task;
+        here.step = step;
+        let (first, of_leaf, evaluation) = self.batch(turn.task);
+        let (ids, labels) = (tokens(&reply.input_ids), tokens(&reply.labels));
+        let length = of_leaf as usize * self.job.plan.sequence;
+        if ids.len() != leaves.len() * length || labels.len() != ids.len() {
+            return Err(Failure::own("an activation server sent another number of samples than asked for"));
+        }
+        let inputs: Vec<LeafInput<'_>> = leaves
+            .clone()
+            .zip(ids.chunks(length).zip(labels.chunks(length)))
+            .map(|(leaf, (input_ids, labels))| LeafInput {
+                leaf,
+                first_sample: first + u64::from(leaf) * u64::from(of_leaf),
+                input_ids,
+                labels,
+            })
+            .collect();
+        let nodes = if evaluation { Vec::new() } else { here.start.placement.tree.cover(leaves) };
+        here.device.begin(!evaluation, &nodes, &inputs).map_err(Failure::own)
+    }
+}
+
+fn payload(numbers: &[f32]) -> Bytes {
+    let mut bytes = Vec::with_capacity(4 * numbers.len());
+    numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+    bytes.into()
+}

@@ -1,0 +1,210 @@
+//! A system: the runtime's thread does the links, a thread of its own computes.
+//!
+//! Everything that happens goes to the compute thread as one ordered stream of [`Input`]s; it pulls acts from the
+//! machine, drives the [`Device`](millrace_emulator::device::Device) and sends frames and reports itself.
+
+mod compute;
+
+use std::sync::{Arc, OnceLock, mpsc as blocking};
+
+use bytes::Bytes;
+use millrace_emulator::placement::Placement;
+use millrace_engine::frame::Frame;
+use millrace_engine::message::{Configure, Order, Report};
+use millrace_engine::types::{AgentId, Epoch, Role, Turn};
+use millrace_protocol::proto::{self, samples_client::SamplesClient};
+use millrace_protocol::transport;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use super::Context;
+use super::tree::Ends;
+use crate::control::agent::{Session, Work};
+use crate::failure::Failure;
+use crate::links::{End, Happening, LinkEvent, Mailbox, Settings, dial};
+
+/// What the compute thread is told.
+pub(super) enum Input {
+    /// A new epoch, all of whose links are up.
+    Epoch(Box<Start>),
+    /// The coordinator opened a turn.
+    Open(Epoch, Turn),
+    /// Weights came.
+    Weights(Frame),
+    /// The parent granted gradient slots.
+    Grant(Epoch, u64),
+    /// Samples came.
+    Samples(Box<proto::SamplesReply>),
+    /// The epoch is over; the next will be told.
+    Abandon,
+}
+
+/// All that the compute thread needs of an epoch.
+pub(super) struct Start {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// Who does what.
+    pub placement: Arc<Placement>,
+    /// This system's place.
+    pub place: usize,
+    /// Takes gradients.
+    pub frames: End,
+    /// Takes grants.
+    pub grants: End,
+    /// Takes requests for samples.
+    pub samples: mpsc::UnboundedSender<proto::SamplesRequest>,
+}
+
+/// Runs the system until the job is over.
+pub async fn run(context: Context) -> Result<(), Failure> {
+    let (mailbox, events) = Mailbox::new();
+    let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
+    let session = context.join(String::new(), None).await?;
+    let _ = settings.plan.set(session.job.hash);
+    let (inputs, receiver) = blocking::channel();
+    let (ended, mut end) = mpsc::unbounded_channel();
+    let worker = compute::Worker::new(
+        session.job.clone(),
+        context.args.threads.unwrap_or_else(|| session.job.threads()),
+        session.outbox.clone(),
+        context.metrics.clone(),
+        receiver,
+    );
+    std::thread::Builder::new()
+        .name("compute".to_owned())
+        .spawn(move || {
+            let _ = ended.send(worker.run());
+        })
+        .map_err(|error| Failure::own(format!("can't start a thread: {error}")))?;
+    let mut driver = Driver { context, session, settings, mailbox, inputs: Some(inputs), epoch: None };
+    let mut finished = false;
+    loop {
+        tokio::select! {
+            order = driver.session.next(), if !finished => match order? {
+                // The compute thread ends when nobody can tell it anything any more.
+                Some(Order::Finish) => (finished, driver.inputs) = (true, None),
+                Some(order) => driver.order(order),
+                None => return Err(driver.context.coordinator_lost()),
+            },
+            Some(event) = driver.mailbox.next(), if !finished => driver.link(event),
+            Some(work) = end.recv() => {
+                let work = work?;
+                driver.session.outbox.usage(&driver.context.metrics, work);
+                return Ok(());
+            }
+        }
+    }
+}
+
+struct InEpoch {
+    epoch: Epoch,
+    parent: AgentId,
+    ends: Ends,
+    start: Option<Box<Start>>,
+}
+
+struct Driver {
+    context: Context,
+    session: Session,
+    settings: Settings,
+    mailbox: Mailbox,
+    inputs: Option<blocking::Sender<Input>>,
+    epoch: Option<InEpoch>,
+}
+
+impl Driver {
+    fn tell(&self, input: Input) {
+        if let Some(inputs) = &self.inputs {
+            let _ = inputs.send(input);
+        }
+    }
+
+    fn order(&mut self, order: Order) {
+        match order {
+            Order::Configure(configure) => self.configure(&configure),
+            Order::Open { epoch, turn } => self.tell(Input::Open(epoch, turn)),
+            Order::Load(_) | Order::Commit { .. } | Order::Snapshot(_) | Order::Finish => {}
+        }
+    }
+
+    fn configure(&mut self, configure: &Configure) {
+        self.tell(Input::Abandon);
+        self.epoch = None;
+        self.context.ready.set(false);
+        let (me, epoch) = (self.context.me(), configure.epoch);
+        self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+        let placement = Arc::new(configure.placement.clone());
+        let Some(place) = placement.systems.iter().position(|system| system.id == me.index) else { return };
+        let system = placement.systems[place];
+        let address = |agent| configure.addresses.get(&agent).cloned().unwrap_or_default();
+        let parent = AgentId::new(Role::SwarmX, placement.swarm[system.parent].id);
+        dial(me, parent, address(parent), epoch, self.settings.clone());
+        let server = AgentId::new(Role::Activation, system.activation);
+        let (samples, requests) = mpsc::unbounded_channel();
+        if let Some(inputs) = self.inputs.clone() {
+            let outbox = self.session.outbox.clone();
+            let address = address(server);
+            tokio::spawn(async move {
+                if let Err(reason) = fetch(&address, requests, &inputs).await {
+                    log::info!("link to {server} is gone: {reason}");
+                    outbox.report(&Report::LinkLost { epoch, peer: Some(server) });
+                }
+            });
+        }
+        let nowhere = End::Grants(mpsc::unbounded_channel().0);
+        let start = Start { epoch, placement, place, frames: nowhere.clone(), grants: nowhere, samples };
+        self.epoch = Some(InEpoch { epoch, parent, ends: Ends::new([parent]), start: Some(Box::new(start)) });
+        self.mailbox.enter(epoch);
+    }
+
+    fn link(&mut self, LinkEvent { key, what }: LinkEvent) {
+        let Some(here) = self.epoch.as_mut().filter(|here| here.epoch == key.epoch) else { return };
+        match what {
+            Happening::Open(end) => {
+                here.ends.open(key, end);
+                let ends = (here.ends.frames(here.parent), here.ends.grants(here.parent));
+                if let ((Some(frames), Some(grants)), Some(mut start)) = (ends, here.start.take_if(|_| here.ends.complete())) {
+                    (start.frames, start.grants) = (frames, grants);
+                    self.tell(Input::Epoch(start));
+                    self.context.ready.set(true);
+                    self.session.outbox.report(&Report::Linked { epoch: key.epoch });
+                }
+            }
+            Happening::Frame(frame) => self.tell(Input::Weights(frame)),
+            Happening::Grant(total) => self.tell(Input::Grant(key.epoch, total)),
+            Happening::Broken(reason) => {
+                log::info!("link to {} is gone: {reason}", key.peer);
+                self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
+                self.epoch = None;
+                self.tell(Input::Abandon);
+            }
+        }
+    }
+}
+
+/// Carries requests to the activation server and its answers to the compute thread; ends without error when nobody
+/// asks any more.
+async fn fetch(
+    address: &str,
+    requests: mpsc::UnboundedReceiver<proto::SamplesRequest>,
+    inputs: &blocking::Sender<Input>,
+) -> Result<(), String> {
+    let channel = transport::dial(address).await.map_err(|error| error.to_string())?;
+    let mut client = SamplesClient::new(channel).max_decoding_message_size(usize::MAX);
+    let refused = |status: tonic::Status| status.message().to_owned();
+    let mut replies = client.fetch(UnboundedReceiverStream::new(requests)).await.map_err(refused)?.into_inner();
+    while let Some(reply) = replies.message().await.map_err(refused)? {
+        if inputs.send(Input::Samples(Box::new(reply))).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// `[count, T]` int32, little-endian, as numbers.
+pub(super) fn tokens(bytes: &Bytes) -> Vec<i32> {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+}
+
+/// Nothing computed.
+pub(super) const IDLE: Work = Work { seconds: 0.0, flops: 0 };

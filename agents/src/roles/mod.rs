@@ -1,0 +1,151 @@
+//! The drivers of the five roles: they carry what the engine's machines decide.
+
+mod activation;
+mod coordinator;
+mod cs2;
+mod memoryx;
+mod swarmx;
+mod tree;
+
+use millrace_emulator::numerics::Isa;
+use millrace_engine::types::{AgentId, Role};
+use millrace_telemetry::logs::{AgentName, Level, Logger, print_to_stderr};
+use millrace_telemetry::metric_definitions::RoleMetrics;
+
+use crate::control::agent::{Introduction, Session};
+use crate::failure::Failure;
+use crate::http::{self, Readiness};
+use crate::launch::{Exit, Launch};
+
+/// How a role process was started.
+#[derive(Clone, Debug)]
+pub struct RoleArgs {
+    /// Which agent it is.
+    pub agent: AgentId,
+    /// The coordinator's control address; none for the coordinator itself.
+    pub coordinator: Option<String>,
+    /// Where its data (the coordinator: control) port listens.
+    pub listen: String,
+    /// Name under which others dial it, where that is not the address it listens on.
+    pub advertise: Option<String>,
+    /// Where the coordinator's journal listens.
+    pub journal_listen: String,
+    /// Where `/metrics` and probes listen; none to go without.
+    pub metrics_listen: Option<String>,
+    /// Compute threads of a system; none shares the machine's cores.
+    pub threads: Option<usize>,
+    /// Best instruction set it may use; none for the machine's best.
+    pub isa: Option<Isa>,
+    /// What goes to stderr.
+    pub level: Level,
+    /// The job; the coordinator's only.
+    pub launch: Option<Box<Launch>>,
+}
+
+/// What every driver has at hand.
+pub(crate) struct Context {
+    args: RoleArgs,
+    logger: Logger,
+    metrics: RoleMetrics,
+    ready: Readiness,
+}
+
+/// Runs a role to its end.
+pub fn run(args: RoleArgs) -> Exit {
+    // Everything but a system's kernels runs on one thread per process: on the data path a second one costs more than
+    // it brings.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: {} can't start its runtime: {error}", args.agent);
+            return Exit::Failed;
+        }
+    };
+    millrace_emulator::kernels::ftz::enable();
+    let agent = args.agent;
+    match runtime.block_on(start(args)) {
+        Ok(exit) => exit,
+        Err(failure) => {
+            // A victim says nothing on stderr: the cause speaks there.
+            if failure.cause != crate::failure::Cause::Peer {
+                eprintln!("error: {agent}: {failure}");
+            }
+            failure.exit()
+        }
+    }
+}
+
+async fn start(args: RoleArgs) -> Result<Exit, Failure> {
+    let AgentId { role, index } = args.agent;
+    let name = AgentName::new(role.name(), index).map_err(Failure::own)?;
+    let metrics = RoleMetrics::new(role.name(), index, env!("CARGO_PKG_VERSION"));
+    let ready = Readiness::default();
+    let metrics_address = match &args.metrics_listen {
+        Some(address) => http::serve(address, metrics.clone(), ready.clone()).await?,
+        None => String::new(),
+    };
+    if role == Role::Coordinator {
+        return coordinator::run(args, name, metrics, ready, metrics_address).await;
+    }
+    // An agent's lines reach the user through the coordinator; only what comes before it has joined goes nowhere else.
+    let logger = Logger::new(name, Level::Error, print_to_stderr);
+    logger.install().map_err(Failure::own)?;
+    let context = Context { args, logger, metrics, ready };
+    match role {
+        Role::MemoryX => memoryx::run(context).await?,
+        Role::SwarmX => swarmx::run(context).await?,
+        Role::Activation => activation::run(context).await?,
+        Role::Cs2 => cs2::run(context).await?,
+        Role::Coordinator => {}
+    }
+    Ok(Exit::Done)
+}
+
+impl Context {
+    fn me(&self) -> AgentId {
+        self.args.agent
+    }
+
+    /// Joins the job.
+    async fn join(
+        &self,
+        address: String,
+        shard: Option<millrace_engine::message::ShardState>,
+    ) -> Result<Session, Failure> {
+        let coordinator = self.args.coordinator.as_deref();
+        let coordinator = coordinator.ok_or_else(|| Failure::bad_input("an agent needs --coordinator HOST:PORT"))?;
+        let introduction = Introduction {
+            me: self.me(),
+            address,
+            isa: self.args.isa.unwrap_or_else(Isa::detect),
+            shard,
+        };
+        Session::join(coordinator, &introduction, &self.logger).await
+    }
+
+    /// Opens the data port; returns it with the address others dial.
+    async fn listen(&self) -> Result<(tokio::net::TcpListener, String), Failure> {
+        let listener = http::listen(&self.args.listen).await?;
+        let bound = listener.local_addr().map_err(Failure::own)?;
+        let address = match &self.args.advertise {
+            Some(host) if host.contains(':') => host.clone(),
+            Some(host) => format!("{host}:{}", bound.port()),
+            None => bound.to_string(),
+        };
+        Ok((listener, address))
+    }
+
+    /// What a driver does when the coordinator is gone without having said that the job is over.
+    fn coordinator_lost(&self) -> Failure {
+        Failure::peer("the coordinator is gone")
+    }
+}
+
+/// A checkpoint's error as a failure with its hint.
+pub(crate) fn checkpoint_failure(error: &millrace_checkpoint::Error) -> Failure {
+    let failure = if error.is_bad_input() { Failure::bad_input(error) } else { Failure::own(error) };
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}

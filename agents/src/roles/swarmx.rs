@@ -1,0 +1,187 @@
+//! SwarmX: drives one node of the tree.
+
+use std::sync::{Arc, OnceLock};
+
+use millrace_emulator::placement::{Child, Placement};
+use millrace_emulator::plan::Encoding;
+use millrace_engine::message::{Configure, Order, Report};
+use millrace_engine::swarm::{Command, SwarmX};
+use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::codec::{self, LinkContext};
+use millrace_protocol::{proto, transport};
+use tokio_stream::wrappers::TcpListenerStream;
+
+use super::Context;
+use super::tree::{Ends, TurnSteps};
+use crate::control::agent::{Session, Work};
+use crate::control::job::CompiledJob;
+use crate::failure::Failure;
+use crate::links::{Happening, LinkEvent, LinkService, Mailbox, Settings, dial};
+
+/// Runs the node until the job is over.
+pub async fn run(context: Context) -> Result<(), Failure> {
+    let (listener, address) = context.listen().await?;
+    let (mailbox, events) = Mailbox::new();
+    let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
+    serve(listener, settings.clone());
+    let session = context.join(address, None).await?;
+    let _ = settings.plan.set(session.job.hash);
+    Driver { context, session, settings, mailbox, node: None }.run().await
+}
+
+/// Serves the data port for as long as the process lives.
+pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
+    let service = proto::link_server::LinkServer::new(LinkService::new(settings))
+        .max_decoding_message_size(transport::MESSAGE_BYTES)
+        .max_encoding_message_size(transport::MESSAGE_BYTES);
+    tokio::spawn(async move {
+        let incoming = TcpListenerStream::new(listener);
+        if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
+            log::error!("the data port is no longer served: {error}");
+        }
+    });
+}
+
+/// The node in one epoch.
+struct NodeInEpoch {
+    machine: SwarmX,
+    configure: Box<Configure>,
+    parents: Vec<AgentId>,
+    children: Vec<AgentId>,
+    ends: Ends,
+    steps: TurnSteps,
+    linked: bool,
+}
+
+struct Driver {
+    context: Context,
+    session: Session,
+    settings: Settings,
+    mailbox: Mailbox,
+    node: Option<NodeInEpoch>,
+}
+
+impl Driver {
+    async fn run(mut self) -> Result<(), Failure> {
+        loop {
+            tokio::select! {
+                order = self.session.next() => match order? {
+                    Some(Order::Finish) => break,
+                    Some(order) => self.order(order)?,
+                    None => return Err(self.context.coordinator_lost()),
+                },
+                Some(event) = self.mailbox.next() => self.link(event)?,
+            }
+        }
+        self.session.outbox.usage(&self.context.metrics, Work::default());
+        Ok(())
+    }
+
+    fn order(&mut self, order: Order) -> Result<(), Failure> {
+        match order {
+            Order::Configure(configure) => self.configure(configure),
+            Order::Open { epoch, turn } => {
+                let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == epoch) else { return Ok(()) };
+                node.steps.open(turn);
+                let mut out = Vec::new();
+                node.machine.open(turn, &mut out).map_err(Failure::own)?;
+                node.carry(out, &self.session.job);
+            }
+            Order::Load(_) | Order::Commit { .. } | Order::Snapshot(_) | Order::Finish => {}
+        }
+        Ok(())
+    }
+
+    fn configure(&mut self, configure: Box<Configure>) {
+        let me = self.context.me();
+        let (epoch, job) = (configure.epoch, &self.session.job);
+        self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+        self.context.ready.set(false);
+        self.node = None;
+        let placement = Arc::new(configure.placement.clone());
+        let Some(place) = placement.swarm.iter().position(|node| node.id == me.index) else { return };
+        let (parents, children) = neighbours(&placement, place);
+        for &parent in &parents {
+            let address = configure.addresses.get(&parent).cloned().unwrap_or_default();
+            dial(me, parent, address, epoch, self.settings.clone());
+        }
+        self.node = Some(NodeInEpoch {
+            machine: SwarmX::new(&job.plan, placement, place, epoch, job.window()),
+            ends: Ends::new(parents.iter().chain(&children).copied()),
+            parents,
+            children,
+            configure,
+            steps: TurnSteps::default(),
+            linked: false,
+        });
+        self.mailbox.enter(epoch);
+    }
+
+    fn link(&mut self, LinkEvent { key, what }: LinkEvent) -> Result<(), Failure> {
+        let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == key.epoch) else { return Ok(()) };
+        let parent = node.parents.iter().position(|peer| *peer == key.peer);
+        let child = node.children.iter().position(|peer| *peer == key.peer);
+        let mut out = Vec::new();
+        let done = match (what, parent, child) {
+            (Happening::Open(end), ..) => {
+                node.ends.open(key, end);
+                if node.ends.complete() && !std::mem::replace(&mut node.linked, true) {
+                    out = node.machine.start();
+                    self.context.ready.set(true);
+                    self.session.outbox.report(&Report::Linked { epoch: key.epoch });
+                }
+                Ok(())
+            }
+            (Happening::Broken(reason), ..) => {
+                log::warn!("link to {} is gone: {reason}", key.peer);
+                self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
+                self.node = None;
+                return Ok(());
+            }
+            (Happening::Frame(frame), Some(link), _) => node.machine.weights(link, frame, &mut out),
+            (Happening::Grant(total), Some(link), _) => node.machine.parent_grant(link, total, &mut out),
+            (Happening::Frame(frame), _, Some(child)) => node.machine.gradient(child, frame, &mut out),
+            (Happening::Grant(total), _, Some(child)) => node.machine.child_grant(child, total, &mut out),
+            (Happening::Frame(_) | Happening::Grant(_), None, None) => Ok(()),
+        };
+        done.map_err(Failure::own)?;
+        node.carry(out, &self.session.job);
+        Ok(())
+    }
+}
+
+impl NodeInEpoch {
+    fn carry(&mut self, commands: Vec<Command>, job: &CompiledJob) {
+        for command in commands {
+            match command {
+                Command::Down(child, frame) => {
+                    let step = self.steps.of(frame.place.turn);
+                    let context = LinkContext { plan: job.hash, encoding: job.plan.encoding, step };
+                    self.ends.frame(self.children[child], codec::pack(frame, context));
+                }
+                Command::Up(link, frame) => {
+                    let step = self.steps.of(frame.place.turn);
+                    let context = LinkContext { plan: job.hash, encoding: Encoding::F32, step };
+                    self.ends.frame(self.parents[link], codec::pack(frame, context));
+                }
+                Command::GrantParent(link, total) => self.ends.grant(self.parents[link], total),
+                Command::GrantChild(child, total) => self.ends.grant(self.children[child], total),
+            }
+        }
+    }
+}
+
+/// The agents above and below a node, in the machine's order.
+fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId>) {
+    let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
+    let parents = match placement.swarm[place].parent {
+        Some(parent) => vec![swarm(parent)],
+        None => (0..placement.shards).map(|shard| AgentId::new(Role::MemoryX, shard)).collect(),
+    };
+    let child = |child: &Child| match *child {
+        Child::System(place) => AgentId::new(Role::Cs2, placement.systems[place].id),
+        Child::Swarm(place) => swarm(place),
+    };
+    (parents, placement.swarm[place].children.iter().map(child).collect())
+}
+

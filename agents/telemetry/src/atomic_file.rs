@@ -1,0 +1,107 @@
+//! Files that are replaced whole: written beside the target, synced, then renamed over it.
+//!
+//! Invariant: at every instant, also after a crash or a power cut, the target is either what it was before or
+//! everything that was written. A failed write leaves the target untouched and removes its temporary file.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::error::{Error, Result};
+
+/// Replaces the file at `path` by `bytes`.
+///
+/// # Errors
+/// [`Error::Io`] when the file system refuses; `path` is then what it was.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace(path, |file| file.write_all(bytes))
+}
+
+/// Replaces the file at `path` by what `fill` writes.
+///
+/// # Errors
+/// [`Error::Io`] when the file system or `fill` refuses; `path` is then what it was.
+pub fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+    let temporary = temporary_beside(path).map_err(Error::io("write", path))?;
+    let replaced = fill_and_rename(&temporary, path, fill);
+    if replaced.is_err() {
+        // The first failure is the one to report; a leftover is only untidy.
+        let _ = fs::remove_file(&temporary);
+    }
+    replaced.map_err(Error::io("write", path))
+}
+
+fn fill_and_rename(
+    temporary: &Path,
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(temporary)?);
+    fill(&mut file)?;
+    let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()?;
+    fs::rename(temporary, path)?;
+    sync_directory(parent(path))
+}
+
+/// Makes names created in or renamed into `directory` survive a power cut.
+pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
+    match File::open(directory)?.sync_all() {
+        // Some network file systems have no such operation; their renames are durable on the server.
+        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        result => result,
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// A hidden name in the same directory (rename works only within one file system), unique to process and call.
+fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?
+        .to_string_lossy();
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    Ok(parent(path).join(format!(".{name}.{}-{call}.tmp", std::process::id())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn replaces_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("performance.json");
+        write(&path, b"old").unwrap();
+        write(&path, b"new").unwrap();
+
+        let full = replace(&path, |file| {
+            file.write_all(&[0; 100_000])?;
+            Err(io::ErrorKind::StorageFull.into())
+        })
+        .unwrap_err();
+
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(dir.path()), ["performance.json"]);
+        assert!(full.hint().unwrap().contains("free some space"));
+        assert!(write(&dir.path().join("missing/x"), b"").is_err());
+        assert!(write(Path::new("/"), b"").is_err());
+    }
+}

@@ -1,0 +1,63 @@
+//! The one error of this crate: what was tried, on which file, and why it failed.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// Shorthand for this crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something a run tells could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file system refused.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// Verb and preposition: "append to", "open".
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// A journal was to be written by an attempt older than one that already wrote to it.
+    #[error("attempt {attempt} may not write the journal: attempt {newest} has already begun")]
+    StaleAttempt {
+        /// The attempt that asked.
+        attempt: u64,
+        /// The newest attempt found on disk.
+        newest: u64,
+    },
+    /// A role name that cannot be part of a file name.
+    #[error("{0:?} cannot be an agent's name: only lower-case letters, digits and '-' are allowed")]
+    AgentName(String),
+    /// A second logger was installed in one process.
+    #[error("this process already has a logger")]
+    LoggerInstalled,
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// What the user can do about it, as one sentence, where there is something to do.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Io { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Some("free some space and run again: training resumes from its newest checkpoint")
+                }
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                    Some("choose a directory you may write to with --model_dir")
+                }
+                _ => None,
+            },
+            Self::StaleAttempt { .. } => {
+                Some("another run owns this model_dir: let it end, or choose another --model_dir")
+            }
+            Self::AgentName(_) | Self::LoggerInstalled => None,
+        }
+    }
+}

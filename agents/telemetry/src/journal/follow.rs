@@ -1,0 +1,122 @@
+//! Following the journal within the process that writes it: the newest entries from memory, older ones from the files.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use super::{Entry, Journal, JournalReader};
+use crate::error::Result;
+
+/// The most entries and the most bytes (of their lines) kept in memory.
+const TAIL_ENTRIES: usize = 4096;
+const TAIL_BYTES: usize = 4 << 20;
+
+/// The newest entries. Everything after `dropped` is here.
+#[derive(Debug)]
+pub(super) struct Tail {
+    entries: VecDeque<(Arc<Entry>, usize)>,
+    bytes: usize,
+    /// The newest number that is only in the files, 0 if none is.
+    dropped: u64,
+}
+
+impl Tail {
+    /// The tail of a journal whose newest entry in the files is `seq`.
+    pub(super) fn after(seq: u64) -> Self {
+        Self { entries: VecDeque::new(), bytes: 0, dropped: seq }
+    }
+
+    pub(super) fn last_seq(&self) -> u64 {
+        self.entries.back().map_or(self.dropped, |(entry, _)| entry.seq)
+    }
+
+    pub(super) fn push(&mut self, entry: Entry, bytes: usize) {
+        self.entries.push_back((Arc::new(entry), bytes));
+        self.bytes += bytes;
+        while self.entries.len() > TAIL_ENTRIES || self.bytes > TAIL_BYTES {
+            let Some((oldest, bytes)) = self.entries.pop_front() else {
+                return;
+            };
+            self.bytes -= bytes;
+            self.dropped = oldest.seq;
+        }
+    }
+
+    fn since(&self, seq: u64, limit: usize) -> Vec<Arc<Entry>> {
+        let start = self.entries.partition_point(|(entry, _)| entry.seq < seq);
+        self.entries.iter().skip(start).take(limit).map(|(entry, _)| Arc::clone(entry)).collect()
+    }
+}
+
+/// A place in the journal that moves on with what it has delivered. It never misses an entry and never repeats one.
+#[derive(Debug)]
+pub struct Follower {
+    journal: Journal,
+    next_seq: u64,
+    /// Where it stands in the files while it is behind the tail.
+    files: Option<JournalReader>,
+}
+
+impl Follower {
+    pub(super) fn new(journal: Journal, from: u64) -> Self {
+        Self { journal, next_seq: from.max(1), files: None }
+    }
+
+    /// The next entries, at most `limit`; none if it has caught up. Waits for nothing but the disk.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`]; asking again continues at the same place.
+    pub fn poll(&mut self, limit: usize) -> Result<Vec<Arc<Entry>>> {
+        loop {
+            let (in_files, mut entries) = self.in_memory(limit);
+            if let Some(dropped) = in_files {
+                entries = self.read_files(dropped, limit)?;
+                if entries.is_empty() {
+                    // Nothing readable is left of them; the next ones are further on.
+                    self.next_seq = dropped + 1;
+                    continue;
+                }
+            }
+            if let Some(last) = entries.last() {
+                self.next_seq = last.seq + 1;
+            }
+            return Ok(entries);
+        }
+    }
+
+    /// The next entries of the tail, or, if it no longer has them all, the newest number that is only in the files. One
+    /// look under one lock: in between, entries could leave the tail unseen.
+    fn in_memory(&self, limit: usize) -> (Option<u64>, Vec<Arc<Entry>>) {
+        let tail = &self.journal.state().tail;
+        if self.next_seq > tail.dropped {
+            (None, tail.since(self.next_seq, limit))
+        } else {
+            (Some(tail.dropped), Vec::new())
+        }
+    }
+
+    /// As [`Follower::poll`], but waits up to `timeout` for an entry if it has caught up.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`]; asking again continues at the same place.
+    pub fn wait(&mut self, limit: usize, timeout: Duration) -> Result<Vec<Arc<Entry>>> {
+        self.journal.wait_for(self.next_seq, timeout);
+        self.poll(limit)
+    }
+
+    /// Entries up to number `dropped`. What lies beyond is left to the tail: a line in the file may still be taken back
+    /// while its fsync has not succeeded.
+    fn read_files(&mut self, dropped: u64, limit: usize) -> Result<Vec<Arc<Entry>>> {
+        let mut files = match self.files.take() {
+            Some(files) => files,
+            None => JournalReader::open(&self.journal.shared.model_dir, self.next_seq)?,
+        };
+        let mut entries = Vec::new();
+        while entries.len() < limit {
+            match files.next_entry()? {
+                Some(entry) if entry.seq <= dropped => entries.push(Arc::new(entry)),
+                _ => return Ok(entries),
+            }
+        }
+        self.files = Some(files);
+        Ok(entries)
+    }
+}

@@ -1,0 +1,240 @@
+//! The journal: everything a follower of a job needs, numbered, in `model_dir/journal/attempt-<n>.jsonl`.
+//!
+//! ```json
+//! {"seq":1,"attempt":1,"unix_ms":1700000000000,"event":{"state":{"state":"Training"}}}
+//! {"seq":2,"attempt":1,"unix_ms":1700000000420,"event":{"metric":{"step":1,"loss":5.56,...}}}
+//! ```
+//!
+//! Invariants:
+//! * Numbers start at 1 and only rise, over all attempts; a number never means two different things to a follower, not
+//!   even after a power cut took the last lines. For that, an attempt that follows one without an outcome skips
+//!   [`UNSYNCED_MAX`] numbers, and no more entries than that are ever shown before they are on the disk. So numbers
+//!   may jump between attempts; within one they are consecutive.
+//! * A state, a checkpoint and an outcome are on the disk (fsync) before they get their number and before any follower
+//!   sees them. Metrics and log records are with the operating system: they survive the death of the process.
+//! * One attempt writes at a time; an older one is refused ([`Error::StaleAttempt`]).
+//! * Memory is bounded: the newest entries are kept for those who follow closely, others read the files.
+
+mod entry;
+mod follow;
+mod reader;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+pub use entry::{Entry, Event, Outcome};
+pub use follow::Follower;
+pub use reader::JournalReader;
+
+use crate::{
+    atomic_file::sync_directory,
+    error::{Error, Result},
+    jsonl::{self, Appender},
+    metrics::to_line,
+    time::unix_ms,
+};
+use follow::Tail;
+
+/// The directory's name in model_dir.
+pub const DIRECTORY: &str = "journal";
+
+/// The most entries that may be lost in a power cut: then the next one is synced, whatever it is.
+pub const UNSYNCED_MAX: u64 = 1024;
+
+/// Writes one attempt's part of the journal, and lets others follow. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    model_dir: PathBuf,
+    attempt: u64,
+    state: Mutex<State>,
+    appended: Condvar,
+    subscribers: Subscribers,
+}
+
+#[derive(Debug)]
+struct State {
+    file: Appender,
+    next_seq: u64,
+    /// Entries since the last fsync.
+    unsynced: u64,
+    tail: Tail,
+}
+
+impl Journal {
+    /// Opens the journal of `model_dir` for `attempt`, repairing what a killed attempt may have left.
+    ///
+    /// # Errors
+    /// [`Error::StaleAttempt`] if a later attempt has begun; [`Error::Io`].
+    pub fn open(model_dir: &Path, attempt: u64) -> Result<Self> {
+        let directory = model_dir.join(DIRECTORY);
+        fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+        let attempts = reader::attempts(&directory)?;
+        if let Some(&newest) = attempts.last() {
+            if newest > attempt {
+                return Err(Error::StaleAttempt { attempt, newest });
+            }
+            jsonl::repair(&reader::path(&directory, newest))?;
+        }
+        let last = last_entry(&directory, &attempts)?;
+        let file = Appender::open(reader::path(&directory, attempt))?;
+        sync_directory(&directory).map_err(Error::io("sync", &directory))?;
+
+        let last_seq = last.as_ref().map_or(0, |entry| entry.seq);
+        let ended = match last {
+            Some(entry) => matches!(entry.event, Event::Outcome(_)),
+            None => attempts.is_empty(),
+        };
+        let skipped = if ended { 0 } else { UNSYNCED_MAX };
+        Ok(Self {
+            shared: Arc::new(Shared {
+                model_dir: model_dir.to_path_buf(),
+                attempt,
+                state: Mutex::new(State {
+                    file,
+                    next_seq: last_seq + skipped + 1,
+                    unsynced: 0,
+                    tail: Tail::after(last_seq),
+                }),
+                appended: Condvar::new(),
+                subscribers: Subscribers::default(),
+            }),
+        })
+    }
+
+    /// Appends an event and returns its number. A state, checkpoint or outcome is on the disk by then.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; the event then has no number and nobody sees it.
+    pub fn append(&self, event: Event) -> Result<u64> {
+        let seq = {
+            let mut state = self.state();
+            let entry = Entry { seq: state.next_seq, attempt: self.shared.attempt, unix_ms: unix_ms(), event };
+            let line = to_line(&entry).map_err(Error::io("append to", state.file.path()))?;
+            let sync = entry.event.is_durable() || state.unsynced + 1 >= UNSYNCED_MAX;
+            state.file.append(&line, sync)?;
+            state.unsynced = if sync { 0 } else { state.unsynced + 1 };
+            state.next_seq += 1;
+            let seq = entry.seq;
+            state.tail.push(entry, line.len());
+            seq
+        };
+        self.shared.appended.notify_all();
+        self.shared.subscribers.tell(seq);
+        Ok(seq)
+    }
+
+    /// The attempt that writes.
+    pub fn attempt(&self) -> u64 {
+        self.shared.attempt
+    }
+
+    /// The newest entry's number, 0 if there is none.
+    pub fn last_seq(&self) -> u64 {
+        self.state().tail.last_seq()
+    }
+
+    /// Follows the journal from number `from` on, over all attempts; 0 and 1 are the beginning.
+    pub fn follow(&self, from: u64) -> Follower {
+        Follower::new(self.clone(), from)
+    }
+
+    /// Calls `appended` with the newest number after every append, on the thread that appended; it must return at once.
+    /// With [`Follower::poll`] this is what an asynchronous reader needs.
+    #[must_use = "the subscription ends when this is dropped"]
+    pub fn subscribe(&self, appended: impl Fn(u64) + Send + Sync + 'static) -> Subscription {
+        let id = self.shared.subscribers.add(Arc::new(appended));
+        Subscription { shared: Arc::downgrade(&self.shared), id }
+    }
+
+    /// The state is whole after every append, also one that failed, so a panic elsewhere has not spoilt it.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is an entry numbered `seq` or later, or `timeout` is over.
+    fn wait_for(&self, seq: u64, timeout: Duration) {
+        let missing = |state: &mut State| state.tail.last_seq() < seq;
+        // A poisoned lock only means that a follower panicked: the caller looks for itself.
+        let _ = self.shared.appended.wait_timeout_while(self.state(), timeout, missing);
+    }
+}
+
+/// The last readable entry of all attempts.
+fn last_entry(directory: &Path, attempts: &[u64]) -> Result<Option<Entry>> {
+    for &attempt in attempts.iter().rev() {
+        let mut last = None;
+        let mut reader = JournalReader::of_attempt(directory, attempt)?;
+        while let Some(entry) = reader.next_in_file()? {
+            last = Some(entry);
+        }
+        if last.is_some() {
+            return Ok(last);
+        }
+    }
+    Ok(None)
+}
+
+type Callback = Arc<dyn Fn(u64) + Send + Sync>;
+
+#[derive(Default)]
+struct Subscribers {
+    next_id: AtomicU64,
+    callbacks: Mutex<BTreeMap<u64, Callback>>,
+}
+
+impl Subscribers {
+    fn add(&self, callback: Callback) -> u64 {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.callbacks().insert(id, callback);
+        id
+    }
+
+    /// Calls outside the lock, so that a callback may subscribe or unsubscribe.
+    fn tell(&self, seq: u64) {
+        let callbacks: Vec<_> = self.callbacks().values().cloned().collect();
+        for callback in callbacks {
+            callback(seq);
+        }
+    }
+
+    fn callbacks(&self) -> MutexGuard<'_, BTreeMap<u64, Callback>> {
+        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Subscribers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Subscribers({})", self.callbacks().len())
+    }
+}
+
+/// Ends a subscription when dropped.
+#[derive(Debug)]
+pub struct Subscription {
+    shared: Weak<Shared>,
+    id: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.subscribers.callbacks().remove(&self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Reading the journal's files, also while they are being written and by another process.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{DIRECTORY, Entry};
+use crate::{
+    error::{Error, Result},
+    jsonl::{Line, Lines},
+};
+
+/// Reads entries in order, over all attempts. At the end it may be asked again later.
+///
+/// Lines that cannot be read (damage, or kinds of a later version) are passed over and counted.
+#[derive(Debug)]
+pub struct JournalReader {
+    directory: PathBuf,
+    /// The attempt being read.
+    current: Option<(u64, Lines)>,
+    /// Entries below this number are passed over.
+    next_seq: u64,
+    skipped: u64,
+}
+
+impl JournalReader {
+    /// Reads the journal of `model_dir` from number `from` on; 0 and 1 are the beginning. A journal that does not exist
+    /// yet has no entries yet.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(model_dir: &Path, from: u64) -> Result<Self> {
+        let directory = model_dir.join(DIRECTORY);
+        let mut start = None;
+        // From the newest attempt back: the first that begins at or before `from` is where to start.
+        for &attempt in attempts(&directory)?.iter().rev() {
+            let mut reader = Self::of_attempt(&directory, attempt)?;
+            let first = reader.next_in_file()?;
+            start = Some(attempt);
+            if first.is_some_and(|entry| entry.seq <= from) {
+                break;
+            }
+        }
+        let mut reader = Self { directory, current: None, next_seq: from, skipped: 0 };
+        if let Some(attempt) = start {
+            reader.start(attempt)?;
+        }
+        Ok(reader)
+    }
+
+    /// Reads one attempt's entries.
+    pub(super) fn of_attempt(directory: &Path, attempt: u64) -> Result<Self> {
+        let mut reader = Self { directory: directory.to_path_buf(), current: None, next_seq: 0, skipped: 0 };
+        reader.start(attempt)?;
+        Ok(reader)
+    }
+
+    /// The next entry; `None` if there is none yet.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn next_entry(&mut self) -> Result<Option<Entry>> {
+        loop {
+            if let Some(entry) = self.next_in_file()? {
+                return Ok(Some(entry));
+            }
+            if !self.next_attempt()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Lines passed over so far because they could not be read.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    pub(super) fn next_in_file(&mut self) -> Result<Option<Entry>> {
+        let Some((_, lines)) = &mut self.current else {
+            return Ok(None);
+        };
+        loop {
+            let entry = match lines.next()? {
+                Line::Whole(line) => serde_json::from_slice::<Entry>(line).ok(),
+                Line::Oversize => None,
+                Line::Torn | Line::End => return Ok(None),
+            };
+            match entry {
+                None => self.skipped += 1,
+                Some(entry) if entry.seq < self.next_seq => {}
+                Some(entry) => {
+                    self.next_seq = entry.seq.saturating_add(1);
+                    return Ok(Some(entry));
+                }
+            }
+        }
+    }
+
+    /// Goes on to the next attempt, if there is one.
+    fn next_attempt(&mut self) -> Result<bool> {
+        let after = self.current.as_ref().map(|(attempt, _)| *attempt);
+        let next = attempts(&self.directory)?.into_iter().find(|&attempt| after.is_none_or(|after| attempt > after));
+        match next {
+            Some(attempt) => self.start(attempt).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn start(&mut self, attempt: u64) -> Result<()> {
+        let lines = Lines::open(path(&self.directory, attempt))?;
+        self.current = Some((attempt, lines));
+        Ok(())
+    }
+}
+
+/// The file of an attempt.
+pub(super) fn path(directory: &Path, attempt: u64) -> PathBuf {
+    directory.join(format!("attempt-{attempt}.jsonl"))
+}
+
+/// The attempts that have a file, in order.
+pub(super) fn attempts(directory: &Path) -> Result<Vec<u64>> {
+    let listing = match fs::read_dir(directory) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        listing => listing.map_err(Error::io("list", directory))?,
+    };
+    let mut attempts = Vec::new();
+    for file in listing {
+        let name = file.map_err(Error::io("list", directory))?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("attempt-")?.strip_suffix(".jsonl"));
+        attempts.extend(number.and_then(|number| number.parse::<u64>().ok()));
+    }
+    attempts.sort_unstable();
+    Ok(attempts)
+}

@@ -1,0 +1,117 @@
+use std::{io::Write, sync::mpsc, time::Duration};
+
+use super::*;
+use crate::metrics::TrainPoint;
+
+fn metric(step: u64) -> Event {
+    Event::Metric(
+        TrainPoint { step, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 4096, seconds: 0.5 }.into(),
+    )
+}
+
+fn state(name: &str) -> Event {
+    Event::State { state: name.into(), detail: BTreeMap::new() }
+}
+
+fn outcome() -> Event {
+    Event::Outcome(Outcome { reason: "Succeeded".into(), step: 3, ..Outcome::default() })
+}
+
+fn read_all(model_dir: &Path, from: u64) -> Vec<(u64, u64)> {
+    let mut reader = JournalReader::open(model_dir, from).unwrap();
+    let mut seen = Vec::new();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        seen.push((entry.attempt, entry.seq));
+    }
+    seen
+}
+
+#[test]
+fn lines_as_documented() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path(), 1).unwrap();
+    journal.append(metric(1)).unwrap();
+    journal.append(Event::Checkpoint { step: 1, digest: "ab".into() }).unwrap();
+    let text = fs::read_to_string(dir.path().join("journal/attempt-1.jsonl")).unwrap();
+    let events: Vec<_> = text.lines().map(|line| line.split_once("\"event\":").unwrap().1).collect();
+    assert_eq!(
+        events,
+        [
+            r#"{"metric":{"step":1,"loss":0.1,"learning_rate":0.0006,"grad_norm":1.5,"tokens":4096,"seconds":0.5}}}"#,
+            r#"{"checkpoint":{"step":1,"digest":"ab"}}}"#
+        ]
+    );
+    let mut reader = JournalReader::open(dir.path(), 1).unwrap();
+    assert_eq!(reader.next_entry().unwrap().unwrap().event, metric(1));
+}
+
+#[test]
+fn numbers_rise_over_attempts_and_jump_after_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(read_all(dir.path(), 1), []);
+    let journal = Journal::open(dir.path(), 1).unwrap();
+    for event in [state("Training"), metric(1), outcome()] {
+        journal.append(event).unwrap();
+    }
+    // A clean end: attempt 2 goes on without a gap. It is killed within a line.
+    let journal = Journal::open(dir.path(), 2).unwrap();
+    assert_eq!(journal.append(metric(2)).unwrap(), 4);
+    assert_eq!(journal.append(metric(3)).unwrap(), 5);
+    let mut torn = fs::OpenOptions::new().append(true).open(dir.path().join("journal/attempt-2.jsonl")).unwrap();
+    torn.write_all(b"not json\n{\"seq\":6,\"att").unwrap();
+
+    // Attempt 10 sorts after 2 by number; entry 6 may have been seen by somebody, so its number is not used again.
+    let journal = Journal::open(dir.path(), 10).unwrap();
+    assert_eq!(journal.last_seq(), 5);
+    let next = journal.append(state("Training")).unwrap();
+    assert_eq!(next, 5 + UNSYNCED_MAX + 1);
+
+    let all = [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (10, next)];
+    for from in [0, 1, 2, 3, 4, 5, 6, next, next + 1] {
+        let expected: Vec<_> = all.into_iter().filter(|&(_, seq)| seq >= from).collect();
+        assert_eq!(read_all(dir.path(), from), expected, "from {from}");
+    }
+    assert!(matches!(Journal::open(dir.path(), 9), Err(Error::StaleAttempt { attempt: 9, newest: 10 })));
+}
+
+#[test]
+fn a_follower_sees_each_entry_once_from_files_and_from_memory() {
+    const ENTRIES: u64 = 6000; // more than the tail holds
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path(), 1).unwrap();
+    journal.append(state("Training")).unwrap();
+    journal.append(outcome()).unwrap();
+    let journal = Journal::open(dir.path(), 2).unwrap();
+    let early = journal.follow(1);
+    for step in 3..=ENTRIES / 2 {
+        journal.append(metric(step)).unwrap();
+    }
+    let late = journal.follow(2500);
+
+    let (heard, hearing) = mpsc::channel();
+    let subscription = journal.subscribe(move |seq| {
+        let _ = heard.send(seq);
+    });
+    std::thread::scope(|scope| {
+        for (mut follower, mut next) in [(early, 1), (late, 2500)] {
+            scope.spawn(move || {
+                while next <= ENTRIES {
+                    let entries = follower.wait(700, Duration::from_secs(60)).unwrap();
+                    assert!(!entries.is_empty() && entries.len() <= 700);
+                    for entry in entries {
+                        assert_eq!(entry.seq, next);
+                        next += 1;
+                    }
+                }
+                assert!(follower.poll(1).unwrap().is_empty());
+            });
+        }
+        for step in ENTRIES / 2 + 1..=ENTRIES {
+            journal.append(metric(step)).unwrap();
+        }
+    });
+    drop(subscription);
+    journal.append(outcome()).unwrap();
+    assert_eq!(hearing.iter().last(), Some(ENTRIES));
+    assert!(journal.follow(ENTRIES + 2).wait(1, Duration::ZERO).unwrap().is_empty());
+}

@@ -1,0 +1,232 @@
+//! Append-only files of lines, as `metrics.jsonl` and the journal are: whole lines or nothing.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::error::{Error, Result};
+
+/// A longer line is taken for damage. Ours are a few hundred bytes; a log record is cut at 16 KiB.
+const MAX_LINE: u64 = 1 << 20;
+
+/// Appends lines; each is with the operating system when [`Appender::append`] returns.
+///
+/// After a failed append the file is cut back to its last whole line before anything else is written, so that a full
+/// disk, once freed, leaves no torn line in the middle.
+#[derive(Debug)]
+pub(crate) struct Appender {
+    file: File,
+    path: PathBuf,
+    /// Bytes of whole lines.
+    whole: u64,
+    torn: bool,
+}
+
+impl Appender {
+    /// Opens or creates the file; what it holds must end in a whole line.
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).open(&path).map_err(Error::io("open", &path))?;
+        let whole = file.metadata().map_err(Error::io("examine", &path))?.len();
+        Ok(Self { file, path, whole, torn: false })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends one line (with its line feed); with `durable` it also survives a power cut.
+    pub(crate) fn append(&mut self, line: &[u8], durable: bool) -> Result<()> {
+        let written = self.try_append(line, durable);
+        self.torn = written.is_err();
+        match written {
+            Ok(()) => self.whole += line.len() as u64,
+            // Now if the disk allows, else before the next line.
+            Err(_) => {
+                let _ = self.cut_back();
+            }
+        }
+        written.map_err(Error::io("append to", &self.path))
+    }
+
+    /// Makes everything appended so far survive a power cut.
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        self.file.sync_data().map_err(Error::io("sync", &self.path))
+    }
+
+    fn try_append(&mut self, line: &[u8], durable: bool) -> io::Result<()> {
+        if self.torn {
+            self.cut_back()?;
+        }
+        self.file.write_all(line)?;
+        if durable {
+            self.file.sync_data()?;
+        }
+        Ok(())
+    }
+
+    fn cut_back(&mut self) -> io::Result<()> {
+        self.file.set_len(self.whole)?;
+        self.torn = false;
+        Ok(())
+    }
+}
+
+/// What stands at the reader's place in the file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Line<'a> {
+    /// A whole line, without its line feed.
+    Whole(&'a [u8]),
+    /// A whole line longer than any of ours: damage.
+    Oversize,
+    /// Bytes without a line feed at the end of the file: torn, or just being written.
+    Torn,
+    /// The end of the file.
+    End,
+}
+
+/// Reads lines in order; at [`Line::Torn`] and [`Line::End`] it stays where it is, so that a file that grows can be
+/// followed by asking again.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    reader: BufReader<File>,
+    path: PathBuf,
+    /// Where the next line starts, in bytes.
+    offset: u64,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
+        let file = File::open(&path).map_err(Error::io("open", &path))?;
+        Ok(Self { reader: BufReader::new(file), path, offset: 0, buffer: Vec::new() })
+    }
+
+    /// As [`Lines::open`], with `None` for a file that does not exist.
+    pub(crate) fn open_if_any(path: PathBuf) -> Result<Option<Self>> {
+        match Self::open(path) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Bytes of the whole lines read so far.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) fn next(&mut self) -> Result<Line<'_>> {
+        self.try_next().map_err(Error::io("read", &self.path))?;
+        Ok(match self.buffer.split_last() {
+            None => Line::End,
+            Some((b'\n', _)) if self.buffer.len() as u64 > MAX_LINE => Line::Oversize,
+            Some((b'\n', line)) => Line::Whole(line),
+            Some(_) => Line::Torn,
+        })
+    }
+
+    /// Leaves the next line in the buffer; of an oversize one no more than its first [`MAX_LINE`] bytes.
+    fn try_next(&mut self) -> io::Result<()> {
+        self.buffer.clear();
+        let mut read = (&mut self.reader).take(MAX_LINE).read_until(b'\n', &mut self.buffer)? as u64;
+        if read == MAX_LINE && self.buffer.last() != Some(&b'\n') {
+            let (skipped, ended) = skip_line(&mut self.reader)?;
+            read += skipped;
+            if ended {
+                self.buffer.push(b'\n');
+            }
+        }
+        if self.buffer.last() == Some(&b'\n') {
+            self.offset += read;
+        } else {
+            self.reader.seek(SeekFrom::Start(self.offset))?;
+        }
+        Ok(())
+    }
+}
+
+/// Skips to behind the next line feed: bytes skipped, and whether there was one.
+fn skip_line(reader: &mut impl BufRead) -> io::Result<(u64, bool)> {
+    let mut skipped = 0;
+    loop {
+        let available = reader.fill_buf()?;
+        if available.is_empty() {
+            return Ok((skipped, false));
+        }
+        let feed = available.iter().position(|&byte| byte == b'\n');
+        let used = feed.map_or(available.len(), |at| at + 1);
+        reader.consume(used);
+        skipped += used as u64;
+        if feed.is_some() {
+            return Ok((skipped, true));
+        }
+    }
+}
+
+/// Cuts a torn last line off, if there is one.
+pub(crate) fn repair(path: &Path) -> Result<()> {
+    let Some(mut lines) = Lines::open_if_any(path.to_path_buf())? else {
+        return Ok(());
+    };
+    loop {
+        match lines.next()? {
+            Line::Whole(_) | Line::Oversize => {}
+            Line::End => return Ok(()),
+            Line::Torn => break,
+        }
+    }
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|file| file.set_len(lines.offset()))
+        .map_err(Error::io("repair", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn torn_lines_wait_and_oversize_lines_pass() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        let long = vec![b'x'; MAX_LINE as usize + 9];
+        fs::write(&path, [b"a\n".as_slice(), &long, b"\n\nto"].concat()).unwrap();
+
+        let mut lines = Lines::open(path.clone()).unwrap();
+        assert_eq!(lines.next().unwrap(), Line::Whole(b"a"));
+        assert_eq!(lines.next().unwrap(), Line::Oversize);
+        assert_eq!(lines.next().unwrap(), Line::Whole(b""));
+        assert_eq!(lines.next().unwrap(), Line::Torn);
+        assert_eq!(lines.next().unwrap(), Line::Torn);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"rn\n").unwrap();
+        assert_eq!(lines.next().unwrap(), Line::Whole(b"torn"));
+        assert_eq!(lines.next().unwrap(), Line::End);
+
+        file.write_all(b"half").unwrap();
+        repair(&path).unwrap();
+        assert!(fs::read(&path).unwrap().ends_with(b"\ntorn\n"));
+        assert_eq!(lines.next().unwrap(), Line::End);
+    }
+
+    #[test]
+    fn a_failed_append_leaves_no_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        let mut appender = Appender::open(path.clone()).unwrap();
+        appender.append(b"one\n", true).unwrap();
+
+        // A handle that may not write stands for a disk that refuses.
+        let writable = std::mem::replace(&mut appender.file, File::open(&path).unwrap());
+        assert!(appender.append(b"two\n", false).is_err());
+        appender.file = writable;
+        // What a write that failed half-way would have left.
+        fs::write(&path, b"one\ntw").unwrap();
+        appender.append(b"three\n", false).unwrap();
+
+        assert_eq!(fs::read(&path).unwrap(), b"one\nthree\n");
+    }
+}

@@ -1,0 +1,83 @@
+//! What all agents of an attempt said, kept by the coordinator: `model_dir/logs/attempt-<n>/<role>-<index>.log`.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{AgentName, Record};
+use crate::{
+    error::{Error, Result},
+    jsonl::{self, Appender},
+};
+
+/// The most files held open; more agents than that take turns.
+const OPEN_FILES: usize = 256;
+
+/// The log files of one attempt.
+#[derive(Debug)]
+pub struct LogFiles {
+    directory: PathBuf,
+    files: BTreeMap<AgentName, Appender>,
+}
+
+impl LogFiles {
+    /// Creates the directory of `attempt` in `model_dir`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(model_dir: &Path, attempt: u64) -> Result<Self> {
+        let directory = model_dir.join("logs").join(format!("attempt-{attempt}"));
+        fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+        Ok(Self { directory, files: BTreeMap::new() })
+    }
+
+    /// The directory of this attempt's files.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Appends a record to its agent's file; it is with the operating system when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; nothing of the line stays in the file.
+    pub fn write(&mut self, record: &Record) -> Result<()> {
+        let line = format!("{record}\n");
+        if let Some(file) = self.files.get_mut(&record.agent) {
+            return file.append(line.as_bytes(), false);
+        }
+        if self.files.len() >= OPEN_FILES {
+            self.files.clear();
+        }
+        let path = self.directory.join(format!("{}.log", record.agent));
+        jsonl::repair(&path)?;
+        let mut file = Appender::open(path)?;
+        file.append(line.as_bytes(), false)?;
+        self.files.insert(record.agent.clone(), file);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logs::Level;
+
+    #[test]
+    fn a_file_per_agent_however_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut logs = LogFiles::open(dir.path(), 3).unwrap();
+        for said in ["one", "two"] {
+            for index in 0..=OPEN_FILES as u32 {
+                let agent = AgentName::new("cs2", index).unwrap();
+                logs.write(&Record::new(Level::Warning, agent, said.into())).unwrap();
+            }
+        }
+        let path = dir.path().join("logs/attempt-3/cs2-0.log");
+        let text = fs::read_to_string(path).unwrap();
+        let said: Vec<_> = text.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+        assert_eq!(said, ["WARNING cs2-0 one", "WARNING cs2-0 two"]);
+        assert_eq!(fs::read_dir(logs.directory()).unwrap().count(), OPEN_FILES + 1);
+    }
+}

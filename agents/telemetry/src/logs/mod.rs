@@ -1,0 +1,265 @@
+//! Log records: what roles say, where it is shown and where it is kept.
+//!
+//! A role logs through the `log` crate's macros; its [`Logger`] shows records on stderr and hands them to the role,
+//! which forwards them to the coordinator; the coordinator keeps them in [`LogFiles`], one file per attempt and agent.
+//! A record is one line, whatever it contains:
+//!
+//! ```text
+//! 2026-02-28T23:59:59.042Z INFO    memoryx-0 update applied step=12 seconds=0.031
+//! ```
+
+mod files;
+mod logger;
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize, de};
+
+pub use files::LogFiles;
+pub use logger::{Logger, print_to_stderr};
+
+use crate::{
+    error::{Error, Result},
+    time::{rfc3339, unix_ms},
+};
+
+/// A longer message is cut: a record must fit well within one message on the wire.
+const MAX_MESSAGE: usize = 16 << 10;
+
+/// How much is logged: `--logging`. Each level includes those before it.
+///
+/// In code, `log::error!` to `log::info!` are what their names say, `log::debug!` is VERBOSE and `log::trace!` is DEBUG,
+/// so that the five levels of users and of the `log` crate are the same ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Level {
+    /// Something failed; needs a person.
+    Error,
+    /// Something is odd, training goes on.
+    Warning,
+    /// What a user wants to know.
+    Info,
+    /// What explains a slow or odd run.
+    Verbose,
+    /// Everything, other people's crates included.
+    Debug,
+}
+
+impl Level {
+    /// Every level, the most severe first.
+    pub const ALL: [Self; 5] = [Self::Error, Self::Warning, Self::Info, Self::Verbose, Self::Debug];
+
+    /// As `--logging` has it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "ERROR",
+            Self::Warning => "WARNING",
+            Self::Info => "INFO",
+            Self::Verbose => "VERBOSE",
+            Self::Debug => "DEBUG",
+        }
+    }
+}
+
+impl From<log::Level> for Level {
+    fn from(level: log::Level) -> Self {
+        match level {
+            log::Level::Error => Self::Error,
+            log::Level::Warn => Self::Warning,
+            log::Level::Info => Self::Info,
+            log::Level::Debug => Self::Verbose,
+            log::Level::Trace => Self::Debug,
+        }
+    }
+}
+
+impl From<Level> for log::LevelFilter {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Error => Self::Error,
+            Level::Warning => Self::Warn,
+            Level::Info => Self::Info,
+            Level::Verbose => Self::Debug,
+            Level::Debug => Self::Trace,
+        }
+    }
+}
+
+/// The name is none of the levels'.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no logging level; the levels are ERROR, WARNING, INFO, VERBOSE and DEBUG")]
+pub struct UnknownLevel(String);
+
+impl FromStr for Level {
+    type Err = UnknownLevel;
+
+    fn from_str(name: &str) -> Result<Self, UnknownLevel> {
+        Self::ALL
+            .into_iter()
+            .find(|level| level.as_str().eq_ignore_ascii_case(name))
+            .ok_or_else(|| UnknownLevel(name.into()))
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// An agent's name, `cs2-0`: safe in a file name and in a line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct AgentName(String);
+
+impl AgentName {
+    /// The agent `role`-`index`.
+    ///
+    /// # Errors
+    /// [`Error::AgentName`] unless the role is of lower-case letters, digits and `-`.
+    pub fn new(role: &str, index: u32) -> Result<Self> {
+        format!("{role}-{index}").parse()
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for AgentName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let safe = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if name.starts_with(|c: char| c.is_ascii_lowercase()) && name.len() <= 64 && name.chars().all(safe) {
+            Ok(Self(name.to_owned()))
+        } else {
+            Err(Error::AgentName(name.to_owned()))
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for AgentName {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        name.parse().map_err(de::Error::custom)
+    }
+}
+
+impl fmt::Display for AgentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// One thing said by one agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// When, by the agent's clock, milliseconds since 1970-01-01 UTC.
+    pub unix_ms: u64,
+    /// How severe.
+    pub level: Level,
+    /// Who.
+    pub agent: AgentName,
+    /// What.
+    pub message: String,
+    /// Details by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, String>,
+}
+
+impl Record {
+    /// A record of now; a message of more than 16 KiB is cut.
+    pub fn new(level: Level, agent: AgentName, mut message: String) -> Self {
+        if message.len() > MAX_MESSAGE {
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+            message.push('…');
+        }
+        Self { unix_ms: unix_ms(), level, agent, message, fields: BTreeMap::new() }
+    }
+}
+
+/// The record as one line, without a line feed. Control characters are escaped, so that nothing said by a peer can
+/// forge another line or move a terminal's cursor.
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { unix_ms, level, agent, message, fields } = self;
+        write!(f, "{} {level:<7} {agent} ", rfc3339(*unix_ms))?;
+        write_escaped(f, message)?;
+        for (key, value) in fields {
+            f.write_str(" ")?;
+            write_escaped(f, key)?;
+            if value.is_empty() || value.contains([' ', '"', '=']) {
+                write!(f, "={value:?}")?;
+            } else {
+                f.write_str("=")?;
+                write_escaped(f, value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    for c in text.chars() {
+        if c.is_control() {
+            write!(f, "{}", c.escape_default())?;
+        } else {
+            fmt::Write::write_char(f, c)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_one_line() {
+        let mut record = Record::new(
+            Level::Info,
+            AgentName::new("memoryx", 0).unwrap(),
+            "update applied\n2026 ERROR forged\x1b[2J é".into(),
+        );
+        record.unix_ms = 951_782_399_999;
+        for (key, value) in [("seconds", "0.031"), ("why", "a \"b\"\n"), ("z", "")] {
+            record.fields.insert(key.into(), value.into());
+        }
+        assert_eq!(
+            record.to_string(),
+            r#"2000-02-28T23:59:59.999Z INFO    memoryx-0 update applied\n2026 ERROR forged\u{1b}[2J é seconds=0.031 why="a \"b\"\n" z="""#
+        );
+        let json = serde_json::to_string(&record).unwrap();
+        assert!(json.contains(r#""level":"INFO","agent":"memoryx-0""#));
+        assert_eq!(serde_json::from_str::<Record>(&json).unwrap(), record);
+
+        let agent = record.agent.clone();
+        let long = Record::new(Level::Info, agent, "é".repeat(MAX_MESSAGE));
+        assert!(long.message.len() < MAX_MESSAGE + 8);
+    }
+
+    #[test]
+    fn names_from_peers_stay_within_their_directory() {
+        for name in ["cs2-0", "swarmx-12"] {
+            assert_eq!(name.parse::<AgentName>().unwrap().as_str(), name);
+        }
+        for name in ["", "../x-0", "a/b", "-x", "Cs2-0", ".", "a b", "a\n"] {
+            assert!(name.parse::<AgentName>().is_err(), "{name:?}");
+        }
+        assert!(serde_json::from_str::<AgentName>("\"../x\"").is_err());
+    }
+
+    #[test]
+    fn levels_by_name() {
+        for level in Level::ALL {
+            assert_eq!(level.as_str().parse(), Ok(level));
+            let filter = log::LevelFilter::from(level);
+            assert_eq!(filter.to_level().map(Level::from), Some(level));
+        }
+        assert_eq!("info".parse(), Ok(Level::Info));
+        let unknown = "LOUD".parse::<Level>().unwrap_err();
+        assert!(unknown.to_string().contains("VERBOSE"));
+    }
+}

@@ -1,0 +1,228 @@
+//! Every metric of the product: names, labels and meaning in one place.
+//!
+//! | metric | type | on | meaning |
+//! |---|---|---|---|
+//! | `millrace_agent_info{role,index,version}` | gauge | every role | always 1 |
+//! | `millrace_bytes_total{direction,link}` | counter | every role | bytes sent and received, frame headers included |
+//! | `millrace_stall_seconds_total{reason}` | counter | every role | time waited, see [`StallReason`] |
+//! | `millrace_steps_total` | counter | every role | steps this process took part in and saw committed |
+//! | `millrace_step` | gauge | every role | the last committed step this process knows |
+//! | `millrace_epoch{part}` | gauge | every role | attempt and number of the current epoch |
+//! | `millrace_memory_bytes{kind}` | gauge | every role | resident memory, now (`rss`) and at most (`peak`) |
+//! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step |
+//! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
+//! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
+//! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest whole checkpoint |
+
+use std::sync::Arc;
+
+use crate::{
+    memory::ProcessMemory,
+    prometheus::{Counter, Family, Gauge, Registry},
+    stall::{StallClock, StallReason},
+};
+
+/// Which way bytes go, seen from this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Received.
+    In,
+    /// Sent.
+    Out,
+}
+
+impl Direction {
+    /// The label's value.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::In => "in",
+            Self::Out => "out",
+        }
+    }
+}
+
+/// The metrics every role has. Clones share them.
+#[derive(Clone)]
+pub struct RoleMetrics {
+    registry: Arc<Registry>,
+    bytes: Family<Counter, 2>,
+    stall: StallClock,
+    /// Steps this process took part in and saw committed.
+    pub steps: Counter,
+    /// The last committed step this process knows.
+    pub step: Gauge,
+    epoch_attempt: Gauge,
+    epoch_number: Gauge,
+}
+
+impl RoleMetrics {
+    /// The metrics of the agent `role`-`index`.
+    pub fn new(role: &str, index: u32, version: &str) -> Self {
+        let registry = Arc::new(Registry::new());
+        registry
+            .family::<Gauge, 3>("millrace_agent_info", "Which agent this is; always 1.", ["role", "index", "version"])
+            .with([role, &index.to_string(), version])
+            .set(1.0);
+        let epoch = registry.family::<Gauge, 1>(
+            "millrace_epoch",
+            "The current epoch: attempt, and number within the attempt.",
+            ["part"],
+        );
+        let stall = StallClock::new();
+        register_stalls(&registry, &stall);
+        register_memory(&registry);
+        Self {
+            bytes: registry.family(
+                "millrace_bytes_total",
+                "Bytes sent and received by link, frame headers included.",
+                ["direction", "link"],
+            ),
+            steps: registry.metric("millrace_steps_total", "Steps this process took part in and saw committed."),
+            step: registry.metric("millrace_step", "The last committed step this process knows."),
+            epoch_attempt: epoch.with(["attempt"]),
+            epoch_number: epoch.with(["number"]),
+            stall,
+            registry,
+        }
+    }
+
+    /// The byte counter of a link; look it up once and keep it. `link` names the peer: `swarmx-0`.
+    pub fn bytes(&self, direction: Direction, link: &str) -> Counter {
+        self.bytes.with([direction.as_str(), link])
+    }
+
+    /// The clock of this role's waits.
+    pub fn stall(&self) -> &StallClock {
+        &self.stall
+    }
+
+    /// Tells the current epoch.
+    pub fn set_epoch(&self, attempt: u64, number: u64) {
+        self.epoch_attempt.set(attempt as f64);
+        self.epoch_number.set(number as f64);
+    }
+
+    /// Counts a committed step.
+    pub fn committed(&self, step: u64) {
+        self.steps.inc();
+        self.step.set(step as f64);
+    }
+
+    /// Where a role may add metrics of its own.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The page for `/metrics`; its type is [`crate::prometheus::CONTENT_TYPE`].
+    pub fn render(&self) -> String {
+        self.registry.render()
+    }
+}
+
+fn register_stalls(registry: &Registry, stall: &StallClock) {
+    let seconds = registry.family::<Counter, 1>(
+        "millrace_stall_seconds_total",
+        "Seconds waited by reason, waits going on included.",
+        ["reason"],
+    );
+    for reason in StallReason::ALL {
+        let stall = stall.clone();
+        seconds.read([reason.as_str()], move || stall.seconds(reason));
+    }
+}
+
+fn register_memory(registry: &Registry) {
+    let memory = registry.family::<Gauge, 1>(
+        "millrace_memory_bytes",
+        "Resident memory of this process: now (rss) and at most (peak).",
+        ["kind"],
+    );
+    let read = |of: fn(ProcessMemory) -> u64| move || ProcessMemory::now().map_or(f64::NAN, |memory| of(memory) as f64);
+    memory.read(["rss"], read(|memory| memory.resident));
+    memory.read(["peak"], read(|memory| memory.peak));
+}
+
+/// The metrics only the coordinator has.
+#[derive(Clone)]
+pub struct CoordinatorMetrics {
+    /// Loss of the last committed step.
+    pub loss: Gauge,
+    /// Loss of the last evaluation; NaN before the first.
+    pub eval_loss: Gauge,
+    /// Global gradient norm of the last committed step, before clipping.
+    pub grad_norm: Gauge,
+    /// Learning rate of the last committed step.
+    pub learning_rate: Gauge,
+    /// Samples trained on by this attempt.
+    pub samples: Counter,
+    /// Tokens trained on by this attempt.
+    pub tokens: Counter,
+    /// Step of the newest whole checkpoint; NaN before the first.
+    pub checkpoint_step: Gauge,
+}
+
+impl CoordinatorMetrics {
+    /// Adds the coordinator's metrics to the role's; to be done once. Gauges are NaN until there is a value.
+    pub fn register(registry: &Registry) -> Self {
+        let gauge = |name, help| {
+            let gauge: Gauge = registry.metric(name, help);
+            gauge.set(f64::NAN);
+            gauge
+        };
+        Self {
+            loss: gauge("millrace_loss", "Loss of the last committed step."),
+            eval_loss: gauge("millrace_eval_loss", "Loss of the last evaluation."),
+            grad_norm: gauge("millrace_grad_norm", "Global gradient norm of the last committed step, before clipping."),
+            learning_rate: gauge("millrace_learning_rate", "Learning rate of the last committed step."),
+            samples: registry.metric("millrace_samples_total", "Samples trained on by this attempt."),
+            tokens: registry.metric("millrace_tokens_total", "Tokens trained on by this attempt."),
+            checkpoint_step: gauge("millrace_checkpoint_step", "Step of the newest whole checkpoint."),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coordinators_page_has_every_metric_once() {
+        let metrics = RoleMetrics::new("coordinator", 0, "0.1.0");
+        let coordinator = CoordinatorMetrics::register(metrics.registry());
+        metrics.bytes(Direction::Out, "swarmx-0").add(42);
+        metrics.set_epoch(2, 3);
+        metrics.committed(7);
+        coordinator.loss.set(2.5);
+        let stall = metrics.stall().start(StallReason::Samples);
+        let page = metrics.render();
+        drop(stall);
+
+        for line in [
+            "millrace_agent_info{role=\"coordinator\",index=\"0\",version=\"0.1.0\"} 1",
+            "millrace_bytes_total{direction=\"out\",link=\"swarmx-0\"} 42",
+            "# TYPE millrace_stall_seconds_total counter",
+            "millrace_stall_seconds_total{reason=\"snapshot\"} 0",
+            "millrace_epoch{part=\"attempt\"} 2",
+            "millrace_epoch{part=\"number\"} 3",
+            "millrace_steps_total 1",
+            "millrace_step 7",
+            "millrace_loss 2.5",
+            "millrace_eval_loss NaN",
+        ] {
+            assert_eq!(page.matches(&format!("{line}\n")).count(), 1, "{line} in\n{page}");
+        }
+        let value_of = |series: &str| -> f64 {
+            let line = page.lines().find(|line| line.starts_with(series)).unwrap();
+            line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        };
+        assert!(value_of("millrace_stall_seconds_total{reason=\"samples\"}") > 0.0);
+        assert!(value_of("millrace_memory_bytes{kind=\"peak\"}") > 0.0);
+        let documented =
+            include_str!("metric_definitions.rs").lines().filter(|line| line.starts_with("//! |")).collect::<String>();
+        for line in page.lines().filter(|line| line.starts_with("# TYPE")) {
+            let name = line.split(' ').nth(2).unwrap();
+            assert_eq!(page.matches(&format!("# TYPE {name} ")).count(), 1);
+            assert!(documented.contains(&format!("`{name}")), "{name} is not in the table");
+        }
+    }
+}

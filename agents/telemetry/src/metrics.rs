@@ -1,0 +1,389 @@
+//! `metrics.jsonl`: what training measured, one JSON line a step, for scripts.
+//!
+//! ```json
+//! {"step":1,"loss":5.560123,"learning_rate":0.0006,"grad_norm":1.25,"tokens":4096,"seconds":0.42}
+//! {"step":100,"mode":"eval","loss":1.9871,"tokens":65536,"seconds":3.1,"metrics":{"eval/lm_perplexity":7.294}}
+//! ```
+//!
+//! Invariants:
+//! * A training step stands once, also after any number of crashes and resumes: opening at the step a run resumes from
+//!   drops what lies beyond it, in one rename.
+//! * f32 values are written as the shortest decimal that reads back to the same f32, so equal text means equal bits. A
+//!   value that is not finite is `null` (JSON has no other word) and reads back as NaN.
+//! * Unknown keys are ignored on reading: later versions may add some.
+
+use std::{collections::BTreeMap, io::Write, path::Path};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::{
+    atomic_file,
+    error::{Error, Result},
+    jsonl::{Appender, Line, Lines},
+};
+
+/// The file's name in model_dir.
+pub const FILE_NAME: &str = "metrics.jsonl";
+
+/// One committed training step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainPoint {
+    /// The step just committed, counted from 1.
+    pub step: u64,
+    /// Mean loss of the step's tokens, nats.
+    pub loss: f32,
+    /// The rate the update used.
+    pub learning_rate: f32,
+    /// Global norm of the gradient, before clipping.
+    pub grad_norm: f32,
+    /// Tokens that counted in the loss of this step.
+    pub tokens: u64,
+    /// Wall time of this step.
+    pub seconds: f64,
+}
+
+/// One evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvalPoint {
+    /// Committed training steps of the parameters evaluated.
+    pub step: u64,
+    /// Mean loss over all evaluated tokens, nats.
+    pub loss: f32,
+    /// Tokens that counted in the loss.
+    pub tokens: u64,
+    /// Wall time of the evaluation.
+    pub seconds: f64,
+    /// Further results by the model zoo's names: `eval/lm_perplexity`, `eval/accuracy`.
+    pub metrics: BTreeMap<String, f32>,
+}
+
+/// A line of `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Fields", from = "Fields")]
+pub enum Point {
+    /// A training step.
+    Train(TrainPoint),
+    /// An evaluation.
+    Eval(EvalPoint),
+}
+
+impl Point {
+    /// The step this point belongs to.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Train(point) => point.step,
+            Self::Eval(point) => point.step,
+        }
+    }
+}
+
+impl From<TrainPoint> for Point {
+    fn from(point: TrainPoint) -> Self {
+        Self::Train(point)
+    }
+}
+
+impl From<EvalPoint> for Point {
+    fn from(point: EvalPoint) -> Self {
+        Self::Eval(point)
+    }
+}
+
+/// Appends to one `metrics.jsonl`. A line is with the operating system when `append` returns.
+#[derive(Debug)]
+pub struct MetricsLog {
+    file: Appender,
+    opening: Opening,
+}
+
+/// What opening an existing file did to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// Points kept.
+    pub kept: u64,
+    /// Points dropped because they lie beyond the step resumed from.
+    pub beyond: u64,
+    /// Lines dropped because they could not be read: the torn end of a killed run, or damage.
+    pub unreadable: u64,
+}
+
+impl MetricsLog {
+    /// Opens or creates `metrics.jsonl` in `model_dir` for a run that continues after `resume_step` committed steps.
+    ///
+    /// Drops every point beyond that step and every unreadable line; a run from step 0 starts with an empty file.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; the file is then what it was.
+    pub fn open(model_dir: &Path, resume_step: u64) -> Result<Self> {
+        Self::open_keeping(model_dir, |point| resume_step > 0 && point.step() <= resume_step)
+    }
+
+    /// Opens or creates `metrics.jsonl` for runs that only evaluate: every point stays.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; the file is then what it was.
+    pub fn open_for_evaluation(model_dir: &Path) -> Result<Self> {
+        Self::open_keeping(model_dir, |_| true)
+    }
+
+    fn open_keeping(model_dir: &Path, keep: impl Fn(&Point) -> bool) -> Result<Self> {
+        let path = model_dir.join(FILE_NAME);
+        let mut opening = Opening::default();
+        visit(&path, |_, point| match point {
+            Some(point) if keep(&point) => opening.kept += 1,
+            Some(_) => opening.beyond += 1,
+            None => opening.unreadable += 1,
+        })?;
+        if opening.beyond + opening.unreadable > 0 {
+            rewrite(&path, keep)?;
+        }
+        let file = Appender::open(path)?;
+        Ok(Self { file, opening })
+    }
+
+    /// What opening the file kept and dropped.
+    pub fn opening(&self) -> Opening {
+        self.opening
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Appends one point. It survives the death of this process; [`MetricsLog::sync`] makes it survive a power cut.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; nothing of the line stays in the file.
+    pub fn append(&mut self, point: &Point) -> Result<()> {
+        let line = to_line(point).map_err(Error::io("append to", self.file.path()))?;
+        self.file.append(&line, false)
+    }
+
+    /// Makes all points appended so far survive a power cut: to be called with every checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync()
+    }
+}
+
+/// All readable points of `metrics.jsonl` in `model_dir`, in file order; none if there is no such file.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn read(model_dir: &Path) -> Result<Vec<Point>> {
+    let mut points = Vec::new();
+    visit(&model_dir.join(FILE_NAME), |_, point| points.extend(point))?;
+    Ok(points)
+}
+
+/// `value` as one line of JSON.
+pub(crate) fn to_line(value: &impl Serialize) -> std::io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Shows every line with the point it holds, `None` where it cannot be read.
+fn visit(path: &Path, mut see: impl FnMut(&[u8], Option<Point>)) -> Result<()> {
+    let Some(mut lines) = Lines::open_if_any(path.to_path_buf())? else {
+        return Ok(());
+    };
+    loop {
+        match lines.next()? {
+            Line::Whole(line) => see(line, serde_json::from_slice(line).ok()),
+            Line::Oversize => see(b"", None),
+            Line::Torn => {
+                see(b"", None);
+                return Ok(());
+            }
+            Line::End => return Ok(()),
+        }
+    }
+}
+
+/// Keeps the wanted lines as they are, to the byte.
+fn rewrite(path: &Path, keep: impl Fn(&Point) -> bool) -> Result<()> {
+    atomic_file::replace(path, |file| {
+        let mut written = Ok(());
+        let visited = visit(path, |line, point| {
+            if written.is_ok() && point.is_some_and(|point| keep(&point)) {
+                written = file.write_all(line).and_then(|()| file.write_all(b"\n"));
+            }
+        });
+        visited.map_err(std::io::Error::other)?;
+        written
+    })
+}
+
+/// The keys of a line, in the order they are written.
+#[derive(Clone, Serialize, Deserialize)]
+struct Fields {
+    step: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
+    #[serde(deserialize_with = "null_is_nan")]
+    loss: f32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    learning_rate: Option<f32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    grad_norm: Option<f32>,
+    #[serde(default)]
+    tokens: u64,
+    #[serde(default)]
+    seconds: f64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    metrics: BTreeMap<String, Option<f32>>,
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
+    Option::<f32>::deserialize(deserializer).map(or_nan)
+}
+
+fn or_nan(value: Option<f32>) -> f32 {
+    value.unwrap_or(f32::NAN)
+}
+
+impl From<Point> for Fields {
+    fn from(point: Point) -> Self {
+        match point {
+            Point::Train(point) => Self {
+                step: point.step,
+                mode: None,
+                loss: point.loss,
+                learning_rate: Some(point.learning_rate),
+                grad_norm: Some(point.grad_norm),
+                tokens: point.tokens,
+                seconds: point.seconds,
+                metrics: BTreeMap::new(),
+            },
+            Point::Eval(point) => Self {
+                step: point.step,
+                mode: Some("eval".into()),
+                loss: point.loss,
+                learning_rate: None,
+                grad_norm: None,
+                tokens: point.tokens,
+                seconds: point.seconds,
+                metrics: point.metrics.into_iter().map(|(name, value)| (name, Some(value))).collect(),
+            },
+        }
+    }
+}
+
+impl From<Fields> for Point {
+    fn from(fields: Fields) -> Self {
+        if fields.mode.as_deref() == Some("eval") {
+            Self::Eval(EvalPoint {
+                step: fields.step,
+                loss: fields.loss,
+                tokens: fields.tokens,
+                seconds: fields.seconds,
+                metrics: fields.metrics.into_iter().map(|(name, value)| (name, or_nan(value))).collect(),
+            })
+        } else {
+            Self::Train(TrainPoint {
+                step: fields.step,
+                loss: fields.loss,
+                learning_rate: or_nan(fields.learning_rate),
+                grad_norm: or_nan(fields.grad_norm),
+                tokens: fields.tokens,
+                seconds: fields.seconds,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn train(step: u64) -> Point {
+        Point::Train(TrainPoint {
+            step,
+            loss: 5.560_123 / step as f32,
+            learning_rate: 6e-4,
+            grad_norm: 0.1 + 0.2,
+            tokens: 4096,
+            seconds: 0.42,
+        })
+    }
+
+    fn eval(step: u64) -> Point {
+        Point::Eval(EvalPoint {
+            step,
+            loss: 1.9871,
+            tokens: 65_536,
+            seconds: 3.1,
+            metrics: [("eval/lm_perplexity".to_owned(), 7.294)].into(),
+        })
+    }
+
+    #[test]
+    fn lines_as_documented() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = MetricsLog::open(dir.path(), 0).unwrap();
+        log.append(&train(1)).unwrap();
+        log.append(&eval(1)).unwrap();
+        assert_eq!(
+            fs::read_to_string(log.path()).unwrap(),
+            "{\"step\":1,\"loss\":5.560123,\"learning_rate\":0.0006,\"grad_norm\":0.3,\"tokens\":4096,\"seconds\":0.42}\n\
+             {\"step\":1,\"mode\":\"eval\",\"loss\":1.9871,\"tokens\":65536,\"seconds\":3.1,\"metrics\":{\"eval/lm_perplexity\":7.294}}\n"
+        );
+        assert_eq!(read(dir.path()).unwrap(), [train(1), eval(1)]);
+    }
+
+    /// Text and bits agree for any f32, subnormals included; what is not finite becomes null and then NaN.
+    #[test]
+    fn every_f32_reads_back_to_its_bits() {
+        let mut bits = 0x9E37_79B9_u32;
+        for _ in 0..20_000 {
+            bits = bits.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+            let value = f32::from_bits(bits);
+            let point = Point::Train(TrainPoint {
+                step: 1,
+                loss: value,
+                learning_rate: value,
+                grad_norm: value,
+                tokens: 0,
+                seconds: 0.0,
+            });
+            let Point::Train(read) = serde_json::from_slice(&to_line(&point).unwrap()).unwrap() else {
+                panic!("a training line read as an evaluation")
+            };
+            for read in [read.loss, read.learning_rate, read.grad_norm] {
+                assert!(
+                    read.to_bits() == bits || read.is_nan() && !value.is_finite(),
+                    "{value:e} read back as {read:e}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn each_step_stands_once_after_a_resume() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = MetricsLog::open(dir.path(), 0).unwrap();
+        for point in [train(1), train(2), eval(2), train(3), train(4)] {
+            log.append(&point).unwrap();
+        }
+        let path = log.path().to_path_buf();
+        let mut text = fs::read(&path).unwrap();
+        text.extend(b"\0\0\0\n{\"step\":5,\"lo");
+        fs::write(&path, text).unwrap();
+
+        let mut log = MetricsLog::open(dir.path(), 2).unwrap();
+        assert_eq!(log.opening(), Opening { kept: 3, beyond: 2, unreadable: 2 });
+        log.append(&train(3)).unwrap();
+        assert_eq!(read(dir.path()).unwrap(), [train(1), train(2), eval(2), train(3)]);
+
+        let log = MetricsLog::open_for_evaluation(dir.path()).unwrap();
+        assert_eq!(log.opening().kept, 4);
+        let log = MetricsLog::open(dir.path(), 0).unwrap();
+        assert_eq!(log.opening().beyond, 4);
+        assert_eq!(read(dir.path()).unwrap(), []);
+    }
+}

@@ -1,0 +1,286 @@
+//! Counters and gauges, and the page Prometheus reads: text exposition format 0.0.4.
+//!
+//! A metric is looked up once and kept: updating it is one atomic operation, without a lock or an allocation. Locks are
+//! only taken to add a series and to render the page.
+//!
+//! (The crate `prometheus-client` writes OpenMetrics only, in which a counter's family lacks the `_total` of its
+//! samples; plain 0.0.4 is what every scraper and every shell script reads, and is this small.)
+
+use std::{
+    collections::BTreeMap,
+    marker::PhantomData,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// The page's `Content-Type`.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A number that only rises. Clones share the number.
+#[derive(Clone, Debug, Default)]
+pub struct Counter(Arc<AtomicU64>);
+
+impl Counter {
+    /// Adds one.
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// Adds `amount`.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// The sum so far.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that is set. Clones share the number.
+#[derive(Clone, Debug, Default)]
+pub struct Gauge(Arc<AtomicU64>);
+
+impl Gauge {
+    /// Sets the value.
+    pub fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    /// The value last set; 0 before.
+    pub fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// What a family is of: [`Counter`] or [`Gauge`].
+pub trait Metric: sealed::Metric {}
+impl Metric for Counter {}
+impl Metric for Gauge {}
+
+mod sealed {
+    use super::{Arc, Counter, Gauge};
+
+    /// Where a series takes its value from.
+    #[derive(Clone)]
+    pub enum Source {
+        Counter(Counter),
+        Gauge(Gauge),
+        Read(Arc<dyn Fn() -> f64 + Send + Sync>),
+    }
+
+    pub trait Metric: Clone + Default {
+        const TYPE: &'static str;
+        fn source(&self) -> Source;
+        fn of(source: &Source) -> Option<Self>;
+    }
+
+    impl Metric for Counter {
+        const TYPE: &'static str = "counter";
+        fn source(&self) -> Source {
+            Source::Counter(self.clone())
+        }
+        fn of(source: &Source) -> Option<Self> {
+            if let Source::Counter(counter) = source { Some(counter.clone()) } else { None }
+        }
+    }
+
+    impl Metric for Gauge {
+        const TYPE: &'static str = "gauge";
+        fn source(&self) -> Source {
+            Source::Gauge(self.clone())
+        }
+        fn of(source: &Source) -> Option<Self> {
+            if let Source::Gauge(gauge) = source { Some(gauge.clone()) } else { None }
+        }
+    }
+}
+use sealed::Source;
+
+/// Series by their rendered labels, `{role="cs2"}` or nothing.
+type Series = Arc<Mutex<BTreeMap<String, Source>>>;
+
+/// Metrics of one name that differ in the values of `N` labels.
+#[derive(Clone)]
+pub struct Family<M, const N: usize> {
+    labels: [&'static str; N],
+    series: Series,
+    metric: PhantomData<M>,
+}
+
+impl<M: Metric, const N: usize> Family<M, N> {
+    /// The metric with these label values, the same one for the same values. Look it up once and keep it.
+    pub fn with(&self, values: [&str; N]) -> M {
+        let mut series = lock(&self.series);
+        let source = series.entry(render_labels(self.labels, values)).or_insert_with(|| M::default().source());
+        // A series that `read` made under the same labels is not counted by hand; what is added is then not shown.
+        M::of(source).unwrap_or_default()
+    }
+
+    /// Takes the value with these labels from `read` whenever the page is rendered.
+    pub fn read(&self, values: [&str; N], read: impl Fn() -> f64 + Send + Sync + 'static) {
+        lock(&self.series).insert(render_labels(self.labels, values), Source::Read(Arc::new(read)));
+    }
+}
+
+/// All metrics of a process.
+#[derive(Default)]
+pub struct Registry {
+    families: Mutex<Vec<Described>>,
+}
+
+struct Described {
+    name: &'static str,
+    help: &'static str,
+    metric_type: &'static str,
+    series: Series,
+}
+
+impl Registry {
+    /// A registry without metrics.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a family, to be done once for a name. It appears on the page with its first series.
+    pub fn family<M: Metric, const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+    ) -> Family<M, N> {
+        debug_assert!(is_name(name) && labels.iter().all(|label| is_name(label)));
+        let series = Series::default();
+        lock(&self.families).push(Described { name, help, metric_type: M::TYPE, series: Arc::clone(&series) });
+        Family { labels, series, metric: PhantomData }
+    }
+
+    /// Adds a metric without labels, to be done once for a name.
+    pub fn metric<M: Metric>(&self, name: &'static str, help: &'static str) -> M {
+        self.family::<M, 0>(name, help, []).with([])
+    }
+
+    /// The page, families in the order they were added and series in the order of their labels.
+    pub fn render(&self) -> String {
+        let mut page = String::with_capacity(4096);
+        for family in lock(&self.families).iter() {
+            let series = lock(&family.series).clone();
+            if series.is_empty() {
+                continue;
+            }
+            let Described { name, help, metric_type, .. } = family;
+            let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+            page += &format!("# HELP {name} {help}\n# TYPE {name} {metric_type}\n");
+            for (labels, source) in series {
+                page += &format!("{name}{labels} {}\n", render_value(&source));
+            }
+        }
+        page
+    }
+}
+
+/// A panic elsewhere leaves these maps whole, so they stay in use.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+fn render_labels<const N: usize>(names: [&str; N], values: [&str; N]) -> String {
+    let mut labels = String::new();
+    for (at, (name, value)) in names.into_iter().zip(values).enumerate() {
+        labels.push(if at == 0 { '{' } else { ',' });
+        labels += name;
+        labels += "=\"";
+        for c in value.chars() {
+            match c {
+                '\\' => labels += "\\\\",
+                '"' => labels += "\\\"",
+                '\n' => labels += "\\n",
+                c => labels.push(c),
+            }
+        }
+        labels.push('"');
+    }
+    if N > 0 {
+        labels.push('}');
+    }
+    labels
+}
+
+fn render_value(source: &Source) -> String {
+    let level = match source {
+        Source::Counter(counter) => return counter.get().to_string(),
+        Source::Gauge(gauge) => gauge.get(),
+        Source::Read(read) => read(),
+    };
+    match level {
+        f64::INFINITY => "+Inf".into(),
+        f64::NEG_INFINITY => "-Inf".into(),
+        level => level.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_to_the_letter() {
+        let registry = Registry::new();
+        let bytes = registry.family::<Counter, 2>("bytes_total", "Bytes\\moved\n.", ["way", "link"]);
+        let unused = registry.family::<Gauge, 1>("unused", "Never set.", ["x"]);
+        let step: Gauge = registry.metric("step", "Committed steps.");
+        let memory = registry.family::<Gauge, 1>("memory_bytes", "Memory.", ["kind"]);
+        bytes.with(["up", "b"]).add(u64::MAX);
+        bytes.with(["down", "quote \" back \\ line\n é"]).inc();
+        bytes.with(["down", "quote \" back \\ line\n é"]).add(2);
+        step.set(12.5);
+        for (kind, value) in [("a", f64::NAN), ("b", f64::INFINITY), ("c", 1e300), ("d", 0.0)] {
+            memory.read([kind], move || value);
+        }
+        memory.with(["a"]).set(1.0);
+        drop(unused);
+
+        let huge = format!("1{}", "0".repeat(300));
+        assert_eq!(
+            registry.render(),
+            format!(
+                r#"# HELP bytes_total Bytes\\moved\n.
+# TYPE bytes_total counter
+bytes_total{{way="down",link="quote \" back \\ line\n é"}} 3
+bytes_total{{way="up",link="b"}} 18446744073709551615
+# HELP step Committed steps.
+# TYPE step gauge
+step 12.5
+# HELP memory_bytes Memory.
+# TYPE memory_bytes gauge
+memory_bytes{{kind="a"}} NaN
+memory_bytes{{kind="b"}} +Inf
+memory_bytes{{kind="c"}} {huge}
+memory_bytes{{kind="d"}} 0
+"#
+            )
+        );
+    }
+
+    #[test]
+    fn updates_from_many_threads_all_count() {
+        let registry = Registry::new();
+        let family = registry.family::<Counter, 1>("steps_total", "Steps.", ["role"]);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let counter = family.with(["cs2"]);
+                    (0..5000).for_each(|_| counter.inc());
+                });
+            }
+        });
+        assert_eq!(family.with(["cs2"]).get(), 20_000);
+    }
+}

@@ -1,0 +1,294 @@
+//! Who waited for what, and how long: the clock behind `millrace_stall_seconds_total{reason}` and the run's summary.
+//!
+//! A wait is an interval between [`StallClock::start`] and the drop of its [`Stall`]. Waits of several threads add up,
+//! so a role whose share is to stay below 1 measures on the one thread that would otherwise compute. A wait still going
+//! on counts up to now: a role that hangs is seen hanging.
+
+use std::{
+    fmt,
+    ops::{AddAssign, Index, IndexMut, Sub},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeMap};
+
+/// What a role can wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StallReason {
+    /// The next layer's weights to arrive.
+    Weights,
+    /// Gradients or partial sums to arrive.
+    Grads,
+    /// The optimizer's update of a chunk that is to be streamed.
+    Optimizer,
+    /// Training samples.
+    Samples,
+    /// Credit to send: the receiver is slower.
+    Credit,
+    /// The coordinator's decision over the step.
+    Commit,
+    /// The checkpoint's copy pool: a chunk must be copied before its next update.
+    Snapshot,
+}
+
+impl StallReason {
+    /// Every reason, in the order of all reports.
+    pub const ALL: [Self; 7] =
+        [Self::Weights, Self::Grads, Self::Optimizer, Self::Samples, Self::Credit, Self::Commit, Self::Snapshot];
+
+    /// The label's value.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Grads => "grads",
+            Self::Optimizer => "optimizer",
+            Self::Samples => "samples",
+            Self::Credit => "credit",
+            Self::Commit => "commit",
+            Self::Snapshot => "snapshot",
+        }
+    }
+
+    /// The reason of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == name)
+    }
+}
+
+const REASONS: usize = StallReason::ALL.len();
+
+/// Measures waits by reason. Clones share one clock; all methods may be called from any thread. Starting and ending a
+/// wait costs a clock reading under an uncontended lock each, no allocation but one reference count.
+#[derive(Clone, Debug)]
+pub struct StallClock {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    epoch: Instant,
+    waits: [Mutex<Waits>; REASONS],
+}
+
+/// Waits of one reason. Time is in nanoseconds since the clock's epoch.
+///
+/// Each running wait has subtracted its start from `balance`, each ended one has also added its end, so that
+/// `balance + running * now` is the time waited until now. Clocks are read under the lock: the total never falls.
+#[derive(Debug, Default)]
+struct Waits {
+    balance: i64,
+    running: i64,
+}
+
+impl Shared {
+    /// The waits of a reason, with the time.
+    fn now(&self, reason: StallReason) -> (MutexGuard<'_, Waits>, i64) {
+        // The numbers are whole after every statement, so a panic elsewhere cannot have spoilt them.
+        let waits = self.waits[reason as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.epoch.elapsed().as_nanos();
+        (waits, i64::try_from(now).unwrap_or(i64::MAX))
+    }
+}
+
+impl Default for StallClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl StallClock {
+    /// A clock on which nothing has waited yet.
+    pub fn new() -> Self {
+        Self { shared: Arc::new(Shared { epoch: Instant::now(), waits: Default::default() }) }
+    }
+
+    /// Begins a wait, which ends when the returned value is dropped; it may be moved to another thread and held across
+    /// an `await`.
+    #[must_use = "the wait ends when this is dropped"]
+    pub fn start(&self, reason: StallReason) -> Stall {
+        let (mut waits, now) = self.shared.now(reason);
+        waits.balance -= now;
+        waits.running += 1;
+        drop(waits);
+        Stall { shared: Arc::clone(&self.shared), reason }
+    }
+
+    /// Runs `wait` and counts its time.
+    pub fn measure<T>(&self, reason: StallReason, wait: impl FnOnce() -> T) -> T {
+        let _stall = self.start(reason);
+        wait()
+    }
+
+    /// Seconds waited for one reason until now.
+    pub fn seconds(&self, reason: StallReason) -> f64 {
+        let (waits, now) = self.shared.now(reason);
+        let nanoseconds = waits.balance + waits.running * now;
+        nanoseconds as f64 / 1e9
+    }
+
+    /// Seconds waited until now, by reason.
+    pub fn totals(&self) -> StallTotals {
+        StallTotals { seconds: StallReason::ALL.map(|reason| self.seconds(reason)) }
+    }
+}
+
+/// A wait that is going on; dropping it ends the wait.
+#[derive(Debug)]
+pub struct Stall {
+    shared: Arc<Shared>,
+    reason: StallReason,
+}
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        let (mut waits, now) = self.shared.now(self.reason);
+        waits.balance += now;
+        waits.running -= 1;
+    }
+}
+
+/// Seconds waited, by reason; as JSON a map from reason to seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StallTotals {
+    seconds: [f64; REASONS],
+}
+
+impl StallTotals {
+    /// Each reason with its seconds.
+    pub fn iter(&self) -> impl Iterator<Item = (StallReason, f64)> + '_ {
+        StallReason::ALL.into_iter().zip(self.seconds)
+    }
+
+    /// Seconds waited for whatever reason.
+    pub fn sum(&self) -> f64 {
+        self.seconds.iter().sum()
+    }
+
+    /// Says which share of `wall` was waited, and for what: `waited 4.1%: weights 3.0%, credit 1.1%`.
+    pub fn shares(&self, wall: Duration) -> impl fmt::Display + '_ {
+        fmt::from_fn(move |f| {
+            let percent = |seconds: f64| 100.0 * seconds / wall.as_secs_f64().max(1e-9);
+            write!(f, "waited {:.1}%", percent(self.sum()))?;
+            let mut told: Vec<_> = self.iter().filter(|&(_, s)| percent(s) >= 0.05).collect();
+            told.sort_by(|a, b| b.1.total_cmp(&a.1));
+            for (at, (reason, seconds)) in told.into_iter().enumerate() {
+                let separator = if at == 0 { ": " } else { ", " };
+                write!(f, "{separator}{} {:.1}%", reason.as_str(), percent(seconds))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Index<StallReason> for StallTotals {
+    type Output = f64;
+    fn index(&self, reason: StallReason) -> &f64 {
+        &self.seconds[reason as usize]
+    }
+}
+
+impl IndexMut<StallReason> for StallTotals {
+    fn index_mut(&mut self, reason: StallReason) -> &mut f64 {
+        &mut self.seconds[reason as usize]
+    }
+}
+
+/// What was waited since `earlier`.
+impl Sub for StallTotals {
+    type Output = Self;
+    fn sub(self, earlier: Self) -> Self {
+        Self { seconds: std::array::from_fn(|at| self.seconds[at] - earlier.seconds[at]) }
+    }
+}
+
+impl AddAssign for StallTotals {
+    fn add_assign(&mut self, other: Self) {
+        for (mine, theirs) in self.seconds.iter_mut().zip(other.seconds) {
+            *mine += theirs;
+        }
+    }
+}
+
+impl Serialize for StallTotals {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(REASONS))?;
+        for (reason, seconds) in self.iter() {
+            map.serialize_entry(reason.as_str(), &seconds)?;
+        }
+        map.end()
+    }
+}
+
+/// Reasons this version does not know are left out.
+impl<'de> Deserialize<'de> for StallTotals {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let map = std::collections::BTreeMap::<String, f64>::deserialize(deserializer)?;
+        let mut totals = Self::default();
+        for (name, seconds) in map {
+            if let Some(reason) = StallReason::from_name(&name) {
+                totals[reason] = seconds;
+            }
+        }
+        Ok(totals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use StallReason::*;
+
+    #[test]
+    fn waits_of_threads_add_up_and_never_fall() {
+        let clock = StallClock::new();
+        let outer = Instant::now();
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let clock = clock.clone();
+                std::thread::spawn(move || {
+                    for _ in 0..2000 {
+                        clock.measure(Credit, || std::hint::black_box(0));
+                    }
+                })
+            })
+            .collect();
+        let mut last = 0.0;
+        while !threads.iter().all(std::thread::JoinHandle::is_finished) {
+            let now = clock.seconds(Credit);
+            assert!(now >= last, "{now} < {last}");
+            last = now;
+        }
+        let spent = outer.elapsed().as_secs_f64();
+        let waited = clock.totals();
+        assert!(waited[Credit] > 0.0 && waited[Credit] <= 4.0 * spent);
+        assert_eq!(waited.sum(), waited[Credit]);
+        assert_eq!(clock.seconds(Credit), waited[Credit], "nothing runs any more");
+    }
+
+    #[test]
+    fn a_wait_counts_while_it_lasts() {
+        let clock = StallClock::new();
+        let stall = clock.start(Samples);
+        let first = clock.seconds(Samples);
+        while clock.seconds(Samples) <= first {}
+        drop(stall);
+        let ended = clock.totals();
+        assert!(ended[Samples] > first);
+        assert_eq!((clock.totals() - ended).sum(), 0.0);
+    }
+
+    #[test]
+    fn told_in_shares_and_as_json() {
+        let mut totals = StallTotals::default();
+        totals[Credit] = 0.11;
+        totals[Weights] = 0.3;
+        totals[Commit] = 0.001;
+        assert_eq!(totals.shares(Duration::from_secs(10)).to_string(), "waited 4.1%: weights 3.0%, credit 1.1%");
+        assert_eq!(StallTotals::default().shares(Duration::ZERO).to_string(), "waited 0.0%");
+        let text = serde_json::to_string(&totals).unwrap();
+        assert!(text.starts_with("{\"weights\":0.3,\"grads\":0.0,"));
+        assert_eq!(serde_json::from_str::<StallTotals>(&text).unwrap(), totals);
+        assert!(serde_json::from_str::<StallTotals>("{\"later\":1}").is_ok());
+    }
+}

@@ -1,0 +1,172 @@
+//! TensorBoard event files, in the form the `tensorboard` package reads.
+//!
+//! A file is a sequence of TFRecords (`record`), each an `Event` message (`event`); the first says
+//! `file_version: "brain.Event:2"`. One file belongs to one attempt and is only appended to. The second event is a
+//! session start at the first step the attempt trains: there TensorBoard drops what earlier files said of that step and
+//! later ones, so that the curves show each step once, however often a run was resumed. (It takes the first session
+//! start of a run for the run's beginning and drops nothing; that is why every file has one.)
+
+mod event;
+mod record;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crate::error::{Error, Result};
+use event::Event;
+
+/// The names of the curves.
+pub mod tags {
+    /// Loss of a training step.
+    pub const TRAIN_LOSS: &str = "train/loss";
+    /// Learning rate of a training step.
+    pub const TRAIN_LEARNING_RATE: &str = "train/learning_rate";
+    /// Global gradient norm of a training step, before clipping.
+    pub const TRAIN_GRAD_NORM: &str = "train/grad_norm";
+    /// Loss of an evaluation.
+    pub const EVAL_LOSS: &str = "eval/loss";
+    /// Samples per second over the last log interval, smoothed.
+    pub const LOCAL_SAMPLES_PER_SEC: &str = "local_samples_per_sec";
+    /// Samples per second since the start.
+    pub const AVG_SAMPLES_PER_SEC: &str = "avg_samples_per_sec";
+    /// Steps per second since the start.
+    pub const AVG_STEPS_PER_SEC: &str = "avg_steps_per_sec";
+}
+
+/// Writes one event file. Every event is with the operating system when a method returns.
+#[derive(Debug)]
+pub struct EventWriter {
+    file: File,
+    path: PathBuf,
+}
+
+impl EventWriter {
+    /// Creates `events.out.tfevents.<seconds>.<host>.<pid>.<attempt>` in `directory`, which is created too.
+    ///
+    /// The attempt continues after `resume_step` committed steps: readers drop what earlier files say of later ones. A
+    /// run from step 0 makes them drop everything.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn create(directory: &Path, attempt: u64, resume_step: u64) -> Result<Self> {
+        fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+        let now = wall_time();
+        let name = file_name(now, &host_name(), std::process::id(), attempt);
+        let (file, path) = create_new(directory, &name)?;
+        let mut writer = Self { file, path };
+        writer.write(&Event::file_version(now))?;
+        let first_step = if resume_step == 0 { 0 } else { resume_step.saturating_add(1) };
+        writer.write(&Event::session_start(now, first_step))?;
+        Ok(writer)
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds a point at `step` to each of the named curves, at the present time.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> Result<()> {
+        self.write(&Event::scalars(wall_time(), step, values))
+    }
+
+    fn write(&mut self, event: &Event<'_>) -> Result<()> {
+        self.file.write_all(&record::frame(&event.encode())).map_err(Error::io("append to", &self.path))
+    }
+}
+
+/// A second run of the same second, host and process gets a further number, never the other's file.
+fn create_new(directory: &Path, name: &str) -> Result<(File, PathBuf)> {
+    let mut path = directory.join(name);
+    for copy in 1_u32.. {
+        match OpenOptions::new().append(true).create_new(true).open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                path = directory.join(format!("{name}.{copy}"));
+            }
+            Ok(file) => return Ok((file, path)),
+            Err(e) => return Err(Error::io("create", &path)(e)),
+        }
+    }
+    Err(Error::io("create", &path)(io::ErrorKind::AlreadyExists.into()))
+}
+
+/// Ten digits of seconds, so that names sort by time: that is the order TensorBoard reads files in.
+fn file_name(wall_time: f64, host: &str, process: u32, attempt: u64) -> String {
+    format!("events.out.tfevents.{:010}.{host}.{process}.{attempt}", wall_time as u64)
+}
+
+/// Seconds since 1970.
+fn wall_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// This machine's name, of characters that are safe in a file name.
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String =
+        name.trim().chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).take(64).collect();
+    if name.is_empty() { "localhost".into() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `tests/golden/read_events.py` reads this file with the real package.
+    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/events.out.tfevents.golden");
+
+    fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+        let mut records = Vec::new();
+        while !bytes.is_empty() {
+            let (payload, rest) = record::unframe(bytes).expect("whole records with right sums");
+            records.push(payload.to_vec());
+            bytes = rest;
+        }
+        records
+    }
+
+    fn golden_events() -> Vec<Event<'static>> {
+        let time = |second: u32| 1_700_000_000.0 + f64::from(second) / 4.0;
+        vec![
+            Event::file_version(time(0)),
+            Event::session_start(time(0), 0),
+            Event::scalars(time(1), 1, &[(tags::TRAIN_LOSS, 5.5), (tags::TRAIN_LEARNING_RATE, 6e-4)]),
+            Event::scalars(time(2), 3, &[(tags::TRAIN_LOSS, 4.5)]),
+            Event::session_start(time(3), 3),
+            Event::scalars(time(4), 3, &[(tags::TRAIN_LOSS, 4.25)]),
+            Event::scalars(time(5), 300, &[(tags::EVAL_LOSS, f32::INFINITY)]),
+        ]
+    }
+
+    #[test]
+    fn bytes_are_the_golden_ones() {
+        let written: Vec<u8> = golden_events().iter().flat_map(|event| record::frame(&event.encode())).collect();
+        if std::env::var_os("MILLRACE_BLESS").is_some() {
+            fs::write("tests/golden/events.out.tfevents.golden", &written).unwrap();
+        }
+        assert_eq!(written, GOLDEN);
+    }
+
+    #[test]
+    fn a_file_per_attempt_with_version_and_session_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = EventWriter::create(dir.path(), 1, 0).unwrap();
+        first.scalars(1, &[(tags::TRAIN_LOSS, 1.0)]).unwrap();
+        let second = EventWriter::create(dir.path(), 1, 1).unwrap();
+        assert_ne!(first.path(), second.path());
+
+        let name = second.path().file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with("events.out.tfevents.1"), "{name}");
+        assert_eq!(records(&fs::read(first.path()).unwrap()).len(), 3);
+        let second = records(&fs::read(second.path()).unwrap());
+        assert!(second[0].ends_with(b"brain.Event:2"));
+        assert_eq!(second.len(), 2);
+    }
+}

@@ -1,0 +1,232 @@
+//! The borders of ARCHITECTURE.md, checked: what each crate may depend on, and how long a file may be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+/// Words of crates that would pull a border down.
+const NETWORK: &[&str] = &["tokio", "tonic", "hyper", "axum", "mio", "socket2"];
+const KUBERNETES: &[&str] = &["kube", "kube-client", "k8s-openapi"];
+const SQL: &[&str] = &["sqlx", "sqlx-core", "rusqlite", "diesel"];
+
+/// What a crate must not depend on, directly or by way of others.
+const FORBIDDEN: &[(&str, &[&[&str]])] = &[
+    ("millrace-params", &[NETWORK, KUBERNETES, SQL]),
+    ("millrace-emulator", &[NETWORK, KUBERNETES, SQL]),
+    ("millrace-engine", &[NETWORK, KUBERNETES, SQL]),
+    ("millrace-data", &[NETWORK, KUBERNETES, SQL]),
+    ("millrace-checkpoint", &[NETWORK, KUBERNETES, SQL]),
+    ("millrace-telemetry", &[NETWORK, KUBERNETES, SQL]),
+    ("millrace-protocol", &[KUBERNETES, SQL]),
+    ("millrace-agents", &[KUBERNETES, SQL]),
+];
+
+/// Which of our own crates a crate may name. A crate that is not here has no borders yet: add it.
+const OWN: &[(&str, &[&str])] = &[
+    ("millrace-params", &[]),
+    ("millrace-emulator", &["millrace-params"]),
+    ("millrace-engine", &["millrace-emulator", "millrace-params"]),
+    ("millrace-protocol", &["millrace-engine", "millrace-emulator"]),
+    ("millrace-data", &[]),
+    ("millrace-checkpoint", &["millrace-emulator"]),
+    ("millrace-telemetry", &[]),
+    (
+        "millrace-agents",
+        &[
+            "millrace-params",
+            "millrace-emulator",
+            "millrace-engine",
+            "millrace-protocol",
+            "millrace-data",
+            "millrace-checkpoint",
+            "millrace-telemetry",
+        ],
+    ),
+];
+
+/// The only crates that may ask the emulator for its arithmetic.
+const KERNELS: &[&str] = &["millrace-agents"];
+
+/// Crates that may look at clocks, sockets, files or the environment nowhere in `src/`: they only decide.
+const PURE: &[&str] =
+    &["agents/engine/src", "emulator/src/compile", "emulator/src/placement.rs", "emulator/src/tree.rs"];
+const IMPURE: &[&str] = &["std::net", "std::fs", "std::env", "Instant::now", "SystemTime", "thread::spawn", "async fn"];
+
+const MOST_LINES: usize = 600;
+const MOST_LINES_OF_MAIN: usize = 60;
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_members: BTreeSet<String>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    kind: Option<String>,
+    features: Vec<String>,
+    uses_default_features: bool,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Edge>,
+}
+
+#[derive(Deserialize)]
+struct Edge {
+    pkg: String,
+    dep_kinds: Vec<Kind>,
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    kind: Option<String>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn metadata() -> Metadata {
+    let host = Command::new(env!("CARGO")).args(["-vV"]).output().unwrap();
+    let host = String::from_utf8(host.stdout).unwrap();
+    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", host])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+impl Metadata {
+    fn own(&self) -> impl Iterator<Item = &Package> {
+        self.packages.iter().filter(|package| self.workspace_members.contains(&package.id))
+    }
+
+    /// Names of everything `package` links, itself included.
+    fn linked(&self, package: &Package) -> BTreeSet<&str> {
+        let edges: BTreeMap<&str, &[Edge]> =
+            self.resolve.nodes.iter().map(|node| (node.id.as_str(), node.deps.as_slice())).collect();
+        let mut found = BTreeSet::from([package.id.as_str()]);
+        let mut next = vec![package.id.as_str()];
+        while let Some(id) = next.pop() {
+            for edge in edges[id].iter().filter(|edge| edge.dep_kinds.iter().any(|kind| kind.kind.is_none())) {
+                if found.insert(&edge.pkg) {
+                    next.push(&edge.pkg);
+                }
+            }
+        }
+        self.packages.iter().filter(|package| found.contains(package.id.as_str())).map(|p| p.name.as_str()).collect()
+    }
+}
+
+#[test]
+fn crates_know_only_what_they_may() {
+    let metadata = metadata();
+    let mut wrong = Vec::new();
+    for package in metadata.own() {
+        let name = package.name.as_str();
+        let Some((_, may)) = OWN.iter().find(|(owner, _)| *owner == name) else {
+            wrong.push(format!("{name} has no borders: add it to agents/tests/borders.rs and ARCHITECTURE.md"));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| d.kind.is_none() && d.name.starts_with("millrace-")) {
+            if !may.contains(&dependency.name.as_str()) {
+                wrong.push(format!("{name} must not know {}", dependency.name));
+            }
+            let kernels = dependency.uses_default_features || dependency.features.iter().any(|f| f == "kernels");
+            if dependency.name == "millrace-emulator" && kernels && !KERNELS.contains(&name) {
+                wrong.push(format!("{name} must use millrace-emulator without its kernels"));
+            }
+        }
+        let linked = metadata.linked(package);
+        let forbidden = FORBIDDEN.iter().filter(|(owner, _)| *owner == name).flat_map(|(_, groups)| groups.iter());
+        for crate_name in forbidden.flat_map(|group| group.iter()).filter(|crate_name| linked.contains(**crate_name)) {
+            wrong.push(format!("{name} must not depend on {crate_name}, not even by way of others"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // Would this test see a dependency if there were one?
+    let agents = metadata.own().find(|package| package.name == "millrace-agents").unwrap();
+    assert!(metadata.linked(agents).contains("mio"), "tokio's mio is two levels down");
+}
+
+/// Every Rust file of the repository, relative to its root.
+fn sources() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut next = vec![root()];
+    while let Some(dir) = next.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if path.is_dir() && !name.starts_with('.') && name != "target" {
+                next.push(path);
+            } else if name.ends_with(".rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.iter().map(|path| path.strip_prefix(root()).unwrap().to_owned()).collect()
+}
+
+#[test]
+fn files_are_short_and_mains_only_parse_build_and_run() {
+    let sources = sources();
+    assert!(sources.contains(&PathBuf::from("agents/tests/borders.rs")));
+    let mut wrong = Vec::new();
+    for path in sources {
+        let lines = std::fs::read_to_string(root().join(&path)).unwrap().lines().count();
+        let is_main = path.ends_with("src/main.rs");
+        let most = if is_main { MOST_LINES_OF_MAIN } else { MOST_LINES };
+        if lines > most {
+            wrong.push(format!("{} has {lines} lines, {most} at most: split it by meaning", path.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_decides_does_no_io() {
+    let mut wrong = Vec::new();
+    for path in sources().iter().filter(|path| PURE.iter().any(|pure| path.starts_with(pure))) {
+        let text = std::fs::read_to_string(root().join(path)).unwrap();
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
+            if let Some(word) = IMPURE.iter().find(|word| line.contains(**word)) {
+                wrong.push(format!("{}:{} uses {word}", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_dependency_says_why() {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let section = manifest.split("[workspace.dependencies]").nth(1).unwrap().split("\n[").next().unwrap();
+    let silent: Vec<_> = section
+        .lines()
+        .filter(|line| line.contains('=') && !line.starts_with(['#', '[']) && !line.starts_with("millrace-"))
+        .filter(|line| !line.contains(" # "))
+        .collect();
+    assert!(silent.is_empty(), "give a reason behind each of these:\n{}", silent.join("\n"));
+}

@@ -1,0 +1,123 @@
+//! What a user can get wrong: exit code 2, one sentence, a hint, and nothing written.
+
+use super::harness::Place;
+
+/// A mistake: what is changed in the params, further flags, and what the error must say.
+struct Mistake {
+    change: (&'static str, &'static str),
+    flags: &'static str,
+    says: &'static str,
+}
+
+const fn mistake(change: (&'static str, &'static str), flags: &'static str, says: &'static str) -> Mistake {
+    Mistake { change, flags, says }
+}
+
+const NONE: (&str, &str) = ("seed: 3", "seed: 3");
+const SYNTHETIC: &str = "data_processor: SyntheticDataProcessor";
+
+const MISTAKES: &[Mistake] = &[
+    mistake(("hidden_size: 32", "hiden_size: 32"), "", "hiden_size"),
+    mistake(("hidden_size: 32", "hidden_size: wide"), "", "hidden_size"),
+    mistake(("hidden_size: 32", "hidden_size: 32\n    hidden_size: 32"), "", "hidden_size"),
+    mistake(("seed: 3", "seed: ["), "", "line"),
+    mistake(("batch_size: 8", "batch_size: 0"), "", "batch_size"),
+    mistake(("num_heads: 2", "num_heads: 5"), "", "num_heads"),
+    mistake(("max_position_embeddings: 16", "max_position_embeddings: 8"), "", "16"),
+    mistake(
+        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: gone.txt\n    tokenizer: bytes"),
+        "",
+        "gone.txt",
+    ),
+    mistake(
+        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: '*.none'\n    tokenizer: bytes"),
+        "",
+        "*.none",
+    ),
+    mistake(
+        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: empty.txt\n    tokenizer: bytes"),
+        "",
+        "empty",
+    ),
+    mistake(
+        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: text.txt\n    tokenizer: bytes"),
+        "",
+        "vocab",
+    ),
+    mistake((SYNTHETIC, "data_processor: GptHDF5DataProcessor\n    data_dir: d"), "", "HDF5"),
+    mistake(NONE, "--num_csx 9", "--num_csx is 9"),
+    mistake(NONE, "--num_csx 0", "--num_csx"),
+    mistake(NONE, "--num_csx two", "two"),
+    mistake(NONE, "--num_csy 2", "--num_csy"),
+    mistake(NONE, "--num_csx 3 --appliance two.yaml", "2"),
+    mistake(NONE, "--appliance small.yaml", "wafer"),
+    mistake(NONE, "--appliance wrong.yaml", "wafr"),
+    mistake(NONE, "--appliance gone.yaml", "gone.yaml"),
+    mistake(NONE, "--checkpoint_path gone", "gone"),
+    mistake(NONE, "--load_checkpoint_states everything", "everything"),
+    mistake(NONE, "--base_port 65530", "65530"),
+    mistake(NONE, "-o text.txt", "text.txt"),
+    mistake(("max_steps: 6", "max_steps: 0"), "", "max_steps"),
+];
+
+#[test]
+fn a_mistake_is_one_sentence_with_a_hint_and_nothing_is_written() {
+    let place = Place::new();
+    place.write("empty.txt", "");
+    place.write("text.txt", "zebras ".repeat(100));
+    place.write("two.yaml", "systems: 2\n");
+    place.write("small.yaml", "wafer: {memoryBytes: 4kB}\n");
+    place.write("wrong.yaml", "wafr: {}\n");
+    for Mistake { change, flags, says } in MISTAKES {
+        place.params("bad.yaml", &[*change]);
+        let before = place.files();
+        let model_dir = if flags.contains("-o ") { "" } else { "-o m" };
+        let ended = place.run(&format!("train -p bad.yaml {model_dir} {flags}"));
+        let of = format!("{change:?} {flags}\n{}{}", ended.stdout, ended.stderr);
+        assert_eq!(ended.code(), 2, "{of}");
+        let (error, hint) = ended.stderr.split_once('\n').unwrap_or_else(|| panic!("{of}"));
+        assert!(error.starts_with("error: ") && error.contains(says), "{of}");
+        assert!(hint.starts_with("hint: "), "{of}");
+        assert!(ended.stdout.is_empty(), "{of}");
+        assert_eq!(place.files(), before, "{of}");
+    }
+}
+
+#[test]
+fn missing_things_are_named() {
+    let place = Place::new();
+    for (line, says) in [
+        ("train -p gone.yaml", "gone.yaml"),
+        ("train", "--params"),
+        ("trian -p params.yaml", "trian"),
+        ("eval -p params.yaml -o m", "m to evaluate"),
+        ("eval_all -p params.yaml -o m", "m to evaluate"),
+        ("checkpoint info gone", "gone"),
+        ("checkpoint verify gone", "gone"),
+        ("checkpoint export gone --to hf out", "gone"),
+        ("checkpoint import gone -p params.yaml -o m", "gone"),
+        ("samples -p gone.yaml --steps 1 -o out", "gone.yaml"),
+        ("plan -p gone.yaml", "gone.yaml"),
+        ("role cs2", "role"),
+    ] {
+        let before = place.files();
+        let ended = place.run(line);
+        assert_eq!(ended.code(), 2, "{line}\n{}", ended.stderr);
+        assert!(ended.stderr.starts_with("error: ") && ended.stderr.contains(says), "{line}\n{}", ended.stderr);
+        assert!(ended.stderr.contains("\nhint: "), "{line}\n{}", ended.stderr);
+        assert_eq!(place.files(), before, "{line}");
+    }
+}
+
+#[test]
+fn all_mistakes_of_the_params_are_told_at_once() {
+    let place = Place::new();
+    place.params("bad.yaml", &[("hidden_size: 32", "hiden_size: 32"), ("max_steps: 6", "maxsteps: 6")]);
+    let ended = place.run("train -p bad.yaml -o m");
+    let told = ended.stderr.lines().filter(|line| line.starts_with("error: ")).count();
+    assert!(
+        told >= 2 && ended.stderr.contains("hidden_size") && ended.stderr.contains("max_steps"),
+        "{}",
+        ended.stderr
+    );
+}

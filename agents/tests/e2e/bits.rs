@@ -1,0 +1,71 @@
+//! The same bytes, whoever computes them and however often the run is stopped.
+
+use super::harness::{Place, RunResult};
+
+/// A wafer on which two of the layers need recomputation and the batch two rounds or more.
+const TINY_WAFER: &str = "wafer: {memoryBytes: 150kB}\n";
+
+/// Numbers of agents, threads and flags that must not matter.
+const VARIANTS: &[&str] = &[
+    "train --num_csx 2",
+    "train --num_csx 3 --num_wgt_servers 1",
+    "train --num_csx 4 --num_wgt_servers 3 --threads 2",
+    "train --num_csx 4 --appliance fan2.yaml",
+    "train --num_csx 1 --appliance tiny.yaml",
+    "train --num_csx 3 --appliance tiny.yaml --threads 2",
+    "train_and_eval --num_csx 2",
+    "train --num_csx 2 -p often.yaml",
+];
+
+fn matrix(mixed_precision: &str) {
+    let place = Place::new();
+    let precision = ("mixed_precision: False", mixed_precision);
+    place.params("params.yaml", &[precision]);
+    place.params("often.yaml", &[precision, ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 1")]);
+    place.write("tiny.yaml", TINY_WAFER);
+    place.write("fan2.yaml", "swarmx: {fanOut: 2}\n");
+
+    let plan = |flags: &str| -> serde_json::Value {
+        serde_json::from_str(&place.succeed(&format!("plan -p params.yaml --json {flags}")).stdout).unwrap()
+    };
+    let tiny = plan("--appliance tiny.yaml");
+    assert_eq!(tiny["recompute"], true, "{tiny}");
+    assert!(tiny["placement"]["rounds"].as_u64() > Some(1), "{}", tiny["placement"]);
+    assert_eq!(plan("--num_csx 4 --appliance fan2.yaml")["placement"]["swarmx"], 3);
+
+    let baseline = train(&place, "train --num_csx 1", "baseline");
+    assert_eq!(baseline.steps.len(), 6);
+    for (number, flags) in VARIANTS.iter().enumerate() {
+        let model_dir = format!("variant_{number}");
+        assert_eq!(train(&place, flags, &model_dir), baseline, "{flags}");
+    }
+
+    // Stopped in the middle, and continued by others.
+    place.succeed("train -p params.yaml -o resumed --max_steps 2 --num_csx 3 --num_wgt_servers 1");
+    place.succeed("train -p params.yaml -o resumed --max_steps 3 --num_csx 1 --appliance tiny.yaml");
+    place.succeed("train -p params.yaml -o resumed --num_csx 4 --num_wgt_servers 3");
+    assert_eq!(place.result("resumed", 6), baseline, "resumed twice");
+
+    // Would it be seen if something mattered?
+    place.params("other.yaml", &[precision, ("seed: 3", "seed: 4")]);
+    let other = train(&place, "train --num_csx 2 -p other.yaml", "other");
+    assert_ne!((&other.parameters, &other.optimizer), (&baseline.parameters, &baseline.optimizer));
+    assert!(other.steps.iter().zip(&baseline.steps).all(|(a, b)| a != b));
+}
+
+/// Six steps with `flags`; `params.yaml` unless they name another file.
+fn train(place: &Place, flags: &str, model_dir: &str) -> RunResult {
+    let params = if flags.contains("-p ") { "" } else { "-p params.yaml" };
+    place.succeed(&format!("{flags} {params} -o {model_dir}"));
+    place.result(model_dir, 6)
+}
+
+#[test]
+fn the_same_bits_in_f32() {
+    matrix("mixed_precision: False");
+}
+
+#[test]
+fn the_same_bits_in_mixed_precision() {
+    matrix("mixed_precision: True\n    use_bfloat16: True");
+}

@@ -1,0 +1,118 @@
+//! Checkpoints by way of the command line: damage is found, models travel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::harness::Place;
+
+/// A place with a run of two steps in `m`.
+fn trained() -> Place {
+    let place = Place::new();
+    place.succeed("train -p params.yaml -o m --num_csx 2 --max_steps 2");
+    place
+}
+
+/// The largest data file of the checkpoint.
+fn data_file(place: &Place, checkpoint: &str) -> PathBuf {
+    let dir = place.path(checkpoint).join("parameters");
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    files.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap()
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy(&path, &target);
+        } else {
+            fs::copy(&path, &target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn damage_is_found_named_and_never_trained_on() {
+    let place = trained();
+    place.succeed("checkpoint verify m/checkpoint_2");
+    let damages: [(&str, fn(&mut Vec<u8>)); 2] =
+        [("flipped", |bytes| *bytes.last_mut().unwrap() ^= 1), ("truncated", |bytes| bytes.truncate(bytes.len() - 4))];
+    for (name, damage) in damages {
+        copy(&place.path("m/checkpoint_2"), &place.path(name));
+        let file = data_file(&place, name);
+        let mut bytes = fs::read(&file).unwrap();
+        damage(&mut bytes);
+        fs::write(&file, bytes).unwrap();
+
+        let verified = place.run(&format!("checkpoint verify {name}"));
+        assert_eq!(verified.code(), 1, "{name}: {}", verified.stderr);
+        assert!(verified.stdout.contains(file.file_name().unwrap().to_str().unwrap()), "{}", verified.stdout);
+
+        let before = place.files();
+        let refused = place.run(&format!("train -p params.yaml -o new --checkpoint_path {name} --num_csx 1"));
+        assert_eq!(refused.code(), 2, "{name}: {}", refused.stderr);
+        assert!(refused.stderr.contains("error: the checkpoint is damaged"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("\nhint: "), "{}", refused.stderr);
+        assert_eq!(place.files(), before, "{name}");
+    }
+}
+
+#[test]
+fn a_broken_newest_checkpoint_is_passed_over() {
+    let place = Place::new();
+    place.params("params.yaml", &[("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 2")]);
+    place.succeed("train -p params.yaml -o m --num_csx 1");
+    let before = place.result("m", 6);
+    fs::remove_file(data_file(&place, "m/checkpoint_6")).unwrap();
+    let again = place.succeed("train -p params.yaml -o m --num_csx 2");
+    assert!(again.stdout.contains("checkpoint_4"), "{}", again.stdout);
+    assert_eq!(place.result("m", 6), before);
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let place = trained();
+    place.params("wider.yaml", &[("filter_size: 64", "filter_size: 96")]);
+    let before = place.files();
+    let refused = place.run("train -p wider.yaml -o new --checkpoint_path m/checkpoint_2 --num_csx 1");
+    assert_eq!(refused.code(), 2, "{}", refused.stderr);
+    assert!(refused.stderr.contains("another model"), "{}", refused.stderr);
+    assert_eq!(place.files(), before);
+}
+
+#[test]
+fn another_instruction_set_needs_a_flag() {
+    let place = Place::new();
+    place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 2 --isa portable");
+    if millrace_emulator::numerics::Isa::detect() == millrace_emulator::numerics::Isa::Portable {
+        return;
+    }
+    let refused = place.run("train -p params.yaml -o new --num_csx 1 --checkpoint_path m/checkpoint_2");
+    assert_eq!(refused.code(), 2, "{}", refused.stderr);
+    assert!(refused.stderr.contains("--accept_other_profile"), "{}", refused.stderr);
+    place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 3 --accept_other_profile");
+    let notes = place.info("m/checkpoint_3")["notes"].to_string();
+    assert!(notes.contains("profile"), "{notes}");
+}
+
+#[test]
+fn a_model_travels_out_and_back() {
+    let place = trained();
+    place.succeed("checkpoint export m/checkpoint_2 --to hf exported");
+    assert!(place.path("exported/model.safetensors").is_file() && place.path("exported/config.json").is_file());
+    place.succeed("checkpoint import exported -p params.yaml -o imported");
+    let (ours, theirs) = (place.info("m/checkpoint_2"), place.info("imported/checkpoint_0"));
+    assert_eq!(theirs["step"], 0);
+    assert_eq!(theirs["parameters_blake3"], ours["parameters_blake3"]);
+    place.succeed("train -p params.yaml -o imported --num_csx 2 --max_steps 1");
+
+    let again = place.run("checkpoint export m/checkpoint_2 --to hf exported");
+    assert_eq!(again.code(), 2, "{}", again.stderr);
+    let taken = place.run("checkpoint import exported -p params.yaml -o m");
+    assert_eq!(taken.code(), 2, "{}", taken.stderr);
+    let before = place.files();
+    let nothing = place.run("checkpoint import cache -p params.yaml -o new");
+    assert_eq!(nothing.code(), 2, "{}", nothing.stderr);
+    assert_eq!(place.files(), before);
+}

@@ -1,0 +1,114 @@
+//! Every way a run can end early.
+
+use std::net::TcpListener;
+
+use super::harness::{Place, all_gone, kill};
+
+/// Steps enough for no test to see the last one.
+const LONG: &str = "--max_steps 1000000";
+
+fn long_params(place: &Place) {
+    // Checkpoints only when something asks for one.
+    place.params("params.yaml", &[("learning_rate: 1e-2", "learning_rate: 1e-3")]);
+}
+
+#[test]
+fn ctrl_c_saves_the_last_committed_step_and_the_run_can_go_on() {
+    let place = Place::new();
+    long_params(&place);
+    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 2 {LONG}"));
+    run.wait_for("Step=3,");
+    let roles = run.roles();
+    assert_eq!(roles.len(), 8, "{roles:?}");
+    run.signal("INT");
+    let ended = run.end();
+    assert_eq!(ended.code(), 130, "{}\n{}", ended.stdout, ended.stderr);
+    all_gone(&roles);
+
+    let last = place.train_lines("m").len() as u64;
+    assert_eq!(place.info(&format!("m/checkpoint_{last}"))["step"], last);
+    let more = last + 2;
+    place.succeed(&format!("train -p params.yaml -o m --num_csx 3 --max_steps {more}"));
+    place.succeed(&format!("train -p params.yaml -o whole --num_csx 1 --max_steps {more}"));
+    assert_eq!(place.result("m", more), place.result("whole", more));
+}
+
+#[test]
+fn a_role_that_is_killed_ends_the_run_by_name() {
+    let place = Place::new();
+    long_params(&place);
+    for victim in ["memoryx-1", "swarmx-0", "activation-1", "cs2-0", "coordinator-0"] {
+        let mut run = place.start(&format!("train -p params.yaml -o {victim} --num_csx 2 {LONG}"));
+        run.wait_for("Step=2,");
+        let roles = run.roles();
+        let (_, pid) = roles.iter().find(|(name, _)| name == victim).unwrap_or_else(|| panic!("{roles:?}"));
+        kill(*pid, "KILL");
+        let ended = run.end();
+        assert_eq!(ended.code(), 1, "{victim}\n{}\n{}", ended.stdout, ended.stderr);
+        assert!(ended.stderr.contains(&format!("error: {victim} was killed")), "{victim}\n{}", ended.stderr);
+        all_gone(&roles);
+        // What was committed is kept, unless its only home or its keeper was what died.
+        if !["memoryx-1", "coordinator-0"].contains(&victim) {
+            let last = place.train_lines(victim).len();
+            place.info(&format!("{victim}/checkpoint_{last}"));
+        }
+    }
+}
+
+#[test]
+fn nothing_outlives_a_launcher_that_is_killed() {
+    let place = Place::new();
+    long_params(&place);
+    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 2 {LONG}"));
+    run.wait_for("Step=2,");
+    let roles = run.roles();
+    assert_eq!(roles.len(), 8, "{roles:?}");
+    run.signal("KILL");
+    assert_eq!(run.end().code(), -1);
+    all_gone(&roles);
+    // Its lock is nobody's any more.
+    place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 2");
+}
+
+#[test]
+fn a_second_run_on_the_same_model_dir_is_refused() {
+    let place = Place::new();
+    long_params(&place);
+    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 1 {LONG}"));
+    run.wait_for("Step=1,");
+    let second = place.run("train -p params.yaml -o m --num_csx 1");
+    assert_eq!(second.code(), 2, "{}", second.stderr);
+    assert!(second.stderr.contains("in use by"), "{}", second.stderr);
+    run.signal("TERM");
+    assert_eq!(run.end().code(), 130);
+}
+
+#[test]
+fn a_taken_port_is_told() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let ended = place.run(&format!("train -p params.yaml -o m --num_csx 1 --base_port {port}"));
+    assert_eq!(ended.code(), 1, "{}", ended.stderr);
+    assert!(ended.stderr.contains(&format!("127.0.0.1:{port}")), "{}", ended.stderr);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_keeps_older_checkpoints() {
+    let place = Place::new();
+    let diverges =
+        "learning_rate: [{scheduler: Constant, val: 1e-3, total_iters: 2}, {scheduler: Constant, val: 1e30}]";
+    place.params(
+        "params.yaml",
+        &[
+            ("learning_rate: 1e-2", diverges),
+            ("max_gradient_norm: 0.5\n    ", ""),
+            ("max_steps: 6", "max_steps: 20\n    checkpoint_steps: 1"),
+        ],
+    );
+    let ended = place.run("train -p params.yaml -o m --num_csx 2");
+    assert_eq!(ended.code(), 1, "{}\n{}", ended.stdout, ended.stderr);
+    let error = ended.stderr.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+    assert!(error.contains("step") && error.contains("layer"), "{}", ended.stderr);
+    place.info("m/checkpoint_2");
+}

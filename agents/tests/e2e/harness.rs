@@ -1,0 +1,289 @@
+//! Runs of `millrace-agent` in a directory of their own, and what they leave there.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A GPT that takes milliseconds a step: K is 8, and no leaf can be cut any smaller.
+pub const PARAMS: &str = "\
+train_input:
+    data_processor: SyntheticDataProcessor
+    max_sequence_length: 16
+    shuffle: True
+    shuffle_seed: 5
+    batch_size: 8
+    micro_batch_size: 1
+eval_input:
+    batch_size: 8
+    micro_batch_size: 1
+model:
+    name: gpt2
+    vocab_size: 64
+    hidden_size: 32
+    num_hidden_layers: 3
+    num_heads: 2
+    filter_size: 64
+    max_position_embeddings: 16
+    dropout_rate: 0.1
+    attention_dropout_rate: 0.1
+    mixed_precision: False
+optimizer:
+    optimizer_type: AdamW
+    weight_decay: 0.1
+    max_gradient_norm: 0.5
+    learning_rate: 1e-2
+runconfig:
+    max_steps: 6
+    log_steps: 1
+    eval_frequency: 2
+    eval_steps: 2
+    seed: 3
+";
+
+/// Longer than anything here takes on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A working directory, removed at the end.
+pub struct Place(TempDir);
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Place {
+    /// With `PARAMS` as `params.yaml`.
+    pub fn new() -> Self {
+        let place = Self(TempDir::new().unwrap());
+        place.write("params.yaml", PARAMS);
+        place
+    }
+
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Writes `PARAMS` as `name`, each `(from, to)` replaced; every `from` must be there.
+    pub fn params(&self, name: &str, changes: &[(&str, &str)]) {
+        let text = changes.iter().fold(PARAMS.to_owned(), |text, (from, to)| {
+            assert!(text.contains(from), "the params have no {from:?}");
+            text.replacen(from, to, 1)
+        });
+        self.write(name, text);
+    }
+
+    fn command(&self, arguments: &[impl AsRef<OsStr>]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-agent"));
+        command
+            .args(arguments)
+            .current_dir(self.0.path())
+            .env("XDG_CACHE_HOME", self.path("cache"))
+            .env_remove("MILLRACE_ROLE_PROCESS")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command line to its end.
+    pub fn run(&self, line: &str) -> Ended {
+        let arguments: Vec<_> = line.split_whitespace().collect();
+        let output = self.command(&arguments).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ended { status: output.status, stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+
+    /// Runs a command line that must succeed.
+    pub fn succeed(&self, line: &str) -> Ended {
+        let ended = self.run(line);
+        assert_eq!(ended.code(), 0, "{line}\n{}\n{}", ended.stdout, ended.stderr);
+        ended
+    }
+
+    /// Starts a run that is to be disturbed.
+    pub fn start(&self, line: &str) -> Running {
+        let arguments: Vec<_> = line.split_whitespace().collect();
+        let mut child = self.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut stderr = child.stderr.take().unwrap();
+        let stderr = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            stderr.read_to_end(&mut text).unwrap();
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        Running { child, stdout, said: String::new(), stderr }
+    }
+
+    /// Everything in the working directory but the token cache, relative to it.
+    pub fn files(&self) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        let mut next = vec![self.0.path().to_owned()];
+        while let Some(dir) = next.pop() {
+            for entry in std::fs::read_dir(&dir).unwrap() {
+                let path = entry.unwrap().path();
+                let relative = path.strip_prefix(self.0.path()).unwrap().to_owned();
+                if relative != Path::new("cache") {
+                    if path.is_dir() {
+                        next.push(path);
+                    }
+                    found.insert(relative);
+                }
+            }
+        }
+        found
+    }
+
+    /// `checkpoint info --json`.
+    pub fn info(&self, checkpoint: &str) -> Value {
+        serde_json::from_str(&self.succeed(&format!("checkpoint info {checkpoint} --json")).stdout).unwrap()
+    }
+
+    /// Everything a run computed: digests of its last checkpoint, and step, loss and norm of every training step as text.
+    pub fn result(&self, model_dir: &str, step: u64) -> RunResult {
+        let info = self.info(&format!("{model_dir}/checkpoint_{step}"));
+        let text = |key: &str| info[key].as_str().unwrap().to_owned();
+        RunResult {
+            parameters: text("parameters_blake3"),
+            optimizer: text("optimizer_blake3"),
+            steps: self.train_lines(model_dir).iter().map(|line| StepText::of(line)).collect(),
+        }
+    }
+
+    /// The training lines of `metrics.jsonl`.
+    pub fn train_lines(&self, model_dir: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path(model_dir).join("metrics.jsonl")).unwrap();
+        text.lines().filter(|line| !line.contains("\"mode\"")).map(str::to_owned).collect()
+    }
+}
+
+/// See [`Place::result`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunResult {
+    pub parameters: String,
+    pub optimizer: String,
+    pub steps: Vec<StepText>,
+}
+
+/// A line of `metrics.jsonl` as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepText {
+    step: String,
+    loss: String,
+    grad_norm: String,
+}
+
+impl StepText {
+    fn of(line: &str) -> Self {
+        let value = |key: &str| {
+            let (_, rest) = line.split_once(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no {key} in {line}"));
+            rest.split([',', '}']).next().unwrap().to_owned()
+        };
+        Self { step: value("step"), loss: value("loss"), grad_norm: value("grad_norm") }
+    }
+}
+
+impl Ended {
+    /// The exit code; -1 for a signal.
+    pub fn code(&self) -> i32 {
+        self.status.code().unwrap_or(-1)
+    }
+}
+
+/// A run that goes on.
+pub struct Running {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    said: String,
+    stderr: std::thread::JoinHandle<String>,
+}
+
+impl Running {
+    /// Reads standard output up to a line with `word`.
+    pub fn wait_for(&mut self, word: &str) {
+        let mut line = String::new();
+        while !line.contains(word) {
+            line.clear();
+            if self.stdout.read_line(&mut line).unwrap() == 0 {
+                let stderr = std::mem::replace(&mut self.stderr, std::thread::spawn(String::new)).join().unwrap();
+                panic!("the run ended before it said {word:?}:\n{}\n{stderr}", self.said);
+            }
+            self.said.push_str(&line);
+        }
+    }
+
+    /// Sends a signal to the launcher.
+    pub fn signal(&self, name: &str) {
+        kill(self.child.id(), name);
+    }
+
+    /// The run's role processes, with their names as `role-index`.
+    pub fn roles(&self) -> Vec<(String, u32)> {
+        children(self.child.id())
+            .into_iter()
+            .filter_map(|pid| {
+                let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+                let words: Vec<_> = line.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
+                let at = words.iter().position(|word| word == "role")?;
+                let index = words.iter().position(|word| word == "--index")?;
+                Some((format!("{}-{}", words.get(at + 1)?, words.get(index + 1)?), pid))
+            })
+            .collect()
+    }
+
+    /// Waits for its end.
+    pub fn end(mut self) -> Ended {
+        self.stdout.read_to_string(&mut self.said).unwrap();
+        let status = self.child.wait().unwrap();
+        Ended { status, stdout: self.said, stderr: self.stderr.join().unwrap() }
+    }
+}
+
+/// Sends a signal.
+pub fn kill(pid: u32, signal: &str) {
+    let sent = Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap();
+    assert!(sent.success(), "kill -s {signal} {pid}");
+}
+
+fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    ids.filter(|&pid| stat(pid).is_some_and(|(_, of)| of == parent)).collect()
+}
+
+/// State and parent of a process.
+fn stat(pid: u32) -> Option<(char, u32)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Waits until none of these processes runs any more.
+pub fn all_gone(processes: &[(String, u32)]) {
+    let began = Instant::now();
+    loop {
+        let alive = |pid| stat(pid).is_some_and(|(state, _)| state != 'Z');
+        let left: Vec<_> = processes.iter().filter(|(_, pid)| alive(*pid)).collect();
+        if left.is_empty() {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "still there: {left:?}");
+        pause();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "nobody tells when a process that is not a child has gone")]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(20));
+}

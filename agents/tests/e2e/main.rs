@@ -1,0 +1,8 @@
+//! Whole runs of the built program: every role a process, talking over loopback.
+
+mod bad_input;
+mod bits;
+mod checkpoints;
+mod ends;
+mod harness;
+mod outputs;

@@ -1,0 +1,97 @@
+//! What a run leaves behind, and what the other commands print.
+
+use std::path::Path;
+
+use super::harness::Place;
+
+#[test]
+fn model_dir_has_every_file_and_the_lines_are_as_documented() {
+    let place = Place::new();
+    let ended = place.succeed("train_and_eval -p params.yaml -o m --num_csx 2");
+    assert!(ended.stdout.contains("| Train Device=CSX, Step=6, Loss="), "{}", ended.stdout);
+    assert!(ended.stdout.contains("| Eval Device=CSX, GlobalStep=6, Batch=2, Loss="), "{}", ended.stdout);
+    assert!(!ended.stdout.contains("listening"), "{}", ended.stdout);
+    let files = place.files();
+    let mut expected: Vec<String> =
+        ["metrics.jsonl", "performance.json", "params.yaml", "job.json"].map(Into::into).into();
+    expected.extend(["journal/attempt-1.jsonl", "checkpoint_6/manifest.json"].map(Into::into));
+    for agent in "coordinator-0 memoryx-0 memoryx-1 swarmx-0 activation-0 activation-1 cs2-0 cs2-1".split(' ') {
+        expected.push(format!("logs/attempt-1/{agent}.log"));
+    }
+    let missing: Vec<_> = expected.iter().filter(|name| !files.contains(&Path::new("m").join(name))).collect();
+    assert!(missing.is_empty(), "{missing:?} in {files:?}");
+    assert!(files.iter().any(|path| path.to_string_lossy().contains("events.out.tfevents.")), "{files:?}");
+
+    let metrics = std::fs::read_to_string(place.path("m/metrics.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps = |mode: Option<&str>| -> Vec<u64> {
+        lines.iter().filter(|line| line["mode"].as_str() == mode).map(|line| line["step"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(steps(None), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(steps(Some("eval")), [2, 4, 6]);
+    for line in lines {
+        let trains = line["mode"].is_null();
+        assert!(
+            line["loss"].as_f64().unwrap().is_finite() && line["tokens"] == if trains { 128 } else { 256 },
+            "{line}"
+        );
+        assert!(line["seconds"].as_f64().unwrap() > 0.0);
+        assert_eq!(line["learning_rate"].is_f64() && line["grad_norm"].is_f64(), trains, "{line}");
+    }
+}
+
+#[test]
+fn evaluating_adds_lines_and_changes_nothing_else() {
+    let place = Place::new();
+    place.params("params.yaml", &[("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 3")]);
+    place.succeed("train -p params.yaml -o m --num_csx 2");
+    let before = (place.info("m/checkpoint_6"), place.train_lines("m"));
+    let one = place.succeed("eval -p params.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_3");
+    assert!(one.stdout.contains("GlobalStep=3"), "{}", one.stdout);
+    let all = place.succeed("eval_all -p params.yaml -o m --num_csx 2");
+    assert!(all.stdout.contains("GlobalStep=3") && all.stdout.contains("GlobalStep=6"), "{}", all.stdout);
+    assert_eq!((place.info("m/checkpoint_6"), place.train_lines("m")), before);
+}
+
+#[test]
+fn what_stops_early_leaves_nothing() {
+    let place = Place::new();
+    let before = place.files();
+    let valid = place.succeed("train -p params.yaml -o m --validate_only");
+    assert!(valid.stdout.contains("valid"), "{}", valid.stdout);
+    let compiled = place.succeed("train -p params.yaml -o m --compile_only");
+    assert!(compiled.stdout.contains("Projection"), "{}", compiled.stdout);
+    assert_eq!(place.files(), before);
+}
+
+#[test]
+fn samples_are_what_the_model_sees() {
+    let place = Place::new();
+    place.succeed("samples -p params.yaml --steps 3 -o samples.safetensors");
+    let file = std::fs::read(place.path("samples.safetensors")).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    for name in ["input_ids", "labels"] {
+        assert_eq!(header[name]["dtype"], "I32");
+        assert_eq!(header[name]["shape"], serde_json::json!([3, 8, 16]));
+    }
+}
+
+#[test]
+fn every_example_has_a_plan() {
+    let place = Place::new();
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(&examples).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            let plan = place.succeed(&format!("plan --json -p {}", path.display())).stdout;
+            let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+            for key in ["plan", "parameters", "layers", "chunks", "leaves", "bytes", "projection"] {
+                assert!(!plan[key].is_null(), "{} has no {key}", path.display());
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen >= 7, "{seen} examples");
+}

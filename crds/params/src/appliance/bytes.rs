@@ -1,0 +1,119 @@
+//! Sizes as people write them: `40GB`, `4MiB`, `16Gi`, or a number of bytes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::yaml::{FromNode, Node, Reader, Value};
+
+/// A number of bytes, written as a number or with a unit: k, M, G, T, P in powers of 1000, Ki, Mi, Gi, Ti, Pi in powers
+/// of 1024, each with or without a final B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "u64", try_from = "Written")]
+pub struct Bytes(pub u64);
+
+impl From<Bytes> for u64 {
+    fn from(bytes: Bytes) -> Self {
+        bytes.0
+    }
+}
+
+/// The two ways to write a size.
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
+enum Written {
+    /// Bytes.
+    Number(f64),
+    /// A number with a unit.
+    WithUnit(String),
+}
+
+impl TryFrom<Written> for Bytes {
+    type Error = String;
+
+    fn try_from(written: Written) -> Result<Self, String> {
+        match written {
+            Written::Number(bytes) => whole(bytes),
+            Written::WithUnit(text) => parse(&text),
+        }
+        .ok_or_else(|| "a size must be a number of bytes or one with a unit, as in 40GB or 4MiB".to_owned())
+    }
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for Bytes {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Bytes".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let mut schema = Written::json_schema(generator);
+        schema.insert("description".into(), "A number of bytes, or a number with a unit, as in 40GB or 4MiB.".into());
+        schema
+    }
+}
+
+impl FromNode for Bytes {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let bytes = match &node.value {
+            Value::Scalar { text, .. } => parse(text),
+            _ => None,
+        };
+        if bytes.is_none() {
+            reader.wrong_type(node, "a size such as 40GB, 4MiB or a number of bytes");
+        }
+        bytes
+    }
+}
+
+fn parse(text: &str) -> Option<Bytes> {
+    let text = text.trim();
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E');
+    let unit = text[number.len()..].trim_end_matches(['B', 'b']);
+    let power = |base: u64, letter: &str| {
+        let exponent = ["k", "m", "g", "t", "p"].iter().position(|u| u.eq_ignore_ascii_case(letter))?;
+        base.checked_pow(exponent as u32 + 1)
+    };
+    let factor = match unit.strip_suffix('i') {
+        _ if unit.is_empty() => 1,
+        Some(letter) => power(1024, letter)?,
+        None => power(1000, unit)?,
+    };
+    let number = number.trim();
+    if !number.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+        return None;
+    }
+    whole(number.replace('_', "").parse::<f64>().ok()? * factor as f64)
+}
+
+/// A whole number of bytes that a f64 holds exactly.
+fn whole(bytes: f64) -> Option<Bytes> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    (bytes.fract() == 0.0 && (0.0..=EXACT).contains(&bytes)).then_some(Bytes(bytes as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_with_units() {
+        for (text, expected) in [
+            ("40e9", Some(40_000_000_000)),
+            ("40GB", Some(40_000_000_000)),
+            ("4MiB", Some(4 << 20)),
+            ("16Gi", Some(16 << 30)),
+            ("1.5 kB", Some(1500)),
+            ("2.4PB", Some(2_400_000_000_000_000)),
+            ("512", Some(512)),
+            ("512B", Some(512)),
+            ("0.3", None),
+            ("-1", None),
+            ("40XB", None),
+            ("GB", None),
+            ("nanGB", None),
+            ("1e400", None),
+        ] {
+            assert_eq!(parse(text), expected.map(Bytes), "{text}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The appliance as the user writes it.
+
+use super::Bytes;
+use crate::error::ParamsError;
+use crate::yaml::{Dialect, Lines, read_document, section};
+
+section! {
+    /// What an appliance is made of; what is left out is that of a cluster of CS-2s.
+    #[serde(rename_all = "camelCase")]
+    pub struct ApplianceDocument {
+        /// How many systems exist; 192 by default.
+        systems: u64,
+        /// The wafer inside each of them.
+        wafer: WaferDocument,
+        /// The parameter service.
+        memoryx: MemoryXDocument,
+        /// The broadcast and reduce tree.
+        swarmx: SwarmXDocument,
+        /// Activation servers of a system; 1 by default.
+        activation_servers: u64,
+        /// Compute threads of a system's agent; 0, the default, shares the machine's cores.
+        threads: u64,
+        /// The links between agents.
+        link: LinkDocument,
+    }
+    without_effect {}
+    not_yet {}
+}
+
+section! {
+    /// The modelled processor of a system.
+    #[serde(rename_all = "camelCase")]
+    pub struct WaferDocument {
+        /// Memory; 40GB by default.
+        memory_bytes: Bytes,
+        /// Bandwidth of that memory in bytes per second; 20e15 by default.
+        memory_bandwidth: f64,
+        /// Bandwidth of the fabric between cores in bytes per second; 28e15 by default.
+        fabric_bandwidth: f64,
+        /// Cores; 850,000 by default.
+        cores: u64,
+        /// Clock in hertz; 1.1e9 by default.
+        clock_hz: f64,
+        /// Dense 16-bit peak in FLOP per second; 7.5e15 by default.
+        peak_flops: f64,
+        /// Share of the peak that a large model reaches; 0.22 by default.
+        utilisation: f64,
+        /// Bandwidth of the system's network in each direction in bytes per second; 150e9 by default.
+        link_bytes_per_s: f64,
+    }
+    without_effect {}
+    not_yet {}
+}
+
+section! {
+    /// The parameter and optimizer-state service.
+    #[serde(rename_all = "camelCase")]
+    pub struct MemoryXDocument {
+        /// Shards; 2 by default.
+        shards: u64,
+        /// Memory of all shards together; 4TB by default.
+        memory_bytes: Bytes,
+        /// Bandwidth of that memory in bytes per second; 4e12 by default.
+        memory_bandwidth: f64,
+    }
+    without_effect {}
+    not_yet {}
+}
+
+section! {
+    /// The broadcast and reduce tree between MemoryX and the systems.
+    #[serde(rename_all = "camelCase")]
+    pub struct SwarmXDocument {
+        /// Children of a node: 2 or 4, the default.
+        fan_out: u64,
+    }
+    without_effect {}
+    not_yet {}
+}
+
+section! {
+    /// How agents send chunks to each other.
+    #[serde(rename_all = "camelCase")]
+    pub struct LinkDocument {
+        /// Largest chunk; 4MiB by default and at most.
+        chunk_bytes: Bytes,
+        /// Chunks a receiver grants credit for at a time; 4 by default.
+        window_chunks: u64,
+    }
+    without_effect {}
+    not_yet {}
+}
+
+section! {
+    /// A whole `Appliance` document.
+    #[serde(rename_all = "camelCase")]
+    pub struct Wrapped {
+        /// `millrace.dev/v1alpha1`.
+        api_version: String,
+        /// `Appliance`.
+        kind: String,
+        /// The document's name and labels.
+        metadata: serde_json::Value,
+        /// What the appliance is made of.
+        spec: ApplianceDocument,
+        /// What the cluster says about it; not read.
+        status: serde_json::Value,
+    }
+    without_effect {}
+    not_yet {}
+}
+
+const DIALECT: Dialect = Dialect { camel_case: true, homes: |_| Vec::new() };
+
+/// Reads a bare spec or a whole document; also where the spec's keys stand: at the top, or under `spec.`.
+pub(super) fn read(text: &str) -> Result<(ApplianceDocument, &'static str, Lines), ParamsError> {
+    // A whole document is told by the keys every Kubernetes document has.
+    let begins = |key: &str| text.lines().any(|line| line.starts_with(key));
+    if begins("apiVersion:") || begins("kind:") || begins("spec:") {
+        let (wrapped, lines) = read_document::<Wrapped>(text, DIALECT)?;
+        return Ok((wrapped.spec.unwrap_or_default(), "spec.", lines));
+    }
+    let (bare, lines) = read_document(text, DIALECT)?;
+    Ok((bare, "", lines))
+}

@@ -1,0 +1,274 @@
+//! The machine a job runs on: how many systems exist, the wafer they emulate, MemoryX, SwarmX and links.
+//!
+//! [`ApplianceDocument`] is the `spec` of an `Appliance` as the user writes it, every key optional; [`ApplianceSpec`] is
+//! the same with the defaults filled in: a cluster of CS-2s. Keys are documented in camel case, as Kubernetes writes
+//! them, and understood in snake case too.
+
+mod bytes;
+mod document;
+
+pub use bytes::Bytes;
+pub use document::{ApplianceDocument, LinkDocument, MemoryXDocument, SwarmXDocument, WaferDocument};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ParamsError, Problem, ProblemKind};
+use crate::yaml::Lines;
+
+/// Largest chunk the wire protocol carries, in bytes.
+const MOST_CHUNK_BYTES: u64 = 4 << 20;
+
+/// The machine, fully specified.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApplianceSpec {
+    /// How many systems exist.
+    pub systems: usize,
+    /// The wafer inside each of them.
+    pub wafer: WaferSpec,
+    /// The parameter service.
+    pub memoryx: MemoryXSpec,
+    /// The broadcast and reduce tree.
+    pub swarmx: SwarmXSpec,
+    /// Activation servers of a system.
+    pub activation_servers: usize,
+    /// Compute threads of a system's agent; 0 shares the machine's cores among the agents that run on it.
+    pub threads: usize,
+    /// The links between agents.
+    pub link: LinkSpec,
+}
+
+/// The modelled processor of a system.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WaferSpec {
+    /// Memory, in bytes.
+    pub memory_bytes: u64,
+    /// Bandwidth of that memory, in bytes per second.
+    pub memory_bandwidth: f64,
+    /// Bandwidth of the fabric between cores, in bytes per second.
+    pub fabric_bandwidth: f64,
+    /// Cores.
+    pub cores: u64,
+    /// Clock, in hertz.
+    pub clock_hz: f64,
+    /// Dense 16-bit peak, in FLOP per second.
+    pub peak_flops: f64,
+    /// Share of the peak that a large model reaches, in (0, 1].
+    pub utilisation: f64,
+    /// Bandwidth of the system's network in each direction, in bytes per second.
+    pub link_bytes_per_s: f64,
+}
+
+/// The parameter and optimizer-state service.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryXSpec {
+    /// Shards.
+    pub shards: usize,
+    /// Memory of all shards together, in bytes.
+    pub memory_bytes: u64,
+    /// Bandwidth of that memory, in bytes per second.
+    pub memory_bandwidth: f64,
+}
+
+/// The broadcast and reduce tree between MemoryX and the systems.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwarmXSpec {
+    /// Children of a node: 2 or 4.
+    pub fan_out: usize,
+}
+
+/// How agents send chunks to each other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkSpec {
+    /// Largest chunk, in bytes.
+    pub chunk_bytes: u64,
+    /// Chunks a receiver grants credit for at a time, in each direction.
+    pub window_chunks: usize,
+}
+
+impl Default for ApplianceSpec {
+    /// A cluster of CS-2s as its maker describes it: 850,000 cores at 1.1 GHz, 40 GB at 20 PB/s, a fabric of 28 PB/s,
+    /// 7.5 PFLOP/s dense, 1.2 Tb/s of network, up to 192 systems, MemoryX of at least 4 TB at 4 TB/s. The utilisation is
+    /// what public runs of models of 1.3 to 13 billion parameters reached.
+    fn default() -> Self {
+        Self {
+            systems: 192,
+            wafer: WaferSpec {
+                memory_bytes: 40_000_000_000,
+                memory_bandwidth: 20e15,
+                fabric_bandwidth: 28e15,
+                cores: 850_000,
+                clock_hz: 1.1e9,
+                peak_flops: 7.5e15,
+                utilisation: 0.22,
+                link_bytes_per_s: 150e9,
+            },
+            memoryx: MemoryXSpec { shards: 2, memory_bytes: 4_000_000_000_000, memory_bandwidth: 4e12 },
+            swarmx: SwarmXSpec { fan_out: 4 },
+            activation_servers: 1,
+            threads: 0,
+            link: LinkSpec { chunk_bytes: MOST_CHUNK_BYTES, window_chunks: 4 },
+        }
+    }
+}
+
+impl ApplianceSpec {
+    /// Reads an appliance from YAML: the spec alone, or a whole `Appliance` document with `apiVersion`, `kind`,
+    /// `metadata` and `spec`.
+    ///
+    /// # Errors
+    /// As [`Params::parse_yaml`](crate::Params::parse_yaml), and values out of range.
+    pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
+        let (document, at, lines) = document::read(text)?;
+        document.resolve_at(at, &lines)
+    }
+}
+
+impl ApplianceDocument {
+    /// Fills in the defaults and checks ranges.
+    ///
+    /// # Errors
+    /// Values out of range; all of them are collected.
+    pub fn resolve(&self) -> Result<ApplianceSpec, ParamsError> {
+        self.resolve_at("", &Lines::default())
+    }
+
+    fn resolve_at(&self, at: &str, lines: &Lines) -> Result<ApplianceSpec, ParamsError> {
+        let none =
+            (WaferDocument::default(), MemoryXDocument::default(), SwarmXDocument::default(), LinkDocument::default());
+        let default = ApplianceSpec::default();
+        let mut range = Range { at, lines, problems: Vec::new() };
+        let wafer = self.wafer.as_ref().unwrap_or(&none.0);
+        let memoryx = self.memoryx.as_ref().unwrap_or(&none.1);
+        let swarmx = self.swarmx.as_ref().unwrap_or(&none.2);
+        let link = self.link.as_ref().unwrap_or(&none.3);
+        let spec = ApplianceSpec {
+            systems: range.count("systems", self.systems, default.systems, 1..=65_536),
+            wafer: range.wafer(wafer, default.wafer),
+            memoryx: MemoryXSpec {
+                shards: range.count("memoryx.shards", memoryx.shards, default.memoryx.shards, 1..=4096),
+                memory_bytes: range.bytes("memoryx.memoryBytes", memoryx.memory_bytes, default.memoryx.memory_bytes),
+                memory_bandwidth: range.positive(
+                    "memoryx.memoryBandwidth",
+                    memoryx.memory_bandwidth,
+                    default.memoryx.memory_bandwidth,
+                ),
+            },
+            swarmx: SwarmXSpec { fan_out: range.fan_out(swarmx.fan_out, default.swarmx.fan_out) },
+            activation_servers: range.count("activationServers", self.activation_servers, 1, 1..=4096),
+            threads: range.count("threads", self.threads, 0, 0..=4096),
+            link: LinkSpec {
+                chunk_bytes: range.chunk_bytes(link.chunk_bytes),
+                window_chunks: range.count(
+                    "link.windowChunks",
+                    link.window_chunks,
+                    default.link.window_chunks,
+                    1..=4096,
+                ),
+            },
+        };
+        ParamsError::check(range.problems)?;
+        Ok(spec)
+    }
+}
+
+/// Checks of ranges that keep what is wrong.
+struct Range<'a> {
+    at: &'a str,
+    lines: &'a Lines,
+    problems: Vec<Problem>,
+}
+
+impl Range<'_> {
+    fn refuse(&mut self, key: &str, given: impl std::fmt::Display, hint: impl Into<String>) {
+        let key = format!("{}{key}", self.at);
+        self.problems.push(Problem {
+            kind: ProblemKind::Invalid,
+            line: self.lines.of(&key),
+            message: format!("{key} is {given}, which is out of range"),
+            key,
+            hint: Some(hint.into()),
+        });
+    }
+
+    fn count(
+        &mut self,
+        key: &str,
+        given: Option<u64>,
+        default: usize,
+        range: std::ops::RangeInclusive<usize>,
+    ) -> usize {
+        let Some(given) = given else { return default };
+        match usize::try_from(given) {
+            Ok(count) if range.contains(&count) => count,
+            _ => {
+                let hint = format!("give a whole number from {} to {}", range.start(), range.end());
+                self.refuse(key, given, hint);
+                default
+            }
+        }
+    }
+
+    fn positive(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+        match given {
+            None => default,
+            Some(x) if x.is_finite() && x > 0.0 => x,
+            Some(x) => {
+                self.refuse(key, x, "give a number greater than 0");
+                default
+            }
+        }
+    }
+
+    fn bytes(&mut self, key: &str, given: Option<Bytes>, default: u64) -> u64 {
+        match given {
+            None => default,
+            Some(Bytes(0)) => {
+                self.refuse(key, 0, "give a size greater than 0, as in 40GB or 4MiB");
+                default
+            }
+            Some(Bytes(bytes)) => bytes,
+        }
+    }
+
+    fn fan_out(&mut self, given: Option<u64>, default: usize) -> usize {
+        let fan_out = self.count("swarmx.fanOut", given, default, 2..=4);
+        if fan_out == 3 {
+            self.refuse("swarmx.fanOut", 3, "give 2 or 4");
+        }
+        fan_out
+    }
+
+    /// Chunks hold whole numbers of f32 and must fit in one message of the protocol.
+    fn chunk_bytes(&mut self, given: Option<Bytes>) -> u64 {
+        match given {
+            None => MOST_CHUNK_BYTES,
+            Some(Bytes(bytes)) if (64..=MOST_CHUNK_BYTES).contains(&bytes) && bytes.is_multiple_of(64) => bytes,
+            Some(Bytes(bytes)) => {
+                self.refuse("link.chunkBytes", bytes, "give a multiple of 64 bytes up to 4MiB");
+                MOST_CHUNK_BYTES
+            }
+        }
+    }
+
+    fn wafer(&mut self, given: &WaferDocument, default: WaferSpec) -> WaferSpec {
+        let utilisation = self.positive("wafer.utilisation", given.utilisation, default.utilisation);
+        if utilisation > 1.0 {
+            self.refuse("wafer.utilisation", utilisation, "give a share of at most 1");
+        }
+        WaferSpec {
+            memory_bytes: self.bytes("wafer.memoryBytes", given.memory_bytes, default.memory_bytes),
+            memory_bandwidth: self.positive("wafer.memoryBandwidth", given.memory_bandwidth, default.memory_bandwidth),
+            fabric_bandwidth: self.positive("wafer.fabricBandwidth", given.fabric_bandwidth, default.fabric_bandwidth),
+            cores: self.count("wafer.cores", given.cores, default.cores as usize, 1..=usize::MAX) as u64,
+            clock_hz: self.positive("wafer.clockHz", given.clock_hz, default.clock_hz),
+            peak_flops: self.positive("wafer.peakFlops", given.peak_flops, default.peak_flops),
+            utilisation,
+            link_bytes_per_s: self.positive("wafer.linkBytesPerS", given.link_bytes_per_s, default.link_bytes_per_s),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Keys whose value may have several shapes.
+
+use serde::{Deserialize, Serialize};
+
+use super::ScheduleParams;
+use crate::yaml::{FromNode, Node, Reader, Value, section};
+
+/// One string or a list of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub enum OneOrMany {
+    /// A single string.
+    One(String),
+    /// A list of strings.
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    /// The strings as a slice.
+    pub fn as_slice(&self) -> &[String] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+}
+
+impl FromNode for OneOrMany {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match &node.value {
+            Value::List(items) => reader.items(items).map(Self::Many),
+            Value::Scalar { .. } => reader.value(node).map(Self::One),
+            Value::Map(_) => {
+                reader.wrong_type(node, "a string or a list of strings");
+                None
+            }
+        }
+    }
+}
+
+/// A learning rate: a number, one schedule, or a list of schedules that follow each other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub enum LearningRate {
+    /// The same rate at every step.
+    Number(f64),
+    /// One schedule.
+    Schedule(Box<ScheduleParams>),
+    /// Schedules that follow each other, each for its own number of steps, the last one to the end.
+    Sequence(Vec<ScheduleParams>),
+}
+
+impl FromNode for LearningRate {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match &node.value {
+            Value::Map(_) => reader.value(node).map(|s| Self::Schedule(Box::new(s))),
+            Value::List(items) => reader.items(items).map(Self::Sequence),
+            Value::Scalar { .. } => reader.value(node).map(Self::Number),
+        }
+    }
+}
+
+/// The bound on a leaf: a number of samples, or how to find one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub enum MicroBatchChoice {
+    /// At most this many samples in a leaf.
+    Samples(u64),
+    /// `auto` (about 1,024 tokens), `none` (the whole batch is one leaf); `explore` is not supported yet.
+    Keyword(String),
+    /// A range to explore; not supported yet.
+    Range(MicroBatchRange),
+}
+
+impl FromNode for MicroBatchChoice {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let word = |text: &str| ["auto", "none", "explore"].contains(&text.to_lowercase().as_str());
+        match &node.value {
+            Value::Map(_) => reader.value(node).map(Self::Range),
+            Value::Scalar { text, .. } if word(text) => Some(Self::Keyword(text.clone())),
+            Value::Scalar { .. } => reader.value(node).map(Self::Samples),
+            Value::List(_) => {
+                reader.wrong_type(node, "a whole number, auto or none");
+                None
+            }
+        }
+    }
+}
+
+section! {
+    /// A range of micro-batch sizes to explore.
+    pub struct MicroBatchRange {
+        /// The smallest size to try.
+        min: u64,
+        /// The largest size to try.
+        max: u64,
+    }
+    without_effect {}
+    not_yet {}
+}
+
+/// How a tensor's initial values are drawn: a name alone, or a name with its arguments.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub enum InitializerChoice {
+    /// An initializer with its default arguments.
+    Name(String),
+    /// An initializer with arguments.
+    Full(InitializerParams),
+}
+
+impl FromNode for InitializerChoice {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match &node.value {
+            Value::Map(_) => reader.value(node).map(Self::Full),
+            Value::Scalar { .. } => reader.value(node).map(Self::Name),
+            Value::List(_) => {
+                reader.wrong_type(node, "an initializer's name or a mapping with its name");
+                None
+            }
+        }
+    }
+}
+
+section! {
+    /// An initializer and its arguments.
+    pub struct InitializerParams {
+        /// `normal`, `truncated_normal`, `uniform`, `constant`, `zeros` or `ones`.
+        name: String,
+        /// Mean of a normal distribution; 0 by default.
+        mean: f64,
+        /// Standard deviation of a normal distribution; 0.05 by default.
+        std: f64,
+        /// Lower bound: of `uniform` (-0.05 by default) or of `truncated_normal` (-2 std by default).
+        a: f64,
+        /// Upper bound: of `uniform` (0.05 by default) or of `truncated_normal` (2 std by default).
+        b: f64,
+        /// The value of `constant`; 0 by default.
+        val: f64,
+    }
+    without_effect {}
+    not_yet {
+        "gain" => "use normal or truncated_normal with an explicit std",
+        "scale" => "use normal or truncated_normal with an explicit std",
+        "mode" => "use normal or truncated_normal with an explicit std",
+        "distribution" => "use normal or truncated_normal with an explicit std",
+        "nonlinearity" => "use normal or truncated_normal with an explicit std",
+    }
+}

@@ -1,0 +1,142 @@
+//! How long, how often and where a resolved job runs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The run of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSpec {
+    /// What is done.
+    pub mode: Mode,
+    /// Directory of checkpoints, logs and metrics, as the user wrote it.
+    pub model_dir: String,
+    /// Directory of TensorBoard's event files.
+    pub summary_dir: String,
+    /// The step to train to, counted from step 0; 0 in the modes that only evaluate.
+    pub max_steps: u64,
+    /// Batches of an evaluation; `None` for the whole of the eval input.
+    pub eval_steps: Option<u64>,
+    /// Steps between evaluations in mode `train_and_eval`, where the last step is always evaluated; at least 1.
+    pub eval_frequency: u64,
+    /// Steps between checkpoints; 0 for none but the last step's, which is always saved.
+    pub checkpoint_steps: u64,
+    /// How many checkpoints are kept, the newest ones; `None` for all.
+    pub max_checkpoints: Option<u64>,
+    /// Whether step 0 is saved.
+    pub save_initial_checkpoint: bool,
+    /// Whether the newest whole checkpoint of `model_dir` is loaded when `checkpoint_path` is not given.
+    pub autoload_last_checkpoint: bool,
+    /// The checkpoint to start from.
+    pub checkpoint_path: Option<String>,
+    /// Which states of a checkpoint are loaded.
+    pub load_checkpoint_states: CheckpointStates,
+    /// Whether a checkpoint may lack some of the model's tensors.
+    pub disable_strict_checkpoint_loading: bool,
+    /// Steps between progress lines; at least 1.
+    pub log_steps: u64,
+    /// Steps between points in TensorBoard; at least 1.
+    pub summary_steps: u64,
+    /// Level of the logs.
+    pub logging: LogLevel,
+    /// Seed of initial weights and dropout.
+    pub seed: u64,
+    /// Whether a loss that is not finite ends the run.
+    pub check_loss_values: bool,
+    /// How many systems to use; at least 1 and at most the leaves of the inputs that the mode reads.
+    pub num_csx: usize,
+    /// Most MemoryX shards to use; 0 for the appliance's choice.
+    pub num_wgt_servers: usize,
+    /// Most activation servers of a system; 0 for the appliance's choice.
+    pub num_act_servers: usize,
+    /// Stop after compiling.
+    pub compile_only: bool,
+    /// Stop after checking.
+    pub validate_only: bool,
+    /// Labels of the job.
+    pub job_labels: BTreeMap<String, String>,
+}
+
+/// What a run does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Train.
+    Train,
+    /// Evaluate one checkpoint.
+    Eval,
+    /// Train and evaluate every `eval_frequency` steps and at the end.
+    TrainAndEval,
+    /// Evaluate every checkpoint of `model_dir`.
+    EvalAll,
+}
+
+impl Mode {
+    /// The modes with the names users give them.
+    pub const NAMES: &'static [(&'static str, Self)] = &[
+        ("train", Self::Train),
+        ("eval", Self::Eval),
+        ("train_and_eval", Self::TrainAndEval),
+        ("eval_all", Self::EvalAll),
+    ];
+
+    /// Whether the mode changes weights.
+    pub fn trains(self) -> bool {
+        matches!(self, Self::Train | Self::TrainAndEval)
+    }
+
+    /// Whether the mode reads the eval input.
+    pub fn evaluates(self) -> bool {
+        self != Self::Train
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(_, mode)| mode == self);
+        f.write_str(name.map_or("", |(name, _)| name))
+    }
+}
+
+/// Which states of a checkpoint are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointStates {
+    /// The weights.
+    pub model: bool,
+    /// The optimizer's moments.
+    pub optimizer: bool,
+    /// How many samples have been read.
+    pub dataloader: bool,
+    /// Where the learning rate's schedule stands.
+    pub lr_scheduler: bool,
+    /// The number of the step.
+    pub global_step: bool,
+}
+
+impl CheckpointStates {
+    /// Everything: an exact resume.
+    pub const ALL: Self =
+        Self { model: true, optimizer: true, dataloader: true, lr_scheduler: true, global_step: true };
+    /// Nothing.
+    pub const NONE: Self =
+        Self { model: false, optimizer: false, dataloader: false, lr_scheduler: false, global_step: false };
+}
+
+/// Level of the logs, from the most to the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum LogLevel {
+    /// Everything.
+    Debug,
+    /// What an expert reads.
+    Verbose,
+    /// What a user reads.
+    Info,
+    /// What may be wrong.
+    Warning,
+    /// What is wrong.
+    Error,
+}

@@ -1,0 +1,35 @@
+//! The params document (`train_input`, `eval_input`, `model`, `optimizer`, `runconfig`) and the appliance's description.
+//!
+//! Two forms of each, and one way between them:
+//!
+//! * [`Params`] is the document as the user writes it, read strictly by [`Params::parse_yaml`];
+//! * [`Job`] is what every agent is sent, made by [`Params::resolve`], nothing left to decide;
+//! * [`ApplianceDocument`] and [`ApplianceSpec`] are the same for the machine that runs it.
+//!
+//! Pure decisions: nothing here opens a file, so whether a data file exists is for others to say. With the feature
+//! `schema` the document types have JSON schemas.
+
+#![warn(missing_docs)]
+
+mod appliance;
+mod document;
+mod error;
+mod job;
+mod resolve;
+mod yaml;
+
+pub use appliance::{
+    ApplianceDocument, ApplianceSpec, Bytes, LinkDocument, LinkSpec, MemoryXDocument, MemoryXSpec, SwarmXDocument,
+    SwarmXSpec, WaferDocument, WaferSpec,
+};
+pub use document::{
+    InitializerChoice, InitializerParams, InputParams, LearningRate, MicroBatchChoice, MicroBatchRange, ModelParams,
+    OneOrMany, OptimizerParams, Params, RunParams, ScheduleParams,
+};
+pub use error::{ParamsError, Problem, ProblemKind};
+pub use job::{
+    CheckpointStates, Family, Initializer, Initializers, InputSpec, Job, LogLevel, LossScaling, Mode, ModelSpec,
+    Nonlinearity, OptimizerKind, OptimizerSpec, Piece, Precision, Resolved, RunSpec, Schedule, Segment, Source, Split,
+    Tokenizer,
+};
+pub use resolve::Overrides;

@@ -1,0 +1,136 @@
+//! The checks every section needs. Each returns a usable value even after reporting a problem, so that one mistake does
+//! not hide the next; the job is only built when there was none.
+
+use crate::error::{Problem, ProblemKind};
+use crate::yaml::{Lines, nearest};
+
+/// Collects problems and notes while a document is resolved.
+pub(super) struct Check<'a> {
+    lines: &'a Lines,
+    pub problems: Vec<Problem>,
+    pub notes: Vec<String>,
+}
+
+impl<'a> Check<'a> {
+    pub(super) fn new(lines: &'a Lines) -> Self {
+        Self { lines, problems: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Reports `key says`. A flag (`--num_csx`) has no line.
+    pub(super) fn problem(&mut self, kind: ProblemKind, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
+        self.problems.push(Problem {
+            kind,
+            line: if key.starts_with("--") { None } else { self.lines.of(key) },
+            key: key.to_owned(),
+            message: format!("{key} {}", says.as_ref()),
+            hint: Some(hint.into()),
+        });
+    }
+
+    pub(super) fn invalid(&mut self, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
+        self.problem(ProblemKind::Invalid, key, says, hint);
+    }
+
+    pub(super) fn missing(&mut self, key: &str, hint: impl Into<String>) {
+        self.problem(ProblemKind::Missing, key, "is missing", hint);
+    }
+
+    pub(super) fn not_yet(&mut self, key: &str, value: &str, hint: impl Into<String>) {
+        self.problem(ProblemKind::NotSupported, key, format!("{value} is not supported yet"), hint);
+    }
+
+    pub(super) fn note(&mut self, note: impl Into<String>) {
+        let note = note.into();
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// A number from 1 to `most`.
+    pub(super) fn count(&mut self, key: &str, given: Option<u64>, default: usize, most: usize) -> usize {
+        let Some(given) = given else { return default };
+        match usize::try_from(given) {
+            Ok(count) if (1..=most).contains(&count) => count,
+            _ => {
+                let hint = format!("give a whole number from 1 to {most}");
+                self.invalid(key, format!("is {given}, which is out of range"), hint);
+                default.max(1)
+            }
+        }
+    }
+
+    /// A number from 1 to `most` that has no default.
+    pub(super) fn required_count(&mut self, key: &str, given: Option<u64>, most: usize) -> usize {
+        if given.is_none() {
+            self.missing(key, format!("give a whole number from 1 to {most}"));
+        }
+        self.count(key, given, 1, most)
+    }
+
+    /// A probability in [0, 1).
+    pub(super) fn probability(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+        let hint = "give a number of at least 0 and less than 1";
+        self.number(key, given, default, |p| (0.0..1.0).contains(&p), hint)
+    }
+
+    /// A number greater than 0.
+    pub(super) fn positive(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+        self.number(key, given, default, |x| x > 0.0, "give a number greater than 0")
+    }
+
+    /// A number of at least 0.
+    pub(super) fn non_negative(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+        self.number(key, given, default, |x| x >= 0.0, "give a number of at least 0")
+    }
+
+    fn number(&mut self, key: &str, given: Option<f64>, default: f64, holds: impl Fn(f64) -> bool, hint: &str) -> f64 {
+        match given {
+            None => default,
+            Some(x) if x.is_finite() && holds(x) => x,
+            Some(x) => {
+                self.invalid(key, format!("is {x}, which is out of range"), hint);
+                default
+            }
+        }
+    }
+
+    /// A word of `table`, without regard to case; `not_yet` are words of the zoo that are refused by name.
+    pub(super) fn word<T: Copy>(
+        &mut self,
+        key: &str,
+        given: Option<&str>,
+        default: T,
+        table: &[(&str, T)],
+        not_yet: &[&str],
+    ) -> T {
+        let Some(given) = given else { return default };
+        if let Some((_, value)) = table.iter().find(|(word, _)| word.eq_ignore_ascii_case(given)) {
+            return *value;
+        }
+        let known = table.iter().map(|(word, _)| *word);
+        let names: Vec<&str> = known.clone().collect();
+        let use_one = format!("use {}", names.join(" or "));
+        if not_yet.iter().any(|word| word.eq_ignore_ascii_case(given)) {
+            self.not_yet(key, given, use_one);
+        } else {
+            let hint = nearest(given, known).map_or(use_one, |near| format!("did you mean {near}?"));
+            self.invalid(key, format!("is \"{given}\", which is not known"), hint);
+        }
+        default
+    }
+
+    /// A switch that only has one position for now.
+    pub(super) fn only(&mut self, key: &str, given: Option<bool>, only: bool) {
+        if let Some(given) = given.filter(|g| *g != only) {
+            self.not_yet(key, &given.to_string(), format!("leave it out or set it to {only}"));
+        }
+    }
+
+    /// The one of two spellings that was given; both at once are refused.
+    pub(super) fn either<T>(&mut self, key: &str, given: Option<T>, older: &str, older_given: Option<T>) -> Option<T> {
+        if given.is_some() && older_given.is_some() {
+            self.invalid(older, format!("is an older spelling of {key}, which is given too"), "keep one of the two");
+        }
+        given.or(older_given)
+    }
+}

@@ -1,0 +1,107 @@
+//! The model's initializers, resolved.
+
+use super::check::Check;
+use crate::document::{InitializerChoice, InitializerParams, ModelParams};
+use crate::job::{Initializer, Initializers};
+
+#[rustfmt::skip]
+const NOT_YET: &[&str] = &[
+    "eye", "xavier_normal", "xavier_uniform", "glorot_normal", "glorot_uniform", "kaiming_normal", "kaiming_uniform",
+    "variance_scaling", "lecun_normal", "lecun_uniform",
+];
+
+/// The standard deviation, and half the width of a uniform distribution, of an initializer that says none.
+const DEFAULT_SPREAD: f64 = 0.05;
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Normal,
+    TruncatedNormal,
+    Uniform,
+    Constant,
+    Fixed(f64),
+}
+
+const KINDS: &[(&str, Kind)] = &[
+    ("normal", Kind::Normal),
+    ("truncated_normal", Kind::TruncatedNormal),
+    ("uniform", Kind::Uniform),
+    ("constant", Kind::Constant),
+    ("zeros", Kind::Fixed(0.0)),
+    ("ones", Kind::Fixed(1.0)),
+];
+
+pub(super) fn resolve(check: &mut Check<'_>, p: &ModelParams, layers: usize) -> Initializers {
+    let range = check.positive("model.initializer_range", p.initializer_range, 0.02);
+    let default = Initializer::truncated_normal(range);
+    // Two layers a block add to the residual stream: by this factor its variance stays near the embedding's.
+    let output = Initializer::truncated_normal(range / (2.0 * layers as f64).sqrt());
+    let mut read = |key: &str, given: &Option<InitializerChoice>, default| match given {
+        None => default,
+        Some(InitializerChoice::Full(full)) => initializer(check, key, full),
+        Some(InitializerChoice::Name(name)) => {
+            let full = InitializerParams { name: Some(name.clone()), ..InitializerParams::default() };
+            initializer(check, key, &full)
+        }
+    };
+    Initializers {
+        embedding: read("model.embedding_initializer", &p.embedding_initializer, default),
+        hidden: read("model.initializer", &p.initializer, default),
+        residual_output: read("model.output_layer_initializer", &p.output_layer_initializer, output),
+        lm_head: Initializer::Normal { mean: 0.0, std: range },
+    }
+}
+
+fn initializer(check: &mut Check<'_>, key: &str, p: &InitializerParams) -> Initializer {
+    if p.name.is_none() {
+        check.missing(&format!("{key}.name"), "name an initializer, as in name: truncated_normal");
+        return Initializer::Constant { val: 0.0 };
+    }
+    let kind = check.word(key, p.name.as_deref(), Kind::TruncatedNormal, KINDS, NOT_YET);
+    refuse_foreign_arguments(check, key, p, kind);
+    let mean = p.mean.unwrap_or(0.0);
+    let std = check.non_negative(&format!("{key}.std"), p.std, DEFAULT_SPREAD);
+    match kind {
+        Kind::Normal => Initializer::Normal { mean, std },
+        Kind::TruncatedNormal => {
+            let (a, b) = bounds(check, key, p, 2.0 * std);
+            // Drawing again must come to an end: bounds far from the mean, or next to each other, would make it last.
+            if std > 0.0 && a <= b && (mean + 4.0 * std < a || mean - 4.0 * std > b || b - a < 0.01 * std) {
+                let says = format!("leaves almost nothing of the distribution between {a} and {b}");
+                check.invalid(key, says, "widen the bounds a and b");
+            }
+            Initializer::TruncatedNormal { mean, std, a, b }
+        }
+        Kind::Uniform => {
+            let (a, b) = bounds(check, key, p, DEFAULT_SPREAD);
+            Initializer::Uniform { a, b }
+        }
+        Kind::Constant => Initializer::Constant { val: p.val.unwrap_or(0.0) },
+        Kind::Fixed(val) => Initializer::Constant { val },
+    }
+}
+
+fn bounds(check: &mut Check<'_>, key: &str, p: &InitializerParams, spread: f64) -> (f64, f64) {
+    let (a, b) = (p.a.unwrap_or(-spread), p.b.unwrap_or(spread));
+    if a > b {
+        check.invalid(&format!("{key}.a"), format!("is {a}, above the upper bound {b}"), "give the lower bound as a");
+    }
+    (a, b)
+}
+
+/// An argument that means nothing to this initializer is a mistake in one of the two.
+fn refuse_foreign_arguments(check: &mut Check<'_>, key: &str, p: &InitializerParams, kind: Kind) {
+    let used: &[&str] = match kind {
+        Kind::Normal => &["mean", "std"],
+        Kind::TruncatedNormal => &["mean", "std", "a", "b"],
+        Kind::Uniform => &["a", "b"],
+        Kind::Constant => &["val"],
+        Kind::Fixed(_) => &[],
+    };
+    for (argument, given) in [("mean", p.mean), ("std", p.std), ("a", p.a), ("b", p.b), ("val", p.val)] {
+        if given.is_some() && !used.contains(&argument) {
+            let name = p.name.as_deref().unwrap_or_default();
+            check.invalid(&format!("{key}.{argument}"), format!("means nothing to {name}"), "leave it out");
+        }
+    }
+}

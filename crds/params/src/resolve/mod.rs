@@ -1,0 +1,69 @@
+//! From the document as written to the job as run: defaults, unions, and checks of one key against another.
+
+mod check;
+mod initializer;
+mod input;
+mod model;
+mod optimizer;
+mod run;
+mod schedule;
+mod source;
+
+use crate::document::Params;
+use crate::error::ParamsError;
+use crate::job::{Job, Resolved};
+use check::Check;
+
+/// What the command line says. A flag beats the document only when it was given.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// `--mode`: `train`, `eval`, `train_and_eval` or `eval_all`.
+    pub mode: Option<String>,
+    /// `--model_dir`.
+    pub model_dir: Option<String>,
+    /// `--num_csx`.
+    pub num_csx: Option<u64>,
+    /// `--max_steps`.
+    pub max_steps: Option<u64>,
+    /// `--eval_steps`.
+    pub eval_steps: Option<u64>,
+    /// `--checkpoint_path`.
+    pub checkpoint_path: Option<String>,
+    /// `--load_checkpoint_states`.
+    pub load_checkpoint_states: Option<String>,
+    /// `--disable_strict_checkpoint_loading`.
+    pub disable_strict_checkpoint_loading: Option<bool>,
+    /// `--num_wgt_servers`.
+    pub num_wgt_servers: Option<u64>,
+    /// `--num_act_servers`.
+    pub num_act_servers: Option<u64>,
+    /// `--compile_only`.
+    pub compile_only: Option<bool>,
+    /// `--validate_only`.
+    pub validate_only: Option<bool>,
+    /// `--logging`.
+    pub logging: Option<String>,
+}
+
+impl Params {
+    /// The job these params and flags describe, with notes for the user.
+    ///
+    /// # Errors
+    /// Missing keys, values out of range, keys that contradict each other, and values that are not supported yet; all
+    /// of them are collected, with their lines when the document came from YAML.
+    pub fn resolve(&self, overrides: &Overrides) -> Result<Resolved, ParamsError> {
+        let mut check = Check::new(&self.lines);
+        let model = model::resolve(&mut check, self.model.as_ref());
+        let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref());
+        let mut run = run::resolve(&mut check, self.runconfig.as_ref(), overrides);
+        let inputs = input::resolve(&mut check, self, &model, &run);
+        run::check_against_inputs(&mut check, &mut run, &inputs, overrides);
+        let Check { problems, notes, .. } = check;
+        ParamsError::check(problems)?;
+        Ok(Resolved {
+            job: Job { model, optimizer, train_input: inputs.train, eval_input: inputs.eval, run },
+            notes,
+            without_effect: self.without_effect(),
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! `runconfig` and the command line, resolved.
+
+use std::collections::BTreeMap;
+
+use super::Overrides;
+use super::check::Check;
+use super::input::Inputs;
+use crate::document::RunParams;
+use crate::job::{CheckpointStates, LogLevel, Mode, RunSpec, Source};
+
+/// More systems than any appliance has.
+const MOST_SYSTEMS: usize = 1 << 16;
+
+const LEVELS: &[(&str, LogLevel)] = &[
+    ("DEBUG", LogLevel::Debug),
+    ("VERBOSE", LogLevel::Verbose),
+    ("INFO", LogLevel::Info),
+    ("WARNING", LogLevel::Warning),
+    ("ERROR", LogLevel::Error),
+];
+
+/// The value that counts and the name to blame for it: the flag's if it was given.
+fn choose<T: Clone>(
+    flag: &'static str,
+    over: &Option<T>,
+    key: &'static str,
+    given: &Option<T>,
+) -> (&'static str, Option<T>) {
+    match over {
+        Some(value) => (flag, Some(value.clone())),
+        None => (key, given.clone()),
+    }
+}
+
+pub(super) fn resolve(check: &mut Check<'_>, given: Option<&RunParams>, over: &Overrides) -> RunSpec {
+    let none = RunParams::default();
+    let p = given.unwrap_or(&none);
+    let (key, word) = choose("--mode", &over.mode, "runconfig.mode", &p.mode);
+    let mode = check.word(key, word.as_deref(), Mode::Train, Mode::NAMES, &[]);
+    let max_steps = max_steps(check, p, over, mode);
+    let checkpoint_steps = checkpoint_steps(check, p);
+    let log_steps = check.count("runconfig.log_steps", p.log_steps.or(p.save_summary_steps), 1, usize::MAX) as u64;
+    let (key, dir) = choose("--model_dir", &over.model_dir, "runconfig.model_dir", &p.model_dir);
+    let model_dir = path(check, key, dir).unwrap_or_else(|| "./model_dir".into());
+    let (key, from) =
+        choose("--checkpoint_path", &over.checkpoint_path, "runconfig.checkpoint_path", &p.checkpoint_path);
+    let checkpoint_path = path(check, key, from);
+    let (key, level) = choose("--logging", &over.logging, "runconfig.logging", &p.logging);
+    let logging = check.word(key, level.as_deref(), LogLevel::Info, LEVELS, &[]);
+    let (key, eval_steps) = choose("--eval_steps", &over.eval_steps, "runconfig.eval_steps", &p.eval_steps);
+    let eval_steps = eval_steps.map(|steps| check.count(key, Some(steps), 1, usize::MAX) as u64);
+    let every = if checkpoint_steps > 0 { checkpoint_steps } else { max_steps.max(1) };
+    let (compile_only, validate_only) = stop_early(check, p, over);
+    RunSpec {
+        mode,
+        summary_dir: path(check, "runconfig.summary_dir", p.summary_dir.clone()).unwrap_or_else(|| model_dir.clone()),
+        model_dir,
+        max_steps,
+        eval_steps,
+        eval_frequency: check.count("runconfig.eval_frequency", p.eval_frequency, every as usize, usize::MAX) as u64,
+        checkpoint_steps,
+        max_checkpoints: max_checkpoints(check, p),
+        save_initial_checkpoint: p.save_initial_checkpoint.unwrap_or(false),
+        autoload_last_checkpoint: p.autoload_last_checkpoint.unwrap_or(true),
+        checkpoint_path,
+        load_checkpoint_states: load_states(check, p, over),
+        disable_strict_checkpoint_loading: over
+            .disable_strict_checkpoint_loading
+            .or(p.disable_strict_checkpoint_loading)
+            .unwrap_or(false),
+        log_steps,
+        summary_steps: check.count("runconfig.save_summary_steps", p.save_summary_steps, log_steps as usize, usize::MAX)
+            as u64,
+        logging,
+        seed: p.seed.unwrap_or(1),
+        check_loss_values: p.check_loss_values.unwrap_or(true),
+        num_csx: num_csx(check, p, over),
+        num_wgt_servers: servers(
+            check,
+            "--num_wgt_servers",
+            over.num_wgt_servers,
+            "runconfig.num_wgt_servers",
+            p.num_wgt_servers,
+        ),
+        num_act_servers: servers(
+            check,
+            "--num_act_servers",
+            over.num_act_servers,
+            "runconfig.num_act_servers",
+            p.num_act_servers,
+        ),
+        compile_only,
+        validate_only,
+        job_labels: labels(check, p),
+    }
+}
+
+fn path(check: &mut Check<'_>, key: &str, given: Option<String>) -> Option<String> {
+    if given.as_deref().is_some_and(|path| path.trim().is_empty()) {
+        check.invalid(key, "is an empty path", "give a path or leave it out");
+    }
+    given
+}
+
+fn max_steps(check: &mut Check<'_>, p: &RunParams, over: &Overrides, mode: Mode) -> u64 {
+    let (key, steps) = choose("--max_steps", &over.max_steps, "runconfig.max_steps", &p.max_steps);
+    if !mode.trains() {
+        return 0;
+    }
+    if steps.is_none() {
+        check.missing(key, "say which step to train to, here or by --max_steps");
+    }
+    check.count(key, steps, 1, usize::MAX) as u64
+}
+
+fn checkpoint_steps(check: &mut Check<'_>, p: &RunParams) -> u64 {
+    let older = "runconfig.save_checkpoint_steps";
+    let oldest = "runconfig.save_checkpoints_steps";
+    let older_given = check.either(older, p.save_checkpoint_steps, oldest, p.save_checkpoints_steps);
+    check.either("runconfig.checkpoint_steps", p.checkpoint_steps, older, older_given).unwrap_or(0)
+}
+
+fn max_checkpoints(check: &mut Check<'_>, p: &RunParams) -> Option<u64> {
+    let (key, older) = ("runconfig.max_checkpoints", "runconfig.keep_checkpoint_max");
+    let given = check.either(key, p.max_checkpoints, older, p.keep_checkpoint_max);
+    given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
+}
+
+fn num_csx(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> usize {
+    let (key, systems) = choose("--num_csx", &over.num_csx, "runconfig.num_csx", &p.num_csx);
+    check.count(key, systems, 1, MOST_SYSTEMS)
+}
+
+fn servers(
+    check: &mut Check<'_>,
+    flag: &'static str,
+    over: Option<u64>,
+    key: &'static str,
+    given: Option<u64>,
+) -> usize {
+    let (key, most) = choose(flag, &over, key, &given);
+    match most {
+        None | Some(0) => 0,
+        most => check.count(key, most, 1, MOST_SYSTEMS),
+    }
+}
+
+/// `compile_only` and `validate_only`, of which one at most may be set.
+fn stop_early(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> (bool, bool) {
+    let (_, compile) = choose("", &over.compile_only, "", &p.compile_only);
+    let (key, validate) = choose("--validate_only", &over.validate_only, "runconfig.validate_only", &p.validate_only);
+    let (compile, validate) = (compile.unwrap_or(false), validate.unwrap_or(false));
+    if compile && validate {
+        check.invalid(key, "excludes compile_only, which is given too", "keep one of the two");
+    }
+    (compile, validate)
+}
+
+fn load_states(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> CheckpointStates {
+    let (key, given) = choose(
+        "--load_checkpoint_states",
+        &over.load_checkpoint_states,
+        "runconfig.load_checkpoint_states",
+        &p.load_checkpoint_states,
+    );
+    let Some(given) = given else { return CheckpointStates::ALL };
+    let mut states = CheckpointStates::NONE;
+    for word in given.split(',').map(str::trim) {
+        match word {
+            "all" => states = CheckpointStates::ALL,
+            "model" => states.model = true,
+            "optimizer" => states.optimizer = true,
+            "dataloader" => states.dataloader = true,
+            "lr_scheduler" => states.lr_scheduler = true,
+            "global_step" => states.global_step = true,
+            "grad_scaler" => check.note("there is no grad_scaler state: neither bf16 nor f32 needs a loss scale"),
+            _ => check.invalid(
+                key,
+                format!("names the unknown state \"{word}\""),
+                "use all, or a list of model, optimizer, dataloader, lr_scheduler, global_step",
+            ),
+        }
+    }
+    states
+}
+
+fn labels(check: &mut Check<'_>, p: &RunParams) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    for label in p.job_labels.iter().flat_map(|labels| labels.as_slice()) {
+        match label.split_once('=') {
+            Some((key, value)) if !key.is_empty() => {
+                labels.insert(key.to_owned(), value.to_owned());
+            }
+            _ => check.invalid("runconfig.job_labels", format!("has \"{label}\""), "write each label as key=value"),
+        }
+    }
+    labels
+}
+
+/// What the run asks of the inputs: enough leaves for the systems, and an end for evaluations.
+pub(super) fn check_against_inputs(check: &mut Check<'_>, run: &mut RunSpec, inputs: &Inputs, over: &Overrides) {
+    let key = if over.num_csx.is_some() { "--num_csx" } else { "runconfig.num_csx" };
+    let train = run.mode.trains().then_some(("train_input", &inputs.train));
+    let eval = inputs.eval.as_ref().filter(|_| run.mode.evaluates());
+    for (name, input) in train.into_iter().chain(eval.map(|eval| ("eval_input", eval))) {
+        let leaves = input.leaves();
+        if run.num_csx > leaves {
+            let says = format!("is {}, more systems than the batch of {name} has leaves ({leaves})", run.num_csx);
+            let most = input.batch_size / run.num_csx;
+            let hint = match most {
+                0 => format!("use at most {leaves} systems, or raise {name}.batch_size"),
+                _ => format!("use at most {leaves} systems, or set {name}.micro_batch_size to at most {most}"),
+            };
+            check.invalid(key, says, hint);
+        }
+    }
+    if run.eval_steps.is_none() && eval.is_some_and(|eval| matches!(eval.source, Source::Synthetic {})) {
+        check.missing("runconfig.eval_steps", "synthetic samples have no end: say how many batches make an evaluation");
+    }
+}

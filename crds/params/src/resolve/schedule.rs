@@ -1,0 +1,121 @@
+//! `optimizer.learning_rate`, resolved: a number, a mapping or a list become one [`Schedule`].
+
+use super::check::Check;
+use crate::document::{LearningRate, ScheduleParams};
+use crate::job::{Piece, Schedule, Segment};
+
+const KEY: &str = "optimizer.learning_rate";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Constant,
+    Linear,
+    CosineDecay,
+}
+
+const KINDS: &[(&str, Kind)] = &[
+    ("Linear", Kind::Linear),
+    ("CosineDecay", Kind::CosineDecay),
+    ("Constant", Kind::Constant),
+    ("LinearLR", Kind::Linear),
+    ("CosineDecayLR", Kind::CosineDecay),
+    ("ConstantLR", Kind::Constant),
+    ("Polynomial", Kind::Linear),
+];
+#[rustfmt::skip]
+const NOT_YET: &[&str] = &[
+    "Exponential", "InverseExponentialTimeDecay", "InverseSquareRootDecay", "PiecewiseConstant", "MultiStep", "Step",
+    "CosineAnnealing", "CosineAnnealingWarmRestarts", "Lambda", "Multiplicative", "Chained", "Cyclic", "OneCycle",
+    "Sequential",
+];
+
+pub(super) fn resolve(check: &mut Check<'_>, given: Option<&LearningRate>) -> Schedule {
+    match given {
+        None => {
+            check.missing(KEY, "give a number, a schedule or a list of schedules");
+            Schedule::constant(0.0)
+        }
+        Some(LearningRate::Number(rate)) => Schedule::constant(check.non_negative(KEY, Some(*rate), 0.0)),
+        Some(LearningRate::Schedule(one)) => Schedule { segments: vec![segment(check, KEY, one, true)] },
+        Some(LearningRate::Sequence(many)) => {
+            if many.is_empty() {
+                check.invalid(KEY, "is an empty list", "give at least one schedule");
+            }
+            let last = many.len().saturating_sub(1);
+            let segments = many.iter().enumerate();
+            Schedule { segments: segments.map(|(i, p)| segment(check, &format!("{KEY}.{i}"), p, i == last)).collect() }
+        }
+    }
+}
+
+fn segment(check: &mut Check<'_>, at: &str, p: &ScheduleParams, last: bool) -> Segment {
+    let of = |key: &str| format!("{at}.{key}");
+    if p.scheduler.is_none() {
+        check.missing(&of("scheduler"), "name a schedule, as in scheduler: Linear");
+    }
+    let kind = check.word(&of("scheduler"), p.scheduler.as_deref(), Kind::Constant, KINDS, NOT_YET);
+    check.only(&of("cycle"), p.cycle, false);
+    if let Some(power) = p.power.filter(|power| *power != 1.0) {
+        check.not_yet(&of("power"), &power.to_string(), "leave it out for a straight line");
+    }
+    if p.scheduler.is_some() {
+        refuse_foreign_keys(check, at, p, kind);
+    }
+    // Older files say how long a schedule decays (decay_steps) apart from how long it lasts (steps).
+    let steps = p.steps.or(p.total_iters).or(p.decay_steps);
+    let length = p.total_iters.or(p.decay_steps).or(p.steps);
+    if steps == Some(0) || length == Some(0) {
+        check.invalid(at, "lasts 0 steps", "give total_iters of at least 1");
+    }
+    let needed = kind != Kind::Constant || !last;
+    if needed && steps.is_none() && p.scheduler.is_some() {
+        check.missing(&of("total_iters"), "say how many steps the schedule lasts");
+    }
+    Segment {
+        steps: if last { u64::MAX } else { steps.unwrap_or(1) },
+        piece: piece(check, at, p, kind, length.unwrap_or(1)),
+    }
+}
+
+fn piece(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind: Kind, total_iters: u64) -> Piece {
+    let of = |key: &str| format!("{at}.{key}");
+    if kind == Kind::Constant {
+        let rate = check.either(&of("learning_rate"), p.learning_rate, &of("val"), p.val);
+        if rate.is_none() && p.scheduler.is_some() {
+            check.missing(&of("learning_rate"), "give the rate of the constant schedule");
+        }
+        return Piece::Constant { learning_rate: check.non_negative(&of("learning_rate"), rate, 0.0) };
+    }
+    if p.initial_learning_rate.is_none() {
+        check.missing(&of("initial_learning_rate"), "give the rate the schedule begins with");
+    }
+    let initial = check.non_negative(&of("initial_learning_rate"), p.initial_learning_rate, 0.0);
+    let mut end = check.non_negative(&of("end_learning_rate"), p.end_learning_rate, 0.0);
+    let floor = initial * check.non_negative(&of("alpha"), p.alpha, 0.0);
+    if floor > end {
+        check.note(format!("{at} ends at {floor:e}, alpha times its initial rate"));
+        end = floor;
+    }
+    match kind {
+        Kind::Linear => Piece::Linear { initial, end, total_iters },
+        _ => Piece::CosineDecay { initial, end, total_iters },
+    }
+}
+
+/// A key that means nothing to this kind of schedule is a mistake in one of the two.
+fn refuse_foreign_keys(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind: Kind) {
+    let foreign: &[(&str, Option<f64>)] = match kind {
+        Kind::Constant => &[
+            ("initial_learning_rate", p.initial_learning_rate),
+            ("end_learning_rate", p.end_learning_rate),
+            ("alpha", p.alpha),
+        ],
+        _ => &[("learning_rate", p.learning_rate), ("val", p.val)],
+    };
+    for (key, given) in foreign {
+        if given.is_some() {
+            let name = p.scheduler.as_deref().unwrap_or_default();
+            check.invalid(&format!("{at}.{key}"), format!("means nothing to {name}"), "leave it out");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Where an input's tokens come from: processor, files and tokenizer.
+
+use super::check::Check;
+use super::input::Section;
+use crate::document::OneOrMany;
+use crate::job::{ModelSpec, Source, Tokenizer};
+
+const HDF5_REMEDY: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor (.bin files of u16 tokens) \
+                           or SyntheticDataProcessor";
+#[rustfmt::skip]
+const PROCESSORS_NOT_YET: &[&str] = &[
+    "GptHDF5DataProcessor", "GptHDF5MapDataProcessor", "HuggingFaceDataProcessorEli5", "HuggingFaceIterableDataProcessorEli5",
+    "DummyDataProcessor", "DummyIterableDataProcessor", "InferenceDataProcessor", "RawDatasetProcessor",
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Processor {
+    Text,
+    Tokens,
+    Synthetic,
+}
+
+const PROCESSORS: &[(&str, Processor)] = &[
+    ("GptTextDataProcessor", Processor::Text),
+    ("GptTokenDataProcessor", Processor::Tokens),
+    ("SyntheticDataProcessor", Processor::Synthetic),
+];
+
+/// The source of a section; an evaluation (`train` is there) takes what it does not say from training.
+pub(super) fn source(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, model: &ModelSpec) -> Source {
+    let p = s.given;
+    let paths = [&p.data_dir, &p.data_files].into_iter().flatten().flat_map(OneOrMany::as_slice);
+    let paths: Vec<String> = paths.cloned().collect();
+    let processor = match (&p.data_processor, train) {
+        (None, Some(train)) if paths.is_empty() => {
+            check_tokenizer(check, s, train);
+            return train.clone();
+        }
+        (None, Some(Source::Text { .. })) => Processor::Text,
+        (None, Some(Source::Tokens { .. })) => Processor::Tokens,
+        (None, Some(Source::Synthetic {})) => Processor::Synthetic,
+        (None, None) => {
+            if !s.quiet {
+                check.missing(&s.key("data_processor"), HDF5_REMEDY);
+            }
+            return refused();
+        }
+        (Some(name), _) => match processor(check, s, name) {
+            Some(processor) => processor,
+            None => return refused(),
+        },
+    };
+    let source = match processor {
+        Processor::Synthetic => {
+            if !paths.is_empty() {
+                check.note(format!("the files of {} are not read: its samples are synthetic", s.name));
+            }
+            Source::Synthetic {}
+        }
+        Processor::Tokens => Source::Tokens { paths },
+        Processor::Text => Source::Text { paths, tokenizer: tokenizer(check, s, train, model) },
+    };
+    if let Source::Text { paths, .. } | Source::Tokens { paths } = &source
+        && (paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()))
+    {
+        check.missing(&s.key("data_files"), "name at least one file, directory or glob");
+    }
+    if p.tokenizer.is_some() && processor != Processor::Text {
+        check.note(format!("{} is not used: its samples are tokens already", s.key("tokenizer")));
+    }
+    source
+}
+
+/// Stands for a source that was refused; what else the section says about files is then beside the point.
+fn refused() -> Source {
+    Source::Tokens { paths: Vec::new() }
+}
+
+fn processor(check: &mut Check<'_>, s: &Section<'_>, name: &str) -> Option<Processor> {
+    let key = s.key("data_processor");
+    let known = PROCESSORS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+    if known.is_none() && name.to_ascii_lowercase().contains("hdf5") {
+        check.not_yet(&key, name, HDF5_REMEDY);
+        return None;
+    }
+    let table: Vec<(&str, Option<Processor>)> = PROCESSORS.iter().map(|(name, p)| (*name, Some(*p))).collect();
+    check.word(&key, Some(name), None, &table, PROCESSORS_NOT_YET)
+}
+
+const TOKENIZERS: &[(&str, Tokenizer)] = &[("gpt2", Tokenizer::Gpt2), ("bytes", Tokenizer::Bytes)];
+
+fn tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, model: &ModelSpec) -> Tokenizer {
+    if let Some(train) = train {
+        check_tokenizer(check, s, train);
+    }
+    let default = match train {
+        // What a wrong word falls back to must not be called too large for the vocabulary.
+        _ if s.given.tokenizer.is_some() => Tokenizer::Bytes,
+        Some(Source::Text { tokenizer, .. }) => *tokenizer,
+        _ => Tokenizer::Gpt2,
+    };
+    let key = s.key("tokenizer");
+    let tokenizer = check.word(&key, s.given.tokenizer.as_deref(), default, TOKENIZERS, &[]);
+    if tokenizer.vocab_size() > model.vocab_size {
+        let (tokens, vocabulary) = (tokenizer.vocab_size(), model.vocab_size);
+        let says = format!("is {vocabulary}, too small for the {tokens} tokens of {}'s tokenizer", s.name);
+        check.invalid(
+            "model.vocab_size",
+            says,
+            format!("set it to {tokens}, or choose tokenizer: bytes with vocab_size: 256"),
+        );
+    }
+    tokenizer
+}
+
+/// A model has one vocabulary: evaluation cannot tokenise in another way than training.
+fn check_tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: &Source) {
+    let (Some(given), Source::Text { tokenizer, .. }) = (&s.given.tokenizer, train) else { return };
+    let other = TOKENIZERS.iter().find(|(name, _)| name.eq_ignore_ascii_case(given));
+    if other.is_none_or(|(_, other)| other != tokenizer) {
+        let says = format!("is \"{given}\", another one than train_input's");
+        check.invalid(&s.key("tokenizer"), says, "leave it out");
+    }
+}

@@ -1,0 +1,53 @@
+//! "Did you mean": the known word nearest to a mistyped one.
+
+/// The candidate with the fewest typing mistakes from `word`, if that is few enough to be meant.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase();
+    let limit = (word.chars().count() / 3).max(1);
+    candidates
+        .into_iter()
+        .map(|c| (distance(&word, &c.to_lowercase()), c))
+        .filter(|(d, _)| *d <= limit)
+        .min_by_key(|(d, _)| *d)
+        .map(|(_, c)| c)
+}
+
+/// Optimal string alignment: inserted, deleted and replaced characters and swapped neighbours cost one each.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let replaced = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            row[j] = replaced.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before[j - 2] + 1);
+            }
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_word_within_reason() {
+        let known = ["hidden_size", "num_heads", "num_hidden_layers", "eps"];
+        for (word, expected) in [
+            ("hiden_size", Some("hidden_size")),
+            ("num_head", Some("num_heads")),
+            ("nmu_heads", Some("num_heads")),
+            ("Hidden_Size", Some("hidden_size")),
+            ("esp", Some("eps")),
+            ("flash_attention", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, known), expected, "{word}");
+        }
+    }
+}

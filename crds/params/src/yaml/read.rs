@@ -1,0 +1,334 @@
+//! The tree to typed values, collecting every mistake on the way.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::scalar::{Plain, boolean, plain};
+use super::tree::{Entry, Node, Value, parse};
+use crate::error::{ParamsError, Problem, ProblemKind};
+use crate::yaml::nearest;
+
+/// Key path (`model.hidden_size`) to line: kept beside the document so that later checks can still name the line.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lines(BTreeMap<String, usize>);
+
+impl Lines {
+    /// The line of a key, or of the nearest section around it.
+    pub(crate) fn of(&self, key: &str) -> Option<usize> {
+        let mut key = key;
+        loop {
+            match (self.0.get(key), key.rsplit_once('.')) {
+                (Some(line), _) => return Some(*line),
+                (None, Some((around, _))) => key = around,
+                (None, None) => return None,
+            }
+        }
+    }
+}
+
+impl PartialEq for Lines {
+    /// Always true: where a key stood is not part of what a document says.
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// How a kind of document spells its keys, and where else a misplaced one could belong.
+#[derive(Clone, Copy)]
+pub(crate) struct Dialect {
+    /// Keys are documented in camel case, as Kubernetes writes them; snake case is understood as well.
+    pub camel_case: bool,
+    /// The sections that know a key.
+    pub homes: fn(&str) -> Vec<&'static str>,
+}
+
+/// Reads a whole document as `T`; `T::default()` when the text is empty.
+pub(crate) fn read_document<T: FromNode + Default>(text: &str, dialect: Dialect) -> Result<(T, Lines), ParamsError> {
+    let root = parse(text)?;
+    let mut reader = Reader { dialect, path: Vec::new(), problems: Vec::new(), lines: Lines::default() };
+    let document = if root.is_null() { T::default() } else { reader.value(&root).unwrap_or_default() };
+    ParamsError::check(reader.problems)?;
+    Ok((document, reader.lines))
+}
+
+/// A type that can be read from a node. `None` means that a problem has been reported.
+pub(crate) trait FromNode: Sized {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self>;
+}
+
+/// Where the reading stands and what it found wrong so far.
+pub(crate) struct Reader {
+    dialect: Dialect,
+    path: Vec<String>,
+    problems: Vec<Problem>,
+    lines: Lines,
+}
+
+impl Reader {
+    /// The entry's key in snake case.
+    pub(crate) fn key<'a>(&self, entry: &'a Entry) -> Cow<'a, str> {
+        if self.dialect.camel_case { snake_case(&entry.key).into() } else { entry.key.as_str().into() }
+    }
+
+    /// Reads a value in the current place.
+    pub(crate) fn value<T: FromNode>(&mut self, node: &Node) -> Option<T> {
+        T::from_node(node, self)
+    }
+
+    /// Reads a mapping's value into its field; a null leaves the field absent.
+    pub(crate) fn field<T: FromNode>(&mut self, entry: &Entry, field: &mut Option<T>) {
+        if entry.value.is_null() {
+            return;
+        }
+        self.within(&entry.key, entry.line, |reader| *field = reader.value(&entry.value));
+    }
+
+    /// Reads the items of a list.
+    pub(crate) fn items<T: FromNode>(&mut self, items: &[Node]) -> Option<Vec<T>> {
+        let values: Vec<Option<T>> = items
+            .iter()
+            .enumerate()
+            .map(|(i, node)| {
+                let mut value = None;
+                self.within(&i.to_string(), node.line, |reader| value = reader.value(node));
+                value
+            })
+            .collect();
+        values.into_iter().collect()
+    }
+
+    fn within(&mut self, key: &str, line: usize, read: impl FnOnce(&mut Self)) {
+        self.path.push(key.to_owned());
+        self.lines.0.insert(self.at(), line);
+        read(self);
+        self.path.pop();
+    }
+
+    /// The mapping's entries, each key once; `None` when the node is no mapping.
+    pub(crate) fn entries<'a>(&mut self, node: &'a Node) -> Option<Vec<&'a Entry>> {
+        let Value::Map(entries) = &node.value else {
+            self.wrong_type(node, "a mapping of keys to values");
+            return None;
+        };
+        let mut seen: BTreeMap<Cow<'_, str>, usize> = BTreeMap::new();
+        let mut unique = Vec::with_capacity(entries.len());
+        for entry in entries {
+            match seen.get(&self.key(entry)).copied() {
+                Some(first) => self.problem(
+                    ProblemKind::DuplicateKey,
+                    entry.line,
+                    &entry.key,
+                    format!("is given twice, first on line {first}"),
+                    Some("keep one of the two".into()),
+                ),
+                None => {
+                    seen.insert(self.key(entry), entry.line);
+                    unique.push(entry);
+                }
+            }
+        }
+        Some(unique)
+    }
+
+    /// Reports a key that the section does not have. `not_yet` are the zoo's keys that are refused by name; with a null
+    /// they ask for nothing and are let pass.
+    pub(crate) fn unknown(&mut self, entry: &Entry, keys: &[&str], not_yet: &[(&str, &str)]) {
+        let key = entry.key.as_str();
+        if let Some((_, remedy)) = not_yet.iter().find(|(name, _)| *name == key) {
+            if !entry.value.is_null() {
+                let (says, hint) = ("is not supported yet".into(), Some((*remedy).to_owned()));
+                self.problem(ProblemKind::NotSupported, entry.line, key, says, hint);
+            }
+            return;
+        }
+        let homes = (self.dialect.homes)(key);
+        let keys: Vec<Cow<'_, str>> = keys.iter().map(|k| self.spelled(k)).collect();
+        let hint = match (nearest(key, keys.iter().map(AsRef::as_ref)), homes.first()) {
+            (_, Some(_)) => format!("it belongs in {}", homes.join(" or ")),
+            (Some(near), None) => format!("did you mean {near}?"),
+            (None, None) if key == "<<" => "write the merged keys out".into(),
+            (None, None) => format!("remove it; the keys known here are {}", keys.join(", ")),
+        };
+        let says = "is not a known key".into();
+        self.problem(ProblemKind::UnknownKey, entry.line, key, says, Some(hint));
+    }
+
+    /// Reports a value of the wrong type in the current place; `expected` as in "a whole number".
+    pub(crate) fn wrong_type(&mut self, node: &Node, expected: &str) {
+        let says = format!("must be {expected}, not {}", node.describe());
+        let hint = match &node.value {
+            Value::Scalar { text, plain: false } if plain(text) != Plain::Text => Some("leave the quotes out".into()),
+            Value::Scalar { plain: true, .. } if expected.starts_with("a string") => {
+                Some("put it in quotes if it is meant as text".into())
+            }
+            _ => None,
+        };
+        self.problem(ProblemKind::WrongType, node.line, "", says, hint);
+    }
+
+    /// Reports a problem with `key` of the current place, or with the place itself when `key` is empty.
+    fn problem(&mut self, kind: ProblemKind, line: usize, key: &str, says: String, hint: Option<String>) {
+        let mut path = self.at();
+        if !key.is_empty() {
+            path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        }
+        let subject = if path.is_empty() { "the document" } else { &path };
+        self.problems.push(Problem { kind, line: Some(line), message: format!("{subject} {says}"), key: path, hint });
+    }
+
+    fn at(&self) -> String {
+        self.path.join(".")
+    }
+
+    /// A snake-case key as this dialect's documentation spells it.
+    fn spelled<'a>(&self, key: &'a str) -> Cow<'a, str> {
+        if self.dialect.camel_case { camel_case(key).into() } else { key.into() }
+    }
+}
+
+fn snake_case(key: &str) -> String {
+    key.chars()
+        .flat_map(|c| c.is_ascii_uppercase().then_some('_').into_iter().chain([c.to_ascii_lowercase()]))
+        .collect()
+}
+
+fn camel_case(key: &str) -> String {
+    let mut words = key.split('_');
+    let mut camel = words.next().unwrap_or_default().to_owned();
+    for word in words {
+        let mut letters = word.chars();
+        camel.extend(letters.next().map(|c| c.to_ascii_uppercase()));
+        camel.push_str(letters.as_str());
+    }
+    camel
+}
+
+impl Node {
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(&self.value, Value::Scalar { text, plain: true } if plain(text) == Plain::Null)
+    }
+
+    /// The value as a sentence names it.
+    fn describe(&self) -> String {
+        match &self.value {
+            Value::List(_) => "a list".into(),
+            Value::Map(_) => "a mapping".into(),
+            Value::Scalar { text, plain: false } => format!("the string \"{}\"", shorten(text)),
+            Value::Scalar { .. } if self.is_null() => "nothing".into(),
+            Value::Scalar { text, .. } => shorten(text),
+        }
+    }
+}
+
+fn shorten(text: &str) -> String {
+    const MOST: usize = 40;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+impl FromNode for bool {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let value = match &node.value {
+            Value::Scalar { text, plain: true } => boolean(text),
+            _ => None,
+        };
+        if value.is_none() {
+            reader.wrong_type(node, "true or false");
+        }
+        value
+    }
+}
+
+fn plain_of(node: &Node) -> Plain {
+    match &node.value {
+        Value::Scalar { text, plain: true } => plain(text),
+        _ => Plain::Text,
+    }
+}
+
+impl FromNode for u64 {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        if let Plain::Int(int) = plain_of(node)
+            && let Ok(int) = u64::try_from(int)
+        {
+            return Some(int);
+        }
+        reader.wrong_type(node, "a whole number, zero or more");
+        None
+    }
+}
+
+impl FromNode for i64 {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        if let Plain::Int(int) = plain_of(node)
+            && let Ok(int) = i64::try_from(int)
+        {
+            return Some(int);
+        }
+        reader.wrong_type(node, "a whole number");
+        None
+    }
+}
+
+impl FromNode for f64 {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match plain_of(node) {
+            Plain::Int(int) => Some(int as f64),
+            Plain::Float(float) if float.is_finite() => Some(float),
+            _ => {
+                reader.wrong_type(node, "a finite number");
+                None
+            }
+        }
+    }
+}
+
+impl FromNode for String {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match &node.value {
+            Value::Scalar { text, .. } if plain_of(node) == Plain::Text => Some(text.clone()),
+            _ => {
+                reader.wrong_type(node, "a string");
+                None
+            }
+        }
+    }
+}
+
+impl<T: FromNode> FromNode for Vec<T> {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match &node.value {
+            Value::List(items) => reader.items(items),
+            _ => {
+                reader.wrong_type(node, "a list");
+                None
+            }
+        }
+    }
+}
+
+impl FromNode for serde_json::Value {
+    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+        Some(match &node.value {
+            Value::List(items) => Self::Array(reader.items(items)?),
+            Value::Map(_) => {
+                let mut map = serde_json::Map::new();
+                for entry in reader.entries(node)? {
+                    let mut value = None;
+                    reader.field(entry, &mut value);
+                    map.insert(entry.key.clone(), value.unwrap_or_default());
+                }
+                Self::Object(map)
+            }
+            Value::Scalar { text, .. } => match plain_of(node) {
+                Plain::Null => Self::Null,
+                Plain::Bool(b) => b.into(),
+                Plain::Int(int) => i64::try_from(int).map_or_else(|_| text.clone().into(), Into::into),
+                Plain::Float(float) => float.into(),
+                Plain::Text => text.clone().into(),
+            },
+        })
+    }
+}

@@ -1,0 +1,178 @@
+//! YAML text to a tree whose every node knows its line.
+//!
+//! The parser gives events; this builds the tree from them without recursion, within bounds on depth and size, so that
+//! no document can exhaust stack or memory (aliases multiply nodes: "billion laughs").
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+
+use crate::error::{ParamsError, Problem, ProblemKind};
+
+/// Deepest nesting of lists and mappings; a params document needs five.
+const MAX_DEPTH: usize = 64;
+/// Most nodes in a document, aliases expanded.
+const MAX_NODES: usize = 100_000;
+
+/// One value of the document.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    /// Line of its first character, counted from 1.
+    pub line: usize,
+    pub value: Value,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Value {
+    /// The text of a scalar; only a plain one (no quotes) may be a number, a boolean or null.
+    Scalar {
+        text: String,
+        plain: bool,
+    },
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// One `key: value` of a mapping, in the order of the document, duplicates included.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub key: String,
+    /// Line of the key.
+    pub line: usize,
+    pub value: Node,
+}
+
+/// Parses text that holds exactly one document; an empty one is a null.
+pub(crate) fn parse(text: &str) -> Result<Node, ParamsError> {
+    // The parser counts the end of the text as a line of its own.
+    let last_line = text.lines().count().max(1);
+    let mut builder = Builder::default();
+    for event in Parser::new_from_str(text) {
+        let result = match event {
+            Ok((event, span)) => builder.event(event, span),
+            Err(e) => Err(syntax(e.marker().line().min(last_line), format!("this is not valid YAML: {}", e.info()))),
+        };
+        if let Err(problem) = result {
+            ParamsError::check(vec![problem])?;
+        }
+    }
+    Ok(builder.root.unwrap_or(Node { line: 1, value: Value::Scalar { text: String::new(), plain: true } }))
+}
+
+fn syntax(line: usize, message: String) -> Problem {
+    Problem { kind: ProblemKind::Syntax, line: Some(line), key: String::new(), message, hint: None }
+}
+
+/// A list or mapping whose end has not come yet.
+struct Open {
+    anchor: usize,
+    node: Node,
+    /// In a mapping: the key whose value comes next.
+    key: Option<(String, usize)>,
+}
+
+#[derive(Default)]
+struct Builder {
+    open: Vec<Open>,
+    root: Option<Node>,
+    /// Finished nodes that have an anchor, by its number.
+    anchors: Vec<(usize, Node)>,
+    nodes: usize,
+    documents: usize,
+}
+
+impl Builder {
+    fn event(&mut self, event: Event<'_>, span: Span) -> Result<(), Problem> {
+        let line = span.start.line();
+        match event {
+            Event::DocumentStart(_) => {
+                self.documents += 1;
+                if self.documents > 1 {
+                    return Err(syntax(line, "a second document begins here".into()));
+                }
+                Ok(())
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                no_tag(tag.is_some(), line)?;
+                let value = Value::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
+                self.finished(Node { line, value }, anchor, 1)
+            }
+            Event::SequenceStart(anchor, tag) => {
+                no_tag(tag.is_some(), line)?;
+                self.begin(Value::List(Vec::new()), anchor, line)
+            }
+            Event::MappingStart(anchor, tag) => {
+                no_tag(tag.is_some(), line)?;
+                self.begin(Value::Map(Vec::new()), anchor, line)
+            }
+            Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
+                Some(open) => self.finished(open.node, open.anchor, 1),
+                None => Err(syntax(line, "a list or mapping ends that never began".into())),
+            },
+            Event::Alias(anchor) => match self.anchors.iter().find(|(id, _)| *id == anchor) {
+                Some((_, node)) => {
+                    let mut node = node.clone();
+                    node.line = line;
+                    let count = size(&node);
+                    self.finished(node, 0, count)
+                }
+                None => Err(syntax(line, "this alias refers to itself or to nothing".into())),
+            },
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
+        }
+    }
+
+    fn begin(&mut self, value: Value, anchor: usize, line: usize) -> Result<(), Problem> {
+        if self.open.len() == MAX_DEPTH {
+            return Err(syntax(line, format!("lists and mappings are nested more than {MAX_DEPTH} deep")));
+        }
+        self.open.push(Open { anchor, node: Node { line, value }, key: None });
+        Ok(())
+    }
+
+    /// Puts a finished node where it belongs: into the open list or mapping, as its next key, or at the root.
+    /// `count` is how many nodes it adds: what a list or mapping holds was counted as it came, an alias brings all.
+    fn finished(&mut self, node: Node, anchor: usize, count: usize) -> Result<(), Problem> {
+        self.nodes += count;
+        if self.nodes > MAX_NODES {
+            return Err(syntax(node.line, format!("the document has more than {MAX_NODES} values")));
+        }
+        if anchor != 0 {
+            self.anchors.push((anchor, node.clone()));
+        }
+        let Some(open) = self.open.last_mut() else {
+            self.root = Some(node);
+            return Ok(());
+        };
+        match (&mut open.node.value, open.key.take()) {
+            (Value::List(items), _) => items.push(node),
+            (Value::Map(entries), Some((key, line))) => entries.push(Entry { key, line, value: node }),
+            (_, None) => match node.value {
+                Value::Scalar { text, .. } => open.key = Some((text, node.line)),
+                _ => return Err(syntax(node.line, "a key must be a plain word".into())),
+            },
+            (Value::Scalar { .. }, Some(_)) => {} // scalars are never open
+        }
+        Ok(())
+    }
+}
+
+fn no_tag(tagged: bool, line: usize) -> Result<(), Problem> {
+    if tagged {
+        return Err(syntax(line, "tags (a word that begins with !) are not accepted".into()));
+    }
+    Ok(())
+}
+
+/// Nodes under and including this one.
+fn size(node: &Node) -> usize {
+    let mut count = 0;
+    let mut stack = vec![node];
+    while let Some(node) = stack.pop() {
+        count += 1;
+        match &node.value {
+            Value::Scalar { .. } => {}
+            Value::List(items) => stack.extend(items),
+            Value::Map(entries) => stack.extend(entries.iter().map(|e| &e.value)),
+        }
+    }
+    count
+}

@@ -1,0 +1,66 @@
+//! A small whole document, and ways to change one line of it.
+
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use millrace_params::{Overrides, Params, ParamsError, Resolved};
+
+/// A document that resolves without a note; its lines are named in tests.
+pub const SMALL: &str = "\
+train_input:
+  data_processor: GptTextDataProcessor
+  data_files: [a.txt, b.txt]
+  tokenizer: bytes
+  batch_size: 8
+  validation_fraction: 0.1
+eval_input:
+  batch_size: 4
+model:
+  vocab_size: 256
+  hidden_size: 64
+  num_hidden_layers: 2
+  num_heads: 4
+  max_position_embeddings: 256
+optimizer:
+  optimizer_type: AdamW
+  learning_rate: 1e-3
+runconfig:
+  mode: train_and_eval
+  max_steps: 100
+";
+
+/// `SMALL` with `line` put right after the section's head, replacing a line of the same key in that section.
+pub fn with(section: &str, line: &str) -> String {
+    let key = line.split(':').next().unwrap_or_default();
+    let mut text = String::new();
+    let mut inside = false;
+    for old in SMALL.lines() {
+        if !old.starts_with(' ') {
+            inside = old.strip_suffix(':') == Some(section);
+            text.push_str(&format!("{old}\n"));
+            if inside {
+                text.push_str(&format!("  {line}\n"));
+            }
+        } else if !(inside && old.trim_start().split(':').next() == Some(key)) {
+            text.push_str(&format!("{old}\n"));
+        }
+    }
+    text
+}
+
+/// `SMALL` without a line.
+pub fn without(line: &str) -> String {
+    assert!(SMALL.contains(line));
+    SMALL.replace(line, "")
+}
+
+pub fn resolve(text: &str) -> Result<Resolved, ParamsError> {
+    Params::parse_yaml(text)?.resolve(&Overrides::default())
+}
+
+#[track_caller]
+pub fn resolved(text: &str) -> Resolved {
+    match resolve(text) {
+        Ok(resolved) => resolved,
+        Err(e) => panic!("{}", e.report()),
+    }
+}

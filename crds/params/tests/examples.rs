@@ -1,0 +1,61 @@
+//! The shipped examples resolve, and say what their names promise.
+
+mod common;
+
+use common::resolved;
+use millrace_params::{Job, Source};
+
+fn example(name: &str) -> (String, Job) {
+    let path = format!("{}/../../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let resolved = resolved(&text);
+    assert!(resolved.notes.is_empty() && resolved.without_effect.is_empty(), "{name}: {resolved:?}");
+    (text, resolved.job)
+}
+
+/// Weights of the blocks and embeddings, without biases and norms.
+fn weights(job: &Job) -> usize {
+    let m = &job.model;
+    let block = 4 * m.hidden_size * m.hidden_size + 2 * m.hidden_size * m.filter_size;
+    m.num_hidden_layers * block + (m.vocab_size + m.max_position_embeddings) * m.hidden_size
+}
+
+#[test]
+fn sizes_are_as_named() {
+    for (name, millions) in [
+        ("gpt2-tiny", 0.1),
+        ("gpt2-kjv", 1.9),
+        ("gpt2-small", 124.0),
+        ("gpt3-xl", 1_315.0),
+        ("gpt3-6p7b", 6_657.0),
+        ("gpt3-13b", 12_850.0),
+        ("gpt3-20b", 20_253.0),
+    ] {
+        let found = weights(&example(name).1) as f64 / 1e6;
+        assert!((found / millions - 1.0).abs() < 0.25, "{name} has {found} million weights");
+    }
+}
+
+#[test]
+fn the_main_example_is_eight_leaves_on_two_systems() {
+    let (_, job) = example("gpt2-kjv");
+    assert_eq!((job.train_input.leaves(), job.run.num_csx), (8, 2));
+    let Source::Text { paths, .. } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
+    for path in paths {
+        assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).is_file(), "{path}");
+    }
+}
+
+/// From 1.3 to 6.7 billion parameters by changing five lines and nothing else.
+#[test]
+fn xl_and_6p7b_differ_in_five_lines() {
+    let (xl, larger) = (example("gpt3-xl").0, example("gpt3-6p7b").0);
+    assert_eq!(xl.lines().count(), larger.lines().count());
+    let keys: Vec<&str> = xl
+        .lines()
+        .zip(larger.lines())
+        .filter(|(a, b)| a != b)
+        .map(|(a, _)| a.trim().split(':').next().unwrap())
+        .collect();
+    assert_eq!(keys, ["hidden_size", "num_hidden_layers", "num_heads", "filter_size", "save_summary_steps"]);
+}

@@ -1,0 +1,333 @@
+//! Defaults, unions, flags, and the checks of one key against another.
+
+mod common;
+
+use common::{SMALL, resolve, resolved, with, without};
+use millrace_params::{
+    CheckpointStates, Initializer, Job, LogLevel, Mode, Overrides, Params, Piece, Precision, ProblemKind, Schedule,
+    Segment, Source, Split, Tokenizer,
+};
+
+#[test]
+fn what_is_left_out_has_the_zoo_s_defaults() {
+    let resolved = resolved(SMALL);
+    let job = &resolved.job;
+    assert_eq!((resolved.notes.len(), resolved.without_effect.len()), (0, 0));
+    assert_eq!((job.model.filter_size, job.model.dropout_rate, job.model.precision), (256, 0.1, Precision::F32));
+    assert!(job.model.share_embedding_weights && job.model.use_ffn_bias && !job.model.use_bias_in_output);
+    assert_eq!(job.model.initializers.embedding, Initializer::truncated_normal(0.02));
+    assert_eq!(job.model.initializers.lm_head, Initializer::Normal { mean: 0.0, std: 0.02 });
+    let text = Source::Text { paths: vec!["a.txt".into(), "b.txt".into()], tokenizer: Tokenizer::Bytes };
+    let eval = job.eval_input.as_ref().unwrap();
+    assert_eq!((&job.train_input.source, &eval.source), (&text, &text));
+    assert_eq!(job.train_input.split, Split::Train { fraction: 0.1 });
+    assert_eq!(eval.split, Split::Validation { fraction: 0.1 });
+    assert_eq!(
+        (job.train_input.max_sequence_length, job.train_input.leaf_size(), job.train_input.leaves()),
+        (256, 4, 2)
+    );
+    assert_eq!((job.run.seed, job.train_input.shuffle_seed, job.run.num_csx), (1, 1, 1));
+    assert_eq!((job.run.log_steps, job.run.eval_frequency, job.run.checkpoint_steps), (1, 100, 0));
+    assert_eq!((job.run.eval_steps, job.run.max_checkpoints), (None, None));
+    assert_eq!((job.run.logging, job.run.load_checkpoint_states), (LogLevel::Info, CheckpointStates::ALL));
+}
+
+/// One bad value each: the key that is blamed, its line, the kind, and a word of its hint.
+#[test]
+fn every_check_names_its_key() {
+    use ProblemKind::*;
+    for (section, line, key, kind, hint) in [
+        ("train_input", "batch_size: 0", "batch_size", Invalid, "from 1"),
+        ("train_input", "batch_size: 99999999999", "batch_size", Invalid, "from 1"),
+        ("train_input", "micro_batch_size: 0", "micro_batch_size", Invalid, "from 1"),
+        ("train_input", "micro_batch_size: explore", "micro_batch_size", NotSupported, "auto"),
+        ("train_input", "micro_batch_size: {min: 1, max: 4}", "micro_batch_size", NotSupported, "auto"),
+        ("train_input", "max_sequence_length: 512", "max_sequence_length", Invalid, "max_position_embeddings"),
+        ("train_input", "vocab_size: 50257", "vocab_size", Invalid, "leave it out"),
+        ("train_input", "validation_fraction: 1.0", "validation_fraction", Invalid, "less than 1"),
+        ("train_input", "data_processor: CsvDataLoader", "data_processor", Invalid, "use GptTextDataProcessor"),
+        (
+            "train_input",
+            "data_processor: GptTextDataProcesor",
+            "data_processor",
+            Invalid,
+            "did you mean GptTextDataProcessor?",
+        ),
+        (
+            "train_input",
+            "data_processor: BertHDF5DataProcessor",
+            "data_processor",
+            NotSupported,
+            "GptTextDataProcessor",
+        ),
+        ("train_input", "data_files: []", "data_files", Missing, "at least one"),
+        ("train_input", "data_files: ''", "data_files", Missing, "at least one"),
+        ("train_input", "tokenizer: sentencepiece", "tokenizer", Invalid, "gpt2 or bytes"),
+        ("train_input", "repeat: False", "repeat", NotSupported, "leave it out"),
+        ("train_input", "split: test", "split", Invalid, "all or train or validation"),
+        ("eval_input", "validation_fraction: 0.2", "validation_fraction", Invalid, "one of the two"),
+        ("eval_input", "tokenizer: gpt2", "tokenizer", Invalid, "leave it out"),
+        ("model", "hidden_size: 0", "hidden_size", Invalid, "from 1"),
+        ("model", "num_heads: 5", "num_heads", Invalid, "divides hidden_size"),
+        ("model", "filter_size: 0", "filter_size", Invalid, "from 1"),
+        ("model", "vocab_size: 0", "vocab_size", Invalid, "from 1"),
+        ("model", "dropout_rate: 1.0", "dropout_rate", Invalid, "less than 1"),
+        ("model", "attention_dropout_rate: -0.1", "attention_dropout_rate", Invalid, "less than 1"),
+        ("model", "layer_norm_epsilon: 0", "layer_norm_epsilon", Invalid, "greater than 0"),
+        ("model", "loss_weight: 0", "loss_weight", Invalid, "greater than 0"),
+        ("model", "loss_scaling: tokens", "loss_scaling", Invalid, "num_tokens"),
+        ("model", "position_embedding_type: rotary", "position_embedding_type", NotSupported, "use learned"),
+        ("model", "norm_type: rmsnorm", "norm_type", NotSupported, "use layernorm"),
+        ("model", "nonlinearity: swiglu", "nonlinearity", NotSupported, "use gelu"),
+        ("model", "nonlinearity: gleu", "nonlinearity", Invalid, "did you mean gelu?"),
+        ("model", "attention_type: scaled_cosine", "attention_type", NotSupported, "use scaled_dot_product"),
+        ("model", "attention_module: multiquery_attention", "attention_module", NotSupported, "use aiayn_attention"),
+        ("model", "embedding_layer_norm: True", "embedding_layer_norm", NotSupported, "false"),
+        ("model", "norm_first: False", "norm_first", NotSupported, "true"),
+        ("model", "initializer: xavier_uniform", "initializer", NotSupported, "truncated_normal"),
+        ("model", "initializer: {std: 0.1}", "initializer.name", Missing, "name"),
+        ("model", "initializer: {name: normal, a: 1}", "initializer.a", Invalid, "leave it out"),
+        ("model", "initializer: {name: normal, std: -1}", "initializer.std", Invalid, "at least 0"),
+        ("model", "initializer: {name: uniform, a: 1, b: 0}", "initializer.a", Invalid, "lower bound"),
+        ("model", "initializer: {name: truncated_normal, a: 5, b: 6}", "initializer", Invalid, "widen"),
+        ("optimizer", "optimizer_type: Lion", "optimizer_type", NotSupported, "AdamW"),
+        ("optimizer", "optimizer_type: AdamV", "optimizer_type", Invalid, "did you mean AdamW?"),
+        ("optimizer", "betas: [0.9]", "betas", Invalid, "two numbers"),
+        ("optimizer", "betas: [0.9, 1.0]", "betas", Invalid, "less than 1"),
+        ("optimizer", "eps: 0", "eps", Invalid, "greater than 0"),
+        ("optimizer", "weight_decay: -1", "weight_decay", Invalid, "at least 0"),
+        ("optimizer", "momentum: 0.9", "momentum", Invalid, "leave it out"),
+        ("optimizer", "max_gradient_norm: -1", "max_gradient_norm", Invalid, "at least 0"),
+        ("optimizer", "max_gradient_value: 1.0", "max_gradient_value", NotSupported, "max_gradient_norm"),
+        ("optimizer", "amsgrad: True", "amsgrad", NotSupported, "false"),
+        ("optimizer", "learning_rate: -1", "learning_rate", Invalid, "at least 0"),
+        ("optimizer", "learning_rate: []", "learning_rate", Invalid, "at least one"),
+        ("runconfig", "mode: fit", "mode", Invalid, "train"),
+        ("runconfig", "max_steps: 0", "max_steps", Invalid, "from 1"),
+        ("runconfig", "log_steps: 0", "log_steps", Invalid, "from 1"),
+        ("runconfig", "eval_frequency: 0", "eval_frequency", Invalid, "from 1"),
+        ("runconfig", "max_checkpoints: 0", "max_checkpoints", Invalid, "from 1"),
+        ("runconfig", "num_csx: 0", "num_csx", Invalid, "from 1"),
+        ("runconfig", "model_dir: ''", "model_dir", Invalid, "leave it out"),
+        ("runconfig", "load_checkpoint_states: model,moments", "load_checkpoint_states", Invalid, "use all"),
+        ("runconfig", "logging: LOUD", "logging", Invalid, "INFO"),
+        ("runconfig", "job_labels: [team]", "job_labels", Invalid, "key=value"),
+    ] {
+        let text = with(section, line);
+        let error = resolve(&text).expect_err(&text);
+        let report = error.report();
+        let problem = error.problems().next().unwrap();
+        assert_eq!(error.problems().count(), 1, "{line}: {report}");
+        assert_eq!(
+            (problem.key.as_str(), problem.kind),
+            (format!("{section}.{key}").as_str(), kind),
+            "{line}: {report}"
+        );
+        let number = text.lines().position(|l| l.trim_start().starts_with(line)).unwrap() + 1;
+        if kind != Missing || !line.starts_with("data") {
+            assert_eq!(problem.line, Some(number), "{line}: {report}");
+        }
+        assert!(problem.hint.as_ref().unwrap().contains(hint), "{hint:?} in {report}");
+    }
+}
+
+#[test]
+fn what_must_be_there_is_missed_by_name() {
+    for (line, key) in [
+        ("  data_processor: GptTextDataProcessor\n", "train_input.data_processor"),
+        ("  data_files: [a.txt, b.txt]\n", "train_input.data_files"),
+        ("  batch_size: 8\n", "train_input.batch_size"),
+        ("eval_input:\n  batch_size: 4\n", "eval_input"),
+        ("  vocab_size: 256\n", "model.vocab_size"),
+        ("  num_heads: 4\n", "model.num_heads"),
+        ("optimizer:\n  optimizer_type: AdamW\n  learning_rate: 1e-3\n", "optimizer"),
+        ("  optimizer_type: AdamW\n", "optimizer.optimizer_type"),
+        ("  learning_rate: 1e-3\n", "optimizer.learning_rate"),
+        ("  max_steps: 100\n", "runconfig.max_steps"),
+    ] {
+        let error = resolve(&without(line)).expect_err(line);
+        let problem = error.problems().next().unwrap();
+        assert_eq!((problem.key.as_str(), problem.kind), (key, ProblemKind::Missing), "{}", error.report());
+        assert_eq!(error.problems().count(), 1, "{}", error.report());
+    }
+    let keys: Vec<_> = resolve("runconfig:\n  max_steps: 1\n").unwrap_err().problems().map(|p| p.key.clone()).collect();
+    assert_eq!(keys, ["model", "optimizer", "train_input"]);
+}
+
+/// Keys that contradict each other.
+#[test]
+fn contradictions_are_refused() {
+    for (text, key) in [
+        (with("model", "vocab_size: 128"), "model.vocab_size"),
+        (with("optimizer", "betas: [0.9, 0.99]\n  beta1: 0.9"), "optimizer.betas"),
+        (with("optimizer", "weight_decay: 0.1\n  weight_decay_rate: 0.1"), "optimizer.weight_decay_rate"),
+        (with("optimizer", "max_gradient_norm: 1\n  max_gradient_value: 1"), "optimizer.max_gradient_value"),
+        (with("runconfig", "compile_only: True\n  validate_only: True"), "runconfig.validate_only"),
+        (with("runconfig", "num_csx: 3"), "runconfig.num_csx"),
+    ] {
+        let error = resolve(&text).expect_err(&text);
+        assert_eq!(error.key(), key, "{}", error.report());
+        assert_eq!(error.problems().next().unwrap().kind, ProblemKind::Invalid);
+    }
+}
+
+#[test]
+fn learning_rate_has_many_shapes() {
+    let line = |initial, end, total_iters| Piece::Linear { initial, end, total_iters };
+    let cosine = |initial, end, total_iters| Piece::CosineDecay { initial, end, total_iters };
+    let constant = |learning_rate| Piece::Constant { learning_rate };
+    let last = |piece| Segment { steps: u64::MAX, piece };
+    for (yaml, segments) in [
+        ("0.1", vec![last(constant(0.1))]),
+        ("0", vec![last(constant(0.0))]),
+        ("6e-4", vec![last(constant(6e-4))]),
+        ("{scheduler: Constant, learning_rate: 0.2}", vec![last(constant(0.2))]),
+        ("{scheduler: constant, val: 0.2}", vec![last(constant(0.2))]),
+        (
+            "{scheduler: Linear, initial_learning_rate: 1, end_learning_rate: 0.5, total_iters: 10}",
+            vec![last(line(1.0, 0.5, 10))],
+        ),
+        ("{scheduler: LinearLR, initial_learning_rate: 1, steps: 10}", vec![last(line(1.0, 0.0, 10))]),
+        (
+            "{scheduler: CosineDecay, initial_learning_rate: 1, alpha: 0.1, decay_steps: 10}",
+            vec![last(cosine(1.0, 0.1, 10))],
+        ),
+        (
+            "[{scheduler: Linear, initial_learning_rate: 0, end_learning_rate: 1, steps: 4},
+              {scheduler: CosineDecay, initial_learning_rate: 1, end_learning_rate: 0.5, decay_steps: 100, steps: 8},
+              {scheduler: Constant, learning_rate: 0.5, total_iters: 3},
+              {scheduler: Constant, learning_rate: 0.25}]",
+            vec![
+                Segment { steps: 4, piece: line(0.0, 1.0, 4) },
+                Segment { steps: 8, piece: cosine(1.0, 0.5, 100) },
+                Segment { steps: 3, piece: constant(0.5) },
+                last(constant(0.25)),
+            ],
+        ),
+    ] {
+        let job = resolved(&with("optimizer", &format!("learning_rate: {yaml}"))).job;
+        assert_eq!(job.optimizer.schedule, Schedule { segments }, "{yaml}");
+    }
+    for (yaml, key, kind) in [
+        ("{initial_learning_rate: 1}", "scheduler", ProblemKind::Missing),
+        ("{scheduler: Linear, total_iters: 5}", "initial_learning_rate", ProblemKind::Missing),
+        ("{scheduler: Linear, initial_learning_rate: 1}", "total_iters", ProblemKind::Missing),
+        ("{scheduler: Constant}", "learning_rate", ProblemKind::Missing),
+        ("{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, val: 1}", "val", ProblemKind::Invalid),
+        ("{scheduler: OneCycle}", "scheduler", ProblemKind::NotSupported),
+        ("{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, power: 2}", "power", ProblemKind::NotSupported),
+    ] {
+        let error = resolve(&with("optimizer", &format!("learning_rate: {yaml}"))).expect_err(yaml);
+        let found = error.problems().any(|p| p.key == format!("optimizer.learning_rate.{key}") && p.kind == kind);
+        assert!(found, "{yaml}: {}", error.report());
+    }
+}
+
+#[test]
+fn a_schedule_is_a_closed_form_of_the_step() {
+    let schedule = Schedule {
+        segments: vec![
+            Segment { steps: 4, piece: Piece::Linear { initial: 0.0, end: 1.0, total_iters: 4 } },
+            Segment { steps: 10, piece: Piece::CosineDecay { initial: 1.0, end: 0.5, total_iters: 8 } },
+            Segment { steps: u64::MAX, piece: Piece::Constant { learning_rate: 0.25 } },
+        ],
+    };
+    for (step, rate) in
+        [(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (8, 0.75), (12, 0.5), (13, 0.5), (14, 0.25), (u64::MAX, 0.25)]
+    {
+        assert!((schedule.at(step) - rate).abs() < 1e-15, "step {step}: {} instead of {rate}", schedule.at(step));
+    }
+}
+
+#[test]
+fn flags_beat_the_document_only_when_given() {
+    let params = Params::parse_yaml(&with("runconfig", "model_dir: here\n  eval_steps: 3\n  logging: ERROR")).unwrap();
+    let none = params.resolve(&Overrides::default()).unwrap().job.run;
+    assert_eq!((none.mode, none.model_dir.as_str(), none.max_steps), (Mode::TrainAndEval, "here", 100));
+    let over = Overrides {
+        mode: Some("train".into()),
+        model_dir: Some("there".into()),
+        num_csx: Some(2),
+        max_steps: Some(7),
+        eval_steps: Some(1),
+        checkpoint_path: Some("there/checkpoint_3".into()),
+        load_checkpoint_states: Some("model, global_step".into()),
+        disable_strict_checkpoint_loading: Some(true),
+        num_wgt_servers: Some(3),
+        num_act_servers: Some(1),
+        compile_only: Some(true),
+        validate_only: None,
+        logging: Some("debug".into()),
+    };
+    let run = params.resolve(&over).unwrap().job.run;
+    assert_eq!((run.mode, run.model_dir.as_str(), run.summary_dir.as_str()), (Mode::Train, "there", "there"));
+    assert_eq!((run.num_csx, run.max_steps, run.eval_steps), (2, 7, Some(1)));
+    assert_eq!(run.checkpoint_path.as_deref(), Some("there/checkpoint_3"));
+    let states = CheckpointStates { model: true, global_step: true, ..CheckpointStates::NONE };
+    assert_eq!((run.load_checkpoint_states, run.disable_strict_checkpoint_loading), (states, true));
+    assert_eq!((run.num_wgt_servers, run.num_act_servers), (3, 1));
+    assert_eq!((run.compile_only, run.validate_only, run.logging), (true, false, LogLevel::Debug));
+
+    let error = params.resolve(&Overrides { num_csx: Some(99), ..Overrides::default() }).unwrap_err();
+    assert_eq!((error.key(), error.line()), ("--num_csx", None));
+    assert!(error.report().contains("micro_batch_size") || error.report().contains("batch_size"), "{}", error.report());
+}
+
+#[test]
+fn inputs_share_what_they_must() {
+    let other = with("eval_input", "data_files: c.txt");
+    let job = resolved(&other).job;
+    let eval = job.eval_input.unwrap();
+    let text = Source::Text { paths: vec!["c.txt".into()], tokenizer: Tokenizer::Bytes };
+    assert_eq!((eval.source, eval.split, job.train_input.split), (text, Split::All {}, Split::Train { fraction: 0.1 }));
+
+    let all = resolved(&without("  validation_fraction: 0.1\n"));
+    assert!(all.notes[0].contains("same samples as training"), "{:?}", all.notes);
+    let eval_only = resolved(&with("runconfig", "mode: eval")).job;
+    assert_eq!((eval_only.run.max_steps, eval_only.run.mode), (0, Mode::Eval));
+
+    let synthetic = SMALL
+        .replace("GptTextDataProcessor", "SyntheticDataProcessor")
+        .replace("  tokenizer: bytes\n  ", "  ")
+        .replace("  validation_fraction: 0.1\n", "");
+    let error = resolve(&synthetic).unwrap_err();
+    assert_eq!(error.key(), "runconfig.eval_steps", "{}", error.report());
+    let job = resolved(&synthetic.replace("max_steps: 100", "max_steps: 100\n  eval_steps: 2")).job;
+    let parts = (job.train_input.split, job.eval_input.unwrap().split);
+    assert_eq!(parts, (Split::Train { fraction: 0.1 }, Split::Validation { fraction: 0.1 }));
+}
+
+#[test]
+fn a_leaf_is_the_largest_divisor_within_the_bound() {
+    for (batch, micro, length, leaf, leaves) in [
+        (32, "4", 256, 4, 8),
+        (32, "5", 256, 4, 8),
+        (32, "auto", 256, 4, 8),
+        (32, "none", 256, 32, 1),
+        (7, "4", 256, 1, 7),
+        (12, "5", 64, 4, 3),
+        (12, "auto", 64, 12, 1),
+        (8, "1000000", 256, 8, 1),
+    ] {
+        let text = with(
+            "train_input",
+            &format!("batch_size: {batch}\n  micro_batch_size: {micro}\n  max_sequence_length: {length}"),
+        );
+        let text = text.replacen("  batch_size: 8\n", "", if batch == 8 { 0 } else { 1 });
+        let input = resolved(&text).job.train_input;
+        assert_eq!((input.leaf_size(), input.leaves()), (leaf, leaves), "{batch} {micro} {length}");
+    }
+}
+
+#[test]
+fn equal_jobs_are_equal_bytes() {
+    let job = resolved(include_str!("fixtures/gpt3_xl.yaml")).job;
+    let json = job.to_json();
+    let back = Job::from_json(&json).unwrap();
+    assert_eq!((&back, back.to_json()), (&job, json.clone()));
+    let mut awkward = job.clone();
+    awkward.optimizer.weight_decay = f64::from_bits(0x3fb9_9999_9999_999b);
+    awkward.model.loss_weight = 1.0 / 3.0;
+    assert_eq!(Job::from_json(&awkward.to_json()).unwrap(), awkward);
+    assert!(Job::from_json(&json.replacen("\"vocab_size\"", "\"vocabulary\"", 1)).is_err());
+}

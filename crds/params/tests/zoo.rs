@@ -1,0 +1,171 @@
+//! The two complete examples of the public model zoo: every key is honoured, noted, or named as without effect.
+
+mod common;
+
+use common::{resolve, resolved};
+use millrace_params::{
+    Initializer, LossScaling, Mode, OptimizerKind, Params, Piece, Precision, ProblemKind, Source, Split, Tokenizer,
+};
+
+const XL: &str = include_str!("fixtures/gpt3_xl.yaml");
+const SMALL: &str = include_str!("fixtures/gpt2_small.yaml");
+
+#[test]
+fn gpt3_xl_is_understood() {
+    let resolved = resolved(XL);
+    let job = &resolved.job;
+    let truncated = |std: f64| Initializer::TruncatedNormal { mean: 0.0, std, a: -2.0 * std, b: 2.0 * std };
+    assert_eq!(job.model.initializers.embedding, truncated(0.02));
+    assert_eq!(job.model.initializers.hidden, truncated(0.02));
+    assert_eq!(job.model.initializers.residual_output, truncated(0.0025));
+    assert_eq!((job.model.hidden_size, job.model.num_hidden_layers, job.model.num_heads), (2048, 24, 16));
+    assert_eq!((job.model.filter_size, job.model.vocab_size, job.model.max_position_embeddings), (8192, 50257, 2048));
+    assert_eq!(
+        (job.model.dropout_rate, job.model.embedding_dropout_rate, job.model.attention_dropout_rate),
+        (0.0, 0.0, 0.0)
+    );
+    assert_eq!(job.model.attention_scale, 1.0 / 128f64.sqrt());
+    assert_eq!(job.model.precision, Precision::Bf16);
+    assert_eq!((job.model.loss_scaling, job.model.loss_weight), (LossScaling::NumTokens, 1.0));
+    let adamw = OptimizerKind::AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true };
+    assert_eq!(job.optimizer.kind, adamw);
+    assert_eq!((job.optimizer.weight_decay, job.optimizer.max_gradient_norm), (0.1, Some(1.0)));
+    let schedule = &job.optimizer.schedule;
+    assert_eq!(schedule.segments[0].steps, 346);
+    assert_eq!(schedule.segments[1].piece, Piece::CosineDecay { initial: 2e-4, end: 2e-5, total_iters: 23988 });
+    assert_eq!((schedule.at(0), schedule.at(346), schedule.at(24334)), (0.0, 2e-4, 2e-5));
+
+    let Source::Text { paths, tokenizer } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
+    assert_eq!((paths.len(), tokenizer), (10, &Tokenizer::Gpt2));
+    assert_eq!((job.train_input.batch_size, job.train_input.max_sequence_length), (528, 2048));
+    assert_eq!((job.train_input.leaf_size(), job.train_input.leaves()), (8, 66));
+    assert_eq!((job.train_input.shuffle, job.train_input.shuffle_seed), (false, 0));
+    let eval = job.eval_input.as_ref().unwrap();
+    assert_eq!((eval.batch_size, eval.leaf_size(), eval.split), (264, 1, Split::All {}));
+    assert_eq!((job.run.max_steps, job.run.eval_steps, job.run.checkpoint_steps), (24334, Some(702), 2000));
+    assert_eq!((job.run.mode, job.run.log_steps, job.run.save_initial_checkpoint), (Mode::Train, 1, false));
+    assert_eq!(
+        resolved.without_effect,
+        [
+            "train_input.num_workers",
+            "train_input.prefetch_factor",
+            "train_input.persistent_workers",
+            "eval_input.num_workers",
+            "optimizer.log_summaries",
+            "runconfig.enable_distributed",
+            "runconfig.use_cs_grad_accum",
+            "runconfig.use_appliance_data",
+        ]
+    );
+    assert_eq!(resolved.notes.len(), 1, "{:?}", resolved.notes);
+    assert!(resolved.notes[0].contains("micro_batch_size 264"), "{:?}", resolved.notes);
+}
+
+#[test]
+fn gpt2_small_is_understood() {
+    let resolved = resolved(SMALL);
+    let job = &resolved.job;
+    assert_eq!((job.model.hidden_size, job.model.num_hidden_layers, job.model.filter_size), (768, 12, 3072));
+    assert_eq!(
+        (job.model.dropout_rate, job.model.embedding_dropout_rate, job.model.attention_dropout_rate),
+        (0.1, 0.1, 0.1)
+    );
+    assert_eq!((job.model.loss_scaling, job.model.loss_weight), (LossScaling::BatchSize, 1.0 / 2048.0));
+    assert_eq!(job.model.precision, Precision::Bf16);
+    assert_eq!(job.model.initializers.residual_output, Initializer::truncated_normal(0.02 / 24f64.sqrt()));
+    let schedule = &job.optimizer.schedule;
+    assert_eq!((schedule.at(0), schedule.at(800), schedule.at(1600)), (0.0, 3e-4, 6e-4));
+    assert!((schedule.at(151_600) - 6e-5).abs() < 1e-19, "alpha 0.1 of 6e-4 is where it ends");
+    assert_eq!((job.train_input.shuffle, job.train_input.shuffle_seed), (true, 256));
+    assert_eq!((job.train_input.leaf_size(), job.train_input.leaves()), (1, 112));
+    assert_eq!((job.run.seed, job.run.model_dir.as_str(), job.run.save_initial_checkpoint), (1, "./model_dir", true));
+    assert_eq!(
+        resolved.without_effect,
+        [
+            "train_input.num_workers",
+            "train_input.prefetch_factor",
+            "train_input.persistent_workers",
+            "eval_input.num_workers",
+        ]
+    );
+    let all = resolved.notes.join("\n");
+    assert_eq!(resolved.notes.len(), 3, "{all}");
+    for word in ["fp16 is taken as bf16", "initial_loss_scale, max_loss_scale", "alpha"] {
+        assert!(all.contains(word), "{word} in {all}");
+    }
+}
+
+#[test]
+fn only_the_hdf5_source_of_the_originals_is_refused() {
+    for (text, processor) in [(XL, "GptHDF5MapDataProcessor"), (SMALL, "GptHDF5DataProcessor")] {
+        let error = resolve(&text.replace("GptTextDataProcessor", processor)).unwrap_err();
+        let problems: Vec<_> = error.problems().collect();
+        assert_eq!(problems.len(), 2, "{}", error.report());
+        for (problem, section) in problems.iter().zip(["train_input", "eval_input"]) {
+            assert_eq!(problem.kind, ProblemKind::NotSupported);
+            assert_eq!(problem.key, format!("{section}.data_processor"));
+            assert!(problem.hint.as_ref().unwrap().contains("GptTextDataProcessor"));
+        }
+        assert_eq!(error.line(), Some(3));
+    }
+}
+
+/// The zoo's older spellings mean the same as the newer ones.
+#[test]
+fn older_spellings_mean_the_same() {
+    let older = SMALL
+        .replace("betas: [0.9, 0.95]", "beta1: 0.9\n    beta2: 0.95")
+        .replace("weight_decay:", "weight_decay_rate:")
+        .replace("total_iters: 1600", "steps: 1600")
+        .replace("total_iters: 150000", "decay_steps: 150000")
+        .replace("checkpoint_steps:", "save_checkpoint_steps:");
+    assert_ne!(older, SMALL);
+    assert_eq!(resolved(&older).job, resolved(SMALL).job);
+}
+
+/// Keys that stand in the zoo's files of older releases, the larger GPT-3 models' among them.
+#[test]
+fn older_releases_are_understood() {
+    let older = SMALL
+        .replace(
+            "    shuffle_seed: 256\n",
+            "    shuffle_seed: 256\n    repeat: True\n    use_multiple_workers: False\n",
+        )
+        .replace(
+            "    shuffle: False\n",
+            "    shuffle: False\n    repeat: False\n    vocab_size: 50257\n    mixed_precision: True\n",
+        )
+        .replace(
+            "    filter_size: 3072\n",
+            "    filter_size: 3072\n    fixed_sparse_attention: null\n    attention_softmax_fp32: False\n    \
+             use_bfloat16: False\n    precision_opt_level: 1\n    boundary_casting: False\n    tf_summary: False\n",
+        )
+        .replace(
+            "    max_gradient_norm: 1.0\n",
+            "    max_gradient_norm: 1.0\n    loss_scaling_factor: \"dynamic\"\n    ws_summary: True\n    \
+             disable_lr_steps_reset: False\n",
+        )
+        .replace(
+            "    eval_steps: 32\n",
+            "    eval_steps: 32\n    keep_checkpoint_max: 21\n    save_losses: True\n    log_step_count_steps: 1\n    \
+             show_debug_metrics: False\n    num_wgt_servers: 24\n    save_summary_steps: 100\n    job_labels: [a=b]\n",
+        );
+    let mut expected = resolved(SMALL).job;
+    expected.run.max_checkpoints = Some(21);
+    expected.run.num_wgt_servers = 24;
+    expected.run.job_labels.insert("a".into(), "b".into());
+    let found = resolved(&older);
+    assert_eq!(found.job, expected);
+    assert_eq!(found.without_effect.len(), 14, "{:?}", found.without_effect);
+}
+
+/// What a client keeps and sends as JSON is the same document.
+#[test]
+fn the_document_survives_json() {
+    let params = Params::parse_yaml(XL).unwrap();
+    let json = serde_json::to_string(&params).unwrap();
+    let back: Params = serde_json::from_str(&json).unwrap();
+    assert_eq!(back, params);
+    assert_eq!(Params::parse_yaml(&json).unwrap(), params, "JSON is YAML too");
+    assert!(serde_json::from_str::<Params>(r#"{"model": {"hiden_size": 1}}"#).is_err());
+}

@@ -1,0 +1,172 @@
+//! How fast one device trains: tokens a second, share of the measured peak, and where the time goes.
+//!
+//! `cargo run --release -p millrace-emulator --example device_rate [small | gpt2] [threads] [leaves]`
+//!
+//! `small` is a GPT of 10.8 million parameters on bytes (T 256, leaves of 4 samples), `gpt2` the one of 124 million
+//! (T 1024, leaves of 1 sample). Weights are loaded for every pass, as a stream would bring them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millrace_emulator::compile::{Batch, Request, compile, system_bytes};
+use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
+use millrace_emulator::families;
+use millrace_emulator::kernels::{Pool, Simd, peak};
+use millrace_emulator::plan::{CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
+use millrace_params::{Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision};
+
+type Failure = Box<dyn std::error::Error>;
+
+struct Model {
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    vocabulary: usize,
+    sequence: usize,
+    leaf: usize,
+}
+
+const SMALL: Model = Model { layers: 6, hidden: 384, heads: 6, vocabulary: 256, sequence: 256, leaf: 4 };
+const GPT2: Model = Model { layers: 12, hidden: 768, heads: 12, vocabulary: 50_257, sequence: 1024, leaf: 1 };
+
+impl Model {
+    fn spec(&self) -> ModelSpec {
+        let init = Initializer::Normal { mean: 0.0, std: 0.02 };
+        ModelSpec {
+            family: Family::Gpt2,
+            vocab_size: self.vocabulary,
+            hidden_size: self.hidden,
+            num_hidden_layers: self.layers,
+            num_heads: self.heads,
+            filter_size: 4 * self.hidden,
+            max_position_embeddings: self.sequence,
+            use_position_embedding: true,
+            share_embedding_weights: true,
+            dropout_rate: 0.0,
+            embedding_dropout_rate: 0.0,
+            attention_dropout_rate: 0.0,
+            layer_norm_epsilon: 1e-5,
+            attention_scale: 1.0 / ((self.hidden / self.heads) as f64).sqrt(),
+            nonlinearity: Nonlinearity::Gelu,
+            use_projection_bias_in_attention: true,
+            use_ffn_bias_in_attention: true,
+            use_ffn_bias: true,
+            use_bias_in_output: false,
+            initializers: Initializers { embedding: init, hidden: init, residual_output: init, lm_head: init },
+            precision: Precision::F32,
+            loss_scaling: LossScaling::NumTokens,
+            loss_weight: 1.0,
+            compute_eval_metrics: false,
+        }
+    }
+
+    fn plan(&self, leaves: usize) -> Result<StreamPlan, Failure> {
+        Ok(compile(Request {
+            graph: families::gpt(&self.spec(), self.sequence)?,
+            train: Batch { samples: leaves * self.leaf, leaf_bound: self.leaf },
+            eval: None,
+            encoding: Encoding::F32,
+            wafer_memory: 40_000_000_000,
+            chunk_elements: CHUNK_ELEMENTS,
+            memoryx_memory: u64::MAX,
+        })?)
+    }
+}
+
+/// Small random weights, the bytes of each chunk.
+fn payloads(plan: &StreamPlan) -> Vec<Vec<u8>> {
+    let value = |at: usize| ((at.wrapping_mul(2_654_435_761) >> 8) % 2048) as f32 / 1024.0 - 1.0;
+    plan.chunks
+        .iter()
+        .map(|chunk| (0..chunk.elements).flat_map(|at| (0.04 * value(at)).to_le_bytes()).collect())
+        .collect()
+}
+
+/// One step of all leaves; returns the time spent loading.
+fn step(device: &mut CpuDevice, plan: &StreamPlan, payloads: &[Vec<u8>], tokens: &[i32]) -> Result<Duration, Failure> {
+    let mut loading = Duration::ZERO;
+    let width = plan.leaves.samples as usize * plan.sequence;
+    let leaf = |leaf: u32| {
+        let at = leaf as usize * width;
+        let first_sample = u64::from(leaf * plan.leaves.samples);
+        LeafInput { leaf, first_sample, input_ids: &tokens[at..at + width], labels: &tokens[at + 1..at + width + 1] }
+    };
+    let leaves: Vec<LeafInput<'_>> = (0..plan.leaves.count).map(leaf).collect();
+    device.begin(true, &[plan.leaves.tree().root()], &leaves)?;
+    let forward = (0..plan.layers.len()).map(|layer| (Pass::Forward, layer));
+    let backward = (0..plan.layers.len()).rev().map(|layer| (Pass::Backward, layer));
+    for (pass, layer) in forward.chain(backward) {
+        let start = Instant::now();
+        for slot in plan.down_train.iter().filter(|slot| (slot.pass, slot.layer) == (pass, layer)) {
+            device.load(slot.chunk, plan.encoding, &payloads[slot.chunk])?;
+        }
+        loading += start.elapsed();
+        match pass {
+            Pass::Forward => device.forward(layer)?,
+            Pass::Backward => device.backward(layer)?,
+        }
+    }
+    Ok(loading)
+}
+
+/// Seconds of processor time that this process has used, where the system tells; on a busy machine they say more than a
+/// clock.
+fn cpu_seconds() -> Option<f64> {
+    let task = |entry: std::io::Result<std::fs::DirEntry>| {
+        let text = std::fs::read_to_string(entry.ok()?.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    Some(std::fs::read_dir("/proc/self/task").ok()?.filter_map(task).sum::<f64>() / 1e9)
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let model = if arguments.first().is_some_and(|name| name == "gpt2") { &GPT2 } else { &SMALL };
+    let number = |at: usize, default: usize| arguments.get(at).map_or(Ok(default), |text| text.parse::<usize>());
+    let (threads, leaves) = (number(1, 1)?, number(2, 4)?);
+    let plan = Arc::new(model.plan(leaves)?);
+    let options = DeviceOptions { seed: 1, threads, simd: Simd::detect(), leaves };
+    let mut device = CpuDevice::new(Arc::clone(&plan), options)?;
+    let payloads = payloads(&plan);
+    let tokens = plan.leaves.batch() as usize * plan.sequence;
+    let text: Vec<i32> = (0..=tokens).map(|at| ((at * at + 7 * at) % model.vocabulary) as i32).collect();
+
+    println!("{} parameters, {} leaves of {} tokens, {}", plan.parameters(), leaves, tokens / leaves, device.profile());
+    step(&mut device, &plan, &payloads, &text)?;
+    let pool = Pool::new(threads)?;
+    let (before, times) = (device.flops(), device.times().to_vec());
+    let (mut best, mut seconds, mut cpu, mut peaks, mut loading) = (f64::MAX, 0.0, 0.0, 0.0, Duration::ZERO);
+    let mut steps = 0.0;
+    while seconds < 8.0 || steps < 3.0 {
+        peaks += peak::fma_gflops(options.simd, &pool, 10);
+        let (start, start_cpu) = (Instant::now(), cpu_seconds());
+        loading += step(&mut device, &plan, &payloads, &text)?;
+        let took = start.elapsed().as_secs_f64();
+        cpu += cpu_seconds().zip(start_cpu).map_or(took, |(end, start)| (end - start) / threads as f64);
+        (best, seconds, steps) = (f64::min(best, took), seconds + took, steps + 1.0);
+    }
+    let flops = (device.flops() - before) as f64 / steps;
+    println!("best of {steps} steps: {:.0} tokens/s, {:.1} GFLOP/s", tokens as f64 / best, flops / best / 1e9);
+    println!(
+        "mean: {:.0} tokens/s, by processor time {:.0}: {:.1}% of the FMA peak of {:.1} GFLOP/s",
+        tokens as f64 * steps / seconds,
+        tokens as f64 * steps / cpu,
+        100.0 * flops * steps * steps / cpu / peaks / 1e9,
+        peaks / steps
+    );
+    println!("{:>16} {:>9} {:>9} {:>9}   (% of the time)", "operator", "forward", "backward", "packing");
+    let of = |time: Duration| 100.0 * time.as_secs_f64() / seconds;
+    for (now, then) in device.times().iter().zip(&times) {
+        println!(
+            "{:>16} {:9.2} {:9.2} {:9.2}",
+            now.name,
+            of(now.forward - then.forward),
+            of(now.backward - then.backward),
+            of(now.packing - then.packing)
+        );
+    }
+    println!("{:>16} {:9.2}", "loading", of(loading));
+    let bytes = system_bytes(&plan, leaves as u32, true).host;
+    println!("{:?}; the plan has {} of activations", device.memory(), bytes.activations);
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Rates of matrix products on transformer shapes, as a share of the measured peak of this machine.
+//!
+//! `cargo run --release -p millrace-emulator --example gemm_rate [threads ...]`
+
+use std::time::Instant;
+
+use millrace_emulator::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, Pool, Simd, Workspace, gemm, peak};
+use millrace_emulator::numerics::Precision;
+
+/// Best and median seconds of a call.
+fn time(mut f: impl FnMut()) -> (f64, f64) {
+    f();
+    let begin = Instant::now();
+    let mut seconds = Vec::new();
+    while begin.elapsed().as_secs_f64() < 0.4 || seconds.len() < 5 {
+        let start = Instant::now();
+        f();
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    (seconds[0], seconds[seconds.len() / 2])
+}
+
+fn values(len: usize) -> Vec<f32> {
+    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
+}
+
+/// The three products of a linear layer: forward, input gradient, weight gradient (added to).
+fn linear(cx: Context<'_>, tokens: usize, inputs: usize, outputs: usize) -> [f64; 3] {
+    let (x, w, dy) = (values(tokens * inputs), values(outputs * inputs), values(tokens * outputs));
+    let (mut y, mut dx, mut dw) =
+        (vec![0.0; tokens * outputs], vec![0.0; tokens * inputs], vec![0.0; outputs * inputs]);
+    let mut workspace = Workspace::new();
+    let (x, dy) = (MatRef::row_major(&x, tokens, inputs), MatRef::row_major(&dy, tokens, outputs));
+    let w = MatRef::row_major(&w, outputs, inputs);
+    let (mut forward, mut backward) = (PackedB::new(), PackedB::new());
+    forward.pack(cx, w.t());
+    backward.pack(cx, w);
+    let mut rate = |f: &mut dyn FnMut(&mut Workspace)| {
+        2.0 * (tokens * inputs * outputs) as f64 / time(|| f(&mut workspace)).0 / 1e9
+    };
+    let (store, add) = (Accumulate::Store, Accumulate::Add);
+    [
+        rate(&mut |ws| gemm(cx, x, &forward, MatMut::row_major(&mut y, tokens, outputs), store, None, ws)),
+        rate(&mut |ws| gemm(cx, dy, &backward, MatMut::row_major(&mut dx, tokens, inputs), store, None, ws)),
+        rate(&mut |ws| gemm(cx, dy.t(), x, MatMut::row_major(&mut dw, outputs, inputs), add, None, ws)),
+    ]
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut threads: Vec<usize> = std::env::args().skip(1).map(|a| a.parse()).collect::<Result<_, _>>()?;
+    if threads.is_empty() {
+        threads = vec![1, 2];
+    }
+    for threads in threads {
+        let pool = Pool::new(threads)?;
+        let simd = Simd::detect();
+        println!("{threads} thread(s), {}", simd.isa());
+        println!(
+            "{:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}",
+            "tokens", "in", "out", "forward", "input grad", "weight grad"
+        );
+        let (mut shares, mut count) = (0.0, 0.0);
+        for (inputs, outputs) in [(384, 1536), (1536, 384), (768, 3072), (3072, 768)] {
+            for tokens in [256, 512, 1024] {
+                let peak = peak::fma_gflops(simd, &pool, 20);
+                let cx = Context { simd, pool: &pool, precision: Precision::F32 };
+                let rates = pool.install(|| linear(cx, tokens, inputs, outputs));
+                let cell = |rate: f64| format!("{rate:8.1} {:6.1}%", 100.0 * rate / peak);
+                println!(
+                    "{tokens:6} {inputs:6} {outputs:6}  {} {} {}  of {peak:.0}",
+                    cell(rates[0]),
+                    cell(rates[1]),
+                    cell(rates[2])
+                );
+                for rate in rates {
+                    shares += (rate / peak).ln();
+                    count += 1.0;
+                }
+            }
+        }
+        println!("geometric mean {:.1}% of the peak", 100.0 * f64::exp(shares / count));
+    }
+    Ok(())
+}

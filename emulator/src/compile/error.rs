@@ -1,0 +1,95 @@
+//! Why there is no plan.
+
+use crate::graph::GraphError;
+
+/// Why a job can't be compiled. `Display` is one sentence, [`CompileError::hint`] says what to do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CompileError {
+    /// The model contradicts itself.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// A batch of no samples, a bound of zero, or more samples than any batch has.
+    #[error("{input} has a batch of {samples} samples in leaves of at most {bound}; both must be from 1 to 2^24")]
+    Batch {
+        /// The input's key.
+        input: &'static str,
+        /// Samples of the batch.
+        samples: usize,
+        /// Upper bound on a leaf's samples.
+        bound: usize,
+    },
+    /// Training and evaluation samples of different length.
+    #[error(
+        "train_input has samples of {train} tokens and eval_input of {eval}; one plan streams the layers for both, so they must be equal"
+    )]
+    SequencesDiffer {
+        /// Tokens of a training sample.
+        train: usize,
+        /// Tokens of an evaluation sample.
+        eval: usize,
+    },
+    /// More parameters than MemoryX can hold.
+    #[error(
+        "the weights and optimizer states need {} of MemoryX's memory, but the appliance has {}",
+        bytes(*.needed), bytes(*.available)
+    )]
+    MemoryXTooSmall {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes of all shards together.
+        available: u64,
+    },
+    /// One sample is too large for the wafer.
+    #[error(
+        "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for weights and gradients), but the wafer has {}",
+        bytes(*.needed), bytes(*.weights), bytes(*.available)
+    )]
+    DoesNotFit {
+        /// The layer at which most is needed.
+        layer: String,
+        /// Bytes needed, everything recomputed.
+        needed: u64,
+        /// Bytes of that which weights and gradients take.
+        weights: u64,
+        /// Bytes of the wafer.
+        available: u64,
+    },
+}
+
+impl CompileError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Graph(GraphError::Op { source: crate::ops::OpError::TooFewPositions { .. }, .. }) => {
+                Some("lower max_sequence_length or raise max_position_embeddings")
+            }
+            Self::Graph(GraphError::Op { source: crate::ops::OpError::Heads { .. }, .. }) => {
+                Some("choose num_heads so that it divides hidden_size")
+            }
+            Self::Graph(_) => None,
+            Self::Batch { .. } => Some("give batch_size and micro_batch_size as numbers of samples, at least 1"),
+            Self::SequencesDiffer { .. } => Some("give both inputs the same max_sequence_length"),
+            Self::MemoryXTooSmall { .. } => Some("choose a smaller model, or an appliance with more MemoryX memory"),
+            Self::DoesNotFit { needed, weights, available, .. }
+                if weights.saturating_mul(2) > (*needed).min(*available) =>
+            {
+                Some("choose a smaller hidden_size, filter_size or vocab_size, or an appliance with a larger wafer")
+            }
+            Self::DoesNotFit { .. } => {
+                Some("choose a smaller max_sequence_length or hidden_size, or an appliance with a larger wafer")
+            }
+        }
+    }
+}
+
+/// Bytes for people: `40.0 GB`, powers of ten as hardware is sold.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 999.95 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}

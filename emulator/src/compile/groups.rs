@@ -1,0 +1,150 @@
+//! Tensors to groups, groups to chunks.
+
+use std::ops::Range;
+
+use crate::graph::{Graph, LayerId, TensorId};
+use crate::ops::operator;
+use crate::plan::{CHUNK_ELEMENTS, Chunk, Group, GroupId};
+
+/// Chunks begin at multiples of this many elements in their group: a cache line of f32 and a vector of every width.
+const CHUNK_ALIGNMENT: usize = 64;
+/// About as many chunks as a plan may have, however small they are asked to be: a plan must fit in memory.
+const MOST_CHUNKS: usize = 1 << 20;
+
+/// The tensors of a graph in groups, not yet cut into chunks.
+pub(super) struct Cut {
+    groups: Vec<Members>,
+    /// The groups each layer uses, in order of first use in the graph.
+    pub layers: Vec<Vec<GroupId>>,
+}
+
+struct Members {
+    tensors: Vec<TensorId>,
+    /// Layers that use them, ascending.
+    users: Vec<LayerId>,
+    elements: usize,
+}
+
+impl Cut {
+    /// Groups the tensors that the same set of layers uses; the graph is valid.
+    pub fn new(graph: &Graph) -> Self {
+        let mut users: Vec<Vec<LayerId>> = vec![Vec::new(); graph.tensors.len()];
+        let mut by_first_use = Vec::new();
+        for layer in 0..graph.layers.len() {
+            for tensor in graph.layer_tensors(layer) {
+                if users[tensor].is_empty() {
+                    by_first_use.push(tensor);
+                }
+                users[tensor].push(layer);
+            }
+        }
+        let mut groups: Vec<Members> = Vec::new();
+        // Groups whose first user is the layer at hand: only these can have the same users as the next tensor.
+        let mut recent = 0;
+        for tensor in by_first_use {
+            let users = std::mem::take(&mut users[tensor]);
+            let elements = graph.tensors[tensor].elements();
+            while groups.get(recent).is_some_and(|group| group.users[0] != users[0]) {
+                recent += 1;
+            }
+            match groups[recent..].iter_mut().find(|group| group.users == users) {
+                Some(group) => {
+                    group.tensors.push(tensor);
+                    group.elements += elements;
+                }
+                None => groups.push(Members { tensors: vec![tensor], users, elements }),
+            }
+        }
+        let mut layers = vec![Vec::new(); graph.layers.len()];
+        for (id, group) in groups.iter().enumerate() {
+            for &layer in &group.users {
+                layers[layer].push(id);
+            }
+        }
+        Self { groups, layers }
+    }
+
+    /// Number of elements of a group.
+    pub fn elements(&self, group: GroupId) -> u64 {
+        self.groups[group].elements as u64
+    }
+
+    /// Groups that more than one layer uses.
+    pub fn shared(&self) -> impl Iterator<Item = GroupId> {
+        (0..self.groups.len()).filter(|&group| self.groups[group].users.len() > 1)
+    }
+
+    /// The groups of `layer` whose weights its backward pass reads: all of them where it repeats the forward pass.
+    pub fn read_backward(&self, graph: &Graph, layer: LayerId, recompute: bool) -> Vec<GroupId> {
+        let mut groups = self.layers[layer].clone();
+        if !recompute {
+            let read: Vec<TensorId> = graph.nodes[graph.layers[layer].nodes.clone()]
+                .iter()
+                .flat_map(|node| {
+                    let operator = operator(&node.op);
+                    node.params
+                        .iter()
+                        .enumerate()
+                        .filter_map(move |(at, &id)| operator.backward_reads(at).then_some(id))
+                })
+                .collect();
+            groups.retain(|&group| self.groups[group].tensors.iter().any(|tensor| read.contains(tensor)));
+        }
+        groups
+    }
+
+    /// Lays the groups out and cuts them into chunks of at most `most` elements.
+    pub fn into_chunks(self, graph: &Graph, most: usize) -> (Vec<Group>, Vec<Chunk>) {
+        let all: usize = self.groups.iter().map(|members| members.elements).sum();
+        let most = most.max(all / MOST_CHUNKS).min(CHUNK_ELEMENTS).next_multiple_of(CHUNK_ALIGNMENT);
+        let mut chunks = Vec::new();
+        let groups = self.groups.into_iter().enumerate().map(|(id, members)| {
+            let Members { tensors, users, elements } = members;
+            let name = match (&users[..], &tensors[..]) {
+                ([_, _, ..], [tensor, ..]) => graph.tensors[*tensor].name.clone(),
+                (users, _) => graph.layers[users[0]].name.clone(),
+            };
+            let first = chunks.len();
+            chunks.extend(pieces(elements, most).map(|piece| Chunk {
+                group: id,
+                start: piece.start,
+                elements: piece.len(),
+            }));
+            Group { name, tensors: lay_out(graph, tensors), chunks: first..chunks.len(), elements }
+        });
+        (groups.collect(), chunks)
+    }
+}
+
+fn lay_out(graph: &Graph, tensors: Vec<TensorId>) -> Vec<(TensorId, Range<usize>)> {
+    let mut end = 0;
+    let place = |tensor: TensorId| {
+        let start = end;
+        end += graph.tensors[tensor].elements();
+        (tensor, start..end)
+    };
+    tensors.into_iter().map(place).collect()
+}
+
+/// Even pieces of `elements >= 1` elements, as few as pieces of at most `most` (a multiple of the alignment) allow.
+fn pieces(elements: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = elements.div_ceil(most);
+    let size = elements.div_ceil(count).next_multiple_of(CHUNK_ALIGNMENT);
+    (0..elements).step_by(size).map(move |start| start..(start + size).min(elements))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_even_aligned_and_complete() {
+        for elements in [1, 63, 64, 65, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 7 * CHUNK_ELEMENTS + 12_345, 38_597_376] {
+            let pieces: Vec<_> = pieces(elements, CHUNK_ELEMENTS).collect();
+            assert_eq!(pieces.len(), elements.div_ceil(CHUNK_ELEMENTS));
+            assert_eq!(pieces.iter().cloned().flatten().count(), elements);
+            assert!(pieces.windows(2).all(|two| two[0].end == two[1].start && two[1].start.is_multiple_of(64)));
+            assert!(pieces.iter().all(|piece| piece.len() <= CHUNK_ELEMENTS && !piece.is_empty()));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The border to the params: a resolved job becomes a [`Request`].
+
+use millrace_params::{ApplianceSpec, InputSpec, Job, Precision};
+
+use super::{Batch, CompileError, Request, compile};
+use crate::families;
+use crate::plan::{CHUNK_ELEMENTS, Encoding, StreamPlan};
+
+/// What a job asks the compiler for.
+///
+/// # Errors
+/// When the model contradicts itself, or its two inputs differ in length.
+pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<Request, CompileError> {
+    let sequence = job.train_input.max_sequence_length;
+    let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
+    if let Some(eval) = eval.map(|eval| eval.max_sequence_length).filter(|&eval| eval != sequence) {
+        return Err(CompileError::SequencesDiffer { train: sequence, eval });
+    }
+    let batch = |input: &InputSpec| Batch { samples: input.batch_size, leaf_bound: input.micro_batch_size };
+    Ok(Request {
+        graph: families::gpt(&job.model, sequence)?,
+        train: batch(&job.train_input),
+        eval: eval.map(batch),
+        encoding: match job.model.precision {
+            Precision::F32 => Encoding::F32,
+            Precision::Bf16 => Encoding::Bf16,
+        },
+        wafer_memory: appliance.wafer.memory_bytes,
+        chunk_elements: usize::try_from(appliance.link.chunk_bytes / 4).unwrap_or(CHUNK_ELEMENTS),
+        memoryx_memory: appliance.memoryx.memory_bytes,
+    })
+}
+
+/// The plan of a job on an appliance, of which only the sizes of memories and chunks matter.
+///
+/// # Errors
+/// See [`request`] and [`compile`].
+pub fn compile_job(job: &Job, appliance: &ApplianceSpec) -> Result<StreamPlan, CompileError> {
+    compile(request(job, appliance)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_params::{Overrides, Params};
+
+    use super::*;
+    use crate::report::PlanReport;
+
+    fn example(name: &str) -> Job {
+        let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job
+    }
+
+    /// Every example is planned and reported on in well under a second, with the parameters its name says.
+    #[test]
+    fn the_examples_are_planned_as_they_are() {
+        let appliance = ApplianceSpec::default();
+        for (name, millions) in [
+            ("gpt2-tiny", 0..20),
+            ("gpt2-kjv", 0..20),
+            ("gpt2-small", 124..125),
+            ("gpt3-xl", 1_300..1_330),
+            ("gpt3-6p7b", 6_600..6_700),
+            ("gpt3-13b", 12_800..13_100),
+            ("gpt3-20b", 19_500..21_000),
+        ] {
+            let start = std::time::Instant::now();
+            let job = example(name);
+            let plan = compile_job(&job, &appliance).unwrap();
+            let seconds = start.elapsed().as_secs_f64();
+            assert!(seconds < 1.0, "{name}: {seconds} s");
+            assert!(millions.contains(&(plan.parameters() / 1_000_000)), "{name}: {}", plan.parameters());
+            assert_eq!(plan.leaves.batch(), job.train_input.batch_size as u64);
+            assert!(plan.leaves.count as usize >= job.train_input.leaves(), "a leaf may only get smaller");
+            let report = PlanReport::new(&plan, &appliance, job.run.num_csx as u32).unwrap();
+            assert!(report.bytes.cs2.wafer.total() <= appliance.wafer.memory_bytes, "{name}");
+        }
+    }
+
+    #[test]
+    fn inputs_of_different_length_are_refused() {
+        let mut job = example("gpt2-kjv");
+        let mut eval = job.train_input.clone();
+        eval.max_sequence_length += 1;
+        job.eval_input = Some(eval);
+        job.run.mode = millrace_params::Mode::TrainAndEval;
+        let error = compile_job(&job, &ApplianceSpec::default()).unwrap_err();
+        assert!(matches!(error, CompileError::SequencesDiffer { .. }), "{error}");
+        job.run.mode = millrace_params::Mode::Train;
+        assert!(compile_job(&job, &ApplianceSpec::default()).is_ok());
+    }
+}

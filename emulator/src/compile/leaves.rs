@@ -1,0 +1,59 @@
+//! Cutting a batch into leaves.
+
+use super::CompileError;
+use crate::plan::Leaves;
+
+/// More samples than any batch has; keeps the search for divisors short.
+const MOST_SAMPLES: usize = 1 << 24;
+
+/// A batch and the bound on its leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Samples of the global batch.
+    pub samples: usize,
+    /// Most samples of a leaf.
+    pub leaf_bound: usize,
+}
+
+impl Batch {
+    pub(super) fn check(self, input: &'static str) -> Result<(), CompileError> {
+        let limit = 1..=MOST_SAMPLES;
+        if limit.contains(&self.samples) && limit.contains(&self.leaf_bound) {
+            return Ok(());
+        }
+        Err(CompileError::Batch { input, samples: self.samples, bound: self.leaf_bound })
+    }
+
+    /// The ways to cut the batch into equal leaves within the bound, largest leaf first; the last one has leaves of one
+    /// sample.
+    pub(super) fn cuts(self) -> impl Iterator<Item = Leaves> {
+        let batch = self.samples as u32;
+        let divisors = (1..=self.leaf_bound.min(self.samples) as u32).rev().filter(move |&d| batch.is_multiple_of(d));
+        divisors.map(move |samples| Leaves { count: batch / samples, samples })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leaf_is_the_largest_divisor_within_the_bound() {
+        let first = |samples, leaf_bound| {
+            let Leaves { count, samples } = Batch { samples, leaf_bound }.cuts().next().unwrap();
+            (count, samples)
+        };
+        for (batch, bound, expected) in [
+            (528, 264, (2, 264)),
+            (528, 263, (3, 176)),
+            (112, 1, (112, 1)),
+            (7, 4, (7, 1)),
+            (6, 100, (1, 6)),
+            (1, 1, (1, 1)),
+        ] {
+            assert_eq!(first(batch, bound), expected, "batch {batch}, bound {bound}");
+        }
+        let all: Vec<u32> = Batch { samples: 12, leaf_bound: 6 }.cuts().map(|leaves| leaves.samples).collect();
+        assert_eq!(all, [6, 4, 3, 2, 1]);
+    }
+}

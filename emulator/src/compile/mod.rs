@@ -1,0 +1,124 @@
+//! The compiler: a graph, two batches and a wafer in, a [stream plan](crate::plan) out.
+//!
+//! Invariants:
+//! * The plan is a function of the [`Request`] alone. Systems, shards and SwarmX nodes are unknown here, so every number
+//!   of them runs the same plan; what one system can hold at once ([`StreamPlan::leaves_per_round`]) is the plan's, the
+//!   rounds that follow from it are the placement's.
+//! * What does not fit is made to fit in a fixed order: layers are recomputed inside; then the batch goes in rounds;
+//!   then a leaf gets smaller (a given `micro_batch_size` is an upper bound); then the last block is streamed twice like
+//!   any other. Recomputation is chosen when one system could not hold the whole batch without it. What fits in none of
+//!   these ways is refused with layer, bytes and remedy.
+
+use crate::graph::{Graph, NodeId};
+use crate::ops::{layer_flops, node_flops};
+use crate::plan::{Encoding, LayerPlan, MachineBytes, StreamPlan};
+
+mod error;
+mod fit;
+mod groups;
+mod job;
+mod leaves;
+mod memory;
+mod order;
+mod system;
+
+pub use error::CompileError;
+pub(crate) use error::bytes;
+pub use fit::{WeightBytes, WeightElements};
+pub use job::{compile_job, request};
+pub use leaves::Batch;
+pub use memory::recomputed_nodes;
+pub use system::{SystemBytes, SystemMemory, system_bytes};
+
+/// What a plan is compiled from.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The model.
+    pub graph: Graph,
+    /// Training batch.
+    pub train: Batch,
+    /// Evaluation batch; `None` where the job does not evaluate, and the plan then repeats the training batch's leaves.
+    pub eval: Option<Batch>,
+    /// How weights travel, and the type of activations on the wafer.
+    pub encoding: Encoding,
+    /// Memory of the modelled wafer, bytes.
+    pub wafer_memory: u64,
+    /// Most elements of a chunk, at most [`CHUNK_ELEMENTS`](crate::plan::CHUNK_ELEMENTS).
+    pub chunk_elements: usize,
+    /// Memory of all MemoryX shards of the modelled machine together, bytes.
+    pub memoryx_memory: u64,
+}
+
+/// Bytes that MemoryX holds for a parameter: weight, gradient and two moments in f32.
+pub const MEMORYX_BYTES: u64 = 16;
+
+/// Compiles a plan.
+///
+/// # Errors
+/// When the graph is no model, a batch is empty, or one sample does not fit on the wafer.
+pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
+    let Request { graph, train, eval, encoding, wafer_memory, chunk_elements, memoryx_memory } = request;
+    graph.validate()?;
+    let eval = eval.unwrap_or(train);
+    train.check("train_input")?;
+    eval.check("eval_input")?;
+    let needed = graph.parameters().saturating_mul(MEMORYX_BYTES);
+    if needed > memoryx_memory {
+        return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
+    }
+
+    let cut = groups::Cut::new(&graph);
+    let fit = fit::Search { graph: &graph, cut: &cut, encoding, memory: wafer_memory }.fit(train, eval)?;
+    let layers = layer_plans(&graph, &cut, encoding, &fit);
+    let (groups, chunks) = cut.into_chunks(&graph, chunk_elements);
+    let orders = order::Orders::new(&layers, &groups, &fit.resident);
+    Ok(StreamPlan {
+        sequence: graph.values[graph.tokens].rows,
+        graph,
+        leaves: fit.train,
+        eval_leaves: fit.eval,
+        groups,
+        chunks,
+        layers,
+        resident: fit.resident,
+        encoding,
+        leaves_per_round: fit.leaves_per_round,
+        down_train: orders.down_train,
+        down_eval: orders.down_eval,
+        up: orders.up,
+    })
+}
+
+/// Bytes of an activation on the modelled wafer.
+pub(crate) const fn wafer_activation_bytes(encoding: Encoding) -> u64 {
+    encoding.bytes() as u64
+}
+
+/// Bytes of an activation in the emulating process: always f32.
+pub(crate) const HOST_ACTIVATION_BYTES: u64 = 4;
+
+fn layer_plans(graph: &Graph, cut: &groups::Cut, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {
+    let wafer = memory::analyse(graph, &fit.recompute, wafer_activation_bytes(encoding));
+    let host = memory::analyse(graph, &fit.recompute, HOST_ACTIVATION_BYTES);
+    let repeated = memory::recomputed_nodes(graph);
+    let leaf = u64::from(fit.train.samples);
+    let plan = |layer: usize| {
+        let (wafer, host) = (&wafer[layer], &host[layer]);
+        let flops = layer_flops(graph, layer);
+        let again: &[NodeId] = if fit.recompute[layer] { &repeated[layer] } else { &[] };
+        LayerPlan {
+            groups: cut.layers[layer].clone(),
+            backward_groups: cut.read_backward(graph, layer, fit.recompute[layer]),
+            recompute: fit.recompute[layer],
+            forward_flops: flops.forward,
+            backward_flops: flops.backward,
+            recompute_flops: again.iter().map(|&node| node_flops(graph, node).forward).sum(),
+            saved: MachineBytes { wafer: wafer.saved, host: host.saved },
+            working: MachineBytes { wafer: wafer.working() * leaf, host: host.working() * leaf },
+        }
+    };
+    (0..graph.layers.len()).map(plan).collect()
+}
+
+#[cfg(test)]
+mod tests;

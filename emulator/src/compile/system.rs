@@ -1,0 +1,58 @@
+//! What a system holds while it works, of a finished plan.
+
+use serde::{Deserialize, Serialize};
+
+use super::memory::{self, LayerMemory};
+use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, wafer_activation_bytes};
+use crate::plan::StreamPlan;
+
+/// Bytes a system needs at its fullest, on one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SystemBytes {
+    /// Weights and partial sums of gradients; independent of the number of layers.
+    pub weights: WeightBytes,
+    /// Activations of all leaves held at once, and the working memory of one.
+    pub activations: u64,
+}
+
+impl SystemBytes {
+    /// All of it.
+    pub const fn total(self) -> u64 {
+        self.weights.total() + self.activations
+    }
+}
+
+/// The same on the modelled wafer and in the emulating process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SystemMemory {
+    /// On the wafer.
+    pub wafer: SystemBytes,
+    /// In the process, where everything is f32.
+    pub host: SystemBytes,
+}
+
+/// What a system needs that holds `leaves` leaves of a training round, or of an evaluation round.
+pub fn system_bytes(plan: &StreamPlan, leaves: u32, training: bool) -> SystemMemory {
+    let encoded = plan.encoding.bytes() as u64;
+    SystemMemory {
+        wafer: bytes(plan, leaves, training, wafer_activation_bytes(plan.encoding), encoded),
+        host: bytes(plan, leaves, training, HOST_ACTIVATION_BYTES, 4),
+    }
+}
+
+fn bytes(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64, weight_bytes: u64) -> SystemBytes {
+    let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
+    let samples = u64::from(if training { plan.leaves.samples } else { plan.eval_leaves.samples });
+    let peak = |layer: &LayerMemory| {
+        let (held, working) = if training { (layer.held, layer.working()) } else { (layer.held_eval, layer.forward) };
+        (held * u64::from(leaves) + working) * samples
+    };
+    let activations = memory::analyse(&plan.graph, &recompute, activation_bytes).iter().map(peak).max().unwrap_or(0);
+    let layers = plan.layers.iter().map(|layer| layer.groups.as_slice());
+    let elements = WeightElements::new(layers, |group| plan.groups[group].elements as u64, &plan.resident);
+    let mut weights = elements.bytes(weight_bytes, leaves);
+    if !training {
+        weights.gradients = 0;
+    }
+    SystemBytes { weights, activations }
+}

@@ -1,0 +1,147 @@
+//! Activations of a round in one arena, laid out by the schedule, and the round's samples.
+
+use super::{DeviceError, LeafInput};
+use crate::graph::{Graph, LayerId, NodeId, Op, ValueId};
+use crate::kernels::Buffer;
+use crate::plan::{Leaves, Pass};
+use crate::schedule::{Extent, Layout, Schedule, Step};
+
+/// One kind of round: what is done in it, and with what memory.
+#[derive(Debug)]
+pub(super) struct Kind {
+    pub schedule: Schedule,
+    /// How the plan cuts its batch.
+    pub leaves: Leaves,
+    layout: Option<Layout>,
+}
+
+impl Kind {
+    pub const fn new(schedule: Schedule, leaves: Leaves) -> Self {
+        Self { schedule, leaves, layout: None }
+    }
+
+    /// The layout for rounds of up to `leaves` leaves, made at the first of them.
+    fn layout(&mut self, leaves: usize) -> &Layout {
+        let samples = self.leaves.samples as usize;
+        let schedule = &self.schedule;
+        self.layout.get_or_insert_with(|| Layout::new(schedule, samples, leaves))
+    }
+
+    /// The steps of one pass.
+    pub fn steps(&self, pass: Pass, layer: LayerId) -> &[Step] {
+        match pass {
+            Pass::Forward => &self.schedule.forward[layer],
+            Pass::Backward => &self.schedule.backward[layer],
+        }
+    }
+
+    /// Where each piece of memory lies; nothing before the first round.
+    pub fn extents(&self) -> &[Extent] {
+        self.layout.as_ref().map_or(&[], |layout| &layout.extents)
+    }
+}
+
+/// A leaf of the round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RoundLeaf {
+    pub leaf: u32,
+    pub first_sample: u64,
+}
+
+/// Tokens and labels of a round.
+#[derive(Debug)]
+pub(super) struct Samples {
+    /// The leaves.
+    pub leaves: Vec<RoundLeaf>,
+    input_ids: Vec<i32>,
+    labels: Vec<i32>,
+    /// Tokens of a leaf.
+    width: usize,
+    /// Entries of the smallest tables that tokens and labels are looked up in.
+    bounds: [usize; 2],
+    /// The values that hold them.
+    values: [ValueId; 2],
+}
+
+impl Samples {
+    pub fn new(graph: &Graph) -> Self {
+        let values = [graph.tokens, graph.labels];
+        let entries = |node: NodeId| graph.tensors[graph.nodes[node].params[0]].shape[0];
+        let looked_up = |value: ValueId| {
+            let nodes = (0..graph.nodes.len()).filter(move |&node| {
+                let node = &graph.nodes[node];
+                matches!(node.op, Op::Embedding | Op::CrossEntropy) && node.inputs.contains(&value)
+            });
+            nodes.map(entries).min().unwrap_or(usize::MAX)
+        };
+        Self {
+            leaves: Vec::new(),
+            input_ids: Vec::new(),
+            labels: Vec::new(),
+            width: 0,
+            bounds: values.map(looked_up),
+            values,
+        }
+    }
+
+    /// Takes the samples of a round of leaves of `width` tokens.
+    pub fn take(&mut self, leaves: &[LeafInput<'_>], width: usize) -> Result<(), DeviceError> {
+        self.leaves.clear();
+        self.input_ids.clear();
+        self.labels.clear();
+        self.width = width;
+        for leaf in leaves {
+            let id = leaf.leaf;
+            for (what, tokens, bound) in
+                [("tokens", leaf.input_ids, self.bounds[0]), ("labels", leaf.labels, self.bounds[1])]
+            {
+                if tokens.len() != width {
+                    return Err(DeviceError::Samples { leaf: id, what, expected: width, found: tokens.len() });
+                }
+                let is_label = what == "labels";
+                let bad = |&token: &i32| usize::try_from(token).map_or(!is_label, |token| token >= bound);
+                if let Some(place) = tokens.iter().position(bad) {
+                    let what = if is_label { "label" } else { "token" };
+                    let token = tokens[place];
+                    return Err(DeviceError::Token { leaf: id, what, token, place, vocabulary: bound });
+                }
+            }
+            self.leaves.push(RoundLeaf { leaf: id, first_sample: leaf.first_sample });
+            self.input_ids.extend_from_slice(leaf.input_ids);
+            self.labels.extend_from_slice(leaf.labels);
+        }
+        Ok(())
+    }
+
+    /// The tokens or labels of the leaf at place `at`.
+    pub fn of(&self, value: ValueId, at: usize) -> &[i32] {
+        let all = if value == self.values[0] { &self.input_ids } else { &self.labels };
+        &all[at * self.width..][..self.width]
+    }
+
+    /// Bytes held.
+    fn bytes(&self) -> usize {
+        (self.input_ids.capacity() + self.labels.capacity()) * size_of::<i32>()
+    }
+}
+
+/// The arena of the device, shared by all kinds of rounds.
+#[derive(Debug, Default)]
+pub(super) struct Arena(Buffer);
+
+impl Arena {
+    /// Makes room for rounds of `kind` of up to `leaves` leaves.
+    pub fn reserve(&mut self, kind: &mut Kind, leaves: usize) {
+        self.0.resize(kind.layout(leaves).len);
+    }
+
+    /// The numbers.
+    pub fn numbers(&mut self) -> &mut [f32] {
+        self.0.as_mut_slice()
+    }
+
+    /// Bytes held, with those of the samples.
+    pub fn bytes(&self, samples: &Samples) -> usize {
+        self.0.bytes() + samples.bytes()
+    }
+}

@@ -1,0 +1,368 @@
+//! The device whose arithmetic runs on this machine's processor.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::activations::{Arena, Kind, Samples};
+use super::gradients::{Gradients, LayerGradients};
+use super::packs::Packs;
+use super::weights::Weights;
+use super::{Device, DeviceError, DeviceMemory, LeafInput, LeafLoss};
+use crate::graph::{Graph, LayerId};
+use crate::kernels::attention::AttentionWorkspace;
+use crate::kernels::loss::{LossSums, LossWorkspace};
+use crate::kernels::{Context, Pool, Simd, Workspace};
+use crate::numerics::{NumericsProfile, Precision};
+use crate::ops::execute::{Execute, MOST_INPUTS, MOST_PARAMS, NodeShape, executor};
+use crate::plan::{ChunkId, Encoding, Pass, StreamPlan};
+use crate::schedule::{ForwardStep, Schedule, Step};
+use crate::tree::{LeafTree, Node};
+
+mod steps;
+
+use steps::Runner;
+
+/// How a [`CpuDevice`] is to work.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceOptions {
+    /// The job's seed; with sample, operator and element it decides what dropout drops.
+    pub seed: u64,
+    /// Compute threads, at least one. The thread that calls the device is the only one of one, and waits for more.
+    pub threads: usize,
+    /// Instruction set.
+    pub simd: Simd,
+    /// Most leaves of a round: memory is laid out for so many.
+    pub leaves: usize,
+}
+
+/// Seconds spent in one kind of operator.
+#[derive(Clone, Copy, Debug)]
+pub struct OperatorTime {
+    /// The operator.
+    pub name: &'static str,
+    /// In forward steps, repeated ones included.
+    pub forward: Duration,
+    /// In backward steps.
+    pub backward: Duration,
+    /// Packing its weights.
+    pub packing: Duration,
+}
+
+/// What is known of every operator of the graph.
+#[derive(Debug)]
+struct Operators {
+    executors: Vec<Box<dyn Execute>>,
+    shapes: Vec<NodeShape>,
+    /// Index into the times.
+    kinds: Vec<usize>,
+}
+
+/// Scratch memory of the kernels.
+#[derive(Debug, Default)]
+struct Scratch {
+    products: Workspace,
+    attention: AttentionWorkspace,
+    /// The dropout keys of one operator.
+    keys: Vec<u64>,
+    loss: LossWorkspace,
+    sums: LossSums,
+}
+
+/// See [`Device`] and the module text.
+#[derive(Debug)]
+pub struct CpuDevice {
+    plan: Arc<StreamPlan>,
+    options: DeviceOptions,
+    precision: Precision,
+    pool: Arc<Pool>,
+    operators: Operators,
+    layer_gradients: Vec<LayerGradients>,
+    /// Evaluation and training rounds.
+    kinds: [Kind; 2],
+    arena: Arena,
+    samples: Samples,
+    weights: Weights,
+    packs: Packs,
+    gradients: Gradients,
+    scratch: Scratch,
+    times: Vec<OperatorTime>,
+    losses: Vec<LeafLoss>,
+    training: bool,
+    /// Passes of the round that are done.
+    passes: usize,
+    flops: u64,
+}
+
+impl CpuDevice {
+    /// A device for `plan`. Memory for activations, weights and gradients is taken as the first rounds need it.
+    ///
+    /// # Errors
+    /// When threads can't be started, or an operator is more than the kernels can do.
+    pub fn new(plan: Arc<StreamPlan>, options: DeviceOptions) -> Result<Self, DeviceError> {
+        let graph = &plan.graph;
+        check(graph)?;
+        let pool = Pool::new(options.threads).map_err(|error| DeviceError::Start(error.to_string()))?;
+        let executors: Vec<Box<dyn Execute>> = graph.nodes.iter().map(|node| executor(&node.op)).collect();
+        let shapes: Vec<NodeShape> = graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect();
+        let mut times: Vec<OperatorTime> = Vec::new();
+        let mut kind = |name: &'static str| {
+            times.iter().position(|time| time.name == name).unwrap_or_else(|| {
+                let zero = Duration::ZERO;
+                times.push(OperatorTime { name, forward: zero, backward: zero, packing: zero });
+                times.len() - 1
+            })
+        };
+        let kinds = executors.iter().map(|executor| kind(executor.name())).collect();
+        let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
+        let layers = 0..graph.layers.len();
+        Ok(Self {
+            options,
+            precision: match plan.encoding {
+                Encoding::F32 => Precision::F32,
+                Encoding::Bf16 => Precision::Bf16,
+            },
+            pool: Arc::new(pool),
+            layer_gradients: layers.map(|layer| LayerGradients::new(&plan, layer, &executors)).collect(),
+            kinds: [
+                Kind::new(Schedule::evaluation(graph), plan.eval_leaves),
+                Kind::new(Schedule::training(graph, &recompute), plan.leaves),
+            ],
+            arena: Arena::default(),
+            samples: Samples::new(graph),
+            weights: Weights::new(&plan),
+            packs: Packs::new(graph, &executors, &shapes),
+            gradients: Gradients::new(&plan),
+            scratch: Scratch::default(),
+            times,
+            losses: Vec::new(),
+            training: false,
+            passes: 0,
+            flops: 0,
+            operators: Operators { executors, shapes, kinds },
+            plan,
+        })
+    }
+
+    /// What decides the bits of this device's results.
+    pub fn profile(&self) -> NumericsProfile {
+        NumericsProfile::new(self.options.simd.isa(), self.precision)
+    }
+
+    /// Time spent so far, by kind of operator.
+    pub fn times(&self) -> &[OperatorTime] {
+        &self.times
+    }
+
+    /// Checks and counts a pass.
+    fn enter(&mut self, pass: Pass, layer: LayerId) -> Result<(), DeviceError> {
+        let layers = self.plan.layers.len();
+        let turn = match pass {
+            Pass::Forward => layer,
+            Pass::Backward if self.training => (2 * layers).wrapping_sub(layer + 1),
+            Pass::Backward => usize::MAX,
+        };
+        if layer >= layers || turn != self.passes {
+            return Err(DeviceError::Order { pass, layer });
+        }
+        let about = &self.plan.layers[layer];
+        let groups = if pass == Pass::Forward { &about.groups } else { &about.backward_groups };
+        if !self.samples.leaves.is_empty() {
+            self.weights.require(&self.plan, layer, groups)?;
+        }
+        self.passes += 1;
+        Ok(())
+    }
+
+    fn leave(&mut self, pass: Pass, layer: LayerId) {
+        let about = &self.plan.layers[layer];
+        let samples = self.kinds[usize::from(self.training)].leaves.samples as usize * self.samples.leaves.len();
+        let (groups, flops) = match pass {
+            Pass::Forward => (&about.groups, about.forward_flops),
+            Pass::Backward => (&about.backward_groups, about.backward_flops),
+        };
+        self.weights.release(&self.plan, groups);
+        self.flops += flops * samples as u64;
+    }
+
+    /// Takes all leaves through one pass, packing weights first.
+    fn pass(&mut self, pass: Pass, layer: LayerId) {
+        let pool = Arc::clone(&self.pool);
+        let cx = Context { simd: self.options.simd, pool: &pool, precision: self.precision };
+        pool.install(|| {
+            if !self.samples.leaves.is_empty() {
+                self.pack(cx, pass, layer);
+            }
+            if pass == Pass::Backward {
+                self.gradients.begin_layer(layer);
+            }
+            for leaf in 0..self.samples.leaves.len() {
+                let loss = self.runner(cx, layer).leaf(pass, leaf);
+                if pass == Pass::Forward && layer + 1 == self.plan.layers.len() {
+                    self.note(leaf, loss);
+                }
+            }
+        });
+    }
+
+    /// Packs what the operators of a pass need.
+    fn pack(&mut self, cx: Context<'_>, pass: Pass, layer: LayerId) {
+        let kind = &self.kinds[usize::from(self.training)];
+        for step in kind.steps(pass, layer) {
+            let (node, direction) = match step {
+                Step::Forward(step) => (step.node, Pass::Forward),
+                Step::Backward(step) => (step.node, Pass::Backward),
+                Step::Unreached(_) | Step::Copy { .. } | Step::Add { .. } => continue,
+            };
+            let start = Instant::now();
+            let operator = (node, &*self.operators.executors[node], &self.operators.shapes[node]);
+            self.packs.prepare(cx, &self.plan.graph, &self.weights, operator, direction);
+            self.times[self.operators.kinds[node]].packing += start.elapsed();
+        }
+    }
+
+    /// Everything a step needs.
+    fn runner<'a>(&'a mut self, cx: Context<'a>, layer: LayerId) -> Runner<'a> {
+        let kind = &self.kinds[usize::from(self.training)];
+        Runner {
+            cx,
+            plan: &self.plan,
+            layer,
+            operators: &self.operators,
+            about: &self.layer_gradients[layer],
+            kind,
+            arena: self.arena.numbers(),
+            samples: &self.samples,
+            weights: &self.weights,
+            packs: &self.packs,
+            gradients: &mut self.gradients,
+            scratch: &mut self.scratch,
+            times: &mut self.times,
+            training: self.training,
+            seed: self.options.seed,
+        }
+    }
+
+    /// Puts down a leaf's loss.
+    fn note(&mut self, leaf: usize, LossSums { loss, tokens, correct }: LossSums) {
+        let bad_layer = if loss.is_finite() { None } else { self.find_bad_layer(leaf) };
+        self.losses.push(LeafLoss { leaf: self.samples.leaves[leaf].leaf, loss, tokens, correct, bad_layer });
+    }
+
+    /// The first layer of which something that is kept for the backward pass is not finite, else the last.
+    fn find_bad_layer(&mut self, leaf: usize) -> Option<LayerId> {
+        if !self.training {
+            return None;
+        }
+        let kind = &self.kinds[1];
+        let last = kind.schedule.forward.len() - 1;
+        let arena = self.arena.numbers();
+        let bad = |step: &Step| {
+            let Step::Forward(ForwardStep { output: Some(output), .. }) = step else { return false };
+            let kept = kind.schedule.storage[*output].passes.1 > last;
+            kept && arena[kind.extents()[*output].of_leaf(leaf)].iter().any(|number| !number.is_finite())
+        };
+        let layer = kind.schedule.forward.iter().position(|steps| steps.iter().any(bad));
+        Some(layer.unwrap_or(last))
+    }
+}
+
+impl Device for CpuDevice {
+    fn begin(&mut self, training: bool, nodes: &[Node], leaves: &[LeafInput<'_>]) -> Result<(), DeviceError> {
+        // Until all is found right, no pass has its turn.
+        self.passes = usize::MAX;
+        self.losses.clear();
+        self.weights.clear();
+        self.gradients.clear();
+        let kind = &mut self.kinds[usize::from(training)];
+        let (most, count) = (self.options.leaves, kind.leaves.count);
+        let follow = leaves.windows(2).all(|two| two[0].leaf.checked_add(1) == Some(two[1].leaf));
+        let inside = leaves.last().is_none_or(|last| last.leaf < count);
+        if !(follow && inside && leaves.len() <= most) {
+            let found = format!("{:?}", leaves.iter().map(|leaf| leaf.leaf).collect::<Vec<_>>());
+            return Err(DeviceError::Leaves { found, most, leaves: count });
+        }
+        let range = leaves.first().map_or(0..0, |first| first.leaf..first.leaf + leaves.len() as u32);
+        if training && !is_cover(kind.leaves.tree(), range.clone(), nodes) {
+            let (wanted, made) = (names(nodes), names(&kind.leaves.tree().cover(range)));
+            return Err(DeviceError::Nodes { wanted, made });
+        }
+        self.samples.take(leaves, kind.leaves.samples as usize * self.plan.sequence)?;
+        self.arena.reserve(kind, most);
+        self.training = training;
+        self.passes = 0;
+        Ok(())
+    }
+
+    fn load(&mut self, chunk: ChunkId, encoding: Encoding, payload: &[u8]) -> Result<(), DeviceError> {
+        self.weights.load(&self.plan, self.options.simd, chunk, encoding, payload)
+    }
+
+    fn forward(&mut self, layer: LayerId) -> Result<(), DeviceError> {
+        self.enter(Pass::Forward, layer)?;
+        self.pass(Pass::Forward, layer);
+        self.leave(Pass::Forward, layer);
+        Ok(())
+    }
+
+    fn backward(&mut self, layer: LayerId) -> Result<(), DeviceError> {
+        self.enter(Pass::Backward, layer)?;
+        self.pass(Pass::Backward, layer);
+        self.leave(Pass::Backward, layer);
+        Ok(())
+    }
+
+    fn gradient(&self, layer: LayerId, chunk: ChunkId, node: Node) -> Option<&[f32]> {
+        let group = self.plan.chunks.get(chunk)?.group;
+        self.gradients.get(&self.plan, layer, group, node)?.get(self.plan.chunk_range(chunk))
+    }
+
+    fn losses(&self) -> &[LeafLoss] {
+        &self.losses
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        let Scratch { products, attention, loss, .. } = &self.scratch;
+        DeviceMemory {
+            weights: (self.weights.bytes() + self.packs.bytes()) as u64,
+            activations: self.arena.bytes(&self.samples) as u64,
+            gradients: self.gradients.bytes() as u64,
+            scratch: (products.bytes() + attention.bytes() + loss.bytes()) as u64,
+        }
+    }
+
+    fn flops(&self) -> u64 {
+        self.flops
+    }
+}
+
+/// Whether `nodes` is [`LeafTree::cover`] of `range`: nodes of the tree that tile it, of which no two can be joined.
+fn is_cover(tree: LeafTree, range: Range<u32>, nodes: &[Node]) -> bool {
+    let end = nodes
+        .iter()
+        .try_fold(range.start, |start, node| (node.start == start && tree.contains(*node)).then_some(node.end));
+    let joined = |two: &[Node]| tree.join_of(two[0]).is_some_and(|join| join.sibling == two[1]);
+    end == Some(range.end) && !nodes.windows(2).any(joined)
+}
+
+fn names(nodes: &[Node]) -> String {
+    let names: Vec<String> = nodes.iter().map(Node::to_string).collect();
+    if names.is_empty() { "of no leaves".to_owned() } else { names.join(" and ") }
+}
+
+/// Refuses what the kernels can't do.
+fn check(graph: &Graph) -> Result<(), DeviceError> {
+    for (id, node) in graph.nodes.iter().enumerate() {
+        let refuse = |why: &str| Err(DeviceError::Plan(format!("operator {id} ({}) {why}", executor(&node.op).name())));
+        if node.inputs.len() > MOST_INPUTS || node.params.len() > MOST_PARAMS {
+            return refuse("has too many inputs or tensors");
+        }
+        if matches!(node.params[..], [one, other] if one == other) {
+            return refuse("uses one tensor twice");
+        }
+        if let Err(why) = executor(&node.op).supported(&NodeShape::of(graph, node)) {
+            return refuse(&why);
+        }
+    }
+    Ok(())
+}

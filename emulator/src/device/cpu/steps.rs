@@ -1,0 +1,213 @@
+//! Carrying out the steps of a pass for one leaf.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::{Operators, Scratch};
+use crate::device::activations::{Kind, Samples};
+use crate::device::gradients::{Gradients, LayerGradients};
+use crate::device::packs::{Packs, tensors};
+use crate::device::weights::Weights;
+use crate::graph::{LayerId, NodeId};
+use crate::kernels::loss::LossSums;
+use crate::kernels::pool::{rows, rows_mut};
+use crate::kernels::{Accumulate, Context, elementwise};
+use crate::numerics::random;
+use crate::ops::execute::{self, Input, Kit, MOST_INPUTS, TargetMut};
+use crate::plan::{Pass, StreamPlan};
+use crate::schedule::{BackwardStep, ForwardStep, Source, Step, StorageId, Target};
+
+/// Numbers that one thread copies or adds at a time.
+const GRAIN: usize = 1 << 14;
+
+/// Parts of a device, borrowed for one leaf.
+pub(super) struct Runner<'a> {
+    pub cx: Context<'a>,
+    pub plan: &'a StreamPlan,
+    pub layer: LayerId,
+    pub operators: &'a Operators,
+    pub about: &'a LayerGradients,
+    pub kind: &'a Kind,
+    pub arena: &'a mut [f32],
+    pub samples: &'a Samples,
+    pub weights: &'a Weights,
+    pub packs: &'a Packs,
+    pub gradients: &'a mut Gradients,
+    pub scratch: &'a mut Scratch,
+    pub times: &'a mut [super::OperatorTime],
+    pub training: bool,
+    pub seed: u64,
+}
+
+impl Runner<'_> {
+    /// All steps of a pass for the leaf at place `leaf` of the round; returns what a loss said of it.
+    pub fn leaf(mut self, pass: Pass, leaf: usize) -> LossSums {
+        let (kind, layer) = (self.kind, self.layer);
+        self.scratch.sums = LossSums::default();
+        let index = self.samples.leaves[leaf].leaf;
+        if pass == Pass::Backward {
+            self.gradients.begin_leaf(self.plan, self.about, index);
+        }
+        for step in kind.steps(pass, layer) {
+            self.step(step, leaf);
+        }
+        if pass == Pass::Backward {
+            self.gradients.end_leaf(self.cx, self.plan.layers[layer].groups.len(), index);
+        }
+        self.scratch.sums
+    }
+
+    fn step(&mut self, step: &Step, leaf: usize) {
+        let start = Instant::now();
+        match step {
+            Step::Forward(step) => {
+                self.forward(step, leaf);
+                self.times[self.operators.kinds[step.node]].forward += start.elapsed();
+            }
+            Step::Backward(step) => {
+                self.backward(step, leaf);
+                self.times[self.operators.kinds[step.node]].backward += start.elapsed();
+            }
+            Step::Unreached(node) => {
+                self.gradients.unreached(self.about, self.place(*node));
+            }
+            Step::Copy { from, to } => self.join(*from, *to, leaf, |_, from, to| to.copy_from_slice(from)),
+            Step::Add { from, to } => {
+                self.join(*from, *to, leaf, |simd, from, to| elementwise::add_assign(simd, to, from))
+            }
+        }
+    }
+
+    fn forward(&mut self, step: &ForwardStep, leaf: usize) {
+        let node = step.node;
+        let at = |storage: Option<StorageId>| self.range(storage, leaf);
+        let [a, b] = self.inputs(&step.inputs, leaf);
+        let ranges = [a, b, at(step.output), at(step.extra), at(step.scratch)];
+        let [a, b, output, extra, scratch] = split(self.arena, ranges);
+        let inputs = read(&step.inputs, self.samples, leaf, a, b);
+        let weights = weights(self.plan, self.weights, self.packs, node);
+        let mut kit = kit(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
+        let shape = &self.operators.shapes[node];
+        self.operators.executors[node]
+            .forward(&mut kit, execute::Forward { shape, inputs, weights, output, extra, scratch });
+    }
+
+    fn backward(&mut self, step: &BackwardStep, leaf: usize) {
+        let node = step.node;
+        let at = |storage: Option<StorageId>| self.range(storage, leaf);
+        let [a, b] = self.inputs(&step.inputs, leaf);
+        let target = |at: usize| match step.targets.get(at) {
+            Some(Target::Store(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Store)),
+            Some(Target::Add(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Add)),
+            Some(Target::None | Target::Overwrite) | None => (0..0, None),
+        };
+        let [(first, how_first), (second, how_second)] = [target(0), target(1)];
+        let ranges = [a, b, at(step.output), at(step.extra), at(step.scratch), at(step.gradient), first, second];
+        let [a, b, output, extra, scratch, gradient, first, second] = split(self.arena, ranges);
+        let inputs = read(&step.inputs, self.samples, leaf, a, b);
+        let weights = weights(self.plan, self.weights, self.packs, node);
+        let mut kit = kit(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
+        let place = node - self.plan.graph.layers[self.layer].nodes.start;
+        let io = execute::Backward {
+            shape: &self.operators.shapes[node],
+            inputs,
+            weights,
+            output,
+            extra,
+            scratch,
+            gradient,
+            targets: [target_of(first, how_first), target_of(second, how_second)],
+            tensors: self.gradients.tensors(self.about, place),
+        };
+        self.operators.executors[node].backward(&mut kit, io);
+    }
+
+    /// `to` becomes something of `from` and itself.
+    fn join(
+        &mut self,
+        from: StorageId,
+        to: StorageId,
+        leaf: usize,
+        f: impl Fn(crate::kernels::Simd, &[f32], &mut [f32]) + Sync,
+    ) {
+        let ranges = [self.range(Some(from), leaf), self.range(Some(to), leaf)];
+        let [from, to] = split(self.arena, ranges);
+        let data = (rows(&*from, 1), rows_mut(to, 1));
+        self.cx.pool.for_each_rows(from.len(), GRAIN, data, |_, (from, to)| f(self.cx.simd, from.data, to.data));
+    }
+
+    /// Place of a node in its layer.
+    fn place(&self, node: NodeId) -> usize {
+        node - self.plan.graph.layers[self.layer].nodes.start
+    }
+
+    /// Where a piece of memory lies; nowhere for none.
+    fn range(&self, storage: Option<StorageId>, leaf: usize) -> Range<usize> {
+        storage.map_or(0..0, |storage| self.kind.extents()[storage].of_leaf(leaf))
+    }
+
+    /// Where the inputs lie; a repeated one only once.
+    fn inputs(&self, sources: &[Source], leaf: usize) -> [Range<usize>; MOST_INPUTS] {
+        std::array::from_fn(|at| match sources.get(at) {
+            Some(Source::Stored(storage)) if !sources[..at].contains(&sources[at]) => self.range(Some(*storage), leaf),
+            _ => 0..0,
+        })
+    }
+}
+
+/// Pieces of the arena, all to be written at once.
+fn split<const N: usize>(arena: &mut [f32], ranges: [Range<usize>; N]) -> [&mut [f32]; N] {
+    arena.get_disjoint_mut(ranges).expect("pieces of memory alive at one time do not overlap")
+}
+
+/// The inputs as the operator takes them; `a` and `b` are those that lie in the arena.
+fn read<'a>(
+    sources: &[Source],
+    samples: &'a Samples,
+    leaf: usize,
+    a: &'a [f32],
+    b: &'a [f32],
+) -> [Input<'a>; MOST_INPUTS] {
+    let repeated = sources.len() > 1 && sources[0] == sources[1];
+    let stored = [a, if repeated { a } else { b }];
+    std::array::from_fn(|at| match sources.get(at) {
+        None | Some(Source::Absent) => Input::Absent,
+        Some(Source::Tokens(value)) => Input::Tokens(samples.of(*value, leaf)),
+        Some(Source::Stored(_)) => Input::Values(stored[at]),
+        Some(Source::Overwritten) => Input::Overwritten,
+    })
+}
+
+fn target_of(memory: &mut [f32], how: Option<Accumulate>) -> TargetMut<'_> {
+    how.map_or(TargetMut::None, |how| TargetMut::Memory(memory, how))
+}
+
+fn weights<'a>(plan: &StreamPlan, weights: &'a Weights, packs: &'a Packs, node: NodeId) -> execute::Weights<'a> {
+    execute::Weights {
+        tensors: tensors(&plan.graph, weights, node),
+        forward: packs.of(node, Pass::Forward),
+        backward: packs.of(node, Pass::Backward),
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn kit<'a>(
+    cx: Context<'a>,
+    training: bool,
+    seed: u64,
+    samples: &Samples,
+    kind: &Kind,
+    scratch: &'a mut Scratch,
+    node: NodeId,
+    leaf: usize,
+) -> Kit<'a> {
+    let count = kind.leaves.samples;
+    scratch.keys.clear();
+    if training {
+        let first = samples.leaves[leaf].first_sample;
+        let key = |sample: u32| random::key(seed, first.wrapping_add(u64::from(sample)), node as u64);
+        scratch.keys.extend((0..count).map(key));
+    }
+    let Scratch { products, attention, keys, loss, sums } = scratch;
+    Kit { cx, training, samples: count as usize, keys, products, attention, loss, sums }
+}

@@ -1,0 +1,238 @@
+//! Partial sums of gradients, joined along the leaf tree as leaves come in, left to right.
+//!
+//! The gradient of a leaf that is the right half of its node is added to the left half's where it is made, if that has the
+//! bits of an addition afterwards; otherwise it is computed apart and added.
+
+use std::ops::Range;
+
+use super::weights::holds;
+use crate::graph::{LayerId, TensorId};
+use crate::kernels::pool::{rows, rows_mut};
+use crate::kernels::{Accumulate, Buffer, Context, elementwise};
+use crate::ops::execute::{Execute, MOST_PARAMS, TensorGradient};
+use crate::plan::{GroupId, StreamPlan};
+use crate::tree::{LeafTree, Node};
+
+/// Elements that one thread adds at a time.
+const GRAIN: usize = 1 << 14;
+
+/// How the operators of a layer make the gradients of its groups.
+#[derive(Debug)]
+pub(super) struct LayerGradients {
+    /// The layer's groups.
+    groups: Vec<GroupId>,
+    /// Whether a right half may be added where it is made, for each group.
+    direct: Vec<bool>,
+    /// For each node of the layer and each of its tensors.
+    tensors: Vec<[Option<TensorPlace>; MOST_PARAMS]>,
+}
+
+/// Where an operator's gradient of a tensor goes.
+#[derive(Clone, Debug)]
+struct TensorPlace {
+    /// Place of its group in the layer.
+    group: usize,
+    /// Range in the group.
+    range: Range<usize>,
+    /// Whether a later operator of the layer, and so an earlier step, has made a gradient of it already.
+    again: bool,
+}
+
+impl LayerGradients {
+    pub fn new(plan: &StreamPlan, layer: LayerId, executors: &[Box<dyn Execute>]) -> Self {
+        let groups = plan.layers[layer].groups.clone();
+        let nodes = plan.graph.layers[layer].nodes.clone();
+        let uses = |tensor: TensorId| {
+            let all =
+                nodes.clone().flat_map(|node| plan.graph.nodes[node].params.iter().map(move |&used| (node, used)));
+            all.filter(move |&(_, used)| used == tensor).map(|(node, _)| node)
+        };
+        let place = |node: usize, tensor: TensorId| {
+            groups.iter().enumerate().find_map(|(at, &group)| {
+                let (_, range) = plan.groups[group].tensors.iter().find(|(member, _)| *member == tensor)?;
+                Some(TensorPlace { group: at, range: range.clone(), again: uses(tensor).any(|other| other > node) })
+            })
+        };
+        let direct = |&group: &GroupId| {
+            plan.groups[group].tensors.iter().all(|&(tensor, _)| {
+                uses(tensor).count() == 1 && uses(tensor).all(|node| executors[node].adds_exactly())
+            })
+        };
+        let tensors = nodes.clone().map(|node| {
+            let params = &plan.graph.nodes[node].params;
+            std::array::from_fn(|at| params.get(at).and_then(|&tensor| place(node, tensor)))
+        });
+        Self { direct: groups.iter().map(direct).collect(), tensors: tensors.collect(), groups }
+    }
+}
+
+/// A partial sum: over which leaves, and in which of [`Gradients::memory`].
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    node: Node,
+    memory: usize,
+}
+
+/// The sums of one group.
+#[derive(Debug, Default)]
+struct Open {
+    sums: Vec<Sum>,
+    /// The leaf at work: where its gradient goes, and whether it is added there.
+    current: Option<(usize, Accumulate)>,
+}
+
+/// The sums of the layer whose backward pass was last.
+#[derive(Debug)]
+pub(super) struct Gradients {
+    tree: LeafTree,
+    layer: Option<LayerId>,
+    /// For each group of the layer.
+    open: Vec<Open>,
+    memory: Vec<Buffer>,
+    /// Which of them are in use.
+    used: Vec<bool>,
+}
+
+impl Gradients {
+    pub fn new(plan: &StreamPlan) -> Self {
+        let most = plan.layers.iter().map(|layer| layer.groups.len()).max().unwrap_or(0);
+        let mut open = Vec::with_capacity(most);
+        open.resize_with(most, Open::default);
+        Self { tree: plan.leaves.tree(), layer: None, open, memory: Vec::new(), used: Vec::new() }
+    }
+
+    /// Forgets all sums, keeping the memory.
+    pub fn clear(&mut self) {
+        self.layer = None;
+        self.used.fill(false);
+        for open in &mut self.open {
+            open.sums.clear();
+            open.current = None;
+        }
+    }
+
+    /// Begins the backward pass of `layer`.
+    pub fn begin_layer(&mut self, layer: LayerId) {
+        self.clear();
+        self.layer = Some(layer);
+    }
+
+    /// Finds memory for a leaf's gradients.
+    pub fn begin_leaf(&mut self, plan: &StreamPlan, about: &LayerGradients, leaf: u32) {
+        let node = Node::new(leaf, leaf + 1);
+        let left = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < leaf);
+        for (at, (&group, &direct)) in about.groups.iter().zip(&about.direct).enumerate() {
+            let left = left.filter(|_| direct).and_then(|left| self.find(at, left));
+            let current = match left {
+                Some(sum) => (self.open[at].sums[sum].memory, Accumulate::Add),
+                None => (self.take(plan.groups[group].elements), Accumulate::Store),
+            };
+            self.open[at].current = Some(current);
+        }
+    }
+
+    /// The memory for the gradients of one operator's tensors; `node` counts from the layer's first.
+    pub fn tensors(&mut self, about: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MOST_PARAMS] {
+        let place = |at: usize| {
+            let place = about.tensors[node][at].as_ref()?;
+            let (memory, accumulate) = self.open[place.group].current?;
+            let accumulate = if place.again { Accumulate::Add } else { accumulate };
+            Some((memory, place.range.clone(), accumulate))
+        };
+        match (place(0), place(1)) {
+            (None, _) => [None, None],
+            (Some((memory, range, accumulate)), None) => {
+                let data = &mut self.memory[memory].as_mut_slice()[range];
+                [Some(TensorGradient { data, accumulate }), None]
+            }
+            (Some((one, first, accumulate)), Some((other, second, also))) => {
+                let (a, b) = if one == other {
+                    let both = self.memory[one].as_mut_slice().get_disjoint_mut([first, second]);
+                    let [a, b] = both.expect("tensors of a group do not overlap");
+                    (a, b)
+                } else {
+                    let both = self.memory.get_disjoint_mut([one, other]);
+                    let [a, b] = both.expect("two groups have memory of their own");
+                    (&mut a.as_mut_slice()[first], &mut b.as_mut_slice()[second])
+                };
+                [Some(TensorGradient { data: a, accumulate }), Some(TensorGradient { data: b, accumulate: also })]
+            }
+        }
+    }
+
+    /// Zeroes the gradients of an operator that nothing depends on.
+    pub fn unreached(&mut self, about: &LayerGradients, node: usize) {
+        for gradient in self.tensors(about, node).into_iter().flatten() {
+            if gradient.accumulate == Accumulate::Store {
+                gradient.data.fill(0.0);
+            }
+        }
+    }
+
+    /// Joins a leaf's finished gradients with the sums before it.
+    pub fn end_leaf(&mut self, cx: Context<'_>, groups: usize, leaf: u32) {
+        for at in 0..groups {
+            let Some((memory, accumulate)) = self.open[at].current.take() else { continue };
+            let mut sum = Sum { node: Node::new(leaf, leaf + 1), memory };
+            if accumulate == Accumulate::Add {
+                let left = self.open[at].sums.iter().position(|sum| sum.memory == memory);
+                let join = self.tree.join_of(sum.node);
+                if let (Some(left), Some(join)) = (left, join) {
+                    self.open[at].sums.swap_remove(left);
+                    sum.node = join.parent;
+                }
+            }
+            while let Some(join) = self.tree.join_of(sum.node) {
+                let Some(left) = self.find(at, join.sibling) else { break };
+                let left = self.open[at].sums.swap_remove(left);
+                self.add(cx, left.memory, sum.memory);
+                self.used[sum.memory] = false;
+                sum = Sum { node: join.parent, memory: left.memory };
+            }
+            self.open[at].sums.push(sum);
+        }
+    }
+
+    /// The sum over `node` of `group` from its use in `layer`.
+    pub fn get(&self, plan: &StreamPlan, layer: LayerId, group: GroupId, node: Node) -> Option<&[f32]> {
+        if self.layer != Some(layer) {
+            return None;
+        }
+        let at = plan.layers[layer].groups.iter().position(|&used| used == group)?;
+        let sum = self.find(at, node)?;
+        Some(self.memory[self.open[at].sums[sum].memory].as_slice())
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.memory.iter().map(Buffer::bytes).sum()
+    }
+
+    fn find(&self, group: usize, node: Node) -> Option<usize> {
+        self.open[group].sums.iter().position(|sum| sum.node == node)
+    }
+
+    /// The smallest unused piece of memory that can hold `elements`, or a new one.
+    fn take(&mut self, elements: usize) -> usize {
+        let free = (0..self.memory.len()).filter(|&at| !self.used[at] && holds(&self.memory[at], elements));
+        let best = free.min_by_key(|&at| self.memory[at].bytes());
+        let at = best.unwrap_or_else(|| {
+            self.memory.push(Buffer::new());
+            self.used.push(false);
+            self.memory.len() - 1
+        });
+        self.used[at] = true;
+        self.memory[at].resize(elements);
+        at
+    }
+
+    /// left = left + right.
+    fn add(&mut self, cx: Context<'_>, left: usize, right: usize) {
+        let Ok([left, right]) = self.memory.get_disjoint_mut([left, right]) else { return };
+        let (left, right) = (left.as_mut_slice(), right.as_slice());
+        let data = (rows_mut(left, 1), rows(right, 1));
+        cx.pool.for_each_rows(right.len(), GRAIN, data, |_, (left, right)| {
+            elementwise::add_assign(cx.simd, left.data, right.data);
+        });
+    }
+}

@@ -1,0 +1,94 @@
+//! Weights in the order in which products read them, packed once for all leaves of a pass.
+//!
+//! Layers share the memory: the slots of each begin at the first one, those of the forward pass before those of the
+//! backward pass. A slot that still holds what is wanted is not packed again.
+
+use std::ops::Range;
+
+use super::weights::Weights;
+use crate::graph::{Graph, NodeId};
+use crate::kernels::{Context, PackedB};
+use crate::ops::execute::{Execute, MOST_PARAMS, NodeShape};
+use crate::plan::Pass;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tag {
+    node: NodeId,
+    pass: Pass,
+    version: u64,
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub(super) struct Packs {
+    slots: Vec<PackedB>,
+    tags: Vec<Option<Tag>>,
+    /// Slots of each node, for the forward and the backward pass.
+    places: Vec<[Range<usize>; 2]>,
+}
+
+impl Packs {
+    pub fn new(graph: &Graph, executors: &[Box<dyn Execute>], shapes: &[NodeShape]) -> Self {
+        let (mut places, mut most) = (vec![[0..0, 0..0]; graph.nodes.len()], 0);
+        for layer in &graph.layers {
+            let mut end = 0;
+            for pass in [Pass::Forward, Pass::Backward] {
+                for node in layer.nodes.clone() {
+                    let (executor, shape) = (&executors[node], &shapes[node]);
+                    let count = match pass {
+                        Pass::Forward => executor.forward_packs(shape),
+                        Pass::Backward => executor.backward_packs(shape),
+                    };
+                    places[node][pass as usize] = end..end + count;
+                    end += count;
+                }
+            }
+            most = most.max(end);
+        }
+        let mut slots = Vec::new();
+        slots.resize_with(most, PackedB::new);
+        Self { slots, tags: vec![None; most], places }
+    }
+
+    /// Packs what `node` needs in `pass`, unless it is there.
+    pub fn prepare(
+        &mut self,
+        cx: Context<'_>,
+        graph: &Graph,
+        weights: &Weights,
+        (node, executor, shape): (NodeId, &dyn Execute, &NodeShape),
+        pass: Pass,
+    ) {
+        let place = self.places[node][pass as usize].clone();
+        let params = &graph.nodes[node].params;
+        let (Some(&first), false) = (params.first(), place.is_empty()) else { return };
+        let tag = Some(Tag { node, pass, version: weights.version(first) });
+        if self.tags[place.clone()].iter().all(|&there| there == tag) {
+            return;
+        }
+        let tensors = tensors(graph, weights, node);
+        let slots = &mut self.slots[place.clone()];
+        match pass {
+            Pass::Forward => executor.pack_forward(cx, shape, tensors, slots),
+            Pass::Backward => executor.pack_backward(cx, shape, tensors, slots),
+        }
+        self.tags[place].fill(tag);
+    }
+
+    /// The slots of `node` for `pass`.
+    pub fn of(&self, node: NodeId, pass: Pass) -> &[PackedB] {
+        &self.slots[self.places[node][pass as usize].clone()]
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.slots.iter().map(PackedB::bytes).sum()
+    }
+}
+
+/// The tensors of a node; empty where there is none, or it is not there.
+pub(super) fn tensors<'a>(graph: &Graph, weights: &'a Weights, node: NodeId) -> [&'a [f32]; MOST_PARAMS] {
+    let params = &graph.nodes[node].params;
+    std::array::from_fn(|at| params.get(at).map_or(&[][..], |&tensor| weights.tensor(tensor)))
+}

@@ -1,0 +1,132 @@
+//! The weights on the wafer: groups filled chunk by chunk.
+
+use super::DeviceError;
+use crate::graph::{LayerId, TensorId};
+use crate::kernels::{Buffer, Simd, convert};
+use crate::plan::{ChunkId, Encoding, GroupId, StreamPlan};
+
+/// The groups at hand.
+///
+/// A chunk may come again before its group was used and left (the stream of the next pass is ahead): each use takes one
+/// load of every chunk.
+#[derive(Debug)]
+pub(super) struct Weights {
+    groups: Vec<Loaded>,
+    /// Loads of each chunk not used up yet.
+    loads: Vec<u32>,
+    /// Memory of groups that have left.
+    free: Vec<Buffer>,
+    /// Where each tensor lies: its group and range.
+    places: Vec<(GroupId, std::ops::Range<usize>)>,
+}
+
+#[derive(Debug, Default)]
+struct Loaded {
+    memory: Option<Buffer>,
+    /// Changes whenever the content may have: tells whether packed copies are still right.
+    version: u64,
+}
+
+impl Weights {
+    pub fn new(plan: &StreamPlan) -> Self {
+        let mut places = vec![(0, 0..0); plan.graph.tensors.len()];
+        for (id, group) in plan.groups.iter().enumerate() {
+            for (tensor, range) in &group.tensors {
+                places[*tensor] = (id, range.clone());
+            }
+        }
+        Self {
+            groups: plan.groups.iter().map(|_| Loaded::default()).collect(),
+            loads: vec![0; plan.chunks.len()],
+            free: Vec::with_capacity(plan.groups.len()),
+            places,
+        }
+    }
+
+    /// Forgets everything, keeping the memory.
+    pub fn clear(&mut self) {
+        self.loads.fill(0);
+        for group in &mut self.groups {
+            self.free.extend(group.memory.take());
+        }
+    }
+
+    pub fn load(
+        &mut self,
+        plan: &StreamPlan,
+        simd: Simd,
+        chunk: ChunkId,
+        encoding: Encoding,
+        payload: &[u8],
+    ) -> Result<(), DeviceError> {
+        let chunks = plan.chunks.len();
+        let about = plan.chunks.get(chunk).ok_or(DeviceError::NoSuchChunk { chunk, chunks })?;
+        let expected = about.elements * encoding.bytes();
+        if payload.len() != expected {
+            return Err(DeviceError::Payload { chunk, expected, found: payload.len() });
+        }
+        let group = &mut self.groups[about.group];
+        let elements = plan.groups[about.group].elements;
+        let memory = group.memory.get_or_insert_with(|| take_best(&mut self.free, elements));
+        group.version += 1;
+        let out = &mut memory.as_mut_slice()[plan.chunk_range(chunk)];
+        match encoding {
+            Encoding::F32 => convert::read_f32(simd, payload, out),
+            Encoding::Bf16 => convert::read_bf16(simd, payload, out),
+        }
+        self.loads[chunk] += 1;
+        Ok(())
+    }
+
+    /// Checks that all chunks of `groups` are there.
+    pub fn require(&self, plan: &StreamPlan, layer: LayerId, groups: &[GroupId]) -> Result<(), DeviceError> {
+        let mut chunks = groups.iter().flat_map(|&group| plan.groups[group].chunks.clone());
+        match chunks.find(|&chunk| self.loads[chunk] == 0) {
+            Some(chunk) => Err(DeviceError::MissingWeights { layer: plan.graph.layers[layer].name.clone(), chunk }),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends one use of those of `groups` that do not stay on the wafer.
+    pub fn release(&mut self, plan: &StreamPlan, groups: &[GroupId]) {
+        for &group in groups.iter().filter(|&&group| !plan.is_resident(group)) {
+            let loads = &mut self.loads[plan.groups[group].chunks.clone()];
+            loads.iter_mut().for_each(|loads| *loads = loads.saturating_sub(1));
+            if loads.iter().all(|&loads| loads == 0) {
+                self.free.extend(self.groups[group].memory.take());
+            }
+        }
+    }
+
+    /// A tensor; empty if its group is not there.
+    pub fn tensor(&self, tensor: TensorId) -> &[f32] {
+        let (group, range) = &self.places[tensor];
+        self.groups[*group].memory.as_ref().map_or(&[], |memory| &memory.as_slice()[range.clone()])
+    }
+
+    /// Which loading of its group a tensor comes from.
+    pub fn version(&self, tensor: TensorId) -> u64 {
+        self.groups[self.places[tensor].0].version
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let groups = self.groups.iter().filter_map(|group| group.memory.as_ref());
+        groups.chain(&self.free).map(Buffer::bytes).sum()
+    }
+}
+
+/// The smallest of `free` that can hold `elements`, or a new one; made that long.
+fn take_best(free: &mut Vec<Buffer>, elements: usize) -> Buffer {
+    let best = (0..free.len()).filter(|&at| holds(&free[at], elements)).min_by_key(|&at| free[at].bytes());
+    let mut buffer = best.map_or_else(Buffer::new, |at| free.swap_remove(at));
+    buffer.resize(elements);
+    buffer
+}
+
+/// Whether `buffer` can be made `elements` long without an allocation.
+pub(super) fn holds(buffer: &Buffer, elements: usize) -> bool {
+    /// What alignment may cost.
+    const PADDING: usize = 15;
+    buffer.bytes() >= (elements + PADDING) * size_of::<f32>()
+}

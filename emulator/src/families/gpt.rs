@@ -1,0 +1,252 @@
+//! GPT-2 and GPT-3: decoder blocks that normalise their input, learned positions, tied or untied embeddings.
+//!
+//! Layers are `embed`, `h.0` to `h.N-1` and `head`. Tensor names are those of the Hugging Face GPT-2 without its
+//! `transformer.` prefix, except that the projections are named for what they do and are `[out, in]`:
+//! `h.3.attn.qkv` (`attn.c_attn` there), `h.3.attn.proj` (`attn.c_proj`), `h.3.mlp.fc` (`mlp.c_fc`) and `h.3.mlp.proj`
+//! (`mlp.c_proj`). A dropout of rate 0 is no operator.
+
+use millrace_params::{Initializer, ModelSpec, Nonlinearity};
+
+use crate::graph::{ActivationKind, Graph, GraphBuilder, GraphError, Init, Op, TensorId, TensorRole, ValueId};
+
+/// The graph of a GPT that reads samples of `sequence` tokens.
+///
+/// # Errors
+/// When the sequence is longer than the position table, or the specification breaks one of its own rules.
+pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
+    if spec.num_hidden_layers > MOST_BLOCKS {
+        return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MOST_BLOCKS });
+    }
+    let mut gpt = Gpt { spec, builder: GraphBuilder::new(sequence) };
+    let (table, mut stream) = gpt.embed()?;
+    for block in 0..spec.num_hidden_layers {
+        stream = gpt.block(block, stream)?;
+    }
+    gpt.head(table, stream)?;
+    gpt.builder.finish()
+}
+
+/// More blocks than any model has: a mistyped number must not exhaust memory.
+const MOST_BLOCKS: usize = 10_000;
+
+const ZERO: Init = Init::Constant { value: 0.0 };
+const ONE: Init = Init::Constant { value: 1.0 };
+
+struct Gpt<'a> {
+    spec: &'a ModelSpec,
+    builder: GraphBuilder,
+}
+
+impl Gpt<'_> {
+    /// The layer `embed`: its token table and the beginning of the residual stream.
+    fn embed(&mut self) -> Result<(TensorId, ValueId), GraphError> {
+        let (width, init) = (self.spec.hidden_size, init(self.spec.initializers.embedding));
+        let vocabulary = [self.spec.vocab_size, width];
+        let table = self.builder.tensor("wte.weight", &vocabulary, init, TensorRole::Embedding);
+        let tokens = self.builder.tokens();
+        let mut stream = self.builder.node(Op::Embedding, "embed.tokens", &[tokens], &[table])?;
+        if self.spec.use_position_embedding {
+            let positions = [self.spec.max_position_embeddings, width];
+            let table = self.builder.tensor("wpe.weight", &positions, init, TensorRole::Embedding);
+            stream = self.builder.node(Op::AddPosition, "embed.sum", &[stream], &[table])?;
+        }
+        stream = self.dropout(self.spec.embedding_dropout_rate, "embed.drop", stream)?;
+        self.builder.end_layer("embed");
+        Ok((table, stream))
+    }
+
+    /// The layer `h.<block>`: attention and feed-forward network, each added to the stream.
+    fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
+        let name = format!("h.{block}");
+        let at = |part: &str| format!("{name}.{part}");
+        let spec = self.spec;
+        let (width, inner) = (spec.hidden_size, spec.filter_size);
+        let (hidden, output) = (spec.initializers.hidden, spec.initializers.residual_output);
+
+        let normal = self.layer_norm(&at("ln_1"), stream)?;
+        let biased = spec.use_projection_bias_in_attention;
+        let qkv = self.linear(&at("attn.qkv"), normal, [width.saturating_mul(3), width], hidden, biased)?;
+        let attention = Op::CausalAttention {
+            heads: spec.num_heads,
+            scale: spec.attention_scale as f32,
+            dropout: spec.attention_dropout_rate as f32,
+        };
+        let mixed = self.builder.node(attention, at("attn"), &[qkv], &[])?;
+        let biased = spec.use_ffn_bias_in_attention;
+        let branch = self.linear(&at("attn.proj"), mixed, [width, width], output, biased)?;
+        let branch = self.dropout(spec.dropout_rate, &at("attn.drop"), branch)?;
+        let stream = self.builder.node(Op::Add, at("attn.sum"), &[stream, branch], &[])?;
+
+        let normal = self.layer_norm(&at("ln_2"), stream)?;
+        let fc = self.linear(&at("mlp.fc"), normal, [inner, width], hidden, spec.use_ffn_bias)?;
+        let kind = match spec.nonlinearity {
+            Nonlinearity::Gelu => ActivationKind::Gelu,
+            Nonlinearity::GeluTanh => ActivationKind::GeluTanh,
+        };
+        let active = self.builder.node(Op::Activation { kind }, at("mlp.act"), &[fc], &[])?;
+        let branch = self.linear(&at("mlp.proj"), active, [width, inner], output, spec.use_ffn_bias)?;
+        let branch = self.dropout(spec.dropout_rate, &at("mlp.drop"), branch)?;
+        let stream = self.builder.node(Op::Add, at("mlp.sum"), &[stream, branch], &[])?;
+        self.builder.end_layer(name);
+        Ok(stream)
+    }
+
+    /// The layer `head`: final normalisation and the loss over the vocabulary.
+    fn head(&mut self, table: TensorId, stream: ValueId) -> Result<(), GraphError> {
+        let normal = self.layer_norm("ln_f", stream)?;
+        let (entries, width) = (self.spec.vocab_size, self.spec.hidden_size);
+        let weight = if self.spec.share_embedding_weights {
+            table
+        } else {
+            let init = init(self.spec.initializers.lm_head);
+            self.builder.tensor("lm_head.weight", &[entries, width], init, TensorRole::Weight)
+        };
+        let mut params = vec![weight];
+        if self.spec.use_bias_in_output {
+            params.push(self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias));
+        }
+        let labels = self.builder.labels();
+        self.builder.loss(Op::CrossEntropy, &[normal, labels], &params)?;
+        self.builder.end_layer("head");
+        Ok(())
+    }
+
+    fn layer_norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let shape = [self.spec.hidden_size];
+        let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
+        let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
+        let epsilon = self.spec.layer_norm_epsilon as f32;
+        self.builder.node(Op::LayerNorm { epsilon }, name, &[x], &[gain, offset])
+    }
+
+    fn linear(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        shape: [usize; 2],
+        weights: Initializer,
+        biased: bool,
+    ) -> Result<ValueId, GraphError> {
+        let mut params = vec![self.builder.tensor(format!("{name}.weight"), &shape, init(weights), TensorRole::Weight)];
+        if biased {
+            params.push(self.builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
+        }
+        self.builder.node(Op::Linear, name, &[x], &params)
+    }
+
+    fn dropout(&mut self, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        if rate == 0.0 {
+            return Ok(x);
+        }
+        self.builder.node(Op::Dropout { rate: rate as f32 }, name, &[x], &[])
+    }
+}
+
+const fn init(initializer: Initializer) -> Init {
+    match initializer {
+        Initializer::Normal { mean, std } => Init::Normal { mean, std },
+        Initializer::TruncatedNormal { mean, std, a, b } => Init::TruncatedNormal { mean, std, low: a, high: b },
+        Initializer::Uniform { a, b } => Init::Uniform { low: a, high: b },
+        Initializer::Constant { val } => Init::Constant { value: val },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Size, TINY};
+
+    fn names(graph: &Graph) -> Vec<&str> {
+        graph.tensors.iter().map(|tensor| tensor.name.as_str()).collect()
+    }
+
+    #[test]
+    fn every_choice_of_the_params_shows_in_the_graph() {
+        let size = Size { layers: 1, ..TINY };
+        let full = ModelSpec {
+            share_embedding_weights: false,
+            use_bias_in_output: true,
+            dropout_rate: 0.1,
+            embedding_dropout_rate: 0.2,
+            attention_dropout_rate: 0.3,
+            nonlinearity: Nonlinearity::GeluTanh,
+            ..size.spec()
+        };
+        let graph = gpt(&full, size.sequence).unwrap();
+        let block = ["ln_1", "attn.qkv", "attn.proj", "ln_2", "mlp.fc", "mlp.proj"];
+        let mut expected = vec!["wte.weight".to_owned(), "wpe.weight".to_owned()];
+        expected.extend(block.iter().flat_map(|part| ["weight", "bias"].map(|kind| format!("h.0.{part}.{kind}"))));
+        expected.extend(["ln_f.weight", "ln_f.bias", "lm_head.weight", "lm_head.bias"].map(str::to_owned));
+        assert_eq!(names(&graph), expected);
+        let rates = |graph: &Graph| -> Vec<f32> {
+            let rate = |node: &crate::graph::OpNode| match node.op {
+                Op::Dropout { rate } | Op::CausalAttention { dropout: rate, .. } => Some(rate),
+                _ => None,
+            };
+            graph.nodes.iter().filter_map(rate).collect()
+        };
+        assert_eq!(rates(&graph), [0.2, 0.3, 0.1, 0.1]);
+        assert!(graph.nodes.iter().any(|node| node.op == Op::Activation { kind: ActivationKind::GeluTanh }));
+
+        let bare = ModelSpec {
+            use_position_embedding: false,
+            use_projection_bias_in_attention: false,
+            use_ffn_bias_in_attention: false,
+            use_ffn_bias: false,
+            ..size.spec()
+        };
+        let graph = gpt(&bare, size.sequence).unwrap();
+        let kept = expected.iter().filter(|name| {
+            let bias = name.ends_with("bias") && !name.contains("ln_");
+            !(bias || name.starts_with("wpe") || name.starts_with("lm_head"))
+        });
+        assert_eq!(names(&graph), kept.collect::<Vec<_>>());
+        // No attention dropout but the one in the attention operator, of rate 0.
+        assert_eq!(rates(&graph), [0.0]);
+        let loss = graph.nodes.last().unwrap();
+        assert_eq!(loss.params, [0], "the tied head uses the token table");
+    }
+
+    #[test]
+    fn initial_values_follow_what_a_weight_is_for() {
+        let normal = |std| Initializer::Normal { mean: 0.0, std };
+        let initializers = millrace_params::Initializers {
+            embedding: normal(1.0),
+            hidden: normal(2.0),
+            residual_output: Initializer::TruncatedNormal { mean: 0.0, std: 3.0, a: -6.0, b: 5.0 },
+            lm_head: normal(4.0),
+        };
+        let spec = ModelSpec { initializers, share_embedding_weights: false, ..TINY.spec() };
+        for tensor in gpt(&spec, TINY.sequence).unwrap().tensors {
+            let expected = match tensor.name.as_str() {
+                "wte.weight" | "wpe.weight" => Init::Normal { mean: 0.0, std: 1.0 },
+                "lm_head.weight" => Init::Normal { mean: 0.0, std: 4.0 },
+                name if name.ends_with("proj.weight") => {
+                    Init::TruncatedNormal { mean: 0.0, std: 3.0, low: -6.0, high: 5.0 }
+                }
+                name if name.ends_with("qkv.weight") || name.ends_with("fc.weight") => {
+                    Init::Normal { mean: 0.0, std: 2.0 }
+                }
+                name if name.contains("ln_") && name.ends_with("weight") => ONE,
+                _ => ZERO,
+            };
+            assert_eq!(tensor.init, expected, "{}", tensor.name);
+            assert_eq!(tensor.role.decays(), !name_is_exempt(&tensor.name), "{}", tensor.name);
+        }
+    }
+
+    fn name_is_exempt(name: &str) -> bool {
+        name.ends_with("bias") || name.contains("ln_")
+    }
+
+    #[test]
+    fn absurd_numbers_are_refused_not_tried() {
+        let refuse = |spec: ModelSpec| gpt(&spec, TINY.sequence).unwrap_err();
+        let error = refuse(ModelSpec { num_hidden_layers: usize::MAX, ..TINY.spec() });
+        assert!(matches!(error, GraphError::TooManyLayers { .. }), "{error}");
+        for hidden_size in [0, usize::MAX / 2] {
+            refuse(ModelSpec { hidden_size, ..TINY.spec() });
+        }
+        refuse(ModelSpec { num_heads: 3, ..TINY.spec() });
+    }
+}

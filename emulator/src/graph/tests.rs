@@ -1,0 +1,58 @@
+use super::*;
+use crate::testing::TINY;
+
+/// Every way to break a graph, and what is said about it.
+#[test]
+fn what_breaks_a_graph_is_named() {
+    type Break = fn(&mut Graph);
+    let cases: &[(Break, &str)] = &[
+        (|g| g.nodes.clear(), "no operator uses"),
+        (|g| g.layers.clear(), "no layers"),
+        (|g| g.tensors[1].name = g.tensors[0].name.clone(), "two tensors are called \"wte.weight\""),
+        (|g| g.tensors[0].shape = vec![0, 64], "\"wte.weight\" has dimensions"),
+        (|g| g.tensors[0].shape = vec![1 << 40, 2], "at most 2^40"),
+        (|g| g.values[3].rows = 0, "has dimensions [0, 64]"),
+        (|g| g.tokens = 99, "the graph's tokens refers to value 99"),
+        (|g| g.labels = 2, "labels must be"),
+        (|g| g.nodes[0].inputs = vec![77], "value 77"),
+        (|g| g.nodes[0].params = vec![99, 0], "tensor 99"),
+        (|g| g.nodes[3].inputs = vec![12], "no earlier operator makes"),
+        (|g| g.nodes[3].output = Some(2), "exists already"),
+        (|g| g.nodes[3].output = Some(99), "value 99"),
+        (|g| g.values[5].columns = 7, "but the graph declares"),
+        (|g| g.nodes[2].output = None, "makes 128 x 64 floats, but the graph declares a loss"),
+        (|g| drop(g.nodes.pop()), "an end at operator"),
+        (|g| g.layers[1].nodes.start += 1, "begins at operator 3"),
+        (|g| g.layers[3].nodes.end += 1, "an end at operator"),
+        (|g| g.layers.insert(1, Layer { name: "void".into(), nodes: 2..2 }), "\"void\" has no operators"),
+        (
+            |g| g.tensors.push(Tensor { name: "spare".into(), ..g.tensors[0].clone() }),
+            "no operator uses tensor \"spare\"",
+        ),
+    ];
+    for (at, (damage, part)) in cases.iter().enumerate() {
+        let mut graph = TINY.graph();
+        assert_eq!(graph.validate(), Ok(()));
+        damage(&mut graph);
+        match graph.validate() {
+            Ok(()) => panic!("case {at} ({part}) was accepted"),
+            Err(error) => assert!(error.to_string().contains(part), "case {at}: {error} does not say {part:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_graph_ends_with_its_only_loss() {
+    let mut builder = GraphBuilder::new(4);
+    let init = Init::Constant { value: 0.0 };
+    let table = builder.tensor("table", &[9, 2], init, TensorRole::Embedding);
+    let (tokens, labels) = (builder.tokens(), builder.labels());
+    let x = builder.node(Op::Embedding, "x", &[tokens], &[table]).unwrap();
+    assert!(builder.node(Op::CrossEntropy, "loss", &[x, labels], &[table]).is_err());
+    assert!(builder.node(Op::Add, "sum", &[x, 99], &[]).is_err());
+    builder.loss(Op::CrossEntropy, &[x, labels], &[table]).unwrap();
+    builder.loss(Op::CrossEntropy, &[x, labels], &[table]).unwrap();
+    builder.end_layer("all");
+    let error = builder.finish().unwrap_err();
+    assert!(matches!(error, GraphError::Loss(_)), "{error}");
+}

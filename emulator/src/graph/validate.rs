@@ -1,0 +1,238 @@
+//! The one check every graph passes before it is compiled, whoever made it.
+
+use std::collections::HashSet;
+
+use super::{Graph, Layer, NodeId, OpNode, TensorId, Value, ValueId, ValueType};
+use crate::ops::{OpError, Shape, Signature, operator};
+
+/// Most elements of a tensor, or of a value per sample: keeps every product of sizes far inside 64 bits.
+const MOST_ELEMENTS: u64 = 1 << 40;
+
+/// Why a graph is no model.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GraphError {
+    /// No operators, or no layers.
+    #[error("the model has no {0}")]
+    Empty(&'static str),
+    /// Two tensors of one name.
+    #[error("two tensors are called {0:?}; every tensor needs a name of its own")]
+    RepeatedName(String),
+    /// A dimension of zero, or far too many elements.
+    #[error("{what} has dimensions {dimensions:?}; each must be at least 1 and their product at most 2^40")]
+    Dimensions {
+        /// The tensor or value.
+        what: String,
+        /// Its dimensions.
+        dimensions: Vec<usize>,
+    },
+    /// Tokens or labels that aren't one token a row.
+    #[error("the {0} must be a value of tokens with one column")]
+    NotTokens(&'static str),
+    /// An index that points nowhere.
+    #[error("{at} refers to {what} {index}, but there are only {count}")]
+    Index {
+        /// Where the index stands.
+        at: String,
+        /// What it points to.
+        what: &'static str,
+        /// The index.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A value read before it is made, or never made.
+    #[error("{at} reads {value:?}, which no earlier operator makes")]
+    ReadBeforeMade {
+        /// The operator.
+        at: String,
+        /// The value.
+        value: String,
+    },
+    /// A value made twice, or a token input made by an operator.
+    #[error("{at} makes {value:?}, which exists already")]
+    MadeTwice {
+        /// The operator.
+        at: String,
+        /// The value.
+        value: String,
+    },
+    /// The operator refuses its inputs, tensors or attributes.
+    #[error("{at} does not fit: {source}")]
+    Op {
+        /// The operator.
+        at: String,
+        /// What does not fit.
+        source: OpError,
+    },
+    /// The declared output is not what the operator makes.
+    #[error("{at} makes {made}, but the graph declares {declared}")]
+    Output {
+        /// The operator.
+        at: String,
+        /// What it makes.
+        made: String,
+        /// What the graph says.
+        declared: String,
+    },
+    /// Not exactly one loss, at the end.
+    #[error("a model has one loss, made by its last operator; {0}")]
+    Loss(String),
+    /// Layers that don't cover the operators in order.
+    #[error("layer {layer:?} begins at operator {start}, but the one before ends at {expected}")]
+    Cover {
+        /// The layer.
+        layer: String,
+        /// Its first operator.
+        start: NodeId,
+        /// Where it must begin.
+        expected: NodeId,
+    },
+    /// More layers than any model has.
+    #[error("the model has {layers} layers; at most {most} are taken")]
+    TooManyLayers {
+        /// Layers asked for.
+        layers: usize,
+        /// Most there may be.
+        most: usize,
+    },
+    /// A layer without operators.
+    #[error("layer {0:?} has no operators")]
+    EmptyLayer(String),
+    /// A tensor no operator uses.
+    #[error("no operator uses tensor {0:?}")]
+    UnusedTensor(String),
+}
+
+impl Graph {
+    /// Checks that the graph is a model: indices point somewhere, every value is made once and before it is read,
+    /// shapes agree, layers cover the operators in order, and the last operator makes the only loss.
+    ///
+    /// A graph that passes can be compiled without any further check on its structure.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn validate(&self) -> Result<(), GraphError> {
+        self.check_tensors()?;
+        self.check_values()?;
+        self.check_layers()?;
+        self.check_nodes()
+    }
+
+    /// How messages name an operator: its kind, place and layer.
+    fn node_name(&self, node: NodeId) -> String {
+        let layer = self.layers.iter().find(|layer| layer.nodes.contains(&node)).map_or("?", |layer| &layer.name);
+        let kind = self.nodes.get(node).map_or("operator", |node| operator(&node.op).name());
+        format!("{kind} (operator {node}, layer {layer:?})")
+    }
+
+    fn check_tensors(&self) -> Result<(), GraphError> {
+        let mut names = HashSet::new();
+        for tensor in &self.tensors {
+            if !names.insert(&tensor.name) {
+                return Err(GraphError::RepeatedName(tensor.name.clone()));
+            }
+            check_dimensions(|| format!("tensor {:?}", tensor.name), &tensor.shape)?;
+        }
+        let used: HashSet<TensorId> = self.nodes.iter().flat_map(|node| node.params.iter().copied()).collect();
+        match (0..self.tensors.len()).find(|tensor| !used.contains(tensor)) {
+            Some(unused) => Err(GraphError::UnusedTensor(self.tensors[unused].name.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn check_values(&self) -> Result<(), GraphError> {
+        for value in &self.values {
+            check_dimensions(|| format!("value {:?}", value.name), &[value.rows, value.columns])?;
+        }
+        for (name, id) in [("tokens", self.tokens), ("labels", self.labels)] {
+            let value = self.value(id, || format!("the graph's {name}"))?;
+            if value.kind != ValueType::Token || value.columns != 1 {
+                return Err(GraphError::NotTokens(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_layers(&self) -> Result<(), GraphError> {
+        if self.nodes.is_empty() {
+            return Err(GraphError::Empty("operators"));
+        }
+        let mut expected = 0;
+        for Layer { name, nodes } in &self.layers {
+            if nodes.start != expected {
+                return Err(GraphError::Cover { layer: name.clone(), start: nodes.start, expected });
+            }
+            if nodes.is_empty() {
+                return Err(GraphError::EmptyLayer(name.clone()));
+            }
+            expected = nodes.end;
+        }
+        match self.layers.last() {
+            None => Err(GraphError::Empty("layers")),
+            Some(_) if expected == self.nodes.len() => Ok(()),
+            Some(last) => {
+                let (at, index, count) = (format!("layer {:?}", last.name), expected, self.nodes.len());
+                Err(GraphError::Index { at, what: "an end at operator", index, count })
+            }
+        }
+    }
+
+    fn check_nodes(&self) -> Result<(), GraphError> {
+        let mut made = vec![false; self.values.len()];
+        made[self.tokens] = true;
+        made[self.labels] = true;
+        let last = self.nodes.len() - 1;
+        for (id, node) in self.nodes.iter().enumerate() {
+            self.check_node(id, node, &mut made)?;
+            if node.output.is_none() != (id == last) {
+                let what = if id == last { "the last one makes a value" } else { "an earlier one makes a loss, too" };
+                return Err(GraphError::Loss(format!("here, {what}: {}", self.node_name(id))));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_node(&self, id: NodeId, node: &OpNode, made: &mut [bool]) -> Result<(), GraphError> {
+        let at = || self.node_name(id);
+        for &input in &node.inputs {
+            let value = self.value(input, at)?;
+            if !made[input] {
+                return Err(GraphError::ReadBeforeMade { at: at(), value: value.name.clone() });
+            }
+        }
+        if let Some(&index) = node.params.iter().find(|&&tensor| tensor >= self.tensors.len()) {
+            return Err(GraphError::Index { at: at(), what: "tensor", index, count: self.tensors.len() });
+        }
+        let output = operator(&node.op)
+            .output(&Signature::of(self, node))
+            .map_err(|source| GraphError::Op { at: at(), source })?;
+        let declared = match node.output {
+            None => None,
+            Some(id) => {
+                let value = self.value(id, at)?;
+                if std::mem::replace(&mut made[id], true) {
+                    return Err(GraphError::MadeTwice { at: at(), value: value.name.clone() });
+                }
+                Some(Shape { rows: value.rows, columns: value.columns, kind: value.kind })
+            }
+        };
+        if output != declared {
+            let told = |shape: Option<Shape>| shape.map_or("a loss".to_owned(), |shape| shape.to_string());
+            return Err(GraphError::Output { at: at(), made: told(output), declared: told(declared) });
+        }
+        Ok(())
+    }
+
+    fn value(&self, index: ValueId, at: impl Fn() -> String) -> Result<&Value, GraphError> {
+        let count = self.values.len();
+        self.values.get(index).ok_or_else(|| GraphError::Index { at: at(), what: "value", index, count })
+    }
+}
+
+fn check_dimensions(what: impl Fn() -> String, dimensions: &[usize]) -> Result<(), GraphError> {
+    let product = dimensions.iter().try_fold(1u64, |product, &d| product.checked_mul(d as u64));
+    match product {
+        Some(1..=MOST_ELEMENTS) => Ok(()),
+        _ => Err(GraphError::Dimensions { what: what(), dimensions: dimensions.to_vec() }),
+    }
+}

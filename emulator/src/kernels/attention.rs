@@ -1,0 +1,164 @@
+//! Causal multi-head attention that never holds the T x T matrix.
+//!
+//! Scores are computed by blocks of [`QUERY_BLOCK`] queries and [`KEY_BLOCK`] keys with a running maximum and sum
+//! (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials; backward
+//! recomputes the probabilities from those. Blocks and kernel tiles above the diagonal are skipped.
+//!
+//! Pairs of (sample, head) are shared out between threads; inside a pair the order is fixed: key blocks in rising
+//! order, in each the query blocks in rising order (forward: the other way round).
+//!
+//! Dropout on probabilities is keyed by (sample key, head, query, key), see [`Attention::sample_keys`].
+
+mod backward;
+mod block;
+mod forward;
+
+pub use backward::backward;
+pub use forward::forward;
+
+use super::buffer::Buffer;
+use super::matrix::{MatMut, MatRef, Target};
+use crate::numerics::GEMM_KC;
+use crate::numerics::random::{Dropout, subkey};
+
+/// Queries of a block: a multiple of every kernel's rows.
+const QUERY_BLOCK: usize = 96;
+/// Keys of a block: a multiple of every kernel's columns, and of [`QUERY_BLOCK`]. Part of the numerics: the running
+/// sum is rescaled once a block.
+const KEY_BLOCK: usize = 384;
+
+/// What attention to compute.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Number of samples.
+    pub samples: usize,
+    /// Tokens of a sample, T.
+    pub tokens: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Factor of the scores, usually 1/√head_dim.
+    pub scale: f32,
+    /// Dropout on the probabilities.
+    pub dropout: Option<Dropout>,
+    /// With dropout: one key for each sample, from (seed, sample number, layer).
+    pub sample_keys: &'a [u64],
+}
+
+/// Where queries, keys and values lie: row t of the tokens begins at `t * row_stride`, and in it queries at `q`, keys
+/// at `k`, values at `v`, each `heads * head_dim` long. Three separate matrices in one slice are described as well:
+/// `row_stride` is then their width and the offsets their beginnings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QkvLayout {
+    /// Distance of rows.
+    pub row_stride: usize,
+    /// Offset of the queries.
+    pub q: usize,
+    /// Offset of the keys.
+    pub k: usize,
+    /// Offset of the values.
+    pub v: usize,
+}
+
+impl QkvLayout {
+    /// Rows of 3·`hidden`: queries, keys, values.
+    pub const fn packed(hidden: usize) -> Self {
+        QkvLayout { row_stride: 3 * hidden, q: 0, k: hidden, v: 2 * hidden }
+    }
+}
+
+impl Attention<'_> {
+    /// Elements of a row of the output, heads x head_dim.
+    pub fn hidden(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Rows of the output, samples x tokens.
+    pub fn rows(&self) -> usize {
+        self.samples * self.tokens
+    }
+
+    /// Values saved from forward to backward, besides the output: samples x heads x tokens, in this order.
+    pub fn saved_len(&self) -> usize {
+        self.samples * self.heads * self.tokens
+    }
+
+    fn check(&self) {
+        assert!(self.head_dim <= GEMM_KC, "a head of {} elements", self.head_dim);
+        assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
+    }
+
+    /// The key of a head's dropout; that of query i is `subkey(_, i)`, its elements are the keys' numbers.
+    fn head_dropout(&self, pair: usize) -> Option<(Dropout, u64)> {
+        let (sample, head) = (pair / self.heads, pair % self.heads);
+        self.dropout.filter(|d| !d.is_off()).map(|dropout| (dropout, subkey(self.sample_keys[sample], head as u64)))
+    }
+
+    /// Tokens x head_dim of pair `pair` in rows of `row_stride` that begin at `offset`.
+    fn head<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, pair: usize) -> MatRef<'d> {
+        let (sample, head) = (pair / self.heads, pair % self.heads);
+        let first = sample * self.tokens * row_stride + offset + head * self.head_dim;
+        MatRef::new(&data[first..], self.tokens, self.head_dim, row_stride, 1)
+    }
+}
+
+/// Scratch memory of [`forward()`] and [`backward()`]; grows to the largest use and stays.
+#[derive(Debug, Default)]
+pub struct AttentionWorkspace {
+    heads: Vec<HeadScratch>,
+}
+
+impl AttentionWorkspace {
+    /// An empty one.
+    pub fn new() -> Self {
+        AttentionWorkspace::default()
+    }
+
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> usize {
+        self.heads.iter().flat_map(|h| &h.buffers).map(Buffer::bytes).sum()
+    }
+
+    fn for_threads(&mut self, threads: usize) -> &mut [HeadScratch] {
+        if self.heads.len() < threads {
+            self.heads.resize_with(threads, HeadScratch::default);
+        }
+        &mut self.heads
+    }
+}
+
+/// Buffers of one thread; forward and backward name them as they need.
+#[derive(Debug, Default)]
+struct HeadScratch {
+    buffers: [Buffer; 13],
+}
+
+/// A matrix whose rows several threads write, each its own columns.
+#[derive(Clone, Copy)]
+struct SharedRows {
+    target: Target,
+    rows: usize,
+    cols: usize,
+}
+
+impl SharedRows {
+    fn new(data: &mut [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
+        let mut matrix = MatMut::new(data, rows, cols, row_stride);
+        SharedRows { target: matrix.target(), rows, cols }
+    }
+
+    /// Part of a row.
+    ///
+    /// # Safety
+    /// Nobody else uses that part while the slice lives, and the matrix outlives it.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn segment(&self, row: usize, first: usize, len: usize) -> &mut [f32] {
+        assert!(row < self.rows && first + len <= self.cols);
+        // SAFETY: inside the matrix by the assertion, free by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.target.at(row, first), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! One block of queries against one block of keys.
+
+use super::KEY_BLOCK;
+use crate::kernels::buffer::Buffer;
+use crate::kernels::gemm::{Accumulate, Left, PanelBlock, Part, block_product};
+use crate::kernels::isa::{Simd, simd_fn};
+use crate::kernels::matrix::{MatMut, MatRef};
+use crate::numerics::{Precision, bf16};
+
+/// Queries `q_first .. q_first + rows` against keys `k_first .. k_first + keys`, of which the last is at most the last
+/// query. Scores and probabilities lie in rows [`KEY_BLOCK`] apart.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub q_first: usize,
+    pub k_first: usize,
+    pub rows: usize,
+    pub keys: usize,
+}
+
+impl Block {
+    /// out = A Bᵀ over the head's elements, for the queries of A and the keys of B, where any pair of a kernel tile is
+    /// on or below the diagonal. (Q, K) gives scores, (dO, V) the gradient of the probabilities.
+    pub(super) fn queries_by_keys(self, simd: Simd, queries: Left<'_>, keys: PanelBlock<'_>, out: &mut [f32]) {
+        let Block { q_first, k_first, .. } = self;
+        let (height, steps) = (Left::height(simd), queries.steps());
+        let mut out = MatMut::new(out, self.rows, self.keys, KEY_BLOCK);
+        let below = |row: usize, col: usize| match (row + height).checked_sub(col) {
+            Some(cols) if cols > 0 => Part { steps: 0..steps, cols },
+            _ => Part::steps(0..0),
+        };
+        let (rows, cols) = (q_first..q_first + self.rows, k_first..k_first + self.keys);
+        block_product(simd, queries, keys, rows, cols, &mut out, Accumulate::Store, below);
+    }
+
+    /// out += P B for a P of queries x keys that is zero above the diagonal, B of keys x head. `out` are the block's
+    /// query rows.
+    pub(super) fn times_keys(self, simd: Simd, p: &[f32], b: PanelBlock<'_>, dim: usize, out: &mut [f32]) {
+        let height = Left::height(simd);
+        let mut out = MatMut::row_major(out, self.rows, dim);
+        let p = Left::strided(p, self.keys, KEY_BLOCK, 1);
+        let upto = |row: usize, _| Part::steps(0..self.keys.min(self.q_first + row + height - self.k_first));
+        block_product(simd, p, b, 0..self.rows, 0..dim, &mut out, Accumulate::Add, upto);
+    }
+
+    /// out += Pᵀ B for a P of queries x keys that is zero above the diagonal, B of queries x head. `out` are the
+    /// block's key rows.
+    pub(super) fn times_queries(self, simd: Simd, p: &[f32], b: PanelBlock<'_>, dim: usize, out: &mut [f32]) {
+        let mut out = MatMut::row_major(out, self.keys, dim);
+        let p = Left::strided(p, self.rows, 1, KEY_BLOCK);
+        let from = |key: usize, _| Part::steps((self.k_first + key).saturating_sub(self.q_first)..self.rows);
+        block_product(simd, p, b, 0..self.keys, 0..dim, &mut out, Accumulate::Add, from);
+    }
+
+    /// Keys that query row `row` of the block may see: at least one.
+    #[inline(always)]
+    pub(super) fn visible(self, row: usize) -> usize {
+        self.keys.min(self.q_first + row + 1 - self.k_first)
+    }
+}
+
+/// A matrix packed as right operands, one for each block of its rows.
+#[derive(Clone, Copy)]
+pub(super) struct RowBlocks<'a> {
+    simd: Simd,
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    block: usize,
+}
+
+impl<'a> RowBlocks<'a> {
+    /// Packs blocks of `block` rows.
+    pub(super) fn pack(simd: Simd, precision: Precision, m: MatRef<'_>, block: usize, out: &'a mut Buffer) -> Self {
+        let (rows, cols) = (m.rows(), m.cols());
+        let len = PanelBlock::right_len(simd, cols, block);
+        let data = out.resize(len * rows.div_ceil(block));
+        for (i, out) in data.chunks_exact_mut(len).enumerate() {
+            let first = i * block;
+            PanelBlock::pack_right(simd, precision, m.row_range(first, block.min(rows - first)), out);
+        }
+        RowBlocks { simd, data, rows, cols, block }
+    }
+
+    /// The block that begins at row `first`.
+    pub(super) fn block(&self, first: usize) -> PanelBlock<'a> {
+        let len = PanelBlock::right_len(self.simd, self.cols, self.block);
+        let rows = self.block.min(self.rows - first);
+        PanelBlock::packed_right(self.simd, self.cols, rows, &self.data[first / self.block * len..])
+    }
+}
+
+simd_fn! {
+    /// Copies a matrix of contiguous rows into `out` without gaps, rounded to `precision`.
+    pub(super) fn gather_rows(precision: Precision, m: MatRef<'_>, out: &mut [f32]) {
+        for (r, out) in out.chunks_exact_mut(m.cols()).enumerate().take(m.rows()) {
+            match precision {
+                Precision::F32 => out.iter_mut().zip(m.row(r)).for_each(|(o, x)| *o = *x),
+                Precision::Bf16 => out.iter_mut().zip(m.row(r)).for_each(|(o, x)| *o = bf16::round(*x)),
+            }
+        }
+    }
+}
+
+/// A head's queries as a left operand, rounded to `precision`.
+pub(super) fn left_rows<'a>(simd: Simd, precision: Precision, m: MatRef<'_>, out: &'a mut Buffer) -> Left<'a> {
+    let (rows, cols) = (m.rows(), m.cols());
+    let out = out.resize(rows.next_multiple_of(Left::height(simd)) * cols);
+    gather_rows(simd, precision, m, out);
+    Left::strided(out, cols, cols, 1)
+}

@@ -1,0 +1,151 @@
+//! The forward pass.
+
+use super::block::{Block, RowBlocks, left_rows};
+use super::{Attention, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
+use crate::kernels::gemm::PanelBlock;
+use crate::kernels::isa::{LANES, max_lanes, simd_fn, sum_lanes};
+use crate::kernels::math::exp;
+use crate::kernels::{Context, elementwise};
+use crate::numerics::random::{Dropout, subkey};
+use crate::numerics::{Precision, bf16};
+
+/// out = softmax(scale · Q Kᵀ, causal) V for every sample and head; `out` has rows of [`Attention::hidden`] elements,
+/// `lse` gets [`Attention::saved_len`] logarithms of sums of exponentials.
+///
+/// # Panics
+/// If lengths do not match.
+pub fn forward(
+    cx: Context<'_>,
+    attention: &Attention<'_>,
+    qkv: &[f32],
+    layout: QkvLayout,
+    out: &mut [f32],
+    lse: &mut [f32],
+    workspace: &mut AttentionWorkspace,
+) {
+    attention.check();
+    let (hidden, pairs) = (attention.hidden(), attention.samples * attention.heads);
+    assert_eq!((out.len(), lse.len()), (attention.rows() * hidden, attention.saved_len()));
+    if out.is_empty() {
+        return;
+    }
+    let out = SharedRows::new(out, attention.rows(), hidden, hidden);
+    let lse = SharedRows::new(lse, pairs, attention.tokens, attention.tokens);
+    let scratch = workspace.for_threads(cx.pool.threads());
+    cx.pool.for_each_tile_with(scratch, pairs, |scratch, pair| {
+        // SAFETY: each pair has its own row of `lse`.
+        let lse = unsafe { lse.segment(pair, 0, attention.tokens) };
+        let (sample, head) = (pair / attention.heads, pair % attention.heads);
+        let put = |token: usize, factor: f32, values: &[f32]| {
+            // SAFETY: each pair has its own columns of its sample's rows.
+            let row = unsafe { out.segment(sample * attention.tokens + token, head * values.len(), values.len()) };
+            elementwise::scaled_copy(cx.simd, factor, values, row);
+        };
+        forward_pair(cx, attention, qkv, layout, pair, scratch, lse, put);
+    });
+}
+
+/// State of the rows of a query block.
+struct Running {
+    max: [f32; QUERY_BLOCK],
+    sum: [f32; QUERY_BLOCK],
+    /// By what the values summed so far are to be multiplied.
+    rescale: [f32; QUERY_BLOCK],
+}
+
+/// One sample's head. `put(token, factor, values)` receives the rows of the output.
+#[allow(clippy::too_many_arguments)]
+fn forward_pair(
+    cx: Context<'_>,
+    attention: &Attention<'_>,
+    qkv: &[f32],
+    layout: QkvLayout,
+    pair: usize,
+    scratch: &mut HeadScratch,
+    lse: &mut [f32],
+    put: impl Fn(usize, f32, &[f32]),
+) {
+    let Context { simd, precision, .. } = cx;
+    let (tokens, dim) = (attention.tokens, attention.head_dim);
+    let [q_left, k_right, v_right, scores, acc, ..] = &mut scratch.buffers;
+    let view = |offset| attention.head(qkv, layout.row_stride, offset, pair);
+
+    let q = left_rows(simd, precision, view(layout.q), q_left);
+    let k_right = k_right.resize(PanelBlock::right_len(simd, tokens, dim));
+    let k = PanelBlock::pack_right(simd, precision, view(layout.k).t(), k_right);
+    let v = RowBlocks::pack(simd, precision, view(layout.v), KEY_BLOCK, v_right);
+    let scores = scores.resize(QUERY_BLOCK * KEY_BLOCK);
+    let acc = acc.resize(QUERY_BLOCK * dim);
+    let dropout = attention.head_dropout(pair);
+
+    for q_first in (0..tokens).step_by(QUERY_BLOCK) {
+        let rows = QUERY_BLOCK.min(tokens - q_first);
+        let mut running =
+            Running { max: [f32::NEG_INFINITY; QUERY_BLOCK], sum: [0.0; QUERY_BLOCK], rescale: [0.0; QUERY_BLOCK] };
+        acc.fill(0.0);
+        for k_first in (0..q_first + rows).step_by(KEY_BLOCK) {
+            let block = Block { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
+            block.queries_by_keys(simd, q, k, scores);
+            softmax_rows(simd, block, attention.scale, dropout, precision, scores, &mut running);
+            if k_first > 0 {
+                for (row, factor) in acc.chunks_exact_mut(dim).zip(&running.rescale[..rows]) {
+                    elementwise::scale(simd, *factor, row);
+                }
+            }
+            block.times_keys(simd, scores, v.block(k_first), dim, acc);
+        }
+        for (i, values) in acc.chunks_exact(dim).enumerate().take(rows) {
+            put(q_first + i, 1.0 / running.sum[i], values);
+            lse[q_first + i] = running.max[i] + libm::logf(running.sum[i]);
+        }
+    }
+}
+
+simd_fn! {
+    /// Scores become exp(scale · score - running maximum), zero above the diagonal, with dropout if any and
+    /// rounded to `precision`; the running sums are those before dropout and rounding.
+    fn softmax_rows(
+        block: Block,
+        scale: f32,
+        dropout: Option<(Dropout, u64)>,
+        precision: Precision,
+        scores: &mut [f32],
+        running: &mut Running,
+    ) {
+        for (i, row) in scores.chunks_exact_mut(KEY_BLOCK).enumerate().take(block.rows) {
+            let visible = block.visible(i);
+            let padded = visible.next_multiple_of(LANES);
+            row[visible..padded].fill(f32::NEG_INFINITY);
+            row[padded..block.keys.max(padded)].fill(0.0);
+            let (vectors, _) = row[..padded].as_chunks_mut::<LANES>();
+
+            let mut highest = [f32::NEG_INFINITY; LANES];
+            for vector in vectors.iter_mut() {
+                for (highest, x) in highest.iter_mut().zip(vector) {
+                    *x *= scale;
+                    *highest = if *x > *highest { *x } else { *highest };
+                }
+            }
+            let max = max_lanes(highest).max(running.max[i]);
+            let mut sums = [0.0f32; LANES];
+            for vector in vectors.iter_mut() {
+                for (sum, x) in sums.iter_mut().zip(vector) {
+                    *x = exp(*x - max);
+                    *sum += *x;
+                }
+            }
+            let rescale = exp(running.max[i] - max);
+            running.sum[i] = running.sum[i].mul_add(rescale, sum_lanes(sums));
+            (running.max[i], running.rescale[i]) = (max, rescale);
+            if let Some((dropout, key)) = dropout {
+                let key = subkey(key, (block.q_first + i) as u64);
+                for (j, x) in (block.k_first as u32..).zip(row[..padded].iter_mut()) {
+                    *x *= dropout.factor(key, j);
+                }
+            }
+            if precision == Precision::Bf16 {
+                row[..padded].iter_mut().for_each(|x| *x = bf16::round(*x));
+            }
+        }
+    }
+}

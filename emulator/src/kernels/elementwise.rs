@@ -1,0 +1,191 @@
+//! Sums, scales, column sums and norms of slices.
+
+use super::isa::{LANES, simd_fn};
+
+simd_fn! {
+    /// y = y + x: joining two partial sums, or a residual.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn add_assign(y: &mut [f32], x: &[f32]) {
+        assert_eq!(y.len(), x.len());
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += x;
+        }
+    }
+}
+
+simd_fn! {
+    /// out = a + b.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn add(a: &[f32], b: &[f32], out: &mut [f32]) {
+        assert!(a.len() == out.len() && b.len() == out.len());
+        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+            *out = a + b;
+        }
+    }
+}
+
+simd_fn! {
+    /// y = y + factor·x, rounded once.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn axpy(factor: f32, x: &[f32], y: &mut [f32]) {
+        assert_eq!(y.len(), x.len());
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = factor.mul_add(*x, *y);
+        }
+    }
+}
+
+simd_fn! {
+    /// y = factor·y.
+    pub fn scale(factor: f32, y: &mut [f32]) {
+        for y in y {
+            *y *= factor;
+        }
+    }
+}
+
+simd_fn! {
+    /// out = factor·x.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn scaled_copy(factor: f32, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len());
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = factor * x;
+        }
+    }
+}
+
+simd_fn! {
+    /// Adds to `sums` (or stores, if not `accumulate`) the sums over all rows of columns `first .. first + sums.len()`
+    /// of `x`, whose rows have `width` elements. Rows are added in rising order to zero, and the total to the former
+    /// content. The gradient of a bias; columns may be shared out between threads.
+    ///
+    /// # Panics
+    /// If `x` is not whole rows or the columns lie outside.
+    pub fn column_sums(x: &[f32], width: usize, first: usize, sums: &mut [f32], accumulate: bool) {
+        assert!(first + sums.len() <= width && x.len() % width.max(1) == 0);
+        /// Columns summed at once, in registers.
+        const STRIP: usize = 4 * LANES;
+        for (strip, sums) in sums.chunks_mut(STRIP).enumerate() {
+            let begin = first + strip * STRIP;
+            let mut totals = [0.0f32; STRIP];
+            if sums.len() == STRIP {
+                for row in x.chunks_exact(width) {
+                    for (total, x) in totals.iter_mut().zip(&row[begin..begin + STRIP]) {
+                        *total += x;
+                    }
+                }
+            } else {
+                for row in x.chunks_exact(width) {
+                    for (total, x) in totals.iter_mut().zip(&row[begin..begin + sums.len()]) {
+                        *total += x;
+                    }
+                }
+            }
+            for (sum, total) in sums.iter_mut().zip(totals) {
+                *sum = if accumulate { *sum + total } else { total };
+            }
+        }
+    }
+}
+
+simd_fn! {
+    /// Sum of squares in f64: sixteen lanes, each adding every sixteenth element in rising order, then summed by
+    /// halves. Not a number if any element is not.
+    pub fn squared_norm(x: &[f32]) -> f64 {
+        let mut lanes = [0.0f64; LANES];
+        let (blocks, rest) = x.as_chunks::<LANES>();
+        for block in blocks {
+            for (lane, x) in lanes.iter_mut().zip(block) {
+                let x = f64::from(*x);
+                *lane += x * x; // the square of an f32 is exact in f64
+            }
+        }
+        for (lane, x) in lanes.iter_mut().zip(rest) {
+            let x = f64::from(*x);
+            *lane += x * x;
+        }
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                lanes[i] += lanes[i + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::pool::{Pool, rows_mut};
+    use crate::kernels::testing::{every_simd, uniform};
+
+    #[test]
+    fn sums_and_scales() {
+        for len in [0, 1, 15, 16, 100] {
+            let (a, b) = (uniform(len, -1.0, 1.0, 1), uniform(len, -1.0, 1.0, 2));
+            let results = every_simd(|simd| {
+                let mut results = vec![a.clone(), vec![0.0; len], a.clone(), a.clone(), vec![0.0; len]];
+                add_assign(simd, &mut results[0], &b);
+                add(simd, &a, &b, &mut results[1]);
+                axpy(simd, 0.3, &b, &mut results[2]);
+                scale(simd, 0.3, &mut results[3]);
+                scaled_copy(simd, 0.3, &a, &mut results[4]);
+                results
+            });
+            for i in 0..len {
+                assert_eq!(results[0][i], a[i] + b[i]);
+                assert_eq!(results[1][i], a[i] + b[i]);
+                assert_eq!(results[2][i], 0.3f32.mul_add(b[i], a[i]));
+                assert_eq!((results[3][i], results[4][i]), (0.3 * a[i], 0.3 * a[i]));
+            }
+        }
+    }
+
+    #[test]
+    fn column_sums_run_down_the_rows_however_columns_are_cut() {
+        let (rows, width) = (37, 150);
+        let x = uniform(rows * width, -1.0, 1.0, 1);
+        let former = uniform(width, -1.0, 1.0, 2);
+        for accumulate in [false, true] {
+            let expected: Vec<f32> = (0..width)
+                .map(|c| {
+                    let total = (0..rows).fold(0.0, |sum, r| sum + x[r * width + c]);
+                    if accumulate { former[c] + total } else { total }
+                })
+                .collect();
+            let whole = every_simd(|simd| {
+                let mut sums = former.clone();
+                column_sums(simd, &x, width, 0, &mut sums, accumulate);
+                sums
+            });
+            assert_eq!(whole, expected);
+            let mut cut = former.clone();
+            Pool::new(2).unwrap().for_each_rows(width, 40, rows_mut(&mut cut, 1), |first, sums| {
+                column_sums(crate::kernels::Simd::detect(), &x, width, first, sums.data, accumulate);
+            });
+            assert_eq!(cut, expected);
+        }
+    }
+
+    #[test]
+    fn squared_norm_is_that_of_f64() {
+        let x = uniform(1001, -1e3, 1e3, 1);
+        let norm = every_simd(|simd| squared_norm(simd, &x));
+        let exact: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+        assert!((norm / exact - 1.0).abs() < 1e-14);
+        let mut bad = x;
+        bad[77] = f32::NAN;
+        assert!(every_simd(|simd| squared_norm(simd, &bad).is_nan()));
+    }
+}

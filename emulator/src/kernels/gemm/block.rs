@@ -1,0 +1,176 @@
+//! Products of operands that fit in one block of the inner dimension, on the calling thread.
+
+use std::ops::Range;
+
+use super::Accumulate;
+use super::micro::{Micro, Tile};
+use super::pack::{Layout, Source, pack_panels};
+use crate::kernels::isa::Simd;
+use crate::kernels::matrix::{MatMut, MatRef, Target};
+use crate::numerics::{GEMM_KC, Precision};
+
+/// Packed panels of at most [`GEMM_KC`] steps, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PanelBlock<'a> {
+    pub(super) data: &'a [f32],
+    pub(super) width: usize,
+    pub(super) steps: usize,
+}
+
+impl<'a> PanelBlock<'a> {
+    /// Elements that a right operand of `steps` rows and `lanes` columns takes.
+    pub(crate) fn right_len(simd: Simd, lanes: usize, steps: usize) -> usize {
+        Layout { lanes, steps, width: Micro::of(simd).nr }.len()
+    }
+
+    /// Packs a right operand of at most [`GEMM_KC`] rows on the calling thread; `out` has the length needed at least.
+    pub(crate) fn pack_right(simd: Simd, precision: Precision, b: MatRef<'_>, out: &'a mut [f32]) -> Self {
+        let source = Source::right(b);
+        let layout = source.layout(Micro::of(simd).nr);
+        assert!(layout.steps <= GEMM_KC, "more than one block of steps");
+        let data = &mut out[..layout.len()];
+        if !data.is_empty() {
+            pack_panels(simd, precision, &source, layout.width, 0, 0, data);
+        }
+        PanelBlock { data, width: layout.width, steps: layout.steps }
+    }
+
+    /// What [`PanelBlock::pack_right`] left in `data`, seen again.
+    pub(crate) fn packed_right(simd: Simd, lanes: usize, steps: usize, data: &'a [f32]) -> Self {
+        let layout = Layout { lanes, steps, width: Micro::of(simd).nr };
+        PanelBlock { data: &data[..layout.len()], width: layout.width, steps }
+    }
+}
+
+/// A left operand: packed panels, or a matrix as it lies, which suits one that the cache holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left<'a> {
+    data: &'a [f32],
+    /// Distance of lanes where a panel begins, and inside of a panel.
+    lane: (usize, usize),
+    step: usize,
+    steps: usize,
+}
+
+impl<'a> From<PanelBlock<'a>> for Left<'a> {
+    fn from(panels: PanelBlock<'a>) -> Self {
+        Left { data: panels.data, lane: (panels.steps, 1), step: panels.width, steps: panels.steps }
+    }
+}
+
+impl<'a> Left<'a> {
+    /// A matrix in `data`: element (lane, step) is `data[lane * lane_stride + step * step_stride]`. Kernels read whole
+    /// tiles, so `data` reaches to the end of the last one, of [`Left::height`] lanes.
+    pub(crate) fn strided(data: &'a [f32], steps: usize, lane_stride: usize, step_stride: usize) -> Self {
+        Left { data, lane: (lane_stride, lane_stride), step: step_stride, steps }
+    }
+
+    /// Lanes of a kernel tile.
+    pub(crate) fn height(simd: Simd) -> usize {
+        Micro::of(simd).mr
+    }
+
+    /// Steps of the inner index.
+    pub(crate) fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// `mr` lanes from lane `lane` on and `count` steps from step `step` on.
+    #[inline(always)]
+    fn at(&self, lane: usize, mr: usize, step: usize, count: usize) -> *const f32 {
+        let from = &self.data[lane * self.lane.0 + step * self.step..];
+        assert!((mr - 1) * self.lane.1 + (count - 1) * self.step < from.len(), "a left operand that is too short");
+        from.as_ptr()
+    }
+}
+
+/// What of a kernel tile is to be computed, for products with triangular operands or results.
+pub(crate) struct Part {
+    /// Steps that count; none skips the tile.
+    pub steps: Range<usize>,
+    /// Columns wanted; more may be computed.
+    pub cols: usize,
+}
+
+impl Part {
+    /// All columns.
+    #[inline(always)]
+    pub(crate) fn steps(steps: Range<usize>) -> Self {
+        Part { steps, cols: usize::MAX }
+    }
+}
+
+/// C = A·B or C + A·B for rows `rows` of A and columns `cols` of B, on the calling thread. `part_of(row, col)` says
+/// what is wanted of the kernel tile that begins there.
+///
+/// # Panics
+/// If C has not the shape of the ranges, or these do not begin at panels.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn block_product(
+    simd: Simd,
+    left: Left<'_>,
+    right: PanelBlock<'_>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    c: &mut MatMut<'_>,
+    accumulate: Accumulate,
+    part_of: impl Fn(usize, usize) -> Part,
+) {
+    let micro = Micro::of(simd);
+    assert!(c.rows() >= rows.len() && c.cols() >= cols.len(), "shape of C");
+    assert!(rows.start % micro.mr == 0 && cols.start % micro.nr == 0, "ranges begin at panels");
+    let add = accumulate == Accumulate::Add;
+    // SAFETY: C has all rows and columns and is borrowed by this call.
+    unsafe { sweep(micro, left, right, rows, cols, c.target(), add, None, part_of) }
+}
+
+/// All kernel tiles of a product of packed blocks.
+///
+/// # Safety
+/// `rows` and `cols` begin at panels of `left` and `right`; `c` points at the element (rows.start, cols.start) of a
+/// matrix that has all of them, and nobody else uses that part of it meanwhile.
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn sweep(
+    micro: Micro,
+    left: Left<'_>,
+    right: PanelBlock<'_>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    c: Target,
+    add: bool,
+    bias: Option<&[f32]>,
+    part_of: impl Fn(usize, usize) -> Part,
+) {
+    assert!(right.width == micro.nr && bias.is_none_or(|bias| bias.len() >= cols.len()));
+    for col in cols.clone().step_by(micro.nr) {
+        // While the rows pass over this panel of B, they fetch the next one, each its share.
+        let next_panel = right.data.as_ptr().wrapping_add((col + micro.nr) * right.steps);
+        for row in rows.clone().step_by(micro.mr) {
+            let Part { steps, cols: wanted } = part_of(row, col);
+            if steps.is_empty() {
+                continue;
+            }
+            let next = next_panel.wrapping_add((row - rows.start) / micro.mr * (steps.len() / 4) * 16);
+            let a = left.at(row, micro.mr, steps.start, steps.len());
+            let b = &right.data[col * right.steps + steps.start * micro.nr..];
+            assert!(steps.end <= left.steps && steps.end <= right.steps && b.len() >= steps.len() * micro.nr);
+            // SAFETY: both operands are long enough, by the assertions; the elements of C exist and are free, by the
+            // caller's promise; the kernel came with a `Simd`.
+            unsafe {
+                micro.run(&Tile {
+                    k: steps.len(),
+                    a,
+                    a_strides: (left.lane.1, left.step),
+                    b: b.as_ptr(),
+                    next,
+                    c: c.at(row - rows.start, col - cols.start),
+                    c_stride: c.row_stride(),
+                    rows: micro.mr.min(rows.end - row),
+                    cols: micro.nr.min(cols.end - col).min(wanted),
+                    add,
+                    bias: bias.map_or(std::ptr::null(), |bias| bias[col - cols.start..].as_ptr()),
+                });
+            }
+        }
+    }
+}

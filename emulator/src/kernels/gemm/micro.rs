@@ -1,0 +1,248 @@
+//! The innermost kernel: a tile of C from one panel of A and one of B, both packed.
+//!
+//! The tile is held in registers while the inner index runs; each element is one chain of fused multiply-adds from
+//! zero, so its bits do not depend on the tile's shape. The shapes: 8 rows x 3 vectors of 16 for AVX-512 (24 of 32
+//! registers), 6 x 2 vectors of 8 for AVX2 (12 of 16), 6 x 4 vectors of 4 for the portable kernel (24 of NEON's 32).
+
+use std::mem::MaybeUninit;
+
+use crate::kernels::isa::Simd;
+use crate::kernels::vector::{Four, LINE, Vector, prefetch, prefetch_l2};
+use crate::numerics::Isa;
+
+/// One call's work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    /// Steps of the inner index.
+    pub k: usize,
+    /// First element of A.
+    pub a: *const f32,
+    /// Distance in A of lanes, and of steps: (1, `mr`) in a packed panel.
+    pub a_strides: (usize, usize),
+    /// Panel of B: `k` groups of `nr` elements.
+    pub b: *const f32,
+    /// What the second-level cache should fetch meanwhile, a line every four steps; any address.
+    pub next: *const f32,
+    /// First element of the tile in C.
+    pub c: *mut f32,
+    /// Distance of C's rows.
+    pub c_stride: usize,
+    /// Rows of the tile that exist, 1 to `mr`.
+    pub rows: usize,
+    /// Columns of the tile that exist, 1 to `nr`.
+    pub cols: usize,
+    /// Whether the product is added to C or stored.
+    pub add: bool,
+    /// `cols` values added to each row at the end, or null.
+    pub bias: *const f32,
+}
+
+/// The kernel of an instruction set and the shape it wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Micro {
+    /// Rows of a panel of A.
+    pub mr: usize,
+    /// Columns of a panel of B.
+    pub nr: usize,
+    run: unsafe fn(&Tile),
+}
+
+impl Micro {
+    /// The kernel for `simd`.
+    #[inline]
+    pub(crate) fn of(simd: Simd) -> Micro {
+        match simd.isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Micro { mr: 8, nr: 48, run: x86::avx512 },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Micro { mr: 6, nr: 16, run: x86::avx2 },
+            _ => Micro { mr: 6, nr: 16, run: portable },
+        }
+    }
+
+    /// Computes one tile.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set this was made for; `mr` lanes of `k` steps are readable at `a`, whatever `rows`,
+    /// and `k * nr` elements at `b`; rows and columns given exist in C and nobody else uses them meanwhile; `bias` is null or points to
+    /// `cols` elements.
+    #[inline(always)]
+    pub(crate) unsafe fn run(&self, tile: &Tile) {
+        // SAFETY: passed on from the caller.
+        unsafe { (self.run)(tile) }
+    }
+}
+
+/// `MR` rows times `NV` vectors; panels of B are `nr` wide, of which the first `NV` vectors are used.
+///
+/// # Safety
+/// As [`Micro::run`], with `tile.cols <= NV * LANES <= nr`, and `PACKED` only if A's strides are those of a panel.
+#[inline(always)]
+unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool>(tile: &Tile, nr: usize) {
+    /// Steps taken between two looks at the counter.
+    const UNROLL: usize = 4;
+    /// Elements of A fetched ahead: 512 bytes.
+    const AHEAD: usize = 128;
+    let mut acc = [[V::splat(0.0); NV]; MR];
+    let (mut a, mut b, mut next, mut left) = (tile.a, tile.b, tile.next, tile.k);
+    // Constants where they can be: addresses are then part of the instructions.
+    let (lane, step_a) = if PACKED { (1, MR) } else { tile.a_strides };
+    let mut row = 0;
+    // SAFETY (of the block): `step` is called `tile.k` times and reads `MR` and `nr` elements each time; prefetched
+    // addresses are never read; rows and columns stored are those of the tile.
+    unsafe {
+        while left >= UNROLL {
+            if row < tile.rows {
+                // The tile of C is fetched while the first steps run: it is needed at the end.
+                let c = tile.c.wrapping_add(row * tile.c_stride);
+                for j in 0..NV {
+                    prefetch(c.wrapping_add(j * V::LANES));
+                }
+                prefetch(c.wrapping_add(NV * V::LANES - 1));
+                row += 1;
+            }
+            if PACKED {
+                prefetch(a.wrapping_add(AHEAD));
+                prefetch(a.wrapping_add(AHEAD + LINE));
+            }
+            prefetch_l2(next);
+            next = next.wrapping_add(LINE);
+            for i in 0..UNROLL {
+                step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
+            }
+            a = a.wrapping_add(UNROLL * step_a);
+            b = b.add(UNROLL * nr);
+            left -= UNROLL;
+        }
+        for i in 0..left {
+            step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
+        }
+        // The sums go through memory: they stay in registers up to here only if every index to them is a constant
+        // after unrolling, and the loop below is too large to be unrolled.
+        let mut sums = MaybeUninit::<[[V; NV]; MR]>::uninit();
+        for i in 0..MR {
+            for j in 0..NV {
+                sums.as_mut_ptr().cast::<V>().add(i * NV + j).write(acc[i][j]);
+            }
+        }
+        for (i, row) in sums.assume_init_ref().iter().enumerate().take(tile.rows) {
+            finish_row(tile, i, row);
+        }
+    }
+}
+
+/// One step of the inner index: the outer product of a column of A and a row of B.
+///
+/// # Safety
+/// `MR` elements `lane` apart are readable at `a`, `NV` vectors at `b`.
+#[inline(always)]
+unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
+    a: *const f32,
+    lane: usize,
+    b: *const f32,
+    acc: &mut [[V; NV]; MR],
+) {
+    let mut row = [V::splat(0.0); NV];
+    for (j, r) in row.iter_mut().enumerate() {
+        // SAFETY: one of the vectors at `b`.
+        *r = unsafe { V::load(b.add(j * V::LANES)) };
+    }
+    for (i, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: one of the elements at `a`.
+        let x = V::splat(unsafe { *a.add(i * lane) });
+        for (acc, r) in acc.iter_mut().zip(&row) {
+            *acc = x.mul_add(*r, *acc);
+        }
+    }
+}
+
+/// Stores or adds one row of a tile, then the bias.
+///
+/// # Safety
+/// As [`Micro::run`]; `row < tile.rows`.
+#[inline(always)]
+unsafe fn finish_row<V: Vector, const NV: usize>(tile: &Tile, row: usize, products: &[V; NV]) {
+    // SAFETY (of the block): columns below `tile.cols` of an existing row, and of the bias.
+    unsafe {
+        let c = tile.c.add(row * tile.c_stride);
+        for j in 0..NV {
+            let first = j * V::LANES;
+            let mut value = products[j];
+            if tile.cols >= first + V::LANES {
+                if tile.add {
+                    value = V::load(c.add(first)).add(value);
+                }
+                if !tile.bias.is_null() {
+                    value = value.add(V::load(tile.bias.add(first)));
+                }
+                value.store(c.add(first));
+            } else if tile.cols > first {
+                let left = tile.cols - first;
+                if tile.add {
+                    value = V::load_part(c.add(first), left).add(value);
+                }
+                if !tile.bias.is_null() {
+                    value = value.add(V::load_part(tile.bias.add(first), left));
+                }
+                value.store_part(c.add(first), left);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Micro::run`], which needs no instruction set here.
+unsafe fn portable(tile: &Tile) {
+    // SAFETY: passed on; the vectors cover the tile's columns.
+    unsafe {
+        match (tile.a_strides == (1, 6), tile.cols.div_ceil(Four::LANES)) {
+            (true, 1) => kernel::<Four, 6, 1, true>(tile, 16),
+            (true, 2) => kernel::<Four, 6, 2, true>(tile, 16),
+            (true, 3) => kernel::<Four, 6, 3, true>(tile, 16),
+            (true, _) => kernel::<Four, 6, 4, true>(tile, 16),
+            (false, 1) => kernel::<Four, 6, 1, false>(tile, 16),
+            (false, 2) => kernel::<Four, 6, 2, false>(tile, 16),
+            (false, 3) => kernel::<Four, 6, 3, false>(tile, 16),
+            (false, _) => kernel::<Four, 6, 4, false>(tile, 16),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Tile, kernel};
+
+    /// # Safety
+    /// As [`super::Micro::run`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma")]
+    pub unsafe fn avx512(tile: &Tile) {
+        // SAFETY: passed on; the vectors cover the tile's columns.
+        unsafe {
+            match (tile.a_strides == (1, 8), tile.cols.div_ceil(16)) {
+                (true, 1) => kernel::<__m512, 8, 1, true>(tile, 48),
+                (true, 2) => kernel::<__m512, 8, 2, true>(tile, 48),
+                (true, _) => kernel::<__m512, 8, 3, true>(tile, 48),
+                (false, 1) => kernel::<__m512, 8, 1, false>(tile, 48),
+                (false, 2) => kernel::<__m512, 8, 2, false>(tile, 48),
+                (false, _) => kernel::<__m512, 8, 3, false>(tile, 48),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`super::Micro::run`].
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn avx2(tile: &Tile) {
+        // SAFETY: passed on; the vectors cover the tile's columns.
+        unsafe {
+            match (tile.a_strides == (1, 6), tile.cols.div_ceil(8)) {
+                (true, 1) => kernel::<__m256, 6, 1, true>(tile, 16),
+                (true, _) => kernel::<__m256, 6, 2, true>(tile, 16),
+                (false, 1) => kernel::<__m256, 6, 1, false>(tile, 16),
+                (false, _) => kernel::<__m256, 6, 2, false>(tile, 16),
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A whole product: C cut into tiles that threads take, each over the whole inner dimension.
+
+use std::ops::Range;
+
+use super::Accumulate;
+use super::block::{PanelBlock, Part, sweep};
+use super::micro::Micro;
+use super::pack::{Layout, Source, pack_panels};
+use crate::kernels::buffer::Buffer;
+use crate::kernels::matrix::{MatMut, Target};
+use crate::kernels::pool::Pool;
+use crate::kernels::{Context, elementwise};
+use crate::numerics::GEMM_KC;
+
+/// Elements of A that a tile uses in one block of steps: half of a second-level cache of 1 MiB.
+const TILE_LEFT: usize = 128 * 1024;
+/// Columns of a tile at most. A tile packs its part of A itself, where the cache still holds it, so wide is good.
+const TILE_COLS: usize = 3072;
+/// With several threads tiles get smaller until there are enough of them: columns first, down to this, then rows.
+const FEWER_COLS: usize = 768;
+/// Rows of a tile that is cut for the threads' sake.
+const FEWER_ROWS: usize = 48;
+/// Tiles for each thread.
+const TILES_PER_THREAD: usize = 4;
+
+/// Scratch memory of a thread.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    left: Buffer,
+    apart: Buffer,
+}
+
+impl Scratch {
+    pub(super) fn bytes(&self) -> usize {
+        self.left.bytes() + self.apart.bytes()
+    }
+}
+
+/// A product whose right operand is packed. None of its dimensions is zero.
+pub(super) struct Product<'a> {
+    cx: Context<'a>,
+    micro: Micro,
+    left: Source<'a>,
+    left_layout: Layout,
+    right: &'a [f32],
+    right_layout: Layout,
+    c: Target,
+    accumulate: Accumulate,
+    bias: Option<&'a [f32]>,
+}
+
+impl<'a> Product<'a> {
+    pub(super) fn new(
+        cx: Context<'a>,
+        left: Source<'a>,
+        right: &'a [f32],
+        right_layout: Layout,
+        c: Target,
+        accumulate: Accumulate,
+        bias: Option<&'a [f32]>,
+    ) -> Self {
+        let micro = Micro::of(cx.simd);
+        Product { cx, micro, left, left_layout: left.layout(micro.mr), right, right_layout, c, accumulate, bias }
+    }
+
+    /// Computes all tiles on the threads of `pool`; `scratch` becomes one for each.
+    ///
+    /// # Safety
+    /// C has all rows of the left and columns of the right operand, and nobody else uses it meanwhile.
+    pub(super) unsafe fn run(&self, pool: &Pool, scratch: &mut Vec<Scratch>) {
+        let (tile_rows, tile_cols) = self.tile_shape(pool.threads());
+        let (m, n) = (self.left_layout.lanes, self.right_layout.lanes);
+        if scratch.len() < pool.threads() {
+            scratch.resize_with(pool.threads(), Scratch::default);
+        }
+        let across = n.div_ceil(tile_cols);
+        pool.for_each_tile_with(scratch, m.div_ceil(tile_rows) * across, |scratch, tile| {
+            let (row, col) = (tile / across * tile_rows, tile % across * tile_cols);
+            let (rows, cols) = (row..(row + tile_rows).min(m), col..(col + tile_cols).min(n));
+            // SAFETY: tiles are disjoint, inside C, and each is computed once.
+            unsafe { self.tile(rows, cols, scratch) }
+        });
+    }
+
+    /// Rows and columns of a tile: evenly cut, so that the last one is no remnant, and enough for all threads.
+    fn tile_shape(&self, threads: usize) -> (usize, usize) {
+        let (m, n) = (self.left_layout.lanes, self.right_layout.lanes);
+        let (mr, nr) = (self.micro.mr, self.micro.nr);
+        let mut down = m.div_ceil(TILE_LEFT / self.left_layout.steps.min(GEMM_KC));
+        let mut across = n.div_ceil(TILE_COLS);
+        while threads > 1 && down * across < TILES_PER_THREAD * threads {
+            if n / across > FEWER_COLS {
+                across += 1;
+            } else if m / down > FEWER_ROWS {
+                down += 1;
+            } else if n / across > 2 * nr {
+                across += 1;
+            } else {
+                break;
+            }
+        }
+        let even = |len: usize, parts: usize, unit: usize| len.div_ceil(parts).next_multiple_of(unit);
+        (even(m, down, mr), even(n, across, nr))
+    }
+
+    /// One tile over the whole inner dimension.
+    ///
+    /// # Safety
+    /// `rows` and `cols` lie inside C, begin at panels, and nobody else uses that part of C meanwhile.
+    unsafe fn tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch) {
+        let Scratch { left, apart } = scratch;
+        let steps = self.left_layout.steps;
+        let add = self.accumulate == Accumulate::Add;
+        if add && steps > GEMM_KC {
+            // The blocks are added up apart, since (c + x) + y differs from c + (x + y).
+            let (height, width) = (rows.len(), cols.len());
+            let mut apart = MatMut::row_major(apart.resize(height * width), height, width);
+            let target = apart.target();
+            for start in (0..steps).step_by(GEMM_KC) {
+                // SAFETY: the buffer has the tile's shape and is this call's alone.
+                unsafe { self.block(start, rows.clone(), cols.clone(), target, start > 0, None, left) };
+            }
+            for (row, sum) in rows.zip(apart.iter_rows()) {
+                // SAFETY: a row of the tile, used by this call alone.
+                let c = unsafe { std::slice::from_raw_parts_mut(self.c.at(row, cols.start), width) };
+                elementwise::add_assign(self.cx.simd, c, sum);
+                if let Some(bias) = self.bias {
+                    elementwise::add_assign(self.cx.simd, c, &bias[cols.clone()]);
+                }
+            }
+            return;
+        }
+        // SAFETY: inside C by the caller's promise.
+        let corner = unsafe { self.c.offset(rows.start, cols.start) };
+        for start in (0..steps).step_by(GEMM_KC) {
+            let last = start + GEMM_KC >= steps;
+            let bias = self.bias.filter(|_| last).map(|bias| &bias[cols.clone()]);
+            // SAFETY: the tile is inside C and this call's alone.
+            unsafe { self.block(start, rows.clone(), cols.clone(), corner, add || start > 0, bias, left) };
+        }
+    }
+
+    /// One tile's block of the inner dimension; `c` points at the tile's first element.
+    ///
+    /// # Safety
+    /// As for [`Product::tile`], for `c`.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn block(
+        &self,
+        start: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        c: Target,
+        add: bool,
+        bias: Option<&[f32]>,
+        left: &mut Buffer,
+    ) {
+        let Context { simd, precision, .. } = self.cx;
+        let (width, steps) = (self.micro.mr, self.left_layout.block_steps(start));
+        let left = left.resize(rows.len().next_multiple_of(width) * steps);
+        pack_panels(simd, precision, &self.left, width, start, rows.start / width, left);
+        let left = PanelBlock { data: left, width, steps };
+        let (from, len) =
+            (self.right_layout.offset(start, 0), self.right_layout.panels() * self.right_layout.width * steps);
+        let right = PanelBlock { data: &self.right[from..from + len], width: self.right_layout.width, steps };
+        let part = |_, _| Part::steps(0..steps);
+        // SAFETY: passed on.
+        unsafe { sweep(self.micro, left.into(), right, 0..rows.len(), cols, c, add, bias, part) }
+    }
+}

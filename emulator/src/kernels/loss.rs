@@ -1,0 +1,431 @@
+//! The classifier over the vocabulary with its cross-entropy, by blocks of the vocabulary.
+//!
+//! The loss of a token is ln Σ exp(logit) - logit of its label; a negative label leaves the token out. Logits exist
+//! for [`VOCABULARY_BLOCK`] words at a time. Forward goes through the blocks in rising order with a running maximum
+//! and sum; backward goes through them in falling order, recomputing the logits, except those of the last block where
+//! [`forward_backward`] still has them: a vocabulary of one block costs no recomputation. Both ways give the same bits.
+//!
+//! Gradients are those of the *sum* of the tokens' losses.
+
+use super::buffer::Buffer;
+use super::gemm::{Accumulate, PackedB, Workspace, gemm};
+use super::isa::{LANES, max_lanes, simd_fn, sum_lanes};
+use super::math::exp;
+use super::matrix::{MatMut, MatRef};
+use super::pool::{rows, rows_mut};
+use super::{Context, elementwise};
+
+/// Words of a block. Part of the numerics: sums over the vocabulary are cut here.
+pub const VOCABULARY_BLOCK: usize = 2048;
+
+/// Rows handled as one piece of work.
+const GRAIN: usize = 16;
+
+/// A linear layer to the vocabulary: logits = x·Wᵀ + bias.
+#[derive(Clone, Copy, Debug)]
+pub struct Classifier<'a> {
+    /// W, vocabulary x hidden.
+    pub weights: &'a [f32],
+    /// Number of words.
+    pub vocabulary: usize,
+    /// Elements of a token's vector.
+    pub hidden: usize,
+    /// One value for each word.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// Sums over the tokens of a leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossSums {
+    /// Sum of the losses, added in f64 in the order of the tokens.
+    pub loss: f64,
+    /// Tokens that count.
+    pub tokens: u64,
+    /// Of these, how many have no logit above that of their label.
+    pub correct: u64,
+}
+
+/// Where the gradients go.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    /// Gradient of x, tokens x hidden.
+    pub dx: &'a mut [f32],
+    /// Gradient of W, vocabulary x hidden; `None` if it is not wanted.
+    pub dweights: Option<&'a mut [f32]>,
+    /// Gradient of the bias.
+    pub dbias: Option<&'a mut [f32]>,
+    /// Whether `dweights` and `dbias` are stored or added to; `dx` is stored.
+    pub accumulate: Accumulate,
+}
+
+/// Scratch memory; grows to the largest use and stays.
+#[derive(Debug, Default)]
+pub struct LossWorkspace {
+    logits: Buffer,
+    lse: Buffer,
+    tokens: Vec<TokenState>,
+    packed_x: PackedB,
+    gemm: Workspace,
+}
+
+impl LossWorkspace {
+    /// An empty one.
+    pub fn new() -> Self {
+        LossWorkspace::default()
+    }
+
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> usize {
+        let tokens = self.tokens.capacity() * size_of::<TokenState>();
+        self.logits.bytes() + self.lse.bytes() + tokens + self.packed_x.bytes() + self.gemm.bytes()
+    }
+}
+
+/// What is known of a token while blocks go by.
+#[derive(Clone, Copy, Debug)]
+struct TokenState {
+    max: f32,
+    sum: f32,
+    label_logit: f32,
+}
+
+/// The first label that is neither negative nor a word, with its place.
+pub fn check_labels(labels: &[i32], vocabulary: usize) -> Result<(), (usize, i32)> {
+    let bad = |label: &i32| usize::try_from(*label).is_ok_and(|label| label >= vocabulary);
+    labels.iter().position(bad).map_or(Ok(()), |place| Err((place, labels[place])))
+}
+
+/// Losses of the tokens `x` (tokens x hidden); `lse` gets each token's ln Σ exp(logit) for [`backward`].
+///
+/// # Panics
+/// If lengths do not match or a label is no word (see [`check_labels`]).
+pub fn forward(
+    cx: Context<'_>,
+    classifier: &Classifier<'_>,
+    x: &[f32],
+    labels: &[i32],
+    lse: &mut [f32],
+    workspace: &mut LossWorkspace,
+) -> LossSums {
+    classifier.check(x, labels);
+    assert_eq!(lse.len(), labels.len());
+    let LossWorkspace { logits, tokens, gemm, .. } = workspace;
+    tokens.clear();
+    tokens.resize(labels.len(), TokenState { max: f32::NEG_INFINITY, sum: 0.0, label_logit: 0.0 });
+    for block in classifier.blocks() {
+        let width = block.len();
+        let logits = classifier.logits(cx, x, labels.len(), block.clone(), logits, gemm);
+        let data = (rows(logits, width), rows(labels, 1), rows_mut(tokens, 1));
+        cx.pool.for_each_rows(labels.len(), GRAIN, data, |_, (logits, labels, tokens)| {
+            advance(cx.simd, logits.data, width, block.start, labels.data, tokens.data);
+        });
+    }
+    let mut sums = LossSums::default();
+    for ((token, label), lse) in tokens.iter().zip(labels).zip(lse) {
+        let log_sum = f64::from(token.max) + libm::log(f64::from(token.sum));
+        *lse = log_sum as f32;
+        if *label >= 0 {
+            sums.loss += log_sum - f64::from(token.label_logit);
+            sums.tokens += 1;
+            sums.correct += u64::from(token.label_logit >= token.max);
+        }
+    }
+    sums
+}
+
+/// Gradients of the sum of losses, from what [`forward`] saved.
+///
+/// # Panics
+/// If lengths do not match or a label is no word.
+pub fn backward(
+    cx: Context<'_>,
+    classifier: &Classifier<'_>,
+    x: &[f32],
+    labels: &[i32],
+    lse: &[f32],
+    gradients: Gradients<'_>,
+    workspace: &mut LossWorkspace,
+) {
+    classifier.check(x, labels);
+    backward_blocks(cx, classifier, x, labels, lse, gradients, workspace, false);
+}
+
+/// [`forward`] and [`backward`] in one, which spares the last block's logits the second computation.
+///
+/// # Panics
+/// If lengths do not match or a label is no word.
+pub fn forward_backward(
+    cx: Context<'_>,
+    classifier: &Classifier<'_>,
+    x: &[f32],
+    labels: &[i32],
+    gradients: Gradients<'_>,
+    workspace: &mut LossWorkspace,
+) -> LossSums {
+    let mut lse = std::mem::take(&mut workspace.lse);
+    let sums = forward(cx, classifier, x, labels, lse.resize(labels.len()), workspace);
+    backward_blocks(cx, classifier, x, labels, lse.as_slice(), gradients, workspace, true);
+    workspace.lse = lse;
+    sums
+}
+
+/// `have_last`: the workspace holds the logits of the last block.
+#[allow(clippy::too_many_arguments)]
+fn backward_blocks(
+    cx: Context<'_>,
+    classifier: &Classifier<'_>,
+    x: &[f32],
+    labels: &[i32],
+    lse: &[f32],
+    gradients: Gradients<'_>,
+    workspace: &mut LossWorkspace,
+    have_last: bool,
+) {
+    let Gradients { dx, mut dweights, mut dbias, accumulate } = gradients;
+    let (count, hidden) = (labels.len(), classifier.hidden);
+    assert!(lse.len() == count && dx.len() == x.len());
+    assert!(dweights.as_ref().is_none_or(|d| d.len() == classifier.weights.len()));
+    assert!(dbias.as_ref().is_none_or(|d| d.len() == classifier.vocabulary));
+    let LossWorkspace { logits, packed_x, gemm: scratch, .. } = workspace;
+    if dweights.is_some() {
+        packed_x.pack(cx, MatRef::row_major(x, count, hidden));
+    }
+    let mut dx_mode = Accumulate::Store;
+    for block in classifier.blocks().rev() {
+        let width = block.len();
+        let errors = if have_last && block.end == classifier.vocabulary {
+            logits.resize(count * width)
+        } else {
+            classifier.logits(cx, x, count, block.clone(), logits, scratch)
+        };
+        let data = (rows_mut(errors, width), rows(labels, 1), rows(lse, 1));
+        cx.pool.for_each_rows(count, GRAIN, data, |_, (errors, labels, lse)| {
+            to_errors(cx.simd, errors.data, width, block.start, labels.data, lse.data);
+        });
+        let errors = MatRef::row_major(errors, count, width);
+        let weights = MatRef::row_major(&classifier.weights[block.start * hidden..block.end * hidden], width, hidden);
+        gemm(cx, errors, weights, MatMut::row_major(dx, count, hidden), dx_mode, None, scratch);
+        dx_mode = Accumulate::Add;
+        if let Some(dweights) = &mut dweights {
+            let dweights = &mut dweights[block.start * hidden..block.end * hidden];
+            gemm(cx, errors.t(), &*packed_x, MatMut::row_major(dweights, width, hidden), accumulate, None, scratch);
+        }
+        if let Some(dbias) = &mut dbias {
+            let add = accumulate == Accumulate::Add;
+            let (errors, dbias) = (errors.data(), rows_mut(&mut dbias[block.clone()], 1));
+            cx.pool.for_each_rows(width, 256, dbias, |first, dbias| {
+                elementwise::column_sums(cx.simd, errors, width, first, dbias.data, add);
+            });
+        }
+    }
+}
+
+impl Classifier<'_> {
+    fn check(&self, x: &[f32], labels: &[i32]) {
+        assert_eq!(self.weights.len(), self.vocabulary * self.hidden);
+        assert_eq!(x.len(), labels.len() * self.hidden);
+        assert!(self.bias.is_none_or(|bias| bias.len() == self.vocabulary));
+        assert_eq!(check_labels(labels, self.vocabulary), Ok(()), "a label is no word");
+    }
+
+    fn blocks(&self) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> {
+        let vocabulary = self.vocabulary;
+        (0..vocabulary).step_by(VOCABULARY_BLOCK).map(move |start| start..(start + VOCABULARY_BLOCK).min(vocabulary))
+    }
+
+    /// Logits of the words of `block` for all tokens, in `logits`.
+    fn logits<'l>(
+        &self,
+        cx: Context<'_>,
+        x: &[f32],
+        tokens: usize,
+        block: std::ops::Range<usize>,
+        logits: &'l mut Buffer,
+        workspace: &mut Workspace,
+    ) -> &'l mut [f32] {
+        let width = block.len();
+        let logits = logits.resize(tokens * width);
+        let weights =
+            MatRef::row_major(&self.weights[block.start * self.hidden..block.end * self.hidden], width, self.hidden);
+        let (x, c) = (MatRef::row_major(x, tokens, self.hidden), MatMut::row_major(logits, tokens, width));
+        gemm(cx, x, weights.t(), c, Accumulate::Store, self.bias.map(|bias| &bias[block]), workspace);
+        logits
+    }
+}
+
+/// The place of a label in the block of `width` words that begins at `first`.
+#[inline(always)]
+fn place(label: i32, first: usize, width: usize) -> Option<usize> {
+    usize::try_from(label).ok().and_then(|label| label.checked_sub(first)).filter(|place| *place < width)
+}
+
+simd_fn! {
+    /// Takes a block's logits into the running maxima and sums.
+    fn advance(logits: &[f32], width: usize, first: usize, labels: &[i32], tokens: &mut [TokenState]) {
+        for ((row, label), token) in logits.chunks_exact(width).zip(labels).zip(tokens) {
+            if let Some(place) = place(*label, first, width) {
+                token.label_logit = row[place];
+            }
+            let (vectors, rest) = row.as_chunks::<LANES>();
+            let mut highest = [token.max; LANES];
+            for vector in vectors {
+                for (highest, x) in highest.iter_mut().zip(vector) {
+                    *highest = if *x > *highest { *x } else { *highest };
+                }
+            }
+            let max = rest.iter().fold(max_lanes(highest), |max, x| if *x > max { *x } else { max });
+            let mut sums = [0.0f32; LANES];
+            for vector in vectors {
+                for (sum, x) in sums.iter_mut().zip(vector) {
+                    *sum += exp(x - max);
+                }
+            }
+            for (sum, x) in sums.iter_mut().zip(rest) {
+                *sum += exp(x - max);
+            }
+            token.sum = token.sum.mul_add(exp(token.max - max), sum_lanes(sums));
+            token.max = max;
+        }
+    }
+}
+
+simd_fn! {
+    /// Logits become the gradient of the sum of losses with respect to them: probabilities, less one at the label;
+    /// zero for a token left out.
+    fn to_errors(logits: &mut [f32], width: usize, first: usize, labels: &[i32], lse: &[f32]) {
+        for ((row, label), lse) in logits.chunks_exact_mut(width).zip(labels).zip(lse) {
+            if *label < 0 {
+                row.fill(0.0);
+                continue;
+            }
+            for x in row.iter_mut() {
+                *x = exp(*x - lse);
+            }
+            if let Some(place) = place(*label, first, width) {
+                row[place] -= 1.0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{assert_close, every_simd, gradient, uniform};
+    use crate::kernels::{Pool, Simd};
+    use crate::numerics::Precision;
+
+    struct Case {
+        tokens: usize,
+        hidden: usize,
+        vocabulary: usize,
+        labels: Vec<i32>,
+    }
+
+    /// Sum of losses in f64 of x, W and bias one after the other.
+    fn reference(case: &Case, all: &[f64]) -> f64 {
+        let (x, rest) = all.split_at(case.tokens * case.hidden);
+        let (w, bias) = rest.split_at(case.vocabulary * case.hidden);
+        let mut total = 0.0;
+        for (x, label) in x.chunks(case.hidden).zip(&case.labels) {
+            let logit = |v: usize| bias[v] + x.iter().zip(&w[v * case.hidden..]).map(|(x, w)| x * w).sum::<f64>();
+            if let Ok(label) = usize::try_from(*label) {
+                let sum: f64 = (0..case.vocabulary).map(|v| logit(v).exp()).sum();
+                total += sum.ln() - logit(label);
+            }
+        }
+        total
+    }
+
+    /// Sums, then the gradients of x, W and bias one after the other. `fused`: in one call.
+    fn run(simd: Simd, threads: usize, fused: bool, case: &Case, all: &[f32]) -> (LossSums, Vec<f32>) {
+        let pool = Pool::new(threads).unwrap();
+        let cx = Context { simd, pool: &pool, precision: Precision::F32 };
+        let (x, rest) = all.split_at(case.tokens * case.hidden);
+        let (weights, bias) = rest.split_at(case.vocabulary * case.hidden);
+        let classifier = Classifier { weights, vocabulary: case.vocabulary, hidden: case.hidden, bias: Some(bias) };
+        let mut grads = vec![0.25; all.len()];
+        let (dx, rest) = grads.split_at_mut(x.len());
+        let (dw, db) = rest.split_at_mut(weights.len());
+        let gradients = Gradients { dx, dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
+        let mut workspace = LossWorkspace::new();
+        let sums = if fused {
+            forward_backward(cx, &classifier, x, &case.labels, gradients, &mut workspace)
+        } else {
+            let mut lse = vec![f32::NAN; case.tokens];
+            let sums = forward(cx, &classifier, x, &case.labels, &mut lse, &mut workspace);
+            backward(cx, &classifier, x, &case.labels, &lse, gradients, &mut workspace);
+            sums
+        };
+        (sums, grads)
+    }
+
+    fn values(case: &Case) -> Vec<f32> {
+        uniform(case.tokens * case.hidden + case.vocabulary * (case.hidden + 1), -1.0, 1.0, 1)
+    }
+
+    #[test]
+    fn gradients_agree_with_differences_of_f64() {
+        let case = Case { tokens: 5, hidden: 7, vocabulary: 35, labels: vec![3, -1, 34, 0, 3] };
+        let all = values(&case);
+        let (sums, grads) = every_simd(|simd| run(simd, 1, true, &case, &all));
+        let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
+        assert!((sums.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
+        assert_eq!(sums.tokens, 4);
+        let mut expected = gradient(|x| reference(&case, x), &all);
+        expected[case.tokens * case.hidden..].iter_mut().for_each(|e| *e += 0.25);
+        assert_close(&grads, &expected, 1e-6);
+        assert_eq!(grads[case.hidden..2 * case.hidden], [0.0; 7], "the token left out");
+    }
+
+    #[test]
+    fn blocks_fit_together_fused_or_not_on_any_team() {
+        let vocabulary = 2 * VOCABULARY_BLOCK + 77;
+        let labels = vec![5, 2047, 2048, 4172, -1, 4095, 0];
+        let case = Case { tokens: 7, hidden: 4, vocabulary, labels };
+        let all = values(&case);
+        let results = every_simd(|simd| run(simd, 1, true, &case, &all));
+        for (threads, fused) in [(1, false), (2, true), (2, false)] {
+            assert!(run(Simd::detect(), threads, fused, &case, &all) == results, "{threads} {fused}");
+        }
+        let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
+        assert!((results.0.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
+        // The gradient's components over words add up to zero for each token: Σ dbias = 0 here, besides what was there.
+        let dbias = &results.1[all.len() - vocabulary..];
+        let total: f64 = dbias.iter().map(|d| f64::from(*d) - 0.25).sum();
+        assert!(total.abs() < 1e-4, "{total}");
+        let dx = gradient(
+            |x| {
+                let mut moved = wide.clone();
+                moved[..x.len()].copy_from_slice(x);
+                reference(&case, &moved)
+            },
+            &all[..4],
+        );
+        assert_close(&results.1[..4], &dx, 2e-6);
+    }
+
+    #[test]
+    fn correct_means_no_logit_is_higher() {
+        let case = Case { tokens: 3, hidden: 1, vocabulary: 2, labels: vec![1, 0, -1] };
+        let all = [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0];
+        let (sums, _) = every_simd(|simd| run(simd, 1, true, &case, &all));
+        assert_eq!((sums.tokens, sums.correct), (2, 1));
+    }
+
+    #[test]
+    fn labels_outside_are_found() {
+        assert_eq!(check_labels(&[0, -1, 6], 7), Ok(()));
+        assert_eq!(check_labels(&[0, -1, 7], 7), Err((2, 7)));
+    }
+
+    #[test]
+    fn a_non_finite_logit_makes_the_loss_non_finite() {
+        let case = Case { tokens: 1, hidden: 1, vocabulary: 20, labels: vec![1] };
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut all = vec![1.0; 41];
+            all[0] = bad;
+            assert!(!every_simd(|simd| run(simd, 1, true, &case, &all).0.loss.is_finite().then_some(())).is_some());
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The measured limit: how many fused multiply-adds this machine does a second, registers only.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use super::isa::Simd;
+use super::pool::Pool;
+use super::vector::{Four, Vector};
+use crate::numerics::Isa;
+
+/// Independent chains: more than latency times throughput of any CPU in use, few enough to stay in 16 registers.
+const CHAINS: usize = 12;
+
+/// `rounds` multiply-adds in each of `CHAINS` independent vectors.
+#[inline(always)]
+fn chains<V: Vector>(rounds: usize, factor: f32) -> [V; CHAINS] {
+    let (x, y) = (V::splat(factor), V::splat(1.0 - factor));
+    let mut acc = [V::splat(0.5); CHAINS];
+    for _ in 0..rounds {
+        for chain in &mut acc {
+            *chain = chain.mul_add(x, y);
+        }
+    }
+    acc
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn avx512(rounds: usize, factor: f32) {
+    black_box(chains::<std::arch::x86_64::__m512>(rounds, factor));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2(rounds: usize, factor: f32) {
+    black_box(chains::<std::arch::x86_64::__m256>(rounds, factor));
+}
+
+/// `rounds` rounds on the calling thread.
+fn burst(simd: Simd, rounds: usize) {
+    let factor = black_box(0.999);
+    match simd.isa() {
+        // SAFETY: a `Simd` of this instruction set exists only where the CPU has it.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512(rounds, factor) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2(rounds, factor) },
+        _ => {
+            black_box(chains::<Four>(rounds, factor));
+        }
+    }
+}
+
+/// Floating-point operations of one round.
+fn flops_per_round(simd: Simd) -> f64 {
+    let lanes = match simd.isa() {
+        Isa::Avx512 => 16,
+        Isa::Avx2 => 8,
+        Isa::Portable => 4,
+    };
+    (2 * CHAINS * lanes) as f64
+}
+
+/// Peak of f32 multiply-adds of the whole pool in GFLOP/s: the best of `bursts` bursts of some milliseconds each.
+///
+/// The clock of many CPUs falls under load: ask in between other measurements, and compare within one run.
+pub fn fma_gflops(simd: Simd, pool: &Pool, bursts: usize) -> f64 {
+    const ROUNDS: usize = 50_000;
+    // More tiles than threads, so that one late start does not count for all.
+    let tiles = pool.threads() * 8;
+    let flops = flops_per_round(simd) * (ROUNDS * tiles) as f64;
+    let rate = |_| {
+        let start = Instant::now();
+        pool.for_each_tile(tiles, |_| burst(simd, ROUNDS));
+        flops / start.elapsed().as_secs_f64() / 1e9
+    };
+    (0..bursts.max(1)).map(rate).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_a_rate() {
+        for simd in Simd::all() {
+            let rate = fma_gflops(simd, &Pool::inline(), 1);
+            assert!(rate > 0.01 && rate < 1e5, "{rate}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Registers of f32 as a trait, for the few kernels that must choose their registers themselves, and hints to caches.
+//!
+//! The methods of the wide implementations compile only inside a function that has their instruction set; they are
+//! inlined there, and nothing else may call them.
+
+/// A register of f32 lanes.
+pub(crate) trait Vector: Copy {
+    /// How many.
+    const LANES: usize;
+
+    /// All lanes `x`.
+    fn splat(x: f32) -> Self;
+    /// Reads a vector.
+    ///
+    /// # Safety
+    /// `LANES` elements are readable at `p`.
+    unsafe fn load(p: *const f32) -> Self;
+    /// Reads `n` lanes; the other lanes are zero.
+    ///
+    /// # Safety
+    /// `n < LANES` elements are readable at `p`.
+    unsafe fn load_part(p: *const f32, n: usize) -> Self;
+    /// Writes a vector.
+    ///
+    /// # Safety
+    /// `LANES` elements are writable at `p`.
+    unsafe fn store(self, p: *mut f32);
+    /// Writes the first `n` lanes.
+    ///
+    /// # Safety
+    /// `n < LANES` elements are writable at `p`.
+    unsafe fn store_part(self, p: *mut f32, n: usize);
+    /// self * b + c, rounded once.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// self + other.
+    fn add(self, other: Self) -> Self;
+}
+
+/// Elements of a cache line.
+pub(crate) const LINE: usize = 16;
+
+/// A hint to fetch the cache line of `p`, which may be any address, into the first-level cache.
+#[inline(always)]
+pub(crate) fn prefetch(p: *const f32) {
+    // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// As [`prefetch`], into the second-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_l2(p: *const f32) {
+    // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Four lanes in an array, for the compiler to map onto what the target has.
+#[derive(Clone, Copy)]
+pub(crate) struct Four([f32; 4]);
+
+impl Vector for Four {
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Four([x; 4])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: four elements are readable.
+        Four(unsafe { p.cast::<[f32; 4]>().read() })
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        // SAFETY: `n` elements are readable.
+        Four(std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 }))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: four elements are writable.
+        unsafe { p.cast::<[f32; 4]>().write(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        for (i, x) in self.0.into_iter().enumerate().take(n) {
+            // SAFETY: `n` elements are writable.
+            unsafe { *p.add(i) = x }
+        }
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        Four(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Four(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Vector;
+
+    // SAFETY (of all blocks below): only functions that have the instruction set call these methods; addresses are
+    // good for the lanes used, by the trait's contract.
+
+    #[inline(always)]
+    fn mask16(n: usize) -> __mmask16 {
+        (1 << n) - 1
+    }
+
+    impl Vector for __m512 {
+        const LANES: usize = 16;
+
+        #[inline(always)]
+        fn splat(x: f32) -> Self {
+            unsafe { _mm512_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            unsafe { _mm512_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn load_part(p: *const f32, n: usize) -> Self {
+            unsafe { _mm512_maskz_loadu_ps(mask16(n), p) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            unsafe { _mm512_storeu_ps(p, self) }
+        }
+        #[inline(always)]
+        unsafe fn store_part(self, p: *mut f32, n: usize) {
+            unsafe { _mm512_mask_storeu_ps(p, mask16(n), self) }
+        }
+        #[inline(always)]
+        fn mul_add(self, b: Self, c: Self) -> Self {
+            unsafe { _mm512_fmadd_ps(self, b, c) }
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            unsafe { _mm512_add_ps(self, other) }
+        }
+    }
+
+    /// All ones in the first `n` of eight lanes.
+    #[inline(always)]
+    fn mask8(n: usize) -> __m256i {
+        const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+        debug_assert!(n <= 8);
+        unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
+    }
+
+    impl Vector for __m256 {
+        const LANES: usize = 8;
+
+        #[inline(always)]
+        fn splat(x: f32) -> Self {
+            unsafe { _mm256_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            unsafe { _mm256_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn load_part(p: *const f32, n: usize) -> Self {
+            unsafe { _mm256_maskload_ps(p, mask8(n)) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            unsafe { _mm256_storeu_ps(p, self) }
+        }
+        #[inline(always)]
+        unsafe fn store_part(self, p: *mut f32, n: usize) {
+            unsafe { _mm256_maskstore_ps(p, mask8(n), self) }
+        }
+        #[inline(always)]
+        fn mul_add(self, b: Self, c: Self) -> Self {
+            unsafe { _mm256_fmadd_ps(self, b, c) }
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            unsafe { _mm256_add_ps(self, other) }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `(a, b) -> a + b`, same shape.
+
+use super::{GradientForm, OpError, Operator, Shape, Signature};
+use crate::graph::ValueType;
+
+/// See the module text. The gradient of both inputs is that of the output.
+#[derive(Clone, Copy, Debug)]
+pub struct Add;
+
+impl Operator for Add {
+    fn name(&self) -> &'static str {
+        "Add"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [a, b] = io.inputs([ValueType::Float; 2])?;
+        io.params(&[], 0)?;
+        if a != b {
+            return Err(OpError::InputShape { input: 1, expected: a, found: b });
+        }
+        Ok(Some(a))
+    }
+
+    fn gradient(&self, _: usize) -> GradientForm {
+        GradientForm::Same
+    }
+
+    fn overwrites(&self) -> &'static [usize] {
+        &[0, 1]
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::Add;
+    use crate::kernels::elementwise;
+    use crate::kernels::pool::{rows, rows_mut};
+    use crate::ops::execute::{Backward, Execute, Forward, Input, Kit, ROW_GRAIN};
+
+    impl Execute for Add {
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let (simd, width) = (kit.cx.simd, io.shape.columns());
+            let count = kit.samples * io.shape.rows();
+            match io.inputs {
+                [Input::Values(a), Input::Values(b)] => {
+                    let data = (rows(a, width), rows(b, width), rows_mut(io.output, width));
+                    kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (a, b, out)| {
+                        elementwise::add(simd, a.data, b.data, out.data);
+                    });
+                }
+                [one, other] => {
+                    let apart = if let Input::Values(values) = one { values } else { other.values() };
+                    let data = (rows(apart, width), rows_mut(io.output, width));
+                    kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, out)| {
+                        elementwise::add_assign(simd, out.data, x.data);
+                    });
+                }
+            }
+        }
+
+        fn backward(&self, _: &mut Kit<'_>, _: Backward<'_>) {}
+    }
+}

@@ -1,0 +1,68 @@
+//! `(x [rows x H]; table [R >= rows, H]) -> [rows x H]`: adds row `i` of the table to row `i` of each sample.
+
+use super::{GradientForm, OpError, Operator, Shape, Signature};
+use crate::graph::ValueType;
+
+/// See the module text. The backward pass needs nothing but the gradient, which passes through unchanged; the table's
+/// gradient is its sum over samples.
+#[derive(Clone, Copy, Debug)]
+pub struct AddPosition;
+
+impl Operator for AddPosition {
+    fn name(&self) -> &'static str {
+        "AddPosition"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [x] = io.inputs([ValueType::Float])?;
+        let positions = io.matrix_dimension(0, 0)?;
+        io.params(&[&[positions, x.columns]], 1)?;
+        if positions < x.rows {
+            return Err(OpError::TooFewPositions { positions, rows: x.rows });
+        }
+        Ok(Some(x))
+    }
+
+    fn gradient(&self, _: usize) -> GradientForm {
+        GradientForm::Same
+    }
+
+    fn overwrites(&self) -> &'static [usize] {
+        &[0]
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::AddPosition;
+    use crate::kernels::pool::{rows, rows_mut};
+    use crate::kernels::{elementwise, embedding};
+    use crate::ops::execute::{Backward, Execute, Forward, Input, Kit, ROW_GRAIN};
+
+    impl Execute for AddPosition {
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let (simd, width, length) = (kit.cx.simd, io.shape.columns(), io.shape.rows());
+            let table = &io.weights.tensors[0][..length * width];
+            let source = if let Input::Values(values) = io.inputs[0] { Some(values) } else { None };
+            for (sample, out) in io.output.chunks_exact_mut(length * width).enumerate() {
+                let data = (rows(table, width), rows_mut(out, width));
+                let from = source.map(|x| &x[sample * length * width..][..length * width]);
+                kit.cx.pool.for_each_rows(length, ROW_GRAIN, data, |first, (table, out)| match from {
+                    Some(x) => elementwise::add(simd, &x[first * width..][..out.data.len()], table.data, out.data),
+                    None => elementwise::add_assign(simd, out.data, table.data),
+                });
+            }
+        }
+
+        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+            let [Some(table), _] = io.tensors else { return };
+            let used = io.shape.rows() * io.shape.columns();
+            let adds = table.adds();
+            let (used, unused) = table.data.split_at_mut(used);
+            embedding::position_backward(kit.cx.simd, io.gradient, used, adds);
+            if !adds {
+                unused.fill(0.0);
+            }
+        }
+    }
+}

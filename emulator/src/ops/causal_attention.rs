@@ -1,0 +1,99 @@
+//! `(qkv [rows x 3H]) -> [rows x H]`: causal multi-head attention; columns are queries, keys, values, each cut into
+//! heads. Scores and probabilities exist in tiles only, never as a whole `rows x rows` matrix.
+
+use super::{Flops, OpError, Operator, Saved, Shape, Signature, check_rate};
+use crate::graph::ValueType;
+
+/// See the module text. Saves input, output and the log-sum-exp of each row and head; the backward pass makes the
+/// probabilities again, tile by tile.
+#[derive(Clone, Copy, Debug)]
+pub struct CausalAttention {
+    /// Number of heads; divides H.
+    pub heads: usize,
+    /// Factor on query-key products.
+    pub scale: f32,
+    /// Dropout on probabilities.
+    pub dropout: f32,
+}
+
+impl Operator for CausalAttention {
+    fn name(&self) -> &'static str {
+        "CausalAttention"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [qkv] = io.inputs([ValueType::Float])?;
+        io.params(&[], 0)?;
+        check_rate("dropout", self.dropout)?;
+        if !self.scale.is_finite() {
+            return Err(OpError::Attribute { name: "scale", value: self.scale, range: "finite" });
+        }
+        let width = qkv.columns / 3;
+        if !qkv.columns.is_multiple_of(3) || self.heads == 0 || !width.is_multiple_of(self.heads) {
+            return Err(OpError::Heads { columns: qkv.columns, heads: self.heads });
+        }
+        Ok(Some(Shape::float(qkv.rows, width)))
+    }
+
+    fn flops(&self, io: &Signature<'_>) -> Flops {
+        // Row i attends to i + 1 rows; of each pair a product of H for the score and one for the value.
+        let (rows, columns) = io.input(0);
+        let pairs = rows.saturating_mul(rows + 1) / 2;
+        Flops::product([pairs, columns / 3, 2], columns / 3)
+    }
+
+    fn saved(&self, io: &Signature<'_>) -> Saved {
+        let (rows, _) = io.input(0);
+        Saved { inputs: &[0], output: true, floats: rows * self.heads as u64 }
+    }
+
+    fn scratch(&self, io: &Signature<'_>) -> u64 {
+        // Backward: the product of output and its gradient, for each row and head.
+        let (rows, _) = io.input(0);
+        rows * self.heads as u64
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::CausalAttention;
+    use crate::kernels::attention::{self, Attention, QkvLayout};
+    use crate::numerics::{GEMM_KC, random};
+    use crate::ops::execute::{Backward, Execute, Forward, Kit, NodeShape, TargetMut};
+
+    impl CausalAttention {
+        fn kernel<'a>(&self, shape: &NodeShape, training: bool, keys: &'a [u64], samples: usize) -> Attention<'a> {
+            let dropout = random::Dropout::new(f64::from(self.dropout)).filter(|factors| training && !factors.is_off());
+            Attention {
+                samples,
+                tokens: shape.rows(),
+                heads: self.heads,
+                head_dim: shape.columns() / 3 / self.heads,
+                scale: self.scale,
+                dropout,
+                sample_keys: keys,
+            }
+        }
+    }
+
+    impl Execute for CausalAttention {
+        fn supported(&self, shape: &NodeShape) -> Result<(), String> {
+            let head = shape.columns() / 3 / self.heads;
+            if head <= GEMM_KC { Ok(()) } else { Err(format!("has heads of {head} elements; {GEMM_KC} is the most")) }
+        }
+
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
+            let layout = QkvLayout::packed(what.hidden());
+            attention::forward(kit.cx, &what, io.inputs[0].values(), layout, io.output, io.extra, kit.attention);
+        }
+
+        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+            let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
+            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
+            let layout = QkvLayout::packed(what.hidden());
+            let qkv = io.inputs[0].values();
+            attention::backward(kit.cx, &what, qkv, layout, io.output, io.extra, io.gradient, dqkv, kit.attention);
+        }
+    }
+}

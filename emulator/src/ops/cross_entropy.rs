@@ -1,0 +1,84 @@
+//! `(x [rows x H], labels [rows x 1]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
+//! cross-entropy of `x weight^T + bias`, in blocks of the vocabulary. Ends the graph.
+
+use super::{Flops, OpError, Operator, Saved, Shape, Signature};
+use crate::graph::ValueType;
+
+/// Vocabulary entries whose logits exist at a time.
+pub const VOCABULARY_BLOCK: usize = 1024;
+
+/// See the module text. Saves its inputs and the log-sum-exp of each row; the backward pass makes the logits again,
+/// block by block.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy;
+
+impl Operator for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "CrossEntropy"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [x, labels] = io.inputs([ValueType::Float, ValueType::Token])?;
+        let expected = Shape::tokens(x.rows);
+        if labels != expected {
+            return Err(OpError::InputShape { input: 1, expected, found: labels });
+        }
+        let entries = io.matrix_dimension(0, 0)?;
+        io.params(&[&[entries, x.columns], &[entries]], 1)?;
+        Ok(None)
+    }
+
+    fn flops(&self, io: &Signature<'_>) -> Flops {
+        let ((rows, columns), (entries, _)) = (io.input(0), io.matrix(0));
+        Flops::product([rows, columns, entries], columns.min(entries))
+    }
+
+    fn saved(&self, io: &Signature<'_>) -> Saved {
+        let (rows, _) = io.input(0);
+        Saved { inputs: &[0, 1], output: false, floats: rows }
+    }
+
+    fn makes_gradient(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn backward_reads(&self, _: usize) -> bool {
+        true
+    }
+
+    fn scratch(&self, io: &Signature<'_>) -> u64 {
+        let ((rows, _), (entries, _)) = (io.input(0), io.matrix(0));
+        rows * entries.min(VOCABULARY_BLOCK as u64)
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::CrossEntropy;
+    use crate::kernels::Accumulate;
+    use crate::kernels::loss::{self, Classifier, Gradients};
+    use crate::ops::execute::{Backward, Execute, Forward, Kit, NodeShape, TargetMut, Weights};
+
+    fn classifier<'a>(shape: &NodeShape, weights: &Weights<'a>) -> Classifier<'a> {
+        let (vocabulary, hidden) = shape.matrix();
+        Classifier { weights: weights.tensors[0], vocabulary, hidden, bias: weights.bias(shape) }
+    }
+
+    impl Execute for CrossEntropy {
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let classifier = classifier(io.shape, &io.weights);
+            let [x, labels] = io.inputs;
+            *kit.sums = loss::forward(kit.cx, &classifier, x.values(), labels.tokens(), io.extra, kit.loss);
+        }
+
+        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+            let [TargetMut::Memory(dx, _), _] = io.targets else { return };
+            let classifier = classifier(io.shape, &io.weights);
+            let [x, labels] = io.inputs;
+            let [weight, bias] = io.tensors;
+            let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
+            let gradients = Gradients { dx, dweights: weight.map(|g| g.data), dbias: bias.map(|g| g.data), accumulate };
+            loss::backward(kit.cx, &classifier, x.values(), labels.tokens(), io.extra, gradients, kit.loss);
+        }
+    }
+}

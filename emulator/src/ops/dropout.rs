@@ -1,0 +1,85 @@
+//! `(x) -> x'`: zeroes elements with probability `rate`, scales the rest by `1 / (1 - rate)`; identity in evaluation.
+
+use super::{GradientForm, OpError, Operator, Shape, Signature, check_rate};
+use crate::graph::ValueType;
+
+/// See the module text. The mask is a function of (seed, sample, node, element), so that the backward pass makes it
+/// again instead of saving it.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// Probability of zero, in `[0, 1)`.
+    pub rate: f32,
+}
+
+impl Operator for Dropout {
+    fn name(&self) -> &'static str {
+        "Dropout"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [x] = io.inputs([ValueType::Float])?;
+        io.params(&[], 0)?;
+        check_rate("rate", self.rate)?;
+        Ok(Some(x))
+    }
+
+    fn gradient(&self, _: usize) -> GradientForm {
+        GradientForm::Overwrite
+    }
+
+    fn overwrites(&self) -> &'static [usize] {
+        &[0]
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::Dropout;
+    use crate::kernels::dropout;
+    use crate::kernels::pool::{rows, rows_mut};
+    use crate::numerics::random;
+    use crate::ops::execute::{Backward, Execute, Forward, Input, Kit, ROW_GRAIN};
+
+    impl Execute for Dropout {
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let source = if let Input::Values(values) = io.inputs[0] { Some(values) } else { None };
+            let factors =
+                random::Dropout::new(f64::from(self.rate)).filter(|factors| kit.training && !factors.is_off());
+            match (factors, source) {
+                (Some(factors), None) => apply(kit, factors, io.shape.columns(), io.output),
+                (Some(factors), Some(source)) => apply_from(kit, factors, io.shape.columns(), source, io.output),
+                (None, Some(source)) => io.output.copy_from_slice(source),
+                (None, None) => {}
+            }
+        }
+
+        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+            if let Some(factors) = random::Dropout::new(f64::from(self.rate)).filter(|factors| !factors.is_off()) {
+                apply(kit, factors, io.shape.columns(), io.gradient);
+            }
+        }
+    }
+
+    /// Multiplies each sample's elements, numbered within it, by their factors.
+    fn apply(kit: &Kit<'_>, factors: random::Dropout, width: usize, x: &mut [f32]) {
+        let simd = kit.cx.simd;
+        let sample = x.len() / kit.samples;
+        for (&key, x) in kit.keys.iter().zip(x.chunks_exact_mut(sample)) {
+            kit.cx.pool.for_each_rows(sample / width, ROW_GRAIN, rows_mut(x, width), |first, x| {
+                dropout::apply(simd, factors, key, (first * width) as u32, x.data);
+            });
+        }
+    }
+
+    /// The same from one place to another.
+    fn apply_from(kit: &Kit<'_>, factors: random::Dropout, width: usize, x: &[f32], y: &mut [f32]) {
+        let simd = kit.cx.simd;
+        let sample = x.len() / kit.samples;
+        for ((&key, x), y) in kit.keys.iter().zip(x.chunks_exact(sample)).zip(y.chunks_exact_mut(sample)) {
+            let data = (rows(x, width), rows_mut(y, width));
+            kit.cx.pool.for_each_rows(sample / width, ROW_GRAIN, data, |first, (x, y)| {
+                dropout::forward(simd, factors, key, (first * width) as u32, x.data, y.data);
+            });
+        }
+    }
+}

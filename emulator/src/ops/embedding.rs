@@ -1,0 +1,64 @@
+//! `(tokens [rows x 1]; table [V, H]) -> [rows x H]`: a row of the table per token.
+
+use super::{OpError, Operator, Saved, Shape, Signature};
+use crate::graph::ValueType;
+
+/// See the module text. The backward pass adds rows of the gradient into rows of the table's gradient and reads no
+/// weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Embedding;
+
+impl Operator for Embedding {
+    fn name(&self) -> &'static str {
+        "Embedding"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [tokens] = io.inputs([ValueType::Token])?;
+        let (entries, width) = (io.matrix_dimension(0, 0)?, io.matrix_dimension(0, 1)?);
+        io.params(&[&[entries, width]], 1)?;
+        Ok(Some(Shape::float(tokens.rows, width)))
+    }
+
+    fn saved(&self, _: &Signature<'_>) -> Saved {
+        Saved { inputs: &[0], ..Saved::default() }
+    }
+
+    fn makes_gradient(&self, _: usize) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::Embedding;
+    use crate::kernels::embedding;
+    use crate::kernels::pool::{rows, rows_mut};
+    use crate::ops::execute::{Backward, Execute, Forward, Kit, ROW_GRAIN};
+
+    impl Execute for Embedding {
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let (simd, table, (_, width)) = (kit.cx.simd, io.weights.tensors[0], io.shape.matrix());
+            let tokens = io.inputs[0].tokens();
+            let data = (rows(tokens, 1), rows_mut(io.output, width));
+            kit.cx.pool.for_each_rows(tokens.len(), ROW_GRAIN, data, |_, (tokens, out)| {
+                embedding::gather(simd, table, width, tokens.data, out.data);
+            });
+        }
+
+        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+            let [Some(table), _] = io.tensors else { return };
+            let (entries, width) = io.shape.matrix();
+            if !table.adds() {
+                let zero = rows_mut(&mut *table.data, width);
+                kit.cx.pool.for_each_rows(entries, ROW_GRAIN, zero, |_, zero| zero.data.fill(0.0));
+            }
+            embedding::scatter_add(kit.cx.simd, io.gradient, width, io.inputs[0].tokens(), 0, width, table.data);
+        }
+
+        /// Tokens are added one by one to what is there.
+        fn adds_exactly(&self) -> bool {
+            false
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `(x; gain [H], offset [H]) -> [rows x H]`: each row shifted and scaled to mean 0 and variance 1, times gain, plus
+//! offset.
+
+use super::{GradientForm, OpError, Operator, Saved, Shape, Signature};
+use crate::graph::ValueType;
+
+/// See the module text. Saves its input with mean and reciprocal deviation of each row.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNorm {
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+impl Operator for LayerNorm {
+    fn name(&self) -> &'static str {
+        "LayerNorm"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [x] = io.inputs([ValueType::Float])?;
+        io.params(&[&[x.columns], &[x.columns]], 2)?;
+        if !(self.epsilon > 0.0 && self.epsilon.is_finite()) {
+            return Err(OpError::Attribute { name: "epsilon", value: self.epsilon, range: "positive" });
+        }
+        Ok(Some(x))
+    }
+
+    fn saved(&self, io: &Signature<'_>) -> Saved {
+        let (rows, _) = io.input(0);
+        Saved { inputs: &[0], output: false, floats: 2 * rows }
+    }
+
+    fn backward_reads(&self, param: usize) -> bool {
+        param == 0
+    }
+
+    fn gradient(&self, _: usize) -> GradientForm {
+        GradientForm::StoreOrAdd
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::LayerNorm;
+    use crate::kernels::Accumulate;
+    use crate::kernels::norm::{layer_norm_backward_input, layer_norm_backward_params, layer_norm_forward};
+    use crate::kernels::pool::{rows, rows_mut};
+    use crate::ops::execute::{Backward, Execute, Forward, Kit, ROW_GRAIN, TargetMut};
+
+    /// Columns of parameter gradients that one thread takes at a time.
+    const COLUMN_GRAIN: usize = 64;
+
+    impl Execute for LayerNorm {
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let (simd, width, epsilon) = (kit.cx.simd, io.shape.columns(), self.epsilon);
+            let [gain, offset] = io.weights.tensors;
+            let count = kit.samples * io.shape.rows();
+            let (mean, rstd) = io.extra.split_at_mut(count);
+            let x = rows(io.inputs[0].values(), width);
+            let data = (x, rows_mut(io.output, width), rows_mut(mean, 1), rows_mut(rstd, 1));
+            kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, y, mean, rstd)| {
+                layer_norm_forward(simd, x.data, gain, Some(offset), epsilon, y.data, mean.data, rstd.data);
+            });
+        }
+
+        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+            let (simd, width) = (kit.cx.simd, io.shape.columns());
+            let gain = io.weights.tensors[0];
+            let count = kit.samples * io.shape.rows();
+            let (mean, rstd) = io.extra.split_at(count);
+            let (x, dy) = (io.inputs[0].values(), &*io.gradient);
+            if let [Some(gain), Some(offset)] = io.tensors {
+                let adds = gain.adds();
+                let data = (rows_mut(gain.data, 1), rows_mut(offset.data, 1));
+                kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, data, |first, (gain, offset)| {
+                    layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, offset.data, adds);
+                });
+            }
+            let [TargetMut::Memory(dx, accumulate), _] = io.targets else { return };
+            let adds = accumulate == Accumulate::Add;
+            let data = (rows(x, width), rows(mean, 1), rows(rstd, 1), rows(dy, width), rows_mut(dx, width));
+            kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, mean, rstd, dy, dx)| {
+                layer_norm_backward_input(simd, x.data, gain, mean.data, rstd.data, dy.data, dx.data, adds);
+            });
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `(x [rows x I]; weight [O, I], bias [O]?) -> [rows x O]`: `x weight^T + bias`.
+
+use super::{Flops, GradientForm, OpError, Operator, Saved, Shape, Signature};
+use crate::graph::ValueType;
+
+/// See the module text. Backward: `dx = dy weight`, `dweight = dy^T x`, `dbias` the sum of the rows of `dy`.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear;
+
+impl Operator for Linear {
+    fn name(&self) -> &'static str {
+        "Linear"
+    }
+
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [x] = io.inputs([ValueType::Float])?;
+        let outputs = io.matrix_dimension(0, 0)?;
+        io.params(&[&[outputs, x.columns], &[outputs]], 1)?;
+        Ok(Some(Shape::float(x.rows, outputs)))
+    }
+
+    fn flops(&self, io: &Signature<'_>) -> Flops {
+        let ((rows, _), (outputs, inputs)) = (io.input(0), io.matrix(0));
+        Flops::product([rows, inputs, outputs], inputs.min(outputs))
+    }
+
+    fn saved(&self, _: &Signature<'_>) -> Saved {
+        Saved { inputs: &[0], ..Saved::default() }
+    }
+
+    fn backward_reads(&self, param: usize) -> bool {
+        param == 0
+    }
+
+    fn gradient(&self, _: usize) -> GradientForm {
+        GradientForm::StoreOrAdd
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::Linear;
+    use crate::kernels::pool::rows_mut;
+    use crate::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, elementwise, gemm};
+    use crate::ops::execute::{Backward, Execute, Forward, Kit, MOST_PARAMS, NodeShape, TargetMut, TensorGradient};
+
+    /// Columns of a bias' gradient that one thread takes at a time.
+    const COLUMN_GRAIN: usize = 192;
+
+    impl Execute for Linear {
+        fn forward_packs(&self, _: &NodeShape) -> usize {
+            1
+        }
+
+        fn backward_packs(&self, _: &NodeShape) -> usize {
+            1
+        }
+
+        fn pack_forward(
+            &self,
+            cx: Context<'_>,
+            shape: &NodeShape,
+            tensors: [&[f32]; MOST_PARAMS],
+            packs: &mut [PackedB],
+        ) {
+            let (outputs, inputs) = shape.matrix();
+            packs[0].pack(cx, MatRef::row_major(tensors[0], outputs, inputs).t());
+        }
+
+        fn pack_backward(
+            &self,
+            cx: Context<'_>,
+            shape: &NodeShape,
+            tensors: [&[f32]; MOST_PARAMS],
+            packs: &mut [PackedB],
+        ) {
+            let (outputs, inputs) = shape.matrix();
+            packs[0].pack(cx, MatRef::row_major(tensors[0], outputs, inputs));
+        }
+
+        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+            let (outputs, inputs) = io.shape.matrix();
+            let rows = kit.samples * io.shape.rows();
+            let x = MatRef::row_major(io.inputs[0].values(), rows, inputs);
+            let y = MatMut::row_major(io.output, rows, outputs);
+            let bias = io.weights.bias(io.shape);
+            gemm(kit.cx, x, &io.weights.forward[0], y, Accumulate::Store, bias, kit.products);
+        }
+
+        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+            let (outputs, inputs) = io.shape.matrix();
+            let rows = kit.samples * io.shape.rows();
+            let (x, dy) = (io.inputs[0].values(), &*io.gradient);
+            let gradient = MatRef::row_major(dy, rows, outputs);
+            let [weight, bias] = io.tensors;
+            if let Some(TensorGradient { data, accumulate }) = weight {
+                let (x, dw) = (MatRef::row_major(x, rows, inputs), MatMut::row_major(data, outputs, inputs));
+                gemm(kit.cx, gradient.t(), x, dw, accumulate, None, kit.products);
+            }
+            if let Some(bias) = bias {
+                let (simd, adds) = (kit.cx.simd, bias.adds());
+                kit.cx.pool.for_each_rows(outputs, COLUMN_GRAIN, rows_mut(bias.data, 1), |first, sums| {
+                    elementwise::column_sums(simd, dy, outputs, first, sums.data, adds);
+                });
+            }
+            if let [TargetMut::Memory(dx, accumulate), _] = io.targets {
+                let dx = MatMut::row_major(dx, rows, inputs);
+                gemm(kit.cx, gradient, &io.weights.backward[0], dx, accumulate, None, kit.products);
+            }
+        }
+    }
+}

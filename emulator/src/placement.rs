@@ -1,0 +1,323 @@
+//! Who does what in one epoch: systems and their leaves, rounds, shards and their chunks, SwarmX nodes and their joins.
+//!
+//! A placement is made from a plan and the agents at hand, holds for one epoch and never reaches a checkpoint.
+//! Changing it changes no bit of the result: every sum follows the leaf tree, whoever owns the leaves.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{ChunkId, StreamPlan};
+use crate::tree::{LeafTree, Node};
+
+/// Index of a system's agent, `cs2-<index>`.
+pub type SystemId = u32;
+/// Index of a MemoryX shard, `memoryx-<index>`.
+pub type ShardId = u32;
+/// Index of a SwarmX agent, `swarmx-<index>`.
+pub type SwarmId = u32;
+
+/// The agents a placement is made for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Members {
+    /// Systems, in the order in which they take leaves.
+    pub systems: Vec<SystemId>,
+    /// Number of MemoryX shards.
+    pub shards: u32,
+    /// SwarmX agents at hand; the tree uses as many as it needs.
+    pub swarmx: Vec<SwarmId>,
+    /// Most children of a SwarmX node, at least 2.
+    pub fan_out: u32,
+    /// Number of activation servers.
+    pub activation_servers: u32,
+}
+
+/// Who a SwarmX node serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Child {
+    /// A system, by its place in [`Placement::systems`].
+    System(usize),
+    /// Another SwarmX node, by its place in [`Placement::swarm`].
+    Swarm(usize),
+}
+
+/// A SwarmX agent in the tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwarmNode {
+    /// The agent.
+    pub id: SwarmId,
+    /// Its parent's place in [`Placement::swarm`]; `None` for the root, which talks to every shard.
+    pub parent: Option<usize>,
+    /// Its children, leaves ascending.
+    pub children: Vec<Child>,
+    /// The systems below it, as places in [`Placement::systems`].
+    pub systems: Range<usize>,
+}
+
+/// A system in the placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SystemPlace {
+    /// The agent.
+    pub id: SystemId,
+    /// Its SwarmX node's place in [`Placement::swarm`].
+    pub parent: usize,
+    /// The activation server it asks for samples.
+    pub activation: u32,
+}
+
+/// Part of a step for which the weights are streamed once: a node of the leaf tree, divided among the systems.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Round {
+    /// The leaves of the round.
+    pub leaves: Node,
+    /// Each system's leaves, by its place in [`Placement::systems`]; contiguous, ascending, together all of `leaves`.
+    pub owned: Vec<Range<u32>>,
+}
+
+/// See the module text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// Systems, leaves ascending.
+    pub systems: Vec<SystemPlace>,
+    /// SwarmX nodes; the root is first, parents before children.
+    pub swarm: Vec<SwarmNode>,
+    /// Number of MemoryX shards.
+    pub shards: u32,
+    /// Rounds of a training step.
+    pub rounds: Vec<Round>,
+    /// Rounds of an evaluation step.
+    pub eval_rounds: Vec<Round>,
+    /// Tree over the training leaves.
+    pub tree: LeafTree,
+}
+
+/// Why there is no placement.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlacementError {
+    /// No system at hand.
+    #[error("no system is at hand to train on")]
+    NoSystems,
+    /// No shard.
+    #[error("no MemoryX shard is at hand to hold the weights")]
+    NoShards,
+    /// A system would have nothing to do.
+    #[error(
+        "{systems} systems were asked for, but a batch has only {leaves} leaves to share; ask for at most {leaves}, or make more leaves with a smaller micro_batch_size"
+    )]
+    TooManySystems {
+        /// Systems asked for.
+        systems: usize,
+        /// K.
+        leaves: u32,
+    },
+    /// The SwarmX tree can't be built.
+    #[error(
+        "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {have} are at hand"
+    )]
+    TooFewSwarm {
+        /// Systems to serve.
+        systems: usize,
+        /// Children a node takes.
+        fan_out: u32,
+        /// Nodes needed.
+        needed: usize,
+        /// Nodes at hand.
+        have: usize,
+    },
+}
+
+/// SwarmX nodes needed for `systems` systems: a level for every power of the fan-out, up to one root.
+pub fn swarm_nodes(systems: usize, fan_out: u32) -> usize {
+    let fan_out = fan_out.max(2) as usize;
+    let (mut level, mut nodes) = (systems.max(1), 0);
+    loop {
+        level = level.div_ceil(fan_out);
+        nodes += level;
+        if level == 1 {
+            return nodes;
+        }
+    }
+}
+
+impl Placement {
+    /// Divides the plan's work among `members`.
+    ///
+    /// # Errors
+    /// When a role is missing, there are more systems than leaves, or too few SwarmX agents.
+    pub fn new(plan: &StreamPlan, members: &Members) -> Result<Self, PlacementError> {
+        let systems = members.systems.len();
+        let leaves = plan.leaves.count;
+        if systems == 0 {
+            return Err(PlacementError::NoSystems);
+        }
+        if members.shards == 0 {
+            return Err(PlacementError::NoShards);
+        }
+        if systems > leaves as usize {
+            return Err(PlacementError::TooManySystems { systems, leaves });
+        }
+        let needed = swarm_nodes(systems, members.fan_out);
+        if members.swarmx.len() < needed {
+            let (fan_out, have) = (members.fan_out, members.swarmx.len());
+            return Err(PlacementError::TooFewSwarm { systems, fan_out, needed, have });
+        }
+        let (swarm, parents) = swarm_tree(systems, members.fan_out.max(2) as usize, &members.swarmx);
+        let servers = members.activation_servers.max(1);
+        let place =
+            |(at, &id): (usize, &SystemId)| SystemPlace { id, parent: parents[at], activation: (at as u32) % servers };
+        Ok(Self {
+            systems: members.systems.iter().enumerate().map(place).collect(),
+            swarm,
+            shards: members.shards,
+            rounds: rounds(leaves, systems, plan.leaves_per_round),
+            eval_rounds: rounds(plan.eval_leaves.count, systems, plan.leaves_per_round),
+            tree: plan.leaves.tree(),
+        })
+    }
+
+    /// The shard that owns `chunk`.
+    pub const fn shard_of(&self, chunk: ChunkId) -> ShardId {
+        (chunk % self.shards as usize) as ShardId
+    }
+
+    /// The partial sums the system at `place` sends for every chunk of `round`.
+    pub fn system_nodes(&self, place: usize, round: usize) -> Vec<Node> {
+        self.tree.cover(self.rounds[round].owned[place].clone())
+    }
+
+    /// The partial sums the SwarmX node at `place` sends for every chunk of `round`, once it has joined its children's.
+    pub fn swarm_nodes(&self, place: usize, round: usize) -> Vec<Node> {
+        let systems = self.swarm[place].systems.clone();
+        let owned = &self.rounds[round].owned[systems];
+        match (owned.first(), owned.last()) {
+            (Some(first), Some(last)) => self.tree.cover(first.start..last.end),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The partial sums `child` sends for every chunk of `round`.
+    pub fn child_nodes(&self, child: Child, round: usize) -> Vec<Node> {
+        match child {
+            Child::System(place) => self.system_nodes(place, round),
+            Child::Swarm(place) => self.swarm_nodes(place, round),
+        }
+    }
+}
+
+/// Rounds of `leaves` leaves: nodes of the leaf tree, all of one depth, the shallowest at which no system holds more
+/// than `per_system` leaves.
+fn rounds(leaves: u32, systems: usize, per_system: u32) -> Vec<Round> {
+    let most = u64::from(per_system.max(1)) * systems as u64;
+    let mut nodes = vec![LeafTree::new(leaves).root()];
+    while nodes.iter().any(|node| u64::from(node.leaves()) > most) {
+        nodes = nodes.into_iter().flat_map(halves).collect();
+    }
+    nodes.into_iter().map(|leaves| Round { leaves, owned: divide(leaves, systems) }).collect()
+}
+
+fn halves(node: Node) -> Vec<Node> {
+    match node.children() {
+        Some((left, right)) => vec![left, right],
+        None => vec![node],
+    }
+}
+
+/// Contiguous shares of a node's leaves, as equal as can be, the larger ones first.
+fn divide(node: Node, systems: usize) -> Vec<Range<u32>> {
+    let (leaves, systems) = (u64::from(node.leaves()), systems as u64);
+    let bound = |at: u64| node.start + (leaves * at).div_ceil(systems) as u32;
+    (0..systems).map(|at| bound(at)..bound(at + 1)).collect()
+}
+
+/// The tree over `systems` systems, root first, and each system's parent.
+fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode>, Vec<usize>) {
+    // Levels from the systems up; each entry is a node's children in the level below and its systems.
+    let mut levels: Vec<Vec<(Range<usize>, Range<usize>)>> = Vec::new();
+    let mut below: Vec<Range<usize>> = (0..systems).map(|at| at..at + 1).collect();
+    loop {
+        let level: Vec<_> = (0..below.len())
+            .step_by(fan_out)
+            .map(|at| {
+                let children = at..(at + fan_out).min(below.len());
+                let covered = below[children.start].start..below[children.end - 1].end;
+                (children, covered)
+            })
+            .collect();
+        below = level.iter().map(|(_, covered)| covered.clone()).collect();
+        let done = level.len() == 1;
+        levels.push(level);
+        if done {
+            break;
+        }
+    }
+    levels.reverse();
+    let starts: Vec<usize> =
+        levels.iter().scan(0, |at, level| Some(std::mem::replace(at, *at + level.len()))).collect();
+    let mut swarm: Vec<SwarmNode> = Vec::new();
+    let mut parents = vec![0; systems];
+    for (depth, level) in levels.iter().enumerate() {
+        for (children, covered) in level {
+            let place = swarm.len();
+            let last = depth + 1 == levels.len();
+            if last {
+                parents[children.clone()].fill(place);
+            }
+            let child = |at: usize| if last { Child::System(at) } else { Child::Swarm(starts[depth + 1] + at) };
+            swarm.push(SwarmNode {
+                id: ids[place],
+                parent: None,
+                children: children.clone().map(child).collect(),
+                systems: covered.clone(),
+            });
+        }
+    }
+    for place in 0..swarm.len() {
+        for child in swarm[place].children.clone() {
+            if let Child::Swarm(below) = child {
+                swarm[below].parent = Some(place);
+            }
+        }
+    }
+    (swarm, parents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_tree_nodes_and_every_leaf_has_one_owner() {
+        for leaves in 1..=16 {
+            for systems in 1..=leaves as usize {
+                for per_system in 1..=4 {
+                    let rounds = rounds(leaves, systems, per_system);
+                    let owned: Vec<u32> = rounds.iter().flat_map(|r| r.owned.iter().cloned().flatten()).collect();
+                    assert_eq!(owned, (0..leaves).collect::<Vec<_>>());
+                    for round in &rounds {
+                        assert!(LeafTree::new(leaves).contains(round.leaves));
+                        assert!(round.owned.iter().all(|range| range.len() as u32 <= per_system));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_swarm_tree_serves_every_system_once() {
+        for systems in 1..40 {
+            for fan_out in [2, 4] {
+                let needed = swarm_nodes(systems, fan_out as u32);
+                let ids: Vec<u32> = (0..needed as u32).collect();
+                let (swarm, parents) = swarm_tree(systems, fan_out, &ids);
+                assert_eq!(swarm.len(), needed);
+                assert_eq!(swarm[0].systems, 0..systems);
+                assert!(swarm[0].parent.is_none() && swarm[1..].iter().all(|node| node.parent.is_some()));
+                for (system, &parent) in parents.iter().enumerate() {
+                    assert!(swarm[parent].children.contains(&Child::System(system)));
+                }
+                assert!(swarm.iter().all(|node| !node.children.is_empty() && node.children.len() <= fan_out));
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What a plan means, for people and programs: the answer of `plan`, and what a scheduler of jobs asks.
+//!
+//! Three kinds of numbers, never mixed: bytes and seconds of the modelled machine (`wafer`, `projection`), bytes of this
+//! emulation (`host`), and an estimate of the emulation's own seconds (`estimate`).
+
+use millrace_params::ApplianceSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::placement::{Placement, PlacementError};
+use crate::plan::{Encoding, Leaves, MachineBytes, StreamPlan};
+use crate::time::{AnchorError, Projection, anchor_errors, nominal_placement, project};
+
+mod roles;
+mod text;
+mod traffic;
+
+pub use roles::{PROCESS_BYTES, RoleBytes, busiest};
+pub use traffic::{Traffic, traffic};
+
+/// The report of a plan on a number of systems. Serialises to the answer of `plan --json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// The plan's hash, as logs write it.
+    pub plan: String,
+    /// Trained scalars.
+    pub parameters: u64,
+    /// Tokens of a sample.
+    pub sequence: usize,
+    /// How weights travel.
+    pub encoding: Encoding,
+    /// Leaves of a training step; `count` is K.
+    pub leaves: Leaves,
+    /// Leaves of an evaluation step.
+    pub eval_leaves: Leaves,
+    /// Levels of the tree that sums the leaves.
+    pub tree_depth: u32,
+    /// Most leaves one system holds at once.
+    pub leaves_per_round: u32,
+    /// The most systems that have something to do in a training step: K.
+    pub largest_num_csx: u32,
+    /// Layers, first to last.
+    pub layers: Vec<LayerReport>,
+    /// Number of chunks.
+    pub chunks: usize,
+    /// Groups that stay on the wafer from forward to backward.
+    pub resident: Vec<String>,
+    /// Whether any layer is recomputed.
+    pub recompute: bool,
+    /// Counted floating-point operations of a training step.
+    pub step_flops: u64,
+    /// Operations carried out twice, besides.
+    pub recompute_flops: u64,
+    /// What follows from the number of systems.
+    pub placement: PlacementReport,
+    /// Memory of each role.
+    pub bytes: RoleBytes,
+    /// Least payload bytes of a step.
+    pub traffic: Traffic,
+    /// Projected time on real systems.
+    pub projection: Projection,
+    /// What the projection gives for public figures of real systems.
+    pub anchors: Vec<AnchorError>,
+}
+
+/// One layer of a [`PlanReport`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerReport {
+    /// Its name.
+    pub name: String,
+    /// Scalars of the groups it uses.
+    pub parameters: u64,
+    /// Chunks of the groups it uses.
+    pub chunks: usize,
+    /// Whether its inside is recomputed.
+    pub recompute: bool,
+    /// Counted operations per sample, forward and backward.
+    pub flops: u64,
+    /// Bytes kept between the passes, per sample.
+    pub saved: MachineBytes,
+    /// Working memory, per leaf.
+    pub working: MachineBytes,
+}
+
+/// What follows from the number of systems.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementReport {
+    /// Systems.
+    pub systems: u32,
+    /// SwarmX nodes.
+    pub swarmx: usize,
+    /// MemoryX shards.
+    pub shards: u32,
+    /// Rounds of a training step.
+    pub rounds: usize,
+    /// Rounds of an evaluation step.
+    pub eval_rounds: usize,
+    /// Most leaves a system holds at once.
+    pub leaves: u32,
+}
+
+impl PlanReport {
+    /// Reports on `plan` for `systems` systems of `appliance`.
+    ///
+    /// # Errors
+    /// When there can be no such placement.
+    pub fn new(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Self, PlacementError> {
+        let placement = nominal_placement(plan, appliance, systems)?;
+        let batch = plan.leaves.batch();
+        let sum = |flops: fn(&crate::plan::LayerPlan) -> u64| {
+            plan.layers.iter().map(flops).fold(0, u64::saturating_add).saturating_mul(batch)
+        };
+        Ok(Self {
+            plan: plan.hash().to_string(),
+            parameters: plan.parameters(),
+            sequence: plan.sequence,
+            encoding: plan.encoding,
+            leaves: plan.leaves,
+            eval_leaves: plan.eval_leaves,
+            tree_depth: plan.leaves.count.next_power_of_two().ilog2(),
+            leaves_per_round: plan.leaves_per_round,
+            largest_num_csx: plan.leaves.count,
+            layers: layers(plan),
+            chunks: plan.chunks.len(),
+            resident: plan.resident.iter().map(|&group| plan.groups[group].name.clone()).collect(),
+            recompute: plan.layers.iter().any(|layer| layer.recompute),
+            step_flops: sum(|layer| layer.forward_flops.saturating_add(layer.backward_flops)),
+            recompute_flops: sum(|layer| layer.recompute_flops),
+            placement: PlacementReport::new(&placement),
+            bytes: RoleBytes::new(plan, &placement, &appliance.link),
+            traffic: traffic(plan, &placement),
+            projection: project(plan, appliance, systems)?,
+            anchors: anchor_errors(),
+        })
+    }
+
+    /// Rough seconds that this emulation computes for a step, on hosts that do `gigaflops` in all. An estimate: streaming
+    /// that does not overlap comes on top.
+    pub fn host_step_seconds(&self, gigaflops: f64) -> f64 {
+        (self.step_flops as f64 + self.recompute_flops as f64) / (gigaflops * 1e9)
+    }
+}
+
+impl PlacementReport {
+    fn new(placement: &Placement) -> Self {
+        Self {
+            systems: placement.systems.len() as u32,
+            swarmx: placement.swarm.len(),
+            shards: placement.shards,
+            rounds: placement.rounds.len(),
+            eval_rounds: placement.eval_rounds.len(),
+            leaves: busiest(&placement.rounds),
+        }
+    }
+}
+
+fn layers(plan: &StreamPlan) -> Vec<LayerReport> {
+    let report = |(layer, shape): (&crate::plan::LayerPlan, &crate::graph::Layer)| LayerReport {
+        name: shape.name.clone(),
+        parameters: layer.groups.iter().map(|&group| plan.groups[group].elements as u64).sum(),
+        chunks: layer.groups.iter().map(|&group| plan.groups[group].chunks.len()).sum(),
+        recompute: layer.recompute,
+        flops: layer.forward_flops.saturating_add(layer.backward_flops),
+        saved: layer.saved,
+        working: layer.working,
+    };
+    plan.layers.iter().zip(&plan.graph.layers).map(report).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! How many bytes of memory each role needs in this emulation, and a system on the modelled machine.
+
+use millrace_params::LinkSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::compile::{MEMORYX_BYTES, SystemMemory, system_bytes};
+use crate::placement::{Child, Placement, Round};
+use crate::plan::{CHUNK_ELEMENTS, GroupId, StreamPlan};
+
+/// Batches an activation server holds ready for each of its systems.
+const PREFETCHED_BATCHES: u64 = 2;
+/// What a process holds before it has any data: code, runtime, buffers of its connections.
+pub const PROCESS_BYTES: u64 = 32 << 20;
+
+/// Bytes per agent of each role; host bytes are data only, [`PROCESS_BYTES`] come on top.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoleBytes {
+    /// All MemoryX shards together.
+    pub memoryx: u64,
+    /// Each shard.
+    pub memoryx_shards: Vec<u64>,
+    /// The SwarmX node that needs most: its windows.
+    pub swarmx: u64,
+    /// The activation server that needs most.
+    pub activation: u64,
+    /// The system that needs most: the modelled wafer's bytes and the process's.
+    pub cs2: SystemMemory,
+    /// What every process needs besides.
+    pub process: u64,
+}
+
+impl RoleBytes {
+    /// What the roles need for `plan` under `placement`, with links as in `link`.
+    pub fn new(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> Self {
+        let memoryx_shards = shard_bytes(plan, placement);
+        Self {
+            memoryx: memoryx_shards.iter().sum(),
+            memoryx_shards,
+            swarmx: swarm_bytes(plan, placement, link),
+            activation: activation_bytes(plan, placement),
+            cs2: most_system_bytes(plan, placement),
+            process: PROCESS_BYTES,
+        }
+    }
+}
+
+/// Weights, moments and gradients of each shard's chunks, and the partial sums that rounds keep open.
+///
+/// Rounds arrive left to right, each a node of the same depth of the leaf tree: of R rounds at most log2 R sums are open
+/// when the next one arrives, each use of a group having a tree of its own; the first of them is the gradient itself.
+fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
+    let mut uses = vec![0u64; plan.groups.len()];
+    plan.layers.iter().flat_map(|layer| &layer.groups).for_each(|&group| uses[group] += 1);
+    let depth = u64::from(placement.rounds.len().next_power_of_two().ilog2());
+    let further = |group: GroupId| if depth == 0 { 0 } else { uses[group] * depth - 1 };
+    let mut shards = vec![0; placement.shards as usize];
+    for (id, chunk) in plan.chunks.iter().enumerate() {
+        let bytes = MEMORYX_BYTES + 4 * further(chunk.group);
+        shards[placement.shard_of(id) as usize] += bytes * chunk.elements as u64;
+    }
+    shards
+}
+
+/// Windows of the busiest node: chunks of weights from its parent, and of each child the partial sums of as many chunks.
+fn swarm_bytes(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> u64 {
+    let chunk = (CHUNK_ELEMENTS as u64 * 4).min(plan.chunks.iter().map(|c| c.elements as u64 * 4).max().unwrap_or(0));
+    let sums = |children: &[Child], round| {
+        children.iter().map(|&child| placement.child_nodes(child, round).len() as u64).sum::<u64>()
+    };
+    let most =
+        placement.swarm.iter().flat_map(|node| (0..placement.rounds.len()).map(|round| sums(&node.children, round)));
+    chunk * link.window_chunks as u64 * (1 + most.max().unwrap_or(0))
+}
+
+fn activation_bytes(plan: &StreamPlan, placement: &Placement) -> u64 {
+    let sample = 2 * plan.sequence as u64 * 4;
+    let mut samples = std::collections::BTreeMap::new();
+    let leaves = [(&placement.rounds, plan.leaves.samples), (&placement.eval_rounds, plan.eval_leaves.samples)];
+    let held = |place: usize| {
+        let all = leaves.iter().map(|(rounds, size)| {
+            rounds.iter().map(|round| round.owned[place].len() as u64).sum::<u64>() * u64::from(*size)
+        });
+        all.max().unwrap_or(0)
+    };
+    for (place, system) in placement.systems.iter().enumerate() {
+        *samples.entry(system.activation).or_insert(0) += held(place) * PREFETCHED_BATCHES * sample;
+    }
+    samples.into_values().max().unwrap_or(0)
+}
+
+/// The most leaves that a system holds at once.
+pub fn busiest(rounds: &[Round]) -> u32 {
+    rounds.iter().flat_map(|round| &round.owned).map(|owned| owned.end - owned.start).max().unwrap_or(0)
+}
+
+fn most_system_bytes(plan: &StreamPlan, placement: &Placement) -> SystemMemory {
+    let train = system_bytes(plan, busiest(&placement.rounds), true);
+    let eval = system_bytes(plan, busiest(&placement.eval_rounds), false);
+    SystemMemory {
+        wafer: if eval.wafer.total() > train.wafer.total() { eval.wafer } else { train.wafer },
+        host: if eval.host.total() > train.host.total() { eval.host } else { train.host },
+    }
+}

@@ -1,0 +1,85 @@
+use super::*;
+use crate::plan::Pass;
+use crate::testing::{Size, TINY, TINY_WAFER};
+
+#[test]
+fn the_plan_knows_nothing_of_the_systems() {
+    let appliance = ApplianceSpec::default();
+    let plan = TINY.plan(16, 2, TINY_WAFER).unwrap();
+    let reports: Vec<_> = (1..=4).map(|systems| PlanReport::new(&plan, &appliance, systems).unwrap()).collect();
+    assert!(reports.iter().all(|report| report.plan == reports[0].plan && report.layers == reports[0].layers));
+    assert!(reports[0].placement.rounds > 1);
+    assert!(reports.is_sorted_by(|few, many| few.placement.rounds >= many.placement.rounds));
+    assert_eq!(reports[0].largest_num_csx, 8);
+    assert!(PlanReport::new(&plan, &appliance, 9).is_err());
+}
+
+#[test]
+fn memoryx_holds_sixteen_bytes_a_parameter_and_four_for_each_open_sum() {
+    let appliance = ApplianceSpec::default();
+    let one_round = TINY.plan(16, 2, 1 << 30).unwrap();
+    let report = PlanReport::new(&one_round, &appliance, 2).unwrap();
+    assert_eq!(report.placement.rounds, 1);
+    assert_eq!(report.bytes.memoryx, 16 * one_round.parameters());
+    assert_eq!(report.bytes.memoryx, report.bytes.memoryx_shards.iter().sum::<u64>());
+
+    let rounds = TINY.plan(16, 2, TINY_WAFER).unwrap();
+    let report = PlanReport::new(&rounds, &appliance, 1).unwrap();
+    let shared = rounds.graph.tensors[0].elements() as u64;
+    let depth = u64::from((report.placement.rounds as u32).ilog2());
+    // Every group keeps `depth` sums open, the tied table for each of its two uses; one of them is the gradient.
+    let extra = 4 * (depth - 1) * rounds.parameters() + 4 * depth * shared;
+    assert_eq!(report.bytes.memoryx, 16 * rounds.parameters() + extra);
+}
+
+/// A system's bytes without activations do not depend on the number of layers.
+#[test]
+fn a_system_holds_as_many_weights_at_six_layers_as_at_24() {
+    let appliance = ApplianceSpec::default();
+    let weights = |layers| {
+        let plan = Size { layers, ..TINY }.plan(16, 2, 1 << 30).unwrap();
+        PlanReport::new(&plan, &appliance, 2).unwrap().bytes.cs2.host.weights
+    };
+    assert_eq!(weights(6), weights(24));
+}
+
+#[test]
+fn traffic_counts_every_use_over_every_link_and_round() {
+    let appliance = ApplianceSpec::default();
+    let plan = TINY.plan(16, 2, 1 << 30).unwrap();
+    let elements: u64 = plan.parameters();
+    let streamed_twice: u64 = plan
+        .down_train
+        .iter()
+        .filter(|slot| slot.pass == Pass::Backward)
+        .map(|slot| plan.chunks[slot.chunk].elements as u64)
+        .sum();
+    let table = plan.graph.tensors[0].elements() as u64;
+    // One SwarmX node, two systems: three links; each half of the leaves is one node of the tree.
+    let two = PlanReport::new(&plan, &appliance, 2).unwrap().traffic;
+    assert_eq!(two.links, 3);
+    assert_eq!(two.weights_down, 3 * 4 * (elements + streamed_twice));
+    assert_eq!(two.gradients_up, 3 * 4 * (elements + table));
+    assert_eq!(two.samples, 16 * 2 * TINY.sequence as u64 * 4);
+    // Three systems share 8 leaves as 3, 3, 2: covers of 2, 2 and 1 nodes, and one sum up to MemoryX.
+    let three = PlanReport::new(&plan, &appliance, 3).unwrap().traffic;
+    assert_eq!(three.gradients_up, (2 + 2 + 1 + 1) * 4 * (elements + table));
+}
+
+#[test]
+fn the_text_has_what_a_user_looks_for_and_json_reads_back() {
+    let appliance = ApplianceSpec::default();
+    let plan = Size { layers: 4, ..TINY }.plan(16, 2, 1 << 30).unwrap();
+    let report = PlanReport::new(&plan, &appliance, 2).unwrap();
+    let text = report.to_string();
+    println!("{text}");
+    for part in
+        [&*report.plan, "8 leaves of 2", "wte.weight, h.3, head", "and 3 more like it", "Projection", "GPT-2 117M"]
+    {
+        assert!(text.contains(part), "{part:?} is missing:\n{text}");
+    }
+    let json = serde_json::to_string(&report).unwrap();
+    let read: PlanReport = serde_json::from_str(&json).unwrap();
+    assert_eq!(serde_json::to_string(&read).unwrap(), json);
+    assert!(report.host_step_seconds(50.0) > 0.0);
+}

@@ -1,0 +1,180 @@
+//! The report as a page of text.
+
+use std::fmt;
+
+use super::{LayerReport, PlanReport};
+use crate::compile::{SystemBytes, bytes};
+use crate::plan::Encoding;
+
+impl fmt::Display for PlanReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.model(f)?;
+        self.memory(f)?;
+        self.traffic(f)?;
+        self.projection(f)
+    }
+}
+
+impl PlanReport {
+    fn model(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let encoding = if self.encoding == Encoding::Bf16 { "bf16" } else { "f32" };
+        writeln!(f, "Stream plan {}", self.plan)?;
+        writeln!(
+            f,
+            "  parameters      {} in {} chunks, {encoding} on the wire",
+            grouped(self.parameters),
+            self.chunks
+        )?;
+        let leaves = self.leaves;
+        writeln!(
+            f,
+            "  batch           {} samples of {} tokens: {} leaves of {}, tree of {} levels",
+            leaves.batch(),
+            self.sequence,
+            leaves.count,
+            leaves.samples,
+            self.tree_depth
+        )?;
+        let place = &self.placement;
+        writeln!(
+            f,
+            "  placement       {} of at most {} systems, {} SwarmX, {} MemoryX; {}, at most {} of {} leaves a system at once",
+            place.systems,
+            self.largest_num_csx,
+            place.swarmx,
+            place.shards,
+            counted(place.rounds, "round"),
+            place.leaves,
+            leaves.count
+        )?;
+        writeln!(f, "  on the wafer    {} stay from forward to backward", self.resident.join(", "))?;
+        let again = if self.recompute { "layers recomputed inside" } else { "everything saved" };
+        writeln!(f, "  activations     {again}, {:.3e} FLOP a step", self.step_flops as f64)?;
+        writeln!(f, "\n  layer             parameters  chunks   FLOP/sample   saved/sample: wafer, host   recomputed")?;
+        let mut shown: Option<&LayerReport> = None;
+        let mut repeated = 0;
+        for layer in &self.layers {
+            // Blocks are alike: one line for all of them.
+            let alike = |other: &LayerReport| LayerReport { name: layer.name.clone(), ..other.clone() } == *layer;
+            if shown.is_some_and(alike) {
+                repeated += 1;
+                continue;
+            }
+            more(f, std::mem::take(&mut repeated))?;
+            line(f, layer)?;
+            shown = Some(layer);
+        }
+        more(f, repeated)
+    }
+
+    fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let roles = &self.bytes;
+        let system = |system: SystemBytes| {
+            let weights = system.weights;
+            let parts = [
+                (weights.resident, "resident weights"),
+                (weights.window, "window"),
+                (weights.gradients, "gradients"),
+                (system.activations, "activations"),
+            ];
+            parts.map(|(size, name)| format!("{} {name}", bytes(size))).join(", ")
+        };
+        let wafer = roles.cs2.wafer;
+        writeln!(f, "\nWafer memory (modelled machine)")?;
+        writeln!(f, "  each cs2        {}: {}", bytes(wafer.total()), system(wafer))?;
+        writeln!(f, "\nHost memory (this emulation; {} a process besides)", bytes(roles.process))?;
+        let shard = roles.memoryx_shards.iter().max().copied().unwrap_or(0);
+        writeln!(f, "  memoryx         {}, at most {} a shard", bytes(roles.memoryx), bytes(shard))?;
+        writeln!(f, "  each swarmx     {}", bytes(roles.swarmx))?;
+        writeln!(f, "  each cs2        {}: {}", bytes(roles.cs2.host.total()), system(roles.cs2.host))?;
+        writeln!(f, "  each activation {}", bytes(roles.activation))
+    }
+
+    fn traffic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let traffic = &self.traffic;
+        writeln!(
+            f,
+            "\nLeast payload of a step over {}: {} ({} weights down, {} gradients up, {} samples)",
+            counted(traffic.links as usize, "link"),
+            bytes(traffic.training_step()),
+            bytes(traffic.weights_down),
+            bytes(traffic.gradients_up),
+            bytes(traffic.samples)
+        )
+    }
+
+    fn projection(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = &self.projection;
+        writeln!(f, "\nProjection for {} (not a measurement)", counted(time.systems as usize, "real system"))?;
+        writeln!(
+            f,
+            "  step            {}: {} computing, {} waiting for links, {} between steps",
+            seconds(time.step_seconds),
+            seconds(time.compute_seconds),
+            seconds(time.link_seconds),
+            seconds(time.boundary_seconds)
+        )?;
+        writeln!(
+            f,
+            "  rate            {:.1} samples/s, {} tokens/s, {:.1}% of peak",
+            time.samples_per_second,
+            grouped(time.tokens_per_second as u64),
+            time.utilisation * 100.0
+        )?;
+        for anchor in &self.anchors {
+            writeln!(
+                f,
+                "  check           {}: {:.1} samples/s projected, {:.1} published, {:+.0}%",
+                anchor.name,
+                anchor.projected,
+                anchor.measured,
+                anchor.error * 100.0
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, layer: &LayerReport) -> fmt::Result {
+    writeln!(
+        f,
+        "  {:<14} {:>13} {:>7} {:>13.3e} {:>14}, {:>10}   {}",
+        layer.name,
+        grouped(layer.parameters),
+        layer.chunks,
+        layer.flops as f64,
+        bytes(layer.saved.wafer),
+        bytes(layer.saved.host),
+        if layer.recompute { "yes" } else { "no" }
+    )
+}
+
+fn more(f: &mut fmt::Formatter<'_>, repeated: usize) -> fmt::Result {
+    if repeated == 0 { Ok(()) } else { writeln!(f, "    and {repeated} more like it") }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// `124,439,808`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Seconds for people: `226 ms`, `1.48 s`.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.0} us", s * 1e6),
+        s if s < 1.0 => format!("{:.1} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}

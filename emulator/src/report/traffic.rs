@@ -1,0 +1,62 @@
+//! How many payload bytes a step moves: the least any implementation of the plan can send.
+
+use serde::{Deserialize, Serialize};
+
+use crate::placement::Placement;
+use crate::plan::{DownSlot, StreamPlan};
+
+/// Bytes of a gradient on the wire.
+const GRADIENT_BYTES: u64 = 4;
+/// Bytes of a token on the wire.
+const TOKEN_BYTES: u64 = 4;
+
+/// Payload bytes of a step over all links together, headers not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Links that carry weights down and gradients up.
+    pub links: u64,
+    /// Weights of a training step, over every link and round.
+    pub weights_down: u64,
+    /// Partial sums of gradients, over every link and round.
+    pub gradients_up: u64,
+    /// Tokens and labels of a training step.
+    pub samples: u64,
+    /// Weights of an evaluation step.
+    pub eval_weights_down: u64,
+    /// Tokens and labels of an evaluation step.
+    pub eval_samples: u64,
+}
+
+impl Traffic {
+    /// Bytes of a training step.
+    pub const fn training_step(&self) -> u64 {
+        self.weights_down + self.gradients_up + self.samples
+    }
+}
+
+/// What `plan` sends under `placement`.
+///
+/// Down: each slot once over MemoryX's link to the root (all shards together), over each link between SwarmX nodes and
+/// over each link to a system. Up: each slot as many times as the sender has partial sums.
+pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
+    let links = (placement.swarm.len() + placement.systems.len()) as u64;
+    let down = |slots: &[DownSlot], rounds: usize| {
+        let elements: u64 = slots.iter().map(|slot| plan.chunks[slot.chunk].elements as u64).sum();
+        elements * plan.encoding.bytes() as u64 * links * rounds as u64
+    };
+    let up: u64 = plan.up.iter().map(|slot| plan.chunks[slot.chunk].elements as u64).sum();
+    let sums = (0..placement.rounds.len()).map(|round| {
+        let systems = (0..placement.systems.len()).map(|place| placement.system_nodes(place, round).len());
+        let swarm = (0..placement.swarm.len()).map(|place| placement.swarm_nodes(place, round).len());
+        systems.chain(swarm).sum::<usize>() as u64
+    });
+    let sample = 2 * plan.sequence as u64 * TOKEN_BYTES;
+    Traffic {
+        links,
+        weights_down: down(&plan.down_train, placement.rounds.len()),
+        gradients_up: up * GRADIENT_BYTES * sums.sum::<u64>(),
+        samples: plan.leaves.batch() * sample,
+        eval_weights_down: down(&plan.down_eval, placement.eval_rounds.len()),
+        eval_samples: plan.eval_leaves.batch() * sample,
+    }
+}

@@ -1,0 +1,289 @@
+//! Building a schedule: one walk forward over the graph and one back.
+
+use super::{BackwardStep, ForwardStep, Lives, Schedule, Source, Step, Storage, StorageId, Target};
+use crate::graph::{Graph, LayerId, NodeId, ValueId, ValueType};
+use crate::ops::{GradientForm, Operator, Signature, operator};
+
+/// What a forward walk is for; decides what lives on after it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Walk {
+    /// The forward pass of training, everything needed backward saved.
+    Saving,
+    /// The forward pass of training of a recomputed layer.
+    Discarding,
+    /// The forward steps repeated in a backward pass.
+    Repeating,
+    /// The forward pass of an evaluation.
+    Evaluating,
+}
+
+pub(super) struct Builder<'a> {
+    graph: &'a Graph,
+    lives: Lives,
+    storage: Vec<Storage>,
+    /// Where each value lies now.
+    place: Vec<Option<StorageId>>,
+    /// Where each node's extra numbers lie now.
+    extra: Vec<Option<StorageId>>,
+    /// Where each value's gradient lies, from its first contribution until its maker's backward step.
+    gradient: Vec<Option<StorageId>>,
+    /// How many gradients lie in each piece of memory.
+    shares: Vec<u32>,
+    pass: usize,
+    steps: Vec<Step>,
+}
+
+impl<'a> Builder<'a> {
+    pub fn new(graph: &'a Graph) -> Self {
+        Self {
+            graph,
+            lives: Lives::new(graph),
+            storage: Vec::new(),
+            place: vec![None; graph.values.len()],
+            extra: vec![None; graph.nodes.len()],
+            gradient: vec![None; graph.values.len()],
+            shares: Vec::new(),
+            pass: 0,
+            steps: Vec::new(),
+        }
+    }
+
+    pub fn training(mut self, recompute: &[bool]) -> Schedule {
+        let mut forward = Vec::with_capacity(recompute.len());
+        for (layer, &recompute) in recompute.iter().enumerate() {
+            let walk = if recompute { Walk::Discarding } else { Walk::Saving };
+            self.forward(layer, self.graph.layers[layer].nodes.clone(), walk);
+            forward.push(self.end_pass());
+        }
+        let mut backward = Vec::with_capacity(recompute.len());
+        for (layer, &recompute) in recompute.iter().enumerate().rev() {
+            if recompute {
+                let repeated = self.lives.repeated(self.graph, layer);
+                self.forward(layer, repeated.into_iter(), Walk::Repeating);
+            }
+            for node in self.graph.layers[layer].nodes.clone().rev() {
+                self.backward(node);
+            }
+            backward.push(self.end_pass());
+        }
+        backward.reverse();
+        Schedule { forward, backward, storage: self.storage }
+    }
+
+    pub fn evaluation(mut self) -> Schedule {
+        let layers = 0..self.graph.layers.len();
+        let forward = layers.map(|layer| {
+            self.forward(layer, self.graph.layers[layer].nodes.clone(), Walk::Evaluating);
+            self.end_pass()
+        });
+        let forward = forward.collect();
+        Schedule { forward, backward: Vec::new(), storage: self.storage }
+    }
+
+    fn end_pass(&mut self) -> Vec<Step> {
+        self.pass += 1;
+        std::mem::take(&mut self.steps)
+    }
+
+    /// The forward steps of `nodes`, all of one layer.
+    fn forward(&mut self, layer: LayerId, nodes: impl Iterator<Item = NodeId>, walk: Walk) {
+        let nodes: Vec<NodeId> = nodes.collect();
+        let needed = if walk == Walk::Evaluating { Vec::new() } else { self.lives.needed_backward(self.graph, layer) };
+        for &id in &nodes {
+            let (graph, node) = (self.graph, &self.graph.nodes[id]);
+            let (operator, signature) = (operator(&node.op), Signature::of(graph, node));
+            let over = operator.overwrites().iter().copied().find(|&at| {
+                let input = node.inputs[at];
+                let read_later = || {
+                    self.lives.readers(input).iter().any(|&reader| reader > id && nodes.binary_search(&reader).is_ok())
+                };
+                let kept = match walk {
+                    Walk::Saving => self.lives.crosses(input) || needed.binary_search(&input).is_ok(),
+                    Walk::Discarding | Walk::Evaluating => self.lives.crosses(input),
+                    Walk::Repeating => needed.binary_search(&input).is_ok(),
+                };
+                let twice = node.inputs.iter().filter(|&&other| other == input).count() > 1;
+                self.lives.made_in(input) == Some(layer) && !kept && !twice && !read_later()
+            });
+            let inputs = (0..node.inputs.len())
+                .map(|at| if over == Some(at) { Source::Overwritten } else { self.source(node.inputs[at]) })
+                .collect();
+            let output = node.output.map(|value| match over.and_then(|at| self.place[node.inputs[at]]) {
+                Some(place) => place,
+                None => self.allocate(self.elements(value)),
+            });
+            if let Some(value) = node.output {
+                self.place[value] = output;
+            }
+            let extra = self.allocate_some(operator.saved(&signature).floats);
+            self.extra[id] = extra;
+            let scratch = self.allocate_some(operator.scratch(&signature));
+            self.push(Step::Forward(ForwardStep { node: id, inputs, output, extra, scratch }));
+        }
+    }
+
+    /// The backward steps of one node.
+    fn backward(&mut self, id: NodeId) {
+        let node = &self.graph.nodes[id];
+        let operator = operator(&node.op);
+        let gradient = node.output.and_then(|value| self.gradient[value].take());
+        if node.output.is_some() && gradient.is_none() {
+            if !node.params.is_empty() {
+                self.push(Step::Unreached(id));
+            }
+            return;
+        }
+        // A gradient is written over at the end, and only if nobody else shares its memory.
+        let forms: Vec<GradientForm> = (0..node.inputs.len()).map(|at| operator.gradient(at)).collect();
+        let gradient = match gradient {
+            Some(shared) if forms.contains(&GradientForm::Overwrite) => Some(self.own(shared)),
+            other => other,
+        };
+        let mut later = Vec::new();
+        let mut targets = Vec::with_capacity(forms.len());
+        for (&input, &form) in node.inputs.iter().zip(&forms) {
+            targets.push(self.target(input, form, gradient, &mut later));
+        }
+        if !node.params.is_empty() || targets.iter().any(|target| *target != Target::None) {
+            self.backward_step(id, &*operator, gradient, targets);
+        }
+        for (input, made) in later {
+            self.contribute(input, made);
+        }
+        if let Some(gradient) = gradient {
+            self.shares[gradient] -= 1;
+        }
+    }
+
+    /// Decides where a step writes the gradient of `input`. What must be joined with earlier contributions by a step of
+    /// its own is put down in `later`.
+    fn target(
+        &mut self,
+        input: ValueId,
+        form: GradientForm,
+        gradient: Option<StorageId>,
+        later: &mut Vec<(ValueId, StorageId)>,
+    ) -> Target {
+        match (form, gradient) {
+            (GradientForm::None, _) => Target::None,
+            (GradientForm::Same, Some(gradient)) => {
+                later.push((input, gradient));
+                Target::None
+            }
+            (GradientForm::Overwrite, Some(gradient)) => {
+                later.push((input, gradient));
+                Target::Overwrite
+            }
+            (GradientForm::StoreOrAdd, _) if self.gradient[input].is_some() => {
+                let own = self.gradient[input].take().map(|shared| self.own(shared));
+                self.gradient[input] = own;
+                own.map_or(Target::None, Target::Add)
+            }
+            // What is the same as, or written over, nothing is stored.
+            _ => {
+                let made = self.allocate(self.elements(input));
+                later.push((input, made));
+                Target::Store(made)
+            }
+        }
+    }
+
+    fn backward_step(
+        &mut self,
+        id: NodeId,
+        operator: &dyn Operator,
+        gradient: Option<StorageId>,
+        targets: Vec<Target>,
+    ) {
+        let node = &self.graph.nodes[id];
+        let signature = Signature::of(self.graph, node);
+        let saved = operator.saved(&signature);
+        let input = |at: usize| if saved.inputs.contains(&at) { self.source(node.inputs[at]) } else { Source::Absent };
+        let inputs = (0..node.inputs.len()).map(input).collect();
+        let output = node.output.filter(|_| saved.output).and_then(|value| self.place[value]);
+        let extra = self.extra[id];
+        let scratch = self.allocate_some(operator.scratch(&signature));
+        self.push(Step::Backward(BackwardStep { node: id, inputs, output, extra, scratch, gradient, targets }));
+    }
+
+    /// Adds what lies in `made` to the gradient of `input`.
+    fn contribute(&mut self, input: ValueId, made: StorageId) {
+        match self.gradient[input].take() {
+            None => {
+                self.shares[made] += 1;
+                self.gradient[input] = Some(made);
+            }
+            Some(shared) => {
+                let own = self.own(shared);
+                self.push(Step::Add { from: made, to: own });
+                self.gradient[input] = Some(own);
+            }
+        }
+    }
+
+    /// Memory with the gradient in `shared` that one gradient has alone: that itself, or a copy.
+    fn own(&mut self, shared: StorageId) -> StorageId {
+        if self.shares[shared] <= 1 {
+            return shared;
+        }
+        self.shares[shared] -= 1;
+        let own = self.allocate(self.storage[shared].elements);
+        self.shares[own] = 1;
+        self.push(Step::Copy { from: shared, to: own });
+        own
+    }
+
+    fn source(&self, value: ValueId) -> Source {
+        match self.graph.values[value].kind {
+            ValueType::Token => Source::Tokens(value),
+            ValueType::Float => self.place[value].map_or(Source::Absent, Source::Stored),
+        }
+    }
+
+    fn elements(&self, value: ValueId) -> u64 {
+        let value = &self.graph.values[value];
+        value.rows as u64 * value.columns as u64
+    }
+
+    fn allocate(&mut self, elements: u64) -> StorageId {
+        let now = (self.pass, self.steps.len());
+        self.storage.push(Storage { elements, passes: (now.0, now.0), steps: (now.1, now.1) });
+        self.shares.push(0);
+        self.storage.len() - 1
+    }
+
+    fn allocate_some(&mut self, elements: u64) -> Option<StorageId> {
+        (elements > 0).then(|| self.allocate(elements))
+    }
+
+    /// Appends a step; whatever it touches lives until then.
+    fn push(&mut self, step: Step) {
+        let (pass, at) = (self.pass, self.steps.len());
+        let storage = &mut self.storage;
+        let mut touch = |id: StorageId| {
+            storage[id].passes.1 = pass;
+            storage[id].steps.1 = at;
+        };
+        let mut read = |sources: &[Source], others: [Option<StorageId>; 4]| {
+            let stored = sources.iter().filter_map(|source| match source {
+                Source::Stored(id) => Some(*id),
+                _ => None,
+            });
+            stored.chain(others.into_iter().flatten()).for_each(&mut touch);
+        };
+        match &step {
+            Step::Forward(step) => read(&step.inputs, [step.output, step.extra, step.scratch, None]),
+            Step::Backward(step) => {
+                read(&step.inputs, [step.output, step.extra, step.scratch, step.gradient]);
+                for target in &step.targets {
+                    if let Target::Store(id) | Target::Add(id) = target {
+                        touch(*id);
+                    }
+                }
+            }
+            Step::Unreached(_) => {}
+            Step::Copy { from, to } | Step::Add { from, to } => read(&[], [Some(*from), Some(*to), None, None]),
+        }
+        self.steps.push(step);
+    }
+}

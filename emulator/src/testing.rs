@@ -1,0 +1,108 @@
+//! Model sizes for tests.
+
+use millrace_params::{Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision};
+
+use crate::compile::{Batch, CompileError, Request, compile};
+use crate::families;
+use crate::graph::Graph;
+use crate::plan::{CHUNK_ELEMENTS, Encoding, StreamPlan};
+
+/// A GPT by its dimensions.
+#[derive(Clone, Debug)]
+pub struct Size {
+    pub name: &'static str,
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub vocabulary: usize,
+    pub sequence: usize,
+    pub batch: usize,
+    pub tied: bool,
+    pub mixed: bool,
+}
+
+const fn size(name: &'static str, layers: usize, hidden: usize, heads: usize, batch: usize) -> Size {
+    let (vocabulary, sequence) = (50_257, 2048);
+    Size { name, layers, hidden, heads, vocabulary, sequence, batch, tied: true, mixed: true }
+}
+
+pub const GPT2_117M: Size = size("GPT-2 117M", 12, 768, 12, 112);
+pub const GPT2_124M: Size = Size { sequence: 1024, batch: 4, mixed: false, ..size("GPT-2 124M", 12, 768, 12, 0) };
+pub const GPT3_1_3B: Size = size("GPT-3 1.3B", 24, 2048, 16, 528);
+pub const GPT3_6_7B: Size = size("GPT-3 6.7B", 32, 4096, 32, 1040);
+pub const GPT3_13B: Size = size("GPT-3 13B", 40, 5120, 40, 1080);
+pub const GPT_20B: Size = size("20B", 44, 6144, 64, 1024);
+/// Two blocks, byte vocabulary.
+pub const TINY: Size = Size {
+    name: "tiny",
+    layers: 2,
+    hidden: 64,
+    heads: 2,
+    vocabulary: 256,
+    sequence: 128,
+    batch: 16,
+    tied: true,
+    mixed: false,
+};
+/// Bytes of a wafer on which [`TINY`] is recomputed and goes in rounds.
+pub const TINY_WAFER: u64 = 3 << 20;
+
+/// Bytes of a CS-2's wafer.
+pub const CS2: u64 = 40_000_000_000;
+
+/// About 1,024 tokens.
+pub fn leaf_bound(size: &Size) -> usize {
+    (1024 / size.sequence).max(1)
+}
+
+impl Size {
+    pub fn spec(&self) -> ModelSpec {
+        let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
+        ModelSpec {
+            family: Family::Gpt2,
+            vocab_size: self.vocabulary,
+            hidden_size: self.hidden,
+            num_hidden_layers: self.layers,
+            num_heads: self.heads,
+            filter_size: 4 * self.hidden,
+            max_position_embeddings: self.sequence,
+            use_position_embedding: true,
+            share_embedding_weights: self.tied,
+            dropout_rate: 0.0,
+            embedding_dropout_rate: 0.0,
+            attention_dropout_rate: 0.0,
+            layer_norm_epsilon: 1e-5,
+            attention_scale: 1.0 / ((self.hidden / self.heads) as f64).sqrt(),
+            nonlinearity: Nonlinearity::Gelu,
+            use_projection_bias_in_attention: true,
+            use_ffn_bias_in_attention: true,
+            use_ffn_bias: true,
+            use_bias_in_output: false,
+            initializers: Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal },
+            precision: if self.mixed { Precision::Bf16 } else { Precision::F32 },
+            loss_scaling: LossScaling::NumTokens,
+            loss_weight: 1.0,
+            compute_eval_metrics: false,
+        }
+    }
+
+    pub fn graph(&self) -> Graph {
+        families::gpt(&self.spec(), self.sequence).unwrap()
+    }
+
+    pub fn request(&self, samples: usize, leaf_bound: usize, wafer_memory: u64) -> Request {
+        Request {
+            graph: self.graph(),
+            train: Batch { samples, leaf_bound },
+            eval: None,
+            encoding: if self.mixed { Encoding::Bf16 } else { Encoding::F32 },
+            wafer_memory,
+            chunk_elements: CHUNK_ELEMENTS,
+            memoryx_memory: 4_000_000_000_000,
+        }
+    }
+
+    pub fn plan(&self, samples: usize, leaf_bound: usize, wafer_memory: u64) -> Result<StreamPlan, CompileError> {
+        compile(self.request(samples, leaf_bound, wafer_memory))
+    }
+}

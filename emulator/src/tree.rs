@@ -1,0 +1,239 @@
+//! The binary tree over leaf indices that fixes the order of every gradient sum.
+//!
+//! A batch is cut into K leaves. The tree halves `[0, K)` at the midpoint, down to single leaves; the gradient of a
+//! node is *left child + right child*, in f32. Whoever owns leaves `[a, b)` sends the sums of the maximal nodes
+//! inside that range ([`LeafTree::cover`]); whoever holds two siblings joins them ([`Partials`]).
+//!
+//! Invariant: the bits of the root's sum depend on K alone, never on who summed or in which order sums arrived.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// A node of the leaf tree: the half-open range `[start, end)` of leaf indices below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Node {
+    /// First leaf below the node.
+    pub start: u32,
+    /// One past the last leaf below the node.
+    pub end: u32,
+}
+
+impl Node {
+    /// The node over `[start, end)`.
+    pub const fn new(start: u32, end: u32) -> Self {
+        Self { start, end }
+    }
+
+    /// Number of leaves below the node.
+    pub const fn leaves(self) -> u32 {
+        self.end - self.start
+    }
+
+    /// The two halves, or `None` for a single leaf.
+    pub const fn children(self) -> Option<(Node, Node)> {
+        if self.end - self.start < 2 {
+            return None;
+        }
+        let middle = self.start + (self.end - self.start) / 2;
+        Some((Node::new(self.start, middle), Node::new(middle, self.end)))
+    }
+
+    /// The leaf indices below the node.
+    pub const fn range(self) -> Range<u32> {
+        self.start..self.end
+    }
+}
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "[{},{})", self.start, self.end)
+    }
+}
+
+/// How a node stands to the one it is joined with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// The other half.
+    pub sibling: Node,
+    /// What the two make.
+    pub parent: Node,
+}
+
+/// The binary tree over `K >= 1` leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeafTree {
+    leaves: u32,
+}
+
+impl LeafTree {
+    /// The tree over `leaves` leaves; none of it exists for zero leaves.
+    pub const fn new(leaves: u32) -> Self {
+        Self { leaves }
+    }
+
+    /// K.
+    pub const fn leaves(self) -> u32 {
+        self.leaves
+    }
+
+    /// The node over all leaves.
+    pub const fn root(self) -> Node {
+        Node::new(0, self.leaves)
+    }
+
+    /// The sibling and parent of `node`; `None` for the root and for ranges that are no node of this tree.
+    pub fn join_of(self, node: Node) -> Option<Join> {
+        let mut parent = self.root();
+        while let Some((left, right)) = parent.children() {
+            if node == left {
+                return Some(Join { sibling: right, parent });
+            }
+            if node == right {
+                return Some(Join { sibling: left, parent });
+            }
+            parent = if node.end <= left.end { left } else { right };
+        }
+        None
+    }
+
+    /// Whether `node` is a node of this tree.
+    pub fn contains(self, node: Node) -> bool {
+        node.start < node.end && (node == self.root() || self.join_of(node).is_some())
+    }
+
+    /// The maximal nodes inside `[range.start, range.end)`, left to right: what the owner of these leaves sends.
+    /// At most `2 log2 K` of them; none for an empty range.
+    pub fn cover(self, range: Range<u32>) -> Vec<Node> {
+        let mut nodes = Vec::new();
+        if range.start < range.end && range.end <= self.leaves {
+            cover_into(self.root(), &range, &mut nodes);
+        }
+        nodes
+    }
+}
+
+fn cover_into(node: Node, range: &Range<u32>, nodes: &mut Vec<Node>) {
+    if node.end <= range.start || range.end <= node.start {
+        return;
+    }
+    if range.start <= node.start && node.end <= range.end {
+        nodes.push(node);
+    } else if let Some((left, right)) = node.children() {
+        cover_into(left, range, nodes);
+        cover_into(right, range, nodes);
+    }
+}
+
+/// What went wrong when a partial sum was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartialError {
+    /// The range is no node of the tree.
+    #[error("{0} is no node of the tree over {1} leaves")]
+    NotANode(Node, u32),
+    /// The leaves of this node were counted already.
+    #[error("leaves {0} were summed already")]
+    Repeated(Node),
+}
+
+/// Partial sums of one gradient, joined as soon as two siblings are there.
+///
+/// `T` is the sum's carrier (a buffer). Holds the maximal nodes seen so far, at most `log2 K + 1` when they arrive
+/// left to right.
+#[derive(Clone, Debug)]
+pub struct Partials<T> {
+    tree: LeafTree,
+    held: Vec<(Node, T)>,
+}
+
+impl<T> Partials<T> {
+    /// Nothing summed yet.
+    pub const fn new(tree: LeafTree) -> Self {
+        Self { tree, held: Vec::new() }
+    }
+
+    /// Adds the sum of `node`, joining siblings with `join(left, right) -> parent` for as long as there are any.
+    ///
+    /// # Errors
+    /// `node` is not in the tree, or some leaf of it was counted before (a repeat is never added twice).
+    pub fn insert(&mut self, node: Node, value: T, mut join: impl FnMut(T, T) -> T) -> Result<(), PartialError> {
+        if !self.tree.contains(node) {
+            return Err(PartialError::NotANode(node, self.tree.leaves()));
+        }
+        if self.held.iter().any(|(held, _)| held.start < node.end && node.start < held.end) {
+            return Err(PartialError::Repeated(node));
+        }
+        let (mut node, mut value) = (node, value);
+        while let Some(Join { sibling, parent }) = self.tree.join_of(node) {
+            let Some(at) = self.held.iter().position(|(held, _)| *held == sibling) else { break };
+            let (_, other) = self.held.swap_remove(at);
+            value = if sibling.start < node.start { join(other, value) } else { join(value, other) };
+            node = parent;
+        }
+        self.held.push((node, value));
+        Ok(())
+    }
+
+    /// The number of open partial sums.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Whether the held nodes are exactly the cover of `range`: nothing more can be joined inside it.
+    pub fn covers(&self, range: Range<u32>) -> bool {
+        let cover = self.tree.cover(range);
+        cover.len() == self.held.len() && cover.iter().all(|node| self.held.iter().any(|(held, _)| held == node))
+    }
+
+    /// Takes everything held, left to right.
+    pub fn take(&mut self) -> Vec<(Node, T)> {
+        let mut held = std::mem::take(&mut self.held);
+        held.sort_by_key(|(node, _)| *node);
+        held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cover_of_any_split_joins_to_the_root_in_tree_order() {
+        for leaves in 1..=13u32 {
+            let tree = LeafTree::new(leaves);
+            let direct = bracket(tree.root());
+            for cut in 0..=leaves {
+                // Right part first: arrival order must not show.
+                let pieces = tree.cover(cut..leaves).into_iter().chain(tree.cover(0..cut));
+                let mut partials = Partials::new(tree);
+                for node in pieces {
+                    partials.insert(node, bracket(node), |l, r| format!("({l}+{r})")).unwrap();
+                }
+                assert_eq!(partials.take(), vec![(tree.root(), direct.clone())], "K={leaves} cut={cut}");
+            }
+        }
+    }
+
+    fn bracket(node: Node) -> String {
+        match node.children() {
+            None => node.start.to_string(),
+            Some((l, r)) => format!("({}+{})", bracket(l), bracket(r)),
+        }
+    }
+
+    #[test]
+    fn a_leaf_is_never_counted_twice_and_strangers_are_refused() {
+        let mut partials = Partials::new(LeafTree::new(6));
+        partials.insert(Node::new(0, 3), 1.0f32, |l, r| l + r).unwrap();
+        let again = partials.insert(Node::new(1, 3), 1.0, |l, r| l + r);
+        assert_eq!(again, Err(PartialError::Repeated(Node::new(1, 3))));
+        let stranger = partials.insert(Node::new(3, 5), 1.0, |l, r| l + r);
+        assert_eq!(stranger, Err(PartialError::NotANode(Node::new(3, 5), 6)));
+        assert_eq!(partials.len(), 1);
+    }
+}

@@ -1,0 +1,252 @@
+//! What the tests of the device share: models, a driver of rounds, sums over the leaf tree.
+#![allow(dead_code)] // each test uses a part
+
+use std::sync::Arc;
+
+use millrace_emulator::compile::{Batch, Request, compile};
+use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput, LeafLoss};
+use millrace_emulator::families;
+use millrace_emulator::graph::{Graph, Init};
+use millrace_emulator::kernels::Simd;
+use millrace_emulator::numerics::bf16;
+use millrace_emulator::numerics::init::{Initializer, tensor_key};
+use millrace_emulator::plan::{CHUNK_ELEMENTS, ChunkId, Encoding, Leaves, Pass, StreamPlan};
+use millrace_emulator::tree::{LeafTree, Node, Partials};
+use millrace_params::{
+    Family, Initializer as ParamInitializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
+};
+
+pub mod reference;
+
+/// A wafer on which everything fits.
+pub const LARGE: u64 = 1 << 40;
+
+/// A small GPT; tests change what they are about.
+pub fn spec(layers: usize, hidden: usize, heads: usize, vocabulary: usize, positions: usize) -> ModelSpec {
+    let normal = ParamInitializer::Normal { mean: 0.0, std: 0.02 };
+    ModelSpec {
+        family: Family::Gpt2,
+        vocab_size: vocabulary,
+        hidden_size: hidden,
+        num_hidden_layers: layers,
+        num_heads: heads,
+        filter_size: 4 * hidden,
+        max_position_embeddings: positions,
+        use_position_embedding: true,
+        share_embedding_weights: true,
+        dropout_rate: 0.0,
+        embedding_dropout_rate: 0.0,
+        attention_dropout_rate: 0.0,
+        layer_norm_epsilon: 1e-5,
+        attention_scale: 1.0 / ((hidden / heads) as f64).sqrt(),
+        nonlinearity: Nonlinearity::Gelu,
+        use_projection_bias_in_attention: true,
+        use_ffn_bias_in_attention: true,
+        use_ffn_bias: true,
+        use_bias_in_output: false,
+        initializers: Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal },
+        precision: Precision::F32,
+        loss_scaling: LossScaling::NumTokens,
+        loss_weight: 1.0,
+        compute_eval_metrics: false,
+    }
+}
+
+/// `spec` with this dropout everywhere.
+pub fn with_dropout(mut spec: ModelSpec, rate: f64) -> ModelSpec {
+    (spec.dropout_rate, spec.embedding_dropout_rate, spec.attention_dropout_rate) = (rate, rate, rate);
+    spec
+}
+
+/// The plan of a GPT.
+pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: Batch, wafer: u64) -> Arc<StreamPlan> {
+    plan(families::gpt(spec, sequence).unwrap(), batch, Encoding::F32, wafer)
+}
+
+/// The plan of any graph.
+pub fn plan(graph: Graph, train: Batch, encoding: Encoding, wafer_memory: u64) -> Arc<StreamPlan> {
+    let (chunk_elements, memoryx_memory) = (CHUNK_ELEMENTS, u64::MAX);
+    let request = Request { graph, train, eval: None, encoding, wafer_memory, chunk_elements, memoryx_memory };
+    Arc::new(compile(request).unwrap())
+}
+
+/// The plan of a graph on the largest of ever smaller wafers on which some layer is recomputed; that of a graph which
+/// recomputation does not help is as on a large one.
+pub fn recomputing(graph: Graph, train: Batch) -> Arc<StreamPlan> {
+    let mut wafer = LARGE;
+    loop {
+        let (chunk_elements, memoryx_memory) = (CHUNK_ELEMENTS, u64::MAX);
+        let request = Request {
+            graph: graph.clone(),
+            train,
+            eval: None,
+            encoding: Encoding::F32,
+            wafer_memory: wafer,
+            chunk_elements,
+            memoryx_memory,
+        };
+        match compile(request) {
+            Ok(plan) if plan.layers.iter().any(|layer| layer.recompute) => return Arc::new(plan),
+            Ok(_) => wafer -= wafer / 16,
+            Err(_) => return plan(graph, train, Encoding::F32, LARGE),
+        }
+    }
+}
+
+/// First values of every group.
+pub fn initial_weights(plan: &StreamPlan, seed: u64) -> Vec<Vec<f32>> {
+    let group = |group: &millrace_emulator::plan::Group| {
+        let mut values = vec![0.0; group.elements];
+        for (tensor, range) in &group.tensors {
+            let init = match plan.graph.tensors[*tensor].init {
+                Init::Constant { value } => Initializer::Constant { value },
+                Init::Normal { mean, std } => Initializer::Normal { mean, std },
+                Init::TruncatedNormal { mean, std, low, high } => Initializer::TruncatedNormal { mean, std, low, high },
+                Init::Uniform { low, high } => Initializer::Uniform { low, high },
+            };
+            init.fill(tensor_key(seed, *tensor as u64), 0, &mut values[range.clone()]);
+        }
+        values
+    };
+    plan.groups.iter().map(group).collect()
+}
+
+/// Samples of a whole batch: tokens, labels one place on.
+pub struct Samples {
+    pub input_ids: Vec<i32>,
+    pub labels: Vec<i32>,
+    /// Number of the first sample.
+    pub first: u64,
+}
+
+impl Samples {
+    /// Random tokens; one label in eight does not count.
+    pub fn random(plan: &StreamPlan, vocabulary: usize, seed: u64) -> Self {
+        let count = plan.leaves.batch() as usize * plan.sequence;
+        let mut values = vec![0.0; count + 1];
+        Initializer::Uniform { low: 0.0, high: vocabulary as f64 }.fill(seed, 0, &mut values);
+        let token = |value: &f32| (*value as i32).min(vocabulary as i32 - 1);
+        let input_ids: Vec<i32> = values[..count].iter().map(token).collect();
+        let labels = values[1..].iter().enumerate().map(|(at, value)| if at % 8 == 5 { -100 } else { token(value) });
+        Self { labels: labels.collect(), input_ids, first: 1000 }
+    }
+
+    /// The leaves `range` of a batch cut into `leaves`.
+    pub fn leaves(&self, sequence: usize, leaves: Leaves, range: std::ops::Range<u32>) -> Vec<LeafInput<'_>> {
+        let width = leaves.samples as usize * sequence;
+        let leaf = |leaf: u32| {
+            let at = leaf as usize * width..(leaf as usize + 1) * width;
+            LeafInput {
+                leaf,
+                first_sample: self.first + u64::from(leaf * leaves.samples),
+                input_ids: &self.input_ids[at.clone()],
+                labels: &self.labels[at],
+            }
+        };
+        range.map(leaf).collect()
+    }
+}
+
+/// All tensors in f64.
+pub fn wide(plan: &StreamPlan, groups: &[Vec<f32>]) -> Vec<Vec<f64>> {
+    let mut tensors = vec![Vec::new(); plan.graph.tensors.len()];
+    for (group, values) in plan.groups.iter().zip(groups) {
+        for (tensor, range) in &group.tensors {
+            tensors[*tensor] = values[range.clone()].iter().map(|value| f64::from(*value)).collect();
+        }
+    }
+    tensors
+}
+
+/// A device for all leaves.
+pub fn device(plan: &Arc<StreamPlan>, threads: usize) -> CpuDevice {
+    device_on(plan, threads, Simd::detect())
+}
+
+/// A device of a given instruction set.
+pub fn device_on(plan: &Arc<StreamPlan>, threads: usize, simd: Simd) -> CpuDevice {
+    let leaves = plan.leaves.count.max(plan.eval_leaves.count) as usize;
+    CpuDevice::new(Arc::clone(plan), DeviceOptions { seed: 7, threads, simd, leaves }).unwrap()
+}
+
+/// Loads the chunks of one pass over one layer.
+pub fn load(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], pass: Pass, layer: usize) {
+    for slot in plan.down_train.iter().filter(|slot| (slot.pass, slot.layer) == (pass, layer)) {
+        let values = &weights[plan.chunks[slot.chunk].group][plan.chunk_range(slot.chunk)];
+        let payload: Vec<u8> = match plan.encoding {
+            Encoding::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Encoding::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+        };
+        device.load(slot.chunk, plan.encoding, &payload).unwrap();
+    }
+}
+
+/// What a training round sends up: for each use of each chunk the partial sums.
+pub type Sums = Vec<(usize, ChunkId, Node, Vec<f32>)>;
+
+/// A training round of the leaves `range`.
+pub fn round(
+    device: &mut CpuDevice,
+    plan: &StreamPlan,
+    weights: &[Vec<f32>],
+    samples: &Samples,
+    range: std::ops::Range<u32>,
+) -> (Vec<LeafLoss>, Sums) {
+    let nodes = plan.leaves.tree().cover(range.clone());
+    device.begin(true, &nodes, &samples.leaves(plan.sequence, plan.leaves, range)).unwrap();
+    for layer in 0..plan.layers.len() {
+        load(device, plan, weights, Pass::Forward, layer);
+        device.forward(layer).unwrap();
+    }
+    let losses = device.losses().to_vec();
+    let mut sums = Vec::new();
+    for layer in (0..plan.layers.len()).rev() {
+        load(device, plan, weights, Pass::Backward, layer);
+        device.backward(layer).unwrap();
+        for slot in plan.up.iter().filter(|slot| slot.layer == layer) {
+            for node in &nodes {
+                let gradient = device.gradient(layer, slot.chunk, *node).unwrap();
+                sums.push((layer, slot.chunk, *node, gradient.to_vec()));
+            }
+        }
+    }
+    (losses, sums)
+}
+
+/// Gradients of the whole batch by group: partial sums joined along the tree for each use, uses joined in plan order.
+pub fn total(plan: &StreamPlan, sums: Sums) -> Vec<Vec<f32>> {
+    let tree: LeafTree = plan.leaves.tree();
+    let add = |mut left: Vec<f32>, right: Vec<f32>| {
+        left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
+        left
+    };
+    let mut uses: Vec<_> = plan.up.iter().map(|slot| (*slot, Partials::new(tree))).collect();
+    for (layer, chunk, node, sum) in sums {
+        let of = uses.iter_mut().find(|(slot, _)| (slot.layer, slot.chunk) == (layer, chunk)).unwrap();
+        of.1.insert(node, sum, add).unwrap();
+    }
+    let mut groups: Vec<Vec<f32>> = plan.groups.iter().map(|group| vec![0.0; group.elements]).collect();
+    let mut seen = vec![false; plan.chunks.len()];
+    for (slot, mut partials) in uses {
+        let whole = partials.take();
+        assert_eq!(whole.len(), 1);
+        assert_eq!(whole[0].0, tree.root());
+        let place = &mut groups[plan.chunks[slot.chunk].group][plan.chunk_range(slot.chunk)];
+        let first = !std::mem::replace(&mut seen[slot.chunk], true);
+        for (to, from) in place.iter_mut().zip(&whole[0].1) {
+            *to = if first { *from } else { *to + *from };
+        }
+    }
+    groups
+}
+
+/// Loss and gradients of a whole step on one device.
+pub fn step(
+    device: &mut CpuDevice,
+    plan: &StreamPlan,
+    weights: &[Vec<f32>],
+    samples: &Samples,
+) -> (f64, Vec<Vec<f32>>) {
+    let (losses, sums) = round(device, plan, weights, samples, 0..plan.leaves.count);
+    (losses.iter().map(|leaf| leaf.loss).sum(), total(plan, sums))
+}

@@ -1,0 +1,222 @@
+//! The device's promises: the same bits however work is divided, evaluation, memory, refusals.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use common::*;
+use millrace_emulator::compile::{Batch, system_bytes};
+use millrace_emulator::device::{CpuDevice, Device, DeviceError, LeafInput, LeafLoss};
+use millrace_emulator::families;
+use millrace_emulator::kernels::Simd;
+use millrace_emulator::numerics::Isa;
+use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
+use millrace_emulator::tree::Node;
+use millrace_emulator::{kernels, ops};
+
+const WORDS: usize = 64;
+
+/// Six leaves of two samples, dropout everywhere.
+const BATCH: Batch = Batch { samples: 12, leaf_bound: 2 };
+
+fn graph() -> millrace_emulator::graph::Graph {
+    families::gpt(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
+}
+
+/// Losses and gradients of a step whose leaves are shared out to devices, in rounds.
+fn shared_out(
+    plan: &Arc<StreamPlan>,
+    devices: &mut [CpuDevice],
+    shares: &[Vec<Range<u32>>],
+) -> (Vec<LeafLoss>, Vec<Vec<f32>>) {
+    let (weights, samples) = (initial_weights(plan, 1), Samples::random(plan, WORDS, 2));
+    let (mut losses, mut sums) = (Vec::new(), Vec::new());
+    for shares in shares {
+        for (device, range) in devices.iter_mut().zip(shares) {
+            let (loss, sum) = round(device, plan, &weights, &samples, range.clone());
+            losses.extend(loss);
+            sums.extend(sum);
+        }
+    }
+    (losses, total(plan, sums))
+}
+
+fn bits(groups: &[Vec<f32>]) -> Vec<u32> {
+    groups.iter().flatten().map(|number| number.to_bits()).collect()
+}
+
+#[test]
+fn the_same_bits_however_the_work_is_divided() {
+    for encoding in [Encoding::F32, Encoding::Bf16] {
+        let plan = plan(graph(), BATCH, encoding, LARGE);
+        assert_eq!(plan.leaves.count, 6);
+        let on = |threads| device(&plan, threads);
+        let (losses, gradients) = shared_out(&plan, &mut [on(1)], &[vec![0..6]]);
+        assert!(gradients.iter().flatten().all(|g| g.is_finite()) && gradients.iter().flatten().any(|g| *g != 0.0));
+        let cases: [(&str, Vec<usize>, Vec<Vec<Range<u32>>>); 6] = [
+            ("2 threads", vec![2], vec![vec![0..6]]),
+            ("3 threads", vec![3], vec![vec![0..6]]),
+            ("2 devices", vec![1, 2], vec![vec![0..3, 3..6]]),
+            ("4 devices, of which one idle", vec![1; 4], vec![vec![0..2, 2..4, 4..6, 0..0]]),
+            ("2 devices, not halves", vec![1, 1], vec![vec![0..4, 4..6]]),
+            ("rounds", vec![1, 1], vec![vec![0..2, 2..3], vec![3..5, 5..6]]),
+        ];
+        for (name, threads, shares) in cases {
+            let mut devices: Vec<CpuDevice> = threads.into_iter().map(on).collect();
+            let (there, other) = shared_out(&plan, &mut devices, &shares);
+            assert_eq!(bits(&gradients), bits(&other), "{name}");
+            assert_eq!(losses, there, "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_same_bits_when_layers_are_recomputed() {
+    let saving = plan(graph(), BATCH, Encoding::F32, LARGE);
+    let recomputing = recomputing(graph(), BATCH);
+    assert!(!saving.layers.iter().any(|layer| layer.recompute));
+    assert!(recomputing.layers.iter().skip(1).all(|layer| layer.recompute));
+    let of = |plan: &Arc<StreamPlan>| shared_out(plan, &mut [device(plan, 1)], &[vec![0..6]]);
+    let ((losses, gradients), (again, repeated)) = (of(&saving), of(&recomputing));
+    assert_eq!(losses, again);
+    assert_eq!(bits(&gradients), bits(&repeated));
+}
+
+/// The kernels claim it for all sets with fused multiply-add.
+#[test]
+fn the_same_bits_with_avx2_and_avx512() {
+    let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
+    let of = |simd: Simd| shared_out(&plan, &mut [device_on(&plan, 1, simd)], &[vec![0..6]]);
+    let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
+    for two in fused.windows(2) {
+        let ((losses, gradients), (there, other)) = (of(two[0]), of(two[1]));
+        assert_eq!(losses, there);
+        assert_eq!(bits(&gradients), bits(&other));
+    }
+}
+
+#[test]
+fn a_device_may_be_used_again_and_dropout_follows_the_samples() {
+    let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
+    let mut device = device(&plan, 1);
+    let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, WORDS, 2));
+    let (_, first) = step(&mut device, &plan, &weights, &samples);
+    evaluate(&mut device, &plan, &weights, &samples);
+    let (_, again) = step(&mut device, &plan, &weights, &samples);
+    assert_eq!(bits(&first), bits(&again));
+    let moved = Samples { first: samples.first + 1, ..Samples::random(&plan, WORDS, 2) };
+    let (_, other) = step(&mut device, &plan, &weights, &moved);
+    assert_ne!(bits(&first), bits(&other));
+}
+
+fn evaluate(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], samples: &Samples) -> Vec<LeafLoss> {
+    let leaves = samples.leaves(plan.sequence, plan.eval_leaves, 0..plan.eval_leaves.count);
+    device.begin(false, &[], &leaves).unwrap();
+    for layer in 0..plan.layers.len() {
+        load(device, plan, weights, Pass::Forward, layer);
+        device.forward(layer).unwrap();
+    }
+    device.losses().to_vec()
+}
+
+#[test]
+fn evaluation_drops_nothing_and_counts_right_answers() {
+    let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
+    let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, WORDS, 2));
+    let losses = evaluate(&mut device(&plan, 2), &plan, &weights, &samples);
+    let batch = reference::Batch {
+        input_ids: &samples.input_ids,
+        labels: &samples.labels,
+        first: samples.first,
+        seed: 7,
+        training: false,
+    };
+    let expected = reference::loss(&plan.graph, &wide(&plan, &weights), &batch);
+    let loss: f64 = losses.iter().map(|leaf| leaf.loss).sum();
+    assert!((loss / expected - 1.0).abs() < 1e-6, "{loss} for {expected}");
+    assert_eq!(
+        losses.iter().map(|leaf| leaf.tokens).sum::<u64>(),
+        samples.labels.iter().filter(|l| **l >= 0).count() as u64
+    );
+    // Labels that are the answers: try every word for one token, exactly one is right.
+    let right = (0..WORDS as i32).map(|word| {
+        let mut labels = vec![-1; samples.labels.len()];
+        labels[17] = word;
+        let one = Samples { input_ids: samples.input_ids.clone(), labels, first: samples.first };
+        evaluate(&mut device(&plan, 1), &plan, &weights, &one).iter().map(|leaf| leaf.correct).sum::<u64>()
+    });
+    assert_eq!(right.sum::<u64>(), 1);
+}
+
+/// The arena is what the plan accounts for, and all else does not grow with the depth of the model.
+#[test]
+fn memory_is_what_the_plan_says() {
+    assert_eq!(ops::VOCABULARY_BLOCK, kernels::loss::VOCABULARY_BLOCK);
+    let of = |layers: usize, recompute: bool| {
+        let graph = families::gpt(&spec(layers, 64, 2, 256, 64), 64).unwrap();
+        let batch = Batch { samples: 12, leaf_bound: 4 };
+        let plan = if recompute { recomputing(graph, batch) } else { plan(graph, batch, Encoding::F32, LARGE) };
+        let leaves = plan.leaves_per_round.min(plan.leaves.count);
+        let mut device = device(&plan, 1);
+        round(&mut device, &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 256, 2), 0..leaves);
+        let (memory, expected) = (device.memory(), system_bytes(&plan, plan.leaves.count, true).host);
+        let apart = memory.activations as f64 / expected.activations as f64 - 1.0;
+        assert!(apart.abs() < 0.01, "{layers} layers: {} for {}", memory.activations, expected.activations);
+        memory.weights + memory.gradients + memory.scratch
+    };
+    for recompute in [false, true] {
+        assert_eq!(of(2, recompute), of(8, recompute));
+    }
+}
+
+#[test]
+fn a_number_that_is_not_finite_is_traced_to_its_layer() {
+    let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
+    let samples = Samples::random(&plan, WORDS, 2);
+    for (bad, name) in ["embed", "h.1", "head"].into_iter().enumerate() {
+        let layer = plan.graph.layers.iter().position(|layer| layer.name == name).unwrap();
+        let group = plan.groups.iter().position(|group| group.name == name).unwrap();
+        let mut weights = initial_weights(&plan, 1);
+        weights[group][0] = [f32::NAN, f32::INFINITY, f32::NAN][bad];
+        let (losses, _) = round(&mut device(&plan, 1), &plan, &weights, &samples, 0..6);
+        assert!(
+            losses.iter().all(|leaf| !leaf.loss.is_finite() && leaf.bad_layer == Some(layer)),
+            "{name}: {losses:?}"
+        );
+    }
+}
+
+type Attempt = fn(&mut CpuDevice, &StreamPlan, &[LeafInput<'_>]) -> Result<(), DeviceError>;
+
+#[test]
+fn what_does_not_fit_is_refused_and_named() {
+    let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
+    let samples = Samples::random(&plan, WORDS, 2);
+    let leaves = samples.leaves(plan.sequence, plan.leaves, 0..6);
+    const ALL: &[Node] = &[Node::new(0, 6)];
+    let cases: [(&str, Attempt); 11] = [
+        ("leaves [0, 2]", |d, _, l| d.begin(true, ALL, &[l[0], l[2]])),
+        ("leaves [6]", |d, _, l| d.begin(true, &[Node::new(6, 7)], &[LeafInput { leaf: 6, ..l[0] }])),
+        ("partial sums [0,3) and [3,6)", |d, _, l| d.begin(true, &[Node::new(0, 3), Node::new(3, 6)], l)),
+        ("39 tokens", |d, _, l| d.begin(false, &[], &[LeafInput { input_ids: &l[0].input_ids[1..], ..l[0] }])),
+        ("token 64", |d, _, l| d.begin(false, &[], &[LeafInput { input_ids: &[64; 40], ..l[0] }])),
+        ("token -1", |d, _, l| d.begin(false, &[], &[LeafInput { input_ids: &[-1; 40], ..l[0] }])),
+        ("label 64", |d, _, l| d.begin(false, &[], &[LeafInput { labels: &[64; 40], ..l[0] }])),
+        ("chunk 1000", |d, _, _| d.load(1000, Encoding::F32, &[])),
+        ("3 bytes", |d, _, _| d.load(0, Encoding::F32, &[0; 3])),
+        ("chunk 0 of its weights has not come", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(0))),
+        ("out of its turn", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(1))),
+    ];
+    let mut device = device(&plan, 1);
+    for (expected, attempt) in cases {
+        let error = attempt(&mut device, &plan, &leaves).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error:?} does not name {expected:?}");
+        assert!(matches!(device.forward(1), Err(DeviceError::Order { .. })));
+    }
+    // And a round begins again as if nothing had been.
+    step(&mut device, &plan, &initial_weights(&plan, 1), &samples);
+    assert_eq!(device.backward(0), Err(DeviceError::Order { pass: Pass::Backward, layer: 0 }));
+    assert_eq!(device.gradient(1, 0, Node::new(0, 6)), None);
+    assert_eq!(device.gradient(0, plan.chunks.len(), Node::new(0, 6)), None);
+}

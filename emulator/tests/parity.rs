@@ -1,0 +1,334 @@
+//! Training in process, device and optimizer kernels only, against PyTorch's recorded runs in `tests/parity/fixtures`.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::*;
+use millrace_emulator::compile::{Batch, Request, compile};
+use millrace_emulator::device::{CpuDevice, Device};
+use millrace_emulator::families;
+use millrace_emulator::kernels::Simd;
+use millrace_emulator::kernels::optimizer::{Adam, Decay, adam};
+use millrace_emulator::plan::{CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
+use millrace_params::{ModelSpec, Nonlinearity};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// A recorded run with its inputs.
+struct Fixture {
+    name: &'static str,
+    weights: BTreeMap<String, Vec<f32>>,
+    input_ids: Vec<i32>,
+    labels: Vec<i32>,
+    recorded: BTreeMap<String, Vec<f32>>,
+    json: Value,
+}
+
+fn numbers<T>(bytes: &[u8], from: fn([u8; 4]) -> T) -> Vec<T> {
+    bytes.as_chunks::<4>().0.iter().map(|word| from(*word)).collect()
+}
+
+fn floats(path: PathBuf) -> BTreeMap<String, Vec<f32>> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.iter().map(|(name, view)| (name.to_owned(), numbers(view.data(), f32::from_le_bytes))).collect()
+}
+
+impl Fixture {
+    fn read(name: &'static str) -> Self {
+        let at = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/parity/fixtures").join(name);
+        let samples = std::fs::read(at.join("samples.safetensors")).unwrap();
+        let samples = SafeTensors::deserialize(&samples).unwrap();
+        let tokens = |name: &str| numbers(samples.tensor(name).unwrap().data(), i32::from_le_bytes);
+        Self {
+            name,
+            weights: floats(at.join("weights/model.safetensors")),
+            input_ids: tokens("input_ids"),
+            labels: tokens("labels"),
+            recorded: floats(at.join("fixture.safetensors")),
+            json: serde_json::from_slice(&std::fs::read(at.join("fixture.json")).unwrap()).unwrap(),
+        }
+    }
+
+    fn config(&self, key: &str) -> usize {
+        self.json["config"][key].as_u64().unwrap() as usize
+    }
+
+    fn list(&self, key: &str) -> Vec<f64> {
+        self.json[key].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
+    }
+
+    fn spec(&self) -> ModelSpec {
+        let mut spec = spec(
+            self.config("n_layer"),
+            self.config("n_embd"),
+            self.config("n_head"),
+            self.config("vocab_size"),
+            self.config("n_positions"),
+        );
+        spec.nonlinearity = match self.json["config"]["activation_function"].as_str().unwrap() {
+            "gelu_new" => Nonlinearity::GeluTanh,
+            _ => Nonlinearity::Gelu,
+        };
+        spec.share_embedding_weights = self.json["config"]["tie_word_embeddings"].as_bool().unwrap();
+        spec.use_bias_in_output = self.weights.contains_key("lm_head.bias");
+        spec.use_projection_bias_in_attention = self.weights.contains_key("transformer.h.0.attn.c_attn.bias");
+        spec
+    }
+
+    /// The plan of its batch in leaves of two samples; evaluation in single samples.
+    fn plan(&self, encoding: Encoding) -> Arc<StreamPlan> {
+        let batch = self.json["inputs"]["samples_shape"][1].as_u64().unwrap() as usize;
+        let sequence = self.config("n_positions");
+        Arc::new(
+            compile(Request {
+                graph: families::gpt(&self.spec(), sequence).unwrap(),
+                train: Batch { samples: batch, leaf_bound: 2 },
+                eval: Some(Batch { samples: sequence, leaf_bound: 1 }),
+                encoding,
+                wafer_memory: LARGE,
+                chunk_elements: CHUNK_ELEMENTS,
+                memoryx_memory: u64::MAX,
+            })
+            .unwrap(),
+        )
+    }
+
+    /// The samples of one step.
+    fn step(&self, plan: &StreamPlan, step: usize) -> Samples {
+        let width = plan.leaves.batch() as usize * plan.sequence;
+        let at = step * width..(step + 1) * width;
+        Samples { input_ids: self.input_ids[at.clone()].to_vec(), labels: self.labels[at].to_vec(), first: 0 }
+    }
+}
+
+/// The Hugging Face name of a tensor, and whether it is stored the other way round there.
+fn hugging_face(name: &str) -> (String, bool) {
+    let pairs =
+        [("attn.qkv", "attn.c_attn"), ("attn.proj", "attn.c_proj"), ("mlp.fc", "mlp.c_fc"), ("mlp.proj", "mlp.c_proj")];
+    let projection = pairs.iter().find(|(ours, _)| name.contains(ours));
+    let name_there = projection.map_or(name.to_owned(), |(ours, theirs)| name.replace(ours, theirs));
+    let prefix = if name.starts_with("lm_head") { "" } else { "transformer." };
+    (format!("{prefix}{name_there}"), projection.is_some() && name.ends_with("weight"))
+}
+
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
+}
+
+/// What the groups hold, as tensors in Hugging Face's layout.
+fn tensors(plan: &StreamPlan, groups: &[Vec<f32>]) -> BTreeMap<String, Vec<f32>> {
+    let mut tensors = BTreeMap::new();
+    for (group, values) in plan.groups.iter().zip(groups) {
+        for (tensor, range) in &group.tensors {
+            let (about, values) = (&plan.graph.tensors[*tensor], &values[range.clone()]);
+            let (name, turned) = hugging_face(&about.name);
+            let values = if turned { transposed(values, about.shape[0], about.shape[1]) } else { values.to_vec() };
+            tensors.insert(name, values);
+        }
+    }
+    tensors
+}
+
+/// The reverse of [`tensors`].
+fn groups(plan: &StreamPlan, tensors: &BTreeMap<String, Vec<f32>>) -> Vec<Vec<f32>> {
+    let group = |group: &millrace_emulator::plan::Group| {
+        let mut values = Vec::with_capacity(group.elements);
+        for (tensor, _) in &group.tensors {
+            let about = &plan.graph.tensors[*tensor];
+            let (name, turned) = hugging_face(&about.name);
+            let there = &tensors[&name];
+            assert_eq!(there.len(), about.elements(), "{name}");
+            match turned {
+                true => values.extend(transposed(there, about.shape[1], about.shape[0])),
+                false => values.extend(there),
+            }
+        }
+        values
+    };
+    plan.groups.iter().map(group).collect()
+}
+
+fn norm<'a>(values: impl IntoIterator<Item = &'a f32>) -> f64 {
+    values.into_iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
+}
+
+/// AdamW over all groups, biases and norms without decay.
+struct Optimizer {
+    first: Vec<Vec<f32>>,
+    second: Vec<Vec<f32>>,
+    settings: Value,
+}
+
+impl Optimizer {
+    fn new(fixture: &Fixture, weights: &[Vec<f32>]) -> Self {
+        let zeros: Vec<Vec<f32>> = weights.iter().map(|group| vec![0.0; group.len()]).collect();
+        let settings = fixture.json["spec"]["optimizer"].clone();
+        Self { first: zeros.clone(), second: zeros, settings }
+    }
+
+    fn update(
+        &mut self,
+        plan: &StreamPlan,
+        weights: &mut [Vec<f32>],
+        gradients: &[Vec<f32>],
+        scale: f32,
+        rate: f64,
+        step: usize,
+    ) {
+        let number = |value: &Value| value.as_f64().unwrap();
+        for (id, group) in plan.groups.iter().enumerate() {
+            for (tensor, range) in &group.tensors {
+                let decays = plan.graph.tensors[*tensor].role.decays();
+                let how = Adam {
+                    learning_rate: rate,
+                    beta1: number(&self.settings["betas"][0]),
+                    beta2: number(&self.settings["betas"][1]),
+                    epsilon: number(&self.settings["eps"]),
+                    weight_decay: if decays { number(&self.settings["weight_decay"]) } else { 0.0 },
+                    decay: Decay::Decoupled,
+                    correct_bias: true,
+                    step: step as u64 + 1,
+                };
+                let (w, g) = (&mut weights[id][range.clone()], &gradients[id][range.clone()]);
+                let (m, v) = (&mut self.first[id][range.clone()], &mut self.second[id][range.clone()]);
+                adam(Simd::detect(), &how, scale, w, g, m, v);
+            }
+        }
+    }
+}
+
+/// What a run showed.
+struct Run {
+    plan: Arc<StreamPlan>,
+    device: CpuDevice,
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    /// Of step 0, scaled but not clipped, in Hugging Face's layout.
+    gradients: BTreeMap<String, Vec<f32>>,
+    weights: Vec<Vec<f32>>,
+}
+
+fn train(fixture: &Fixture, encoding: Encoding) -> Run {
+    let plan = fixture.plan(encoding);
+    let mut device = device(&plan, 1);
+    let mut weights = groups(&plan, &fixture.weights);
+    let mut optimizer = Optimizer::new(fixture, &weights);
+    let (tokens, rates) = (fixture.list("tokens"), fixture.list("learning_rate"));
+    let limit = fixture.json["spec"]["optimizer"]["max_gradient_norm"].as_f64().unwrap();
+    let (mut losses, mut norms, mut first) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for step_number in 0..rates.len() {
+        let (loss, gradients) = step(&mut device, &plan, &weights, &fixture.step(&plan, step_number));
+        let counted: u64 = device.losses().iter().map(|leaf| leaf.tokens).sum();
+        assert_eq!(counted as f64, tokens[step_number]);
+        let scale = match fixture.json["spec"]["loss_scaling"].as_str() {
+            Some("num_tokens") => 1.0 / tokens[step_number],
+            _ => fixture.json["spec"]["loss_weight"].as_f64().unwrap() / plan.leaves.batch() as f64,
+        };
+        let total = norm(gradients.iter().flatten()) * scale;
+        losses.push(loss * scale);
+        norms.push(total);
+        if step_number == 0 {
+            let scaled = |values: Vec<f32>| values.into_iter().map(|g| (f64::from(g) * scale) as f32).collect();
+            first = tensors(&plan, &gradients).into_iter().map(|(name, values)| (name, scaled(values))).collect();
+        }
+        let clip = (limit / (total + 1e-6)).min(1.0);
+        optimizer.update(&plan, &mut weights, &gradients, (scale * clip) as f32, rates[step_number], step_number);
+    }
+    Run { plan, device, losses, norms, gradients: first, weights }
+}
+
+fn worst(values: &[f64], truth: &[f64]) -> f64 {
+    values.iter().zip(truth).map(|(value, truth)| ((value - truth) / truth).abs()).fold(0.0, f64::max)
+}
+
+/// Norm of the difference over the norm of the truth.
+fn difference(values: &[f32], truth: &[f32]) -> (f64, f64) {
+    let apart: Vec<f32> = values.iter().zip(truth).map(|(a, b)| a - b).collect();
+    (norm(&apart), norm(truth))
+}
+
+#[test]
+fn twenty_steps_agree_with_pytorch_in_f32() {
+    for fixture in [Fixture::read("tied"), Fixture::read("untied")] {
+        let mut run = train(&fixture, Encoding::F32);
+        let name = fixture.name;
+        let (loss, grad_norm) =
+            (worst(&run.losses, &fixture.list("loss")), worst(&run.norms, &fixture.list("grad_norm")));
+        println!("{name}: loss {loss:.1e}, gradient norm {grad_norm:.1e}");
+        assert!(loss < 1e-4 && grad_norm < 1e-3, "{name}: loss {loss:e}, gradient norm {grad_norm:e}");
+        let global = fixture.list("grad_norm")[0];
+        for (tensor, gradient) in &run.gradients {
+            let (apart, size) = difference(gradient, &fixture.recorded[&format!("grad.{tensor}")]);
+            assert!(apart <= 1e-4 * size + 1e-6 * global, "{name}: {tensor} is {apart:e} off, its norm is {size:e}");
+        }
+        for (tensor, values) in tensors(&run.plan, &run.weights) {
+            let third = values.len() / 3;
+            // The key third of this bias is left to rounding noise.
+            let counted = if tensor.ends_with("c_attn.bias") {
+                [&values[..third], &values[2 * third..]].concat()
+            } else {
+                values
+            };
+            let expected = fixture.json["final_norm"][&tensor].as_f64().unwrap();
+            let apart = (norm(&counted) / expected - 1.0).abs();
+            assert!(apart < 1e-4, "{name}: the final norm of {tensor} is {apart:e} off");
+        }
+        check_logits(&fixture, &mut run);
+    }
+}
+
+/// The device tells losses, not logits: evaluation leaves that count one token each tell single log-probabilities.
+fn check_logits(fixture: &Fixture, run: &mut Run) {
+    let (plan, sequence, vocabulary) = (&run.plan, run.plan.sequence, fixture.config("vocab_size"));
+    let logits = &fixture.recorded["logits"];
+    for turn in 0..4 {
+        let word = |place: usize| (place * 37 + turn * 101) % vocabulary;
+        let mut labels = vec![-1; sequence * sequence];
+        (0..sequence).for_each(|place| labels[place * sequence + place] = word(place) as i32);
+        let samples = Samples { input_ids: fixture.input_ids[..sequence].repeat(sequence), labels, first: 0 };
+        let leaves = samples.leaves(sequence, plan.eval_leaves, 0..plan.eval_leaves.count);
+        run.device.begin(false, &[], &leaves).unwrap();
+        for layer in 0..plan.layers.len() {
+            load(&mut run.device, plan, &run.weights, Pass::Forward, layer);
+            run.device.forward(layer).unwrap();
+        }
+        for (place, leaf) in run.device.losses().iter().enumerate() {
+            let row = &logits[place * vocabulary..][..vocabulary];
+            let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+            let expected = sum.ln() - f64::from(row[word(place)]);
+            assert_eq!(leaf.tokens, 1);
+            assert!((leaf.loss - expected).abs() < 1e-4, "{}: {} for {expected}", fixture.name, leaf.loss);
+        }
+    }
+}
+
+#[test]
+fn bf16_differs_from_f32_no_more_than_pytorchs_autocast_does() {
+    for fixture in [Fixture::read("tied"), Fixture::read("untied")] {
+        let run = train(&fixture, Encoding::Bf16);
+        let room = &fixture.json["autocast_bf16"];
+        let loss = worst(&run.losses, &fixture.list("loss"));
+        let allowed = room["max_relative_loss"].as_f64().unwrap();
+        println!("{}: loss {loss:.1e} of {allowed:.1e}", fixture.name);
+        let cast: Vec<f64> = room["loss"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+        for ((a, b), c) in run.losses.iter().zip(&cast).zip(fixture.list("loss")) {
+            println!("{:9.1e} {:9.1e}", a / c - 1.0, b / c - 1.0);
+        }
+        assert!(loss <= 2.0 * allowed, "{}: loss {loss:e} of {allowed:e}", fixture.name);
+        for (tensor, gradient) in &run.gradients {
+            let (apart, size) = difference(gradient, &fixture.recorded[&format!("grad.{tensor}")]);
+            let allowed = room["relative_gradient"][tensor].as_f64().unwrap();
+            println!("{tensor}: {:.1e} of {allowed:.1e}", apart / size);
+            assert!(
+                apart <= allowed * size,
+                "{}: {tensor} is {:e} of its norm off, {allowed:e} allowed",
+                fixture.name,
+                apart / size
+            );
+        }
+    }
+}
