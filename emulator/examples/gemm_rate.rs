@@ -1,24 +1,25 @@
 //! Rates of matrix products on transformer shapes, as a share of the measured peak of this machine.
 //!
-//! `cargo run --release -p millrace-emulator --example gemm_rate [threads ...]`
+//! `cargo run --release -p millrace-emulator --example gemm_rate [threads ...] [portable|avx2|avx512]`; each rate is the
+//! best of many calls.
 
 use std::time::Instant;
 
 use millrace_emulator::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, Pool, Simd, Workspace, gemm, peak};
-use millrace_emulator::numerics::Precision;
+use millrace_emulator::numerics::{Isa, Precision};
 
-/// Best and median seconds of a call.
-fn time(mut f: impl FnMut()) -> (f64, f64) {
+/// Best seconds of a call.
+fn time(mut f: impl FnMut()) -> f64 {
     f();
     let begin = Instant::now();
-    let mut seconds = Vec::new();
-    while begin.elapsed().as_secs_f64() < 0.4 || seconds.len() < 5 {
+    let (mut best, mut calls) = (f64::INFINITY, 0);
+    while begin.elapsed().as_secs_f64() < 0.4 || calls < 5 {
         let start = Instant::now();
         f();
-        seconds.push(start.elapsed().as_secs_f64());
+        best = best.min(start.elapsed().as_secs_f64());
+        calls += 1;
     }
-    seconds.sort_by(f64::total_cmp);
-    (seconds[0], seconds[seconds.len() / 2])
+    best
 }
 
 fn values(len: usize) -> Vec<f32> {
@@ -36,9 +37,8 @@ fn linear(cx: Context<'_>, tokens: usize, inputs: usize, outputs: usize) -> [f64
     let (mut forward, mut backward) = (PackedB::new(), PackedB::new());
     forward.pack(cx, w.t());
     backward.pack(cx, w);
-    let mut rate = |f: &mut dyn FnMut(&mut Workspace)| {
-        2.0 * (tokens * inputs * outputs) as f64 / time(|| f(&mut workspace)).0 / 1e9
-    };
+    let mut rate =
+        |f: &mut dyn FnMut(&mut Workspace)| 2.0 * (tokens * inputs * outputs) as f64 / time(|| f(&mut workspace)) / 1e9;
     let (store, add) = (Accumulate::Store, Accumulate::Add);
     [
         rate(&mut |ws| gemm(cx, x, &forward, MatMut::row_major(&mut y, tokens, outputs), store, None, ws)),
@@ -48,13 +48,18 @@ fn linear(cx: Context<'_>, tokens: usize, inputs: usize, outputs: usize) -> [f64
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut threads: Vec<usize> = std::env::args().skip(1).map(|a| a.parse()).collect::<Result<_, _>>()?;
+    let (mut threads, mut simd) = (Vec::new(), Simd::detect());
+    for argument in std::env::args().skip(1) {
+        match Isa::ALL.into_iter().find(|isa| isa.to_string() == argument) {
+            Some(isa) => simd = Simd::new(isa)?,
+            None => threads.push(argument.parse::<usize>()?),
+        }
+    }
     if threads.is_empty() {
         threads = vec![1, 2];
     }
     for threads in threads {
         let pool = Pool::new(threads)?;
-        let simd = Simd::detect();
         println!("{threads} thread(s), {}", simd.isa());
         println!(
             "{:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}",

@@ -3,7 +3,7 @@
 //! Layers of this module, each built on the ones before:
 //! * [`isa`]: the instruction set in use, and kernels compiled once for each;
 //! * [`ftz`], [`pool`]: threads that flush denormals, and work cut into tiles;
-//! * [`buffer`], [`matrix`], [`gemm`]: aligned scratch memory, strided views, matrix products;
+//! * [`buffer`], [`matrix`], [`mod@gemm`]: aligned scratch memory, strided views, matrix products;
 //! * [`elementwise`], [`convert`], [`activation`], [`norm`], [`dropout`], [`embedding`], [`loss`], [`attention`]: the operators between
 //!   the products, forward and backward;
 //! * [`optimizer`]: one-pass parameter updates.

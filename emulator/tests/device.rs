@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use common::*;
@@ -24,17 +23,18 @@ fn graph() -> millrace_emulator::graph::Graph {
     families::gpt(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
 }
 
+/// For each round, each device's leaves: first, and one past the last.
+type Shares = &'static [&'static [(u32, u32)]];
+
+const WHOLE: Shares = &[&[(0, 6)]];
+
 /// Losses and gradients of a step whose leaves are shared out to devices, in rounds.
-fn shared_out(
-    plan: &Arc<StreamPlan>,
-    devices: &mut [CpuDevice],
-    shares: &[Vec<Range<u32>>],
-) -> (Vec<LeafLoss>, Vec<Vec<f32>>) {
+fn shared_out(plan: &Arc<StreamPlan>, devices: &mut [CpuDevice], shares: Shares) -> (Vec<LeafLoss>, Vec<Vec<f32>>) {
     let (weights, samples) = (initial_weights(plan, 1), Samples::random(plan, WORDS, 2));
     let (mut losses, mut sums) = (Vec::new(), Vec::new());
     for shares in shares {
-        for (device, range) in devices.iter_mut().zip(shares) {
-            let (loss, sum) = round(device, plan, &weights, &samples, range.clone());
+        for (device, &(start, end)) in devices.iter_mut().zip(*shares) {
+            let (loss, sum) = round(device, plan, &weights, &samples, start..end);
             losses.extend(loss);
             sums.extend(sum);
         }
@@ -52,19 +52,19 @@ fn the_same_bits_however_the_work_is_divided() {
         let plan = plan(graph(), BATCH, encoding, LARGE);
         assert_eq!(plan.leaves.count, 6);
         let on = |threads| device(&plan, threads);
-        let (losses, gradients) = shared_out(&plan, &mut [on(1)], &[vec![0..6]]);
+        let (losses, gradients) = shared_out(&plan, &mut [on(1)], WHOLE);
         assert!(gradients.iter().flatten().all(|g| g.is_finite()) && gradients.iter().flatten().any(|g| *g != 0.0));
-        let cases: [(&str, Vec<usize>, Vec<Vec<Range<u32>>>); 6] = [
-            ("2 threads", vec![2], vec![vec![0..6]]),
-            ("3 threads", vec![3], vec![vec![0..6]]),
-            ("2 devices", vec![1, 2], vec![vec![0..3, 3..6]]),
-            ("4 devices, of which one idle", vec![1; 4], vec![vec![0..2, 2..4, 4..6, 0..0]]),
-            ("2 devices, not halves", vec![1, 1], vec![vec![0..4, 4..6]]),
-            ("rounds", vec![1, 1], vec![vec![0..2, 2..3], vec![3..5, 5..6]]),
+        let cases: [(&str, &[usize], Shares); 6] = [
+            ("2 threads", &[2], WHOLE),
+            ("3 threads", &[3], WHOLE),
+            ("2 devices", &[1, 2], &[&[(0, 3), (3, 6)]]),
+            ("4 devices, of which one idle", &[1, 1, 1, 1], &[&[(0, 2), (2, 4), (4, 6), (0, 0)]]),
+            ("2 devices, not halves", &[1, 1], &[&[(0, 4), (4, 6)]]),
+            ("rounds", &[1, 1], &[&[(0, 2), (2, 3)], &[(3, 5), (5, 6)]]),
         ];
         for (name, threads, shares) in cases {
-            let mut devices: Vec<CpuDevice> = threads.into_iter().map(on).collect();
-            let (there, other) = shared_out(&plan, &mut devices, &shares);
+            let mut devices: Vec<CpuDevice> = threads.iter().map(|&threads| on(threads)).collect();
+            let (there, other) = shared_out(&plan, &mut devices, shares);
             assert_eq!(bits(&gradients), bits(&other), "{name}");
             assert_eq!(losses, there, "{name}");
         }
@@ -77,7 +77,7 @@ fn the_same_bits_when_layers_are_recomputed() {
     let recomputing = recomputing(graph(), BATCH);
     assert!(!saving.layers.iter().any(|layer| layer.recompute));
     assert!(recomputing.layers.iter().skip(1).all(|layer| layer.recompute));
-    let of = |plan: &Arc<StreamPlan>| shared_out(plan, &mut [device(plan, 1)], &[vec![0..6]]);
+    let of = |plan: &Arc<StreamPlan>| shared_out(plan, &mut [device(plan, 1)], WHOLE);
     let ((losses, gradients), (again, repeated)) = (of(&saving), of(&recomputing));
     assert_eq!(losses, again);
     assert_eq!(bits(&gradients), bits(&repeated));
@@ -87,7 +87,7 @@ fn the_same_bits_when_layers_are_recomputed() {
 #[test]
 fn the_same_bits_with_avx2_and_avx512() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
-    let of = |simd: Simd| shared_out(&plan, &mut [device_on(&plan, 1, simd)], &[vec![0..6]]);
+    let of = |simd: Simd| shared_out(&plan, &mut [device_on(&plan, 1, simd)], WHOLE);
     let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
     for two in fused.windows(2) {
         let ((losses, gradients), (there, other)) = (of(two[0]), of(two[1]));

@@ -134,6 +134,11 @@ fn graphs() -> Vec<(&'static str, Graph)> {
             let y = s.norm(x);
             s.node(Op::Linear, &[y], &[shared, bias])
         }),
+        with("norms that share a gain", &|s, x| {
+            let (gain, offsets) = (s.tensor(&[WIDTH]), [s.tensor(&[WIDTH]), s.tensor(&[WIDTH])]);
+            let x = s.node(Op::LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[0]]);
+            s.node(Op::LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[1]])
+        }),
         with("a branch that leads nowhere", &|s, x| {
             let y = s.linear(x, WIDTH, WIDTH, true);
             s.norm(y);

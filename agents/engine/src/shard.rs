@@ -29,7 +29,8 @@ pub enum Command {
     /// Grant the root a running total of gradient slots.
     Grant(u64),
     /// Put the sum over all leaves of one use into the chunk's gradient. After the last use answer with
-    /// [`Shard::gathered`].
+    /// [`Shard::gathered`], at once or later, but always, in the order of the commands, and even where the turn has been
+    /// abandoned meanwhile.
     Gather {
         /// The chunk.
         chunk: ChunkId,
@@ -98,6 +99,8 @@ pub struct Shard {
     /// Uses summed so far, by chunk.
     uses: Vec<u32>,
     uses_of: Vec<u32>,
+    /// By chunk, whole gradients not yet answered by [`Shard::gathered`], those of abandoned turns included.
+    unanswered: Vec<u32>,
     /// Squared norms of the chunks gathered whole.
     norms: BTreeMap<ChunkId, f64>,
     own: usize,
@@ -118,6 +121,7 @@ impl Shard {
             partials: BTreeMap::new(),
             uses: vec![0; plan.chunks.len()],
             uses_of,
+            unanswered: vec![0; plan.chunks.len()],
             norms: BTreeMap::new(),
             own: 0,
             plan,
@@ -232,16 +236,19 @@ impl Shard {
             self.partials.remove(&(chunk, at.layer));
             self.uses[chunk] += 1;
             let (first, last) = (self.uses[chunk] == 1, self.uses[chunk] == self.uses_of[chunk]);
+            self.unanswered[chunk] += u32::from(last);
             out.extend(sum.map(|(_, sum)| Command::Gather { chunk, first, last, sum }));
         }
         Ok(())
     }
 
-    /// The store has the whole gradient of `chunk`, with this squared norm. Late word of an abandoned turn changes
-    /// nothing.
+    /// The store has the whole gradient of `chunk`, with this squared norm. An answer of an abandoned turn, however
+    /// late, changes nothing.
     pub fn gathered(&mut self, chunk: ChunkId, norm: f64, out: &mut Vec<Command>) {
-        let whole = self.uses.get(chunk).is_some_and(|&uses| uses > 0 && uses == self.uses_of[chunk]);
-        if self.gathering.is_none() || !whole {
+        let Some(unanswered) = self.unanswered.get_mut(chunk) else { return };
+        *unanswered = unanswered.saturating_sub(1);
+        let latest = *unanswered == 0 && self.uses[chunk] == self.uses_of[chunk];
+        if self.gathering.is_none() || !latest {
             return;
         }
         self.norms.insert(chunk, norm);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use millrace_emulator::compile::CompileError;
-use millrace_params::ParamsError;
+use millrace_params::{ParamsError, ProblemKind};
 
 use crate::failure::{Cause, Failure};
 use crate::launch::Exit;
@@ -36,7 +36,7 @@ impl Refusal {
                 Some(_) => format!("{}: {problem}", path.display()),
                 None => problem.to_string(),
             },
-            hint: problem.hint.clone(),
+            hint: Some(problem.hint.clone().unwrap_or_else(|| general_hint(problem.kind).to_owned())),
         });
         // There is always a first problem.
         let first = all.next().unwrap_or_else(|| Failure::bad_input(error));
@@ -46,6 +46,17 @@ impl Refusal {
     /// The exit code that belongs to it.
     pub fn exit(&self) -> Exit {
         self.first.exit()
+    }
+}
+
+/// What helps with a problem that has no hint of its own.
+const fn general_hint(kind: ProblemKind) -> &'static str {
+    match kind {
+        ProblemKind::Syntax => "the files in examples/ show how params are written",
+        ProblemKind::UnknownKey | ProblemKind::NotSupported => "leave the key out, or see the files in examples/",
+        ProblemKind::DuplicateKey => "keep one of the two",
+        ProblemKind::WrongType | ProblemKind::Invalid => "the files in examples/ have a value for every key",
+        ProblemKind::Missing => "add the key; the files in examples/ have it",
     }
 }
 

@@ -9,7 +9,7 @@ use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, 
 use millrace_protocol::{codec, transport};
 use millrace_telemetry::logs::{Logger, Record};
 use millrace_telemetry::memory::ProcessMemory;
-use millrace_telemetry::metric_definitions::RoleMetrics;
+use millrace_telemetry::metric_definitions::{Direction as Way, RoleMetrics};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -60,13 +60,13 @@ impl Outbox {
     }
 
     /// Tells what the process has used so far.
-    pub fn usage(&self, metrics: &RoleMetrics, work: Work) {
+    fn usage(&self, metrics: &RoleMetrics, work: Work) {
         let stalls = metrics.stall().totals();
         let memory = ProcessMemory::now();
         self.send(from_agent::Message::Usage(proto::Usage {
             stall_seconds: stalls.iter().map(|(reason, seconds)| (reason.as_str().to_owned(), seconds)).collect(),
-            bytes_in: 0,
-            bytes_out: 0,
+            bytes_in: metrics.moved(Way::In),
+            bytes_out: metrics.moved(Way::Out),
             rss_bytes: memory.map_or(0, |memory| memory.resident),
             peak_rss_bytes: memory.map_or(0, |memory| memory.peak),
             busy_seconds: work.seconds,
@@ -138,6 +138,15 @@ impl Session {
             Ok(Some(_)) => Err(Failure::own(codec::CodecError::Message)),
             Ok(None) | Err(_) => Ok(None),
         }
+    }
+}
+
+impl Session {
+    /// Leaves a job that is over: tells what the process has used, and stays until the coordinator has heard it.
+    pub async fn leave(mut self, metrics: &RoleMetrics, work: Work) {
+        self.outbox.usage(metrics, work);
+        self.outbox.send(from_agent::Message::Goodbye(proto::Goodbye {}));
+        while let Ok(Some(_)) = self.stream.message().await {}
     }
 }
 

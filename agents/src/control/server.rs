@@ -131,7 +131,7 @@ async fn listen(
             },
             Some(from_agent::Message::Log(log)) => ControlEvent::Log(agent, log),
             Some(from_agent::Message::Usage(usage)) => ControlEvent::Usage(agent, usage),
-            Some(from_agent::Message::Hello(_)) | None => break,
+            Some(from_agent::Message::Goodbye(_) | from_agent::Message::Hello(_)) | None => break,
         };
         if events.send(event).is_err() {
             return;

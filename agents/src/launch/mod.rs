@@ -43,4 +43,4 @@ pub use exit::Exit;
 pub use parent::watch_parent;
 pub use ready::{Listening, announce};
 pub use role::{BY_LAUNCHER, ROLE_VARIABLE, parse_isa, role_process};
-pub use run::{LaunchError, LocalRun, run_local};
+pub use run::{LaunchError, LocalRun, run_local, supervise};

@@ -79,11 +79,12 @@ pub fn run_local(run: LocalRun) -> Exit {
         })
     });
     ended.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        match error {
-            LaunchError::Ports { .. } => Exit::BadInput,
-            LaunchError::System { .. } => Exit::Failed,
-        }
+        let (exit, hint) = match error {
+            LaunchError::Ports { .. } => (Exit::BadInput, "give a lower --base_port, or none to use free ones"),
+            LaunchError::System { .. } => (Exit::Failed, "see whether this user may start so many processes"),
+        };
+        eprintln!("error: {error}\nhint: {hint}");
+        exit
     })
 }
 

@@ -47,7 +47,7 @@ pub async fn run(context: Context) -> Result<(), Failure> {
             None => return Err(context.coordinator_lost()),
         }
     }
-    session.outbox.usage(&context.metrics, Work::default());
+    session.leave(&context.metrics, Work::default()).await;
     Ok(())
 }
 

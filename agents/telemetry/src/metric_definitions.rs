@@ -14,7 +14,7 @@
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest whole checkpoint |
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{
     memory::ProcessMemory,
@@ -46,6 +46,8 @@ impl Direction {
 pub struct RoleMetrics {
     registry: Arc<Registry>,
     bytes: Family<Counter, 2>,
+    /// Every counter handed out, for the totals.
+    links: Arc<Mutex<Vec<(Direction, Counter)>>>,
     stall: StallClock,
     /// Steps this process took part in and saw committed.
     pub steps: Counter,
@@ -81,6 +83,7 @@ impl RoleMetrics {
             step: registry.metric("millrace_step", "The last committed step this process knows."),
             epoch_attempt: epoch.with(["attempt"]),
             epoch_number: epoch.with(["number"]),
+            links: Arc::default(),
             stall,
             registry,
         }
@@ -88,7 +91,19 @@ impl RoleMetrics {
 
     /// The byte counter of a link; look it up once and keep it. `link` names the peer: `swarmx-0`.
     pub fn bytes(&self, direction: Direction, link: &str) -> Counter {
-        self.bytes.with([direction.as_str(), link])
+        let counter = self.bytes.with([direction.as_str(), link]);
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        // A link that comes back has its old counter.
+        if !links.iter().any(|(way, known)| *way == direction && known.is(&counter)) {
+            links.push((direction, counter.clone()));
+        }
+        counter
+    }
+
+    /// Bytes of all links together.
+    pub fn moved(&self, direction: Direction) -> u64 {
+        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.iter().filter(|(way, _)| *way == direction).map(|(_, counter)| counter.get()).sum()
     }
 
     /// The clock of this role's waits.

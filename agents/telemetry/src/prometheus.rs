@@ -23,6 +23,11 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct Counter(Arc<AtomicU64>);
 
 impl Counter {
+    /// Whether both are one counter.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Adds one.
     pub fn inc(&self) {
         self.add(1);

@@ -4,60 +4,53 @@ use super::harness::Place;
 
 /// A mistake: what is changed in the params, further flags, and what the error must say.
 struct Mistake {
-    change: (&'static str, &'static str),
+    changes: &'static [(&'static str, &'static str)],
     flags: &'static str,
     says: &'static str,
 }
 
-const fn mistake(change: (&'static str, &'static str), flags: &'static str, says: &'static str) -> Mistake {
-    Mistake { change, flags, says }
+const fn mistake(changes: &'static [(&'static str, &'static str)], flags: &'static str, says: &'static str) -> Mistake {
+    Mistake { changes, flags, says }
 }
 
-const NONE: (&str, &str) = ("seed: 3", "seed: 3");
 const SYNTHETIC: &str = "data_processor: SyntheticDataProcessor";
+/// Bytes of a text file in place of synthetic samples.
+macro_rules! text {
+    ($file:literal) => {
+        (SYNTHETIC, concat!("data_processor: GptTextDataProcessor\n    tokenizer: bytes\n    data_files: ", $file))
+    };
+}
+/// The vocabulary that bytes need.
+const BYTES: (&str, &str) = ("vocab_size: 64", "vocab_size: 256");
 
 const MISTAKES: &[Mistake] = &[
-    mistake(("hidden_size: 32", "hiden_size: 32"), "", "hiden_size"),
-    mistake(("hidden_size: 32", "hidden_size: wide"), "", "hidden_size"),
-    mistake(("hidden_size: 32", "hidden_size: 32\n    hidden_size: 32"), "", "hidden_size"),
-    mistake(("seed: 3", "seed: ["), "", "line"),
-    mistake(("batch_size: 8", "batch_size: 0"), "", "batch_size"),
-    mistake(("num_heads: 2", "num_heads: 5"), "", "num_heads"),
-    mistake(("max_position_embeddings: 16", "max_position_embeddings: 8"), "", "16"),
-    mistake(
-        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: gone.txt\n    tokenizer: bytes"),
-        "",
-        "gone.txt",
-    ),
-    mistake(
-        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: '*.none'\n    tokenizer: bytes"),
-        "",
-        "*.none",
-    ),
-    mistake(
-        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: empty.txt\n    tokenizer: bytes"),
-        "",
-        "empty",
-    ),
-    mistake(
-        (SYNTHETIC, "data_processor: GptTextDataProcessor\n    data_files: text.txt\n    tokenizer: bytes"),
-        "",
-        "vocab",
-    ),
-    mistake((SYNTHETIC, "data_processor: GptHDF5DataProcessor\n    data_dir: d"), "", "HDF5"),
-    mistake(NONE, "--num_csx 9", "--num_csx is 9"),
-    mistake(NONE, "--num_csx 0", "--num_csx"),
-    mistake(NONE, "--num_csx two", "two"),
-    mistake(NONE, "--num_csy 2", "--num_csy"),
-    mistake(NONE, "--num_csx 3 --appliance two.yaml", "2"),
-    mistake(NONE, "--appliance small.yaml", "wafer"),
-    mistake(NONE, "--appliance wrong.yaml", "wafr"),
-    mistake(NONE, "--appliance gone.yaml", "gone.yaml"),
-    mistake(NONE, "--checkpoint_path gone", "gone"),
-    mistake(NONE, "--load_checkpoint_states everything", "everything"),
-    mistake(NONE, "--base_port 65530", "65530"),
-    mistake(NONE, "-o text.txt", "text.txt"),
-    mistake(("max_steps: 6", "max_steps: 0"), "", "max_steps"),
+    mistake(&[("hidden_size: 32", "hiden_size: 32")], "", "hiden_size"),
+    mistake(&[("hidden_size: 32", "hidden_size: wide")], "", "hidden_size"),
+    mistake(&[("hidden_size: 32", "hidden_size: 32\n    hidden_size: 32")], "", "hidden_size"),
+    mistake(&[("seed: 3", "seed: [")], "", "line"),
+    mistake(&[("batch_size: 8", "batch_size: 0")], "", "batch_size"),
+    mistake(&[("num_heads: 2", "num_heads: 5")], "", "num_heads"),
+    mistake(&[("max_position_embeddings: 16", "max_position_embeddings: 8")], "", "16"),
+    mistake(&[("max_steps: 6", "max_steps: 0")], "", "max_steps"),
+    mistake(&[(SYNTHETIC, "data_processor: GptHDF5DataProcessor\n    data_dir: d")], "", "HDF5"),
+    mistake(&[BYTES, text!("gone.txt")], "", "gone.txt"),
+    mistake(&[BYTES, text!("'*.none'")], "", "*.none"),
+    mistake(&[BYTES, text!("empty.txt")], "", "empty"),
+    mistake(&[BYTES, text!("short.txt")], "", "17"),
+    mistake(&[text!("text.txt")], "", "vocab_size"),
+    mistake(&[(SYNTHETIC, "data_processor: GptTokenDataProcessor\n    data_files: large.bin")], "", "vocabulary of 64"),
+    mistake(&[], "--num_csx 9", "--num_csx is 9"),
+    mistake(&[], "--num_csx 0", "--num_csx"),
+    mistake(&[], "--num_csx two", "two"),
+    mistake(&[], "--num_csy 2", "--num_csy"),
+    mistake(&[], "--num_csx 3 --appliance two.yaml", "2"),
+    mistake(&[], "--appliance small.yaml", "wafer"),
+    mistake(&[], "--appliance wrong.yaml", "wafr"),
+    mistake(&[], "--appliance gone.yaml", "gone.yaml"),
+    mistake(&[], "--checkpoint_path gone", "gone"),
+    mistake(&[], "--load_checkpoint_states everything", "everything"),
+    mistake(&[], "--base_port 65530", "65530"),
+    mistake(&[], "-o text.txt", "text.txt"),
 ];
 
 #[test]
@@ -65,15 +58,17 @@ fn a_mistake_is_one_sentence_with_a_hint_and_nothing_is_written() {
     let place = Place::new();
     place.write("empty.txt", "");
     place.write("text.txt", "zebras ".repeat(100));
+    place.write("short.txt", "a few words");
+    place.write("large.bin", [65, 0].repeat(100));
     place.write("two.yaml", "systems: 2\n");
     place.write("small.yaml", "wafer: {memoryBytes: 4kB}\n");
     place.write("wrong.yaml", "wafr: {}\n");
-    for Mistake { change, flags, says } in MISTAKES {
-        place.params("bad.yaml", &[*change]);
+    for Mistake { changes, flags, says } in MISTAKES {
+        place.params("bad.yaml", changes);
         let before = place.files();
         let model_dir = if flags.contains("-o ") { "" } else { "-o m" };
         let ended = place.run(&format!("train -p bad.yaml {model_dir} {flags}"));
-        let of = format!("{change:?} {flags}\n{}{}", ended.stdout, ended.stderr);
+        let of = format!("{changes:?} {flags}\n{}{}", ended.stdout, ended.stderr);
         assert_eq!(ended.code(), 2, "{of}");
         let (error, hint) = ended.stderr.split_once('\n').unwrap_or_else(|| panic!("{of}"));
         assert!(error.starts_with("error: ") && error.contains(says), "{of}");

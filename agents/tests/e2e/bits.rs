@@ -2,9 +2,6 @@
 
 use super::harness::{Place, RunResult};
 
-/// A wafer on which two of the layers need recomputation and the batch two rounds or more.
-const TINY_WAFER: &str = "wafer: {memoryBytes: 150kB}\n";
-
 /// Numbers of agents, threads and flags that must not matter.
 const VARIANTS: &[&str] = &[
     "train --num_csx 2",
@@ -17,12 +14,13 @@ const VARIANTS: &[&str] = &[
     "train --num_csx 2 -p often.yaml",
 ];
 
-fn matrix(mixed_precision: &str) {
+/// `tiny_wafer` is one that forces recomputation and rounds.
+fn matrix(mixed_precision: &str, tiny_wafer: &str) {
     let place = Place::new();
     let precision = ("mixed_precision: False", mixed_precision);
     place.params("params.yaml", &[precision]);
     place.params("often.yaml", &[precision, ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 1")]);
-    place.write("tiny.yaml", TINY_WAFER);
+    place.write("tiny.yaml", format!("wafer: {{memoryBytes: {tiny_wafer}}}\n"));
     place.write("fan2.yaml", "swarmx: {fanOut: 2}\n");
 
     let plan = |flags: &str| -> serde_json::Value {
@@ -62,10 +60,10 @@ fn train(place: &Place, flags: &str, model_dir: &str) -> RunResult {
 
 #[test]
 fn the_same_bits_in_f32() {
-    matrix("mixed_precision: False");
+    matrix("mixed_precision: False", "260kB");
 }
 
 #[test]
 fn the_same_bits_in_mixed_precision() {
-    matrix("mixed_precision: True\n    use_bfloat16: True");
+    matrix("mixed_precision: True\n    use_bfloat16: True", "150kB");
 }

@@ -5,4 +5,5 @@ mod bits;
 mod checkpoints;
 mod ends;
 mod harness;
+mod membership;
 mod outputs;

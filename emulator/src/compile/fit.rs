@@ -143,7 +143,7 @@ impl Search<'_> {
         let (count, samples) = (u64::from(count), u64::from(samples));
         let of = |layer: &LayerMemory| match pass {
             Pass::Training => (layer.held, layer.working()),
-            Pass::Evaluation => (layer.held_eval, layer.forward),
+            Pass::Evaluation => (layer.held_eval, layer.working_eval),
         };
         let peak = layers.iter().enumerate().map(|(at, layer)| {
             let (held, working) = of(layer);

@@ -44,7 +44,8 @@ fn bytes(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64, 
     let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
     let samples = u64::from(if training { plan.leaves.samples } else { plan.eval_leaves.samples });
     let peak = |layer: &LayerMemory| {
-        let (held, working) = if training { (layer.held, layer.working()) } else { (layer.held_eval, layer.forward) };
+        let (held, working) =
+            if training { (layer.held, layer.working()) } else { (layer.held_eval, layer.working_eval) };
         (held * u64::from(leaves) + working) * samples
     };
     let activations = memory::analyse(&plan.graph, &recompute, activation_bytes).iter().map(peak).max().unwrap_or(0);

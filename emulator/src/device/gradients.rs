@@ -21,8 +21,8 @@ const GRAIN: usize = 1 << 14;
 pub(super) struct LayerGradients {
     /// The layer's groups.
     groups: Vec<GroupId>,
-    /// Whether a right half may be added where it is made, for each group.
-    direct: Vec<bool>,
+    /// Whether a right half may be added where it is made: every tensor is used once, by an operator that adds exactly.
+    direct: bool,
     /// For each node of the layer and each of its tensors.
     tensors: Vec<[Option<TensorPlace>; MOST_PARAMS]>,
 }
@@ -53,16 +53,14 @@ impl LayerGradients {
                 Some(TensorPlace { group: at, range: range.clone(), again: uses(tensor).any(|other| other > node) })
             })
         };
-        let direct = |&group: &GroupId| {
-            plan.groups[group].tensors.iter().all(|&(tensor, _)| {
-                uses(tensor).count() == 1 && uses(tensor).all(|node| executors[node].adds_exactly())
-            })
-        };
+        let exact = |node: usize| executors[node].adds_exactly() || plan.graph.nodes[node].params.is_empty();
+        let once = |tensor: TensorId| uses(tensor).count() == 1;
+        let direct = nodes.clone().all(exact) && plan.graph.layer_tensors(layer).into_iter().all(once);
         let tensors = nodes.clone().map(|node| {
             let params = &plan.graph.nodes[node].params;
             std::array::from_fn(|at| params.get(at).and_then(|&tensor| place(node, tensor)))
         });
-        Self { direct: groups.iter().map(direct).collect(), tensors: tensors.collect(), groups }
+        Self { direct, tensors: tensors.collect(), groups }
     }
 }
 
@@ -121,8 +119,8 @@ impl Gradients {
     pub fn begin_leaf(&mut self, plan: &StreamPlan, about: &LayerGradients, leaf: u32) {
         let node = Node::new(leaf, leaf + 1);
         let left = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < leaf);
-        for (at, (&group, &direct)) in about.groups.iter().zip(&about.direct).enumerate() {
-            let left = left.filter(|_| direct).and_then(|left| self.find(at, left));
+        for (at, &group) in about.groups.iter().enumerate() {
+            let left = left.filter(|_| about.direct).and_then(|left| self.find(at, left));
             let current = match left {
                 Some(sum) => (self.open[at].sums[sum].memory, Accumulate::Add),
                 None => (self.take(plan.groups[group].elements), Accumulate::Store),

@@ -1,8 +1,8 @@
 //! Causal multi-head attention that never holds the T x T matrix.
 //!
-//! Scores are computed by blocks of [`QUERY_BLOCK`] queries and [`KEY_BLOCK`] keys with a running maximum and sum
-//! (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials; backward
-//! recomputes the probabilities from those. Blocks and kernel tiles above the diagonal are skipped.
+//! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
+//! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
+//! backward recomputes the probabilities from those. Blocks and kernel tiles above the diagonal are skipped.
 //!
 //! Pairs of (sample, head) are shared out between threads; inside a pair the order is fixed: key blocks in rising
 //! order, in each the query blocks in rising order (forward: the other way round).

@@ -71,7 +71,7 @@ simd_fn! {
     /// # Panics
     /// If `x` is not whole rows or the columns lie outside.
     pub fn column_sums(x: &[f32], width: usize, first: usize, sums: &mut [f32], accumulate: bool) {
-        assert!(first + sums.len() <= width && x.len() % width.max(1) == 0);
+        assert!(first + sums.len() <= width && x.len().is_multiple_of(width.max(1)));
         /// Columns summed at once, in registers.
         const STRIP: usize = 4 * LANES;
         for (strip, sums) in sums.chunks_mut(STRIP).enumerate() {

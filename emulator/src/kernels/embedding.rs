@@ -12,7 +12,7 @@ pub fn check_tokens(tokens: &[i32], vocabulary: usize) -> Result<(), (usize, i32
 }
 
 simd_fn! {
-    /// out[t] = table[tokens[t]] for rows of `width` elements.
+    /// `out[t] = table[tokens[t]]` for rows of `width` elements.
     ///
     /// # Panics
     /// If a token is no row of the table, or lengths do not match.
@@ -25,7 +25,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// dtable[tokens[t]] += dy[t], tokens in rising order. `dtable` holds columns `first ..` of the table's gradient
+    /// `dtable[tokens[t]] += dy[t]`, tokens in rising order. `dtable` holds columns `first ..` of the table's gradient
     /// as rows of `columns` elements, so that columns may be shared out between threads; `dy` has rows of `width`.
     ///
     /// # Panics
@@ -42,7 +42,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// out[t] = tokens' row + position row, for samples of `length` tokens one after the other.
+    /// `out[t] = table[tokens[t]] + positions[t % length]`, for samples of `length` tokens one after the other.
     ///
     /// # Panics
     /// If a token is no row of the table, or lengths do not match.
@@ -66,7 +66,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// dpositions[p] += Σ over samples of dy[sample, p]: samples are added in rising order to zero, the total to the
+    /// `dpositions[p]` += Σ over samples of `dy[sample, p]`: samples are added in rising order to zero, the total to the
     /// former content (or stored, if not `accumulate`).
     ///
     /// # Panics

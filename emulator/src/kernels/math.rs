@@ -7,7 +7,7 @@
 const ROUND: f32 = 12_582_912.0;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts; the product of the first with an integer below 2^9 is exact.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Below this, e^x is no normal number: taken as 0.
 const EXP_LOWEST: f32 = -87.336_54;
@@ -65,10 +65,10 @@ pub(crate) fn normal(x: f32) -> (f32, f32) {
     // Upper tail / e^(-x²/2), a polynomial in t = 1 / (1 + 0.35 y/√2), within 8e-9.
     let t = 1.0 / y.mul_add(0.247_487_37, 1.0);
     let mut p = 3.868_589_6e-2f32 * 0.5;
-    p = p.mul_add(t, -0.160_522_11 * 0.5);
+    p = p.mul_add(t, -0.160_522_1 * 0.5);
     p = p.mul_add(t, 0.185_334_18 * 0.5);
-    p = p.mul_add(t, -3.306_068_8e-2 * 0.5);
-    p = p.mul_add(t, 9.165_350_6e-2 * 0.5);
+    p = p.mul_add(t, -0.033_060_69 * 0.5);
+    p = p.mul_add(t, 0.091_653_5 * 0.5);
     p = p.mul_add(t, 0.143_442_95 * 0.5);
     p = p.mul_add(t, 0.152_129_07 * 0.5);
     p = p.mul_add(t, 0.187_689_41 * 0.5);

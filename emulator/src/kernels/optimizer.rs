@@ -209,7 +209,7 @@ mod tests {
             let mut expected: Vec<f64> = uniform(LEN, -1.0, 1.0, 1).into_iter().map(f64::from).collect();
             let (mut m, mut v) = (vec![0.0; LEN], vec![0.0; LEN]);
             for step in 1..=5u64 {
-                let c = |beta: f64| if correct_bias { 1.0 - beta.powi(step as i32) } else { 1.0 };
+                let c = |beta: f64| -> f64 { if correct_bias { 1.0 - beta.powi(step as i32) } else { 1.0 } };
                 for (i, g) in uniform(LEN, -1.0, 1.0, 10 + step).into_iter().enumerate() {
                     let mut g = 0.5 * f64::from(g);
                     match decay {
@@ -218,7 +218,7 @@ mod tests {
                     }
                     m[i] = 0.9 * m[i] + 0.1 * g;
                     v[i] = 0.95 * v[i] + 0.05 * g * g;
-                    expected[i] -= 1e-2 / c(0.9) * m[i] / ((v[i] / c(0.95) as f64).sqrt() + 1e-8);
+                    expected[i] -= 1e-2 / c(0.9) * m[i] / ((v[i] / c(0.95)).sqrt() + 1e-8);
                 }
             }
             assert_close(&w, &expected, 1e-6);

@@ -5,7 +5,7 @@ use super::{Flops, OpError, Operator, Saved, Shape, Signature};
 use crate::graph::ValueType;
 
 /// Vocabulary entries whose logits exist at a time.
-pub const VOCABULARY_BLOCK: usize = 1024;
+pub const VOCABULARY_BLOCK: usize = 2048;
 
 /// See the module text. Saves its inputs and the log-sum-exp of each row; the backward pass makes the logits again,
 /// block by block.

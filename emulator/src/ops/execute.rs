@@ -178,7 +178,7 @@ pub struct Backward<'a> {
     pub gradient: &'a mut [f32],
     /// Where gradients of inputs go.
     pub targets: [TargetMut<'a>; MOST_INPUTS],
-    /// Where gradients of tensors go.
+    /// Where gradients of tensors go. Those of a loss are all stored or all added.
     pub tensors: [Option<TensorGradient<'a>>; MOST_PARAMS],
 }
 

@@ -43,6 +43,7 @@ impl Operator for LayerNorm {
 mod run {
     use super::LayerNorm;
     use crate::kernels::Accumulate;
+    use crate::kernels::elementwise::column_sums;
     use crate::kernels::norm::{layer_norm_backward_input, layer_norm_backward_params, layer_norm_forward};
     use crate::kernels::pool::{rows, rows_mut};
     use crate::ops::execute::{Backward, Execute, Forward, Kit, ROW_GRAIN, TargetMut};
@@ -70,10 +71,17 @@ mod run {
             let (mean, rstd) = io.extra.split_at(count);
             let (x, dy) = (io.inputs[0].values(), &*io.gradient);
             if let [Some(gain), Some(offset)] = io.tensors {
-                let adds = gain.adds();
+                let (adds, offset_adds) = (gain.adds(), offset.adds());
                 let data = (rows_mut(gain.data, 1), rows_mut(offset.data, 1));
                 kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, data, |first, (gain, offset)| {
-                    layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, offset.data, adds);
+                    // One of them may be another norm's, too, and have a gradient already.
+                    let together: &mut [f32] = if adds == offset_adds {
+                        offset.data
+                    } else {
+                        column_sums(simd, dy, width, first, offset.data, offset_adds);
+                        &mut []
+                    };
+                    layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, together, adds);
                 });
             }
             let [TargetMut::Memory(dx, accumulate), _] = io.targets else { return };

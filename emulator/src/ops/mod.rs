@@ -4,9 +4,11 @@
 //! outside this module matches on [`Op`]; a new operator is a variant of [`Op`] (or a new form of one), a file here and
 //! a line in [`operator`].
 //!
-//! What an operator *saves* is a contract with the executor: of a layer that is not recomputed, exactly the values
-//! named by [`Saved`] and [`Saved::floats`] extra numbers a sample live from the forward to the backward pass; layer
-//! inputs always live. Dropout masks are never saved, they are a function of their key.
+//! What an operator *saves* is a contract with the [schedule](crate::schedule): of a layer that is not recomputed, exactly
+//! the values named by [`Saved`] and [`Saved::floats`] extra numbers a sample live from the forward to the backward pass.
+//! Dropout masks are never saved, they are a function of their key.
+//!
+//! How an operator is carried out stands in its file, too, behind the feature `kernels`; see `execute`.
 
 use crate::graph::{Graph, LayerId, NodeId, Op, OpNode, ValueType};
 

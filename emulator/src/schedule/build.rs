@@ -1,6 +1,6 @@
 //! Building a schedule: one walk forward over the graph and one back.
 
-use super::{BackwardStep, ForwardStep, Lives, Schedule, Source, Step, Storage, StorageId, Target};
+use super::{BackwardStep, ForwardStep, Lives, Schedule, Source, Step, Storage, StorageId, StorageKind, Target};
 use crate::graph::{Graph, LayerId, NodeId, ValueId, ValueType};
 use crate::ops::{GradientForm, Operator, Signature, operator};
 
@@ -115,9 +115,9 @@ impl<'a> Builder<'a> {
             if let Some(value) = node.output {
                 self.place[value] = output;
             }
-            let extra = self.allocate_some(operator.saved(&signature).floats);
+            let extra = self.allocate_some(StorageKind::Numbers, operator.saved(&signature).floats);
             self.extra[id] = extra;
-            let scratch = self.allocate_some(operator.scratch(&signature));
+            let scratch = self.allocate_some(StorageKind::Values, operator.scratch(&signature));
             self.push(Step::Forward(ForwardStep { node: id, inputs, output, extra, scratch }));
         }
     }
@@ -202,7 +202,7 @@ impl<'a> Builder<'a> {
         let inputs = (0..node.inputs.len()).map(input).collect();
         let output = node.output.filter(|_| saved.output).and_then(|value| self.place[value]);
         let extra = self.extra[id];
-        let scratch = self.allocate_some(operator.scratch(&signature));
+        let scratch = self.allocate_some(StorageKind::Values, operator.scratch(&signature));
         self.push(Step::Backward(BackwardStep { node: id, inputs, output, extra, scratch, gradient, targets }));
     }
 
@@ -246,14 +246,18 @@ impl<'a> Builder<'a> {
     }
 
     fn allocate(&mut self, elements: u64) -> StorageId {
-        let now = (self.pass, self.steps.len());
-        self.storage.push(Storage { elements, passes: (now.0, now.0), steps: (now.1, now.1) });
+        self.allocate_kind(StorageKind::Values, elements)
+    }
+
+    fn allocate_kind(&mut self, kind: StorageKind, elements: u64) -> StorageId {
+        let (pass, step) = (self.pass, self.steps.len());
+        self.storage.push(Storage { kind, elements, passes: (pass, pass), steps: (step, step) });
         self.shares.push(0);
         self.storage.len() - 1
     }
 
-    fn allocate_some(&mut self, elements: u64) -> Option<StorageId> {
-        (elements > 0).then(|| self.allocate(elements))
+    fn allocate_some(&mut self, kind: StorageKind, elements: u64) -> Option<StorageId> {
+        (elements > 0).then(|| self.allocate_kind(kind, elements))
     }
 
     /// Appends a step; whatever it touches lives until then.

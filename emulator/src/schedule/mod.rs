@@ -16,19 +16,32 @@
 use crate::graph::{Graph, LayerId, NodeId, ValueId};
 
 mod build;
+mod demand;
 mod layout;
 mod lives;
 
+pub use demand::Demand;
 pub use layout::{Extent, Layout};
 pub(crate) use lives::Lives;
 
 /// Index into [`Schedule::storage`].
 pub type StorageId = usize;
 
+/// What a piece of memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StorageKind {
+    /// Activations and their gradients, in the machine's number format.
+    Values,
+    /// Extra numbers that operators save, f32 on every machine.
+    Numbers,
+}
+
 /// A piece of activation memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// f32 numbers a sample.
+    /// What it is for.
+    pub kind: StorageKind,
+    /// Numbers a sample.
     pub elements: u64,
     /// First and last pass that touches it.
     pub passes: (usize, usize),
@@ -155,3 +168,6 @@ impl Schedule {
         2 * self.forward.len() - 1 - layer
     }
 }
+
+#[cfg(test)]
+mod tests;

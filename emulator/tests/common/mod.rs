@@ -169,23 +169,46 @@ pub fn device_on(plan: &Arc<StreamPlan>, threads: usize, simd: Simd) -> CpuDevic
     CpuDevice::new(Arc::clone(plan), DeviceOptions { seed: 7, threads, simd, leaves }).unwrap()
 }
 
-/// Loads the chunks of one pass over one layer.
+/// Loads the chunks of one pass over one layer, in the plan's encoding.
 pub fn load(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], pass: Pass, layer: usize) {
+    load_as(plan.encoding, device, plan, weights, pass, layer);
+}
+
+fn load_as(
+    encoding: Encoding,
+    device: &mut CpuDevice,
+    plan: &StreamPlan,
+    weights: &[Vec<f32>],
+    pass: Pass,
+    layer: usize,
+) {
     for slot in plan.down_train.iter().filter(|slot| (slot.pass, slot.layer) == (pass, layer)) {
         let values = &weights[plan.chunks[slot.chunk].group][plan.chunk_range(slot.chunk)];
-        let payload: Vec<u8> = match plan.encoding {
+        let payload: Vec<u8> = match encoding {
             Encoding::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             Encoding::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
         };
-        device.load(slot.chunk, plan.encoding, &payload).unwrap();
+        device.load(slot.chunk, encoding, &payload).unwrap();
     }
 }
 
 /// What a training round sends up: for each use of each chunk the partial sums.
 pub type Sums = Vec<(usize, ChunkId, Node, Vec<f32>)>;
 
-/// A training round of the leaves `range`.
+/// A training round of the leaves `range`, weights coming in the plan's encoding.
 pub fn round(
+    device: &mut CpuDevice,
+    plan: &StreamPlan,
+    weights: &[Vec<f32>],
+    samples: &Samples,
+    range: std::ops::Range<u32>,
+) -> (Vec<LeafLoss>, Sums) {
+    round_as(plan.encoding, device, plan, weights, samples, range)
+}
+
+/// The same with weights coming in `encoding`.
+pub fn round_as(
+    encoding: Encoding,
     device: &mut CpuDevice,
     plan: &StreamPlan,
     weights: &[Vec<f32>],
@@ -195,13 +218,13 @@ pub fn round(
     let nodes = plan.leaves.tree().cover(range.clone());
     device.begin(true, &nodes, &samples.leaves(plan.sequence, plan.leaves, range)).unwrap();
     for layer in 0..plan.layers.len() {
-        load(device, plan, weights, Pass::Forward, layer);
+        load_as(encoding, device, plan, weights, Pass::Forward, layer);
         device.forward(layer).unwrap();
     }
     let losses = device.losses().to_vec();
     let mut sums = Vec::new();
     for layer in (0..plan.layers.len()).rev() {
-        load(device, plan, weights, Pass::Backward, layer);
+        load_as(encoding, device, plan, weights, Pass::Backward, layer);
         device.backward(layer).unwrap();
         for slot in plan.up.iter().filter(|slot| slot.layer == layer) {
             for node in &nodes {

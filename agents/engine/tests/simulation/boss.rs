@@ -1,10 +1,10 @@
 //! The coordinator: the machine, its streams, and what its driver does for it. Everything it says is checked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_emulator::plan::ChunkId;
 use millrace_engine::coordinator::{Command, Coordinator, Evaluation, Event, Outcome};
-use millrace_engine::message::{ChunkDigests, Snapshot};
+use millrace_engine::message::{ChunkDigests, Report, Snapshot};
 use millrace_engine::types::{AgentId, CommitRecord};
 
 use crate::model::Parameters;
@@ -19,6 +19,8 @@ pub struct History {
     pub evaluated: BTreeMap<u64, u32>,
     pub epochs: u32,
     pub restarts: u32,
+    /// Checkpoints.
+    pub saved: BTreeSet<u64>,
     pub outcome: Option<Outcome>,
 }
 
@@ -36,11 +38,13 @@ pub struct Boss {
     directories: u64,
     /// The newest step told in this life.
     told: Option<u64>,
+    /// Reports to be heard again in a later epoch: they must change nothing.
+    ghosts: Vec<(AgentId, Report)>,
 }
 
 impl Boss {
     pub fn new(machine: Coordinator) -> Self {
-        Self { machine, streams: BTreeMap::new(), chores: Vec::new(), directories: 0, told: None }
+        Self { machine, streams: BTreeMap::new(), chores: Vec::new(), directories: 0, told: None, ghosts: Vec::new() }
     }
 
     pub fn chores(&self) -> usize {
@@ -63,7 +67,10 @@ impl Boss {
                 self.streams.insert(agent, stream);
                 Event::Joined { agent, address: format!("{agent}:1"), shard }
             }
-            Word::Report(report) if known == Some(stream) => Event::Report { agent, report },
+            Word::Report(report) if known == Some(stream) => {
+                self.haunt(agent, &report, wires)?;
+                Event::Report { agent, report }
+            }
             Word::Broken if known == Some(stream) => {
                 self.streams.remove(&agent);
                 Event::Lost { agent }
@@ -71,6 +78,27 @@ impl Boss {
             _ => return Ok(()),
         };
         self.on(event, task, wires, history)
+    }
+
+    /// Remembers a report; plays one of an older epoch again.
+    fn haunt(&mut self, agent: AgentId, report: &Report, wires: &mut Wires) -> Result<(), String> {
+        if self.ghosts.len() == 16 {
+            self.ghosts.swap_remove(wires.random.below(16));
+        }
+        self.ghosts.push((agent, report.clone()));
+        let now = self.machine.epoch();
+        let old = |(_, report): &(AgentId, Report)| match report {
+            Report::Linked { epoch } | Report::Leaves { epoch, .. } => *epoch < now,
+            Report::Prepared { epoch, .. } | Report::LinkLost { epoch, .. } => *epoch < now,
+            _ => false,
+        };
+        let old: Vec<usize> = (0..self.ghosts.len()).filter(|&at| old(&self.ghosts[at])).collect();
+        let Some(at) = wires.random.pick(&old) else { return Ok(()) };
+        let (agent, report) = self.ghosts.swap_remove(at);
+        let (before, mut out) = (format!("{:?}", self.machine), Vec::new());
+        self.machine.on(Event::Report { agent, report }, &mut out);
+        let same = out.is_empty() && before == format!("{:?}", self.machine);
+        if same { Ok(()) } else { Err("a report of an old epoch did something".to_owned()) }
     }
 
     pub fn on(&mut self, event: Event, task: &Task, wires: &mut Wires, history: &mut History) -> Result<(), String> {
@@ -130,6 +158,7 @@ impl Boss {
                 // The directory staged last: one checkpoint is written at a time.
                 let path = format!("{}/{step}/{}", wires.attempt, self.directories);
                 publish(step, &path, &digests, record, task, wires)?;
+                history.saved.insert(step);
                 Event::Published { step }
             }
         };

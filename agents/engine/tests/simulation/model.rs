@@ -51,7 +51,7 @@ pub fn plan(random: &mut Random) -> StreamPlan {
         chunks,
         layers: layer_plans,
         encoding: Encoding::F32,
-        leaves_per_round: random.within(1, 5) as u32,
+        leaves_per_round: random.pick(&[1, 1, 1, 2, 3, 5]).unwrap_or(1),
         down_train: Vec::new(),
         down_eval: Vec::new(),
         up: Vec::new(),

@@ -20,8 +20,8 @@ pub enum Fault {
     Vanish(Role),
     /// A system leaves for good, if enough are left; perhaps another one comes.
     Leave,
-    /// A control stream breaks; the agent joins again.
-    CutStream,
+    /// A control stream of an agent breaks; it joins again.
+    CutStream(Role),
     /// A link of the data tree breaks.
     CutLink,
     /// The user wants a checkpoint.
@@ -39,6 +39,19 @@ pub enum When {
     Gathered(u64, u64),
     /// When so many shards have recorded a step.
     Recorded(u64, u64),
+    /// When so many shards are writing a checkpoint.
+    Writing(u64),
+}
+
+/// What is slow all through a life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Laggard {
+    /// An agent, in everything.
+    Agent(Role),
+    /// What an agent tells the coordinator.
+    Words(Role),
+    /// The disk all checkpoints go to.
+    Disk,
 }
 
 /// The same for every life of a job.
@@ -54,8 +67,7 @@ pub struct Life {
     pub wanted: Wanted,
     pub windows: BTreeMap<Role, u64>,
     pub faults: Vec<(When, Fault)>,
-    /// Whether one agent is very slow.
-    pub lags: bool,
+    pub laggard: Option<Laggard>,
 }
 
 impl Task {
@@ -85,10 +97,10 @@ impl Task {
         Self { reference: Reference::new(&plan, &policy), plan, policy }
     }
 
-    /// Four steps over seven leaves in several rounds, with evaluation and checkpoints between.
+    /// Four steps over five leaves in several rounds, in some of which a system has none, with evaluation and checkpoints between.
     pub fn small() -> Self {
         let mut plan = model::plan(&mut Random::new(3));
-        (plan.leaves.count, plan.leaves_per_round) = (7, 1);
+        (plan.leaves.count, plan.leaves_per_round) = (5, 1);
         let policy = Policy {
             train: true,
             max_steps: 4,
@@ -108,7 +120,7 @@ impl Life {
     pub fn small(systems: u32, least_systems: u32, shards: u32, faults: &[(When, Fault)]) -> Self {
         let wanted = Wanted { systems, least_systems, shards, fan_out: 2, activation_servers: 1 };
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, 1)).collect();
-        Self { wanted, windows, faults: faults.to_vec(), lags: false }
+        Self { wanted, windows, faults: faults.to_vec(), laggard: None }
     }
 
     pub fn new(random: &mut Random, plan: &StreamPlan) -> Self {
@@ -123,7 +135,17 @@ impl Life {
         let window = |random: &mut Random| random.pick(&[1, 1, 1, 2, 3]).unwrap_or(1);
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, window(random))).collect();
         let faults = (0..random.within(0, 8)).map(|_| (When::Tick(moment(random)), fault(random))).collect();
-        Self { wanted, windows, faults, lags: random.chance(25) }
+        Self { wanted, windows, faults, laggard: laggard(random) }
+    }
+}
+
+fn laggard(random: &mut Random) -> Option<Laggard> {
+    let role = random.pick(&[Role::MemoryX, Role::SwarmX, Role::Activation, Role::Cs2])?;
+    match random.below(8) {
+        0 => Some(Laggard::Disk),
+        1 => Some(Laggard::Words(role)),
+        2..4 => Some(Laggard::Agent(role)),
+        _ => None,
     }
 }
 
@@ -140,7 +162,8 @@ fn fault(random: &mut Random) -> Fault {
         32..40 => Fault::Crash(Role::Activation),
         40..58 => Fault::Crash(Role::Coordinator),
         58..68 => Fault::Leave,
-        68..78 => Fault::CutStream,
+        68..74 => Fault::CutStream(Role::MemoryX),
+        74..78 => Fault::CutStream(Role::Cs2),
         78..86 => Fault::CutLink,
         86..95 => Fault::Checkpoint,
         _ => Fault::Stop,

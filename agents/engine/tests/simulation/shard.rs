@@ -1,8 +1,10 @@
 //! A MemoryX shard: the machine and a toy store.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
+use millrace_emulator::plan::ChunkId;
 use millrace_engine::frame::Frame;
 use millrace_engine::message::{Order, Report, ShardState};
 use millrace_engine::shard::{Command, Shard};
@@ -21,6 +23,8 @@ pub struct ShardBody {
     first: Vec<Command>,
     /// Most partial sums that may be open for one use.
     most_open: usize,
+    /// Gradients the store has gathered whole, of which the machine has not heard: the store is a thread of its own.
+    gathered: VecDeque<(ChunkId, f64)>,
     /// What came in older epochs, to be played again: it must change nothing.
     ghosts: Vec<Ghost>,
 }
@@ -40,6 +44,7 @@ impl ShardBody {
             root: AgentId::new(Role::SwarmX, 0),
             first: Vec::new(),
             most_open: 0,
+            gathered: VecDeque::new(),
             ghosts: Vec::new(),
         }
     }
@@ -145,7 +150,22 @@ impl ShardBody {
         if out.is_empty() && before == self.machine.state() { Ok(()) } else { Err("an old epoch did something".into()) }
     }
 
-    pub fn write(&mut self, place: &mut Place) -> Result<(), String> {
+    pub fn is_writing(&self) -> bool {
+        self.store.as_ref().is_some_and(Store::is_writing)
+    }
+
+    /// Whether [`ShardBody::work`] has something to do.
+    pub fn has_work(&self) -> bool {
+        self.is_writing() || !self.gathered.is_empty()
+    }
+
+    /// The store's thread goes on.
+    pub fn work(&mut self, place: &mut Place) -> Result<(), String> {
+        if let Some((chunk, norm)) = self.gathered.pop_front() {
+            let mut out = Vec::new();
+            self.machine.gathered(chunk, norm, &mut out);
+            return self.carry(out, place);
+        }
         let Some(store) = &mut self.store else { return Ok(()) };
         if let Some((step, digests)) = store.write(&mut place.wires.disk)? {
             place.report(Report::Written { step, digests });
@@ -162,11 +182,8 @@ impl ShardBody {
                 }
                 Command::Grant(total) => place.grant(self.root, total),
                 Command::Gather { chunk, first, last, sum } => {
-                    if let Some(norm) = self.store()?.gather(chunk, first, last, &sum)? {
-                        let mut out = Vec::new();
-                        self.machine.gathered(chunk, norm, &mut out);
-                        self.carry(out, place)?;
-                    }
+                    let norm = self.store()?.gather(chunk, first, last, &sum)?;
+                    self.gathered.extend(norm.map(|norm| (chunk, norm)));
                 }
                 Command::Commit(record) => self.store()?.commit(record)?,
                 Command::Report(report) => place.report(report),

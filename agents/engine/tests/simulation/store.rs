@@ -142,8 +142,9 @@ impl Store {
         };
         let parameters = match copy {
             Some(copy) => copy,
+            // The pending update may be one that the snapshot has, or already the next.
             None => {
-                let held = self.settle(chunk)?;
+                let held = if self.chunk(chunk)?.applied < step { self.settle(chunk)? } else { self.chunk(chunk)? };
                 if held.applied != step {
                     return Err(format!("chunk {chunk} is at {} but the snapshot at {step}", held.applied));
                 }

@@ -12,7 +12,7 @@ use millrace_engine::types::{AgentId, Role};
 use crate::agent::{Agent, Body, Job};
 use crate::boss::{Boss, History};
 use crate::random::Random;
-use crate::setup::{Fault, Life, Task, When};
+use crate::setup::{Fault, Laggard, Life, Task, When};
 use crate::wires::{Link, LinkKey, Packet, Wires};
 
 /// More deliveries than any run needs: beyond this it goes in circles.
@@ -31,7 +31,8 @@ enum Action {
     Grant(LinkKey, bool),
     Dial(LinkKey),
     Act(AgentId),
-    Write(AgentId),
+    /// A shard's store goes on.
+    Work(AgentId),
     Chore(usize),
     Start(AgentId),
     Connect(AgentId),
@@ -52,6 +53,7 @@ pub struct World<'a> {
     starts: BTreeMap<AgentId, u64>,
     boss_start: u64,
     next_system: u32,
+    /// The slow agent, where one is.
     laggard: Option<AgentId>,
     faults: Vec<(When, Fault)>,
     tick: u64,
@@ -95,8 +97,10 @@ impl<'a> World<'a> {
             let late = world.wires.random.below(60) as u64;
             world.starts.insert(agent, late);
         }
-        let all: Vec<AgentId> = world.starts.keys().copied().collect();
-        world.laggard = life.lags.then(|| world.wires.random.pick(&all)).flatten();
+        if let Some(Laggard::Agent(role) | Laggard::Words(role)) = life.laggard {
+            let all: Vec<AgentId> = world.starts.keys().copied().filter(|id| id.role == role).collect();
+            world.laggard = world.wires.random.pick(&all);
+        }
         world
     }
 
@@ -124,11 +128,8 @@ impl<'a> World<'a> {
 
     fn choose(&mut self) -> Result<Action, String> {
         let actions = self.actions(self.tick);
-        if let Some(laggard) = self.laggard
-            && !self.wires.random.chance(3)
-        {
-            let others: Vec<Action> =
-                actions.iter().copied().filter(|action| !self.concerns(*action, laggard)).collect();
+        if self.life.laggard.is_some() && !self.wires.random.chance(3) {
+            let others: Vec<Action> = actions.iter().copied().filter(|action| !self.lags(*action)).collect();
             if let Some(action) = self.wires.random.pick(&others) {
                 return Ok(action);
             }
@@ -178,9 +179,7 @@ impl<'a> World<'a> {
         for (&id, agent) in &self.agents {
             match &agent.body {
                 Body::System(system) if system.is_ready() => actions.push(Action::Act(id)),
-                Body::Shard(shard) if shard.store.as_ref().is_some_and(|store| store.is_writing()) => {
-                    actions.push(Action::Write(id));
-                }
+                Body::Shard(shard) if shard.has_work() => actions.push(Action::Work(id)),
                 _ => {}
             }
             if agent.stream.is_none() && self.boss.is_some() {
@@ -195,16 +194,22 @@ impl<'a> World<'a> {
         actions
     }
 
-    fn concerns(&self, action: Action, agent: AgentId) -> bool {
+    /// Whether an action is the laggard's.
+    fn lags(&self, action: Action) -> bool {
+        let all = !matches!(self.life.laggard, Some(Laggard::Words(_)));
+        let disk = self.life.laggard == Some(Laggard::Disk);
+        let is = |agent: AgentId| self.laggard == Some(agent);
+        let of = |stream| self.wires.streams.get(&stream).is_some_and(|stream| is(stream.agent));
         match action {
-            Action::Order(stream) | Action::Word(stream) => {
-                self.wires.streams.get(&stream).is_some_and(|stream| stream.agent == agent)
-            }
+            Action::Word(stream) => of(stream),
+            Action::Order(stream) => all && of(stream),
             Action::Packet(key, _) | Action::Grant(key, _) | Action::Dial(key) => {
-                key.upper == agent || key.lower == agent
+                all && (is(key.upper) || is(key.lower))
             }
-            Action::Act(other) | Action::Write(other) | Action::Start(other) | Action::Connect(other) => other == agent,
-            Action::Chore(_) | Action::StartCoordinator => false,
+            Action::Work(agent) => disk || (all && is(agent)),
+            Action::Act(agent) | Action::Start(agent) | Action::Connect(agent) => all && is(agent),
+            Action::Chore(_) => disk,
+            Action::StartCoordinator => false,
         }
     }
 
@@ -221,12 +226,12 @@ impl<'a> World<'a> {
             Action::Packet(key, down) => self.packet(key, down),
             Action::Grant(key, down) => self.grant(key, down),
             Action::Dial(key) => self.dial(key),
-            Action::Act(id) | Action::Write(id) => {
+            Action::Act(id) | Action::Work(id) => {
                 let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
                 let (body, mut place) = agent.split(&mut self.wires);
                 match body {
                     Body::System(system) => system.act(&mut place),
-                    Body::Shard(shard) => shard.write(&mut place),
+                    Body::Shard(shard) => shard.work(&mut place),
                     _ => Ok(()),
                 }
             }

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
-use millrace_emulator::kernels::Simd;
+use millrace_emulator::kernels::{Simd, convert};
 use millrace_emulator::plan::{Encoding, Pass};
 use millrace_engine::frame::Frame;
 use millrace_engine::message::Report;
@@ -38,6 +38,7 @@ struct InEpoch {
     start: Box<Start>,
     system: System,
     device: CpuDevice,
+    simd: Simd,
     samples: VecDeque<proto::SamplesReply>,
     /// A round that waits for its samples.
     begin: Option<Begin>,
@@ -134,10 +135,11 @@ impl Worker {
         match (input, here.as_mut()) {
             (Input::Epoch(start), _) => {
                 let Start { epoch, place, .. } = *start;
-                let device = self.device(&start)?;
+                let simd = Simd::new(self.job.profile.isa).map_err(Failure::own)?;
+                let device = self.device(&start, simd)?;
                 let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
                 start.grants.grant(system.first_grant());
-                *here = Some(InEpoch { start, system, samples: VecDeque::new(), device, begin: None, step: 0 });
+                *here = Some(InEpoch { start, system, samples: VecDeque::new(), device, simd, begin: None, step: 0 });
             }
             (Input::Abandon, _) => *here = None,
             (Input::Open(epoch, turn), Some(here)) if here.start.epoch == epoch => {
@@ -158,10 +160,9 @@ impl Worker {
     }
 
     /// A device with room for the leaves this system owns in the epoch.
-    fn device(&self, start: &Start) -> Result<CpuDevice, Failure> {
+    fn device(&self, start: &Start, simd: Simd) -> Result<CpuDevice, Failure> {
         let rounds = start.placement.rounds.iter().chain(&start.placement.eval_rounds);
         let leaves = rounds.map(|round| round.owned[start.place].len()).max().unwrap_or(0);
-        let simd = Simd::new(self.job.profile.isa).map_err(Failure::own)?;
         let options = DeviceOptions { seed: self.job.job.run.seed, threads: self.threads, simd, leaves };
         CpuDevice::new(self.job.plan.clone(), options).map_err(Failure::own)
     }
@@ -230,7 +231,7 @@ impl Worker {
                     let gradient = here.device.gradient(at.layer, at.chunk, place.node).ok_or_else(|| {
                         Failure::own(format!("no gradient of chunk {} for leaves {}", at.chunk, place.node))
                     })?;
-                    let frame = Frame { place, payload: payload(gradient) };
+                    let frame = Frame { place, payload: payload(here.simd, gradient) };
                     let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: here.step };
                     here.start.frames.frame(codec::pack(frame, context));
                 }
@@ -270,8 +271,8 @@ impl Worker {
     }
 }
 
-fn payload(numbers: &[f32]) -> Bytes {
-    let mut bytes = Vec::with_capacity(4 * numbers.len());
-    numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
-    bytes.into()
+fn payload(simd: Simd, numbers: &[f32]) -> Bytes {
+    let mut bytes = BytesMut::zeroed(4 * numbers.len());
+    convert::write_f32(simd, numbers, &mut bytes);
+    bytes.freeze()
 }

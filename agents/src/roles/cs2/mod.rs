@@ -89,7 +89,7 @@ pub async fn run(context: Context) -> Result<(), Failure> {
             Some(event) = driver.mailbox.next(), if !finished => driver.link(event),
             Some(work) = end.recv() => {
                 let work = work?;
-                driver.session.outbox.usage(&driver.context.metrics, work);
+                driver.session.leave(&driver.context.metrics, work).await;
                 return Ok(());
             }
         }

@@ -92,7 +92,7 @@ impl Driver {
                 Some(event) = self.mailbox.next() => self.link(event)?,
             }
         }
-        self.session.outbox.usage(&self.context.metrics, Work::default());
+        self.session.leave(&self.context.metrics, Work::default()).await;
         Ok(())
     }
 

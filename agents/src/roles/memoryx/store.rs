@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use bytes::{Bytes, BytesMut};
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
 use millrace_emulator::graph::Init;
-use millrace_emulator::kernels::{Simd, optimizer};
+use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
 use millrace_emulator::placement::ShardId;
 use millrace_emulator::plan::{ChunkId, Encoding};
@@ -159,11 +159,11 @@ impl Store {
             return None;
         }
         if first {
-            millrace_emulator::kernels::elementwise::read_f32_le(self.simd, sum, gradient);
+            convert::read_f32(self.simd, sum, gradient);
         } else {
-            millrace_emulator::kernels::elementwise::add_f32_le(self.simd, sum, gradient);
+            convert::add_f32(self.simd, sum, gradient);
         }
-        last.then(|| millrace_emulator::kernels::elementwise::squared_norm(self.simd, gradient))
+        last.then(|| elementwise::squared_norm(self.simd, gradient))
     }
 
     /// Makes the gathered gradients the pending update.
@@ -180,12 +180,10 @@ impl Store {
         self.bring_up(chunk);
         let mut cell = self.cell(chunk)?;
         let weights = cell.array(0);
-        let mut bytes = BytesMut::with_capacity(weights.len() * encoding.bytes());
+        let mut bytes = BytesMut::zeroed(weights.len() * encoding.bytes());
         match encoding {
-            Encoding::F32 => weights.iter().for_each(|weight| bytes.extend_from_slice(&weight.to_le_bytes())),
-            Encoding::Bf16 => weights
-                .iter()
-                .for_each(|&weight| bytes.extend_from_slice(&millrace_emulator::numerics::bf16::from_f32(weight).to_le_bytes())),
+            Encoding::F32 => convert::write_f32(self.simd, weights, &mut bytes),
+            Encoding::Bf16 => convert::write_bf16(self.simd, weights, &mut bytes),
         }
         Some(bytes.freeze())
     }

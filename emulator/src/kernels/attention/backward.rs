@@ -127,7 +127,7 @@ fn backward_pair<'s>(
 }
 
 simd_fn! {
-    /// sums[r] = a[r] · b[r] for each row.
+    /// `sums[r] = a[r] · b[r]` for each row.
     fn row_dots(a: MatRef<'_>, b: MatRef<'_>, sums: &mut [f32]) {
         for (r, sum) in sums.iter_mut().enumerate() {
             let (a, b) = (a.row(r).as_chunks::<LANES>(), b.row(r).as_chunks::<LANES>());

@@ -118,7 +118,7 @@ pub(crate) fn block_product(
 ) {
     let micro = Micro::of(simd);
     assert!(c.rows() >= rows.len() && c.cols() >= cols.len(), "shape of C");
-    assert!(rows.start % micro.mr == 0 && cols.start % micro.nr == 0, "ranges begin at panels");
+    assert!(rows.start.is_multiple_of(micro.mr) && cols.start.is_multiple_of(micro.nr), "ranges begin at panels");
     let add = accumulate == Accumulate::Add;
     // SAFETY: C has all rows and columns and is borrowed by this call.
     unsafe { sweep(micro, left, right, rows, cols, c.target(), add, None, part_of) }

@@ -120,10 +120,8 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
         // The sums go through memory: they stay in registers up to here only if every index to them is a constant
         // after unrolling, and the loop below is too large to be unrolled.
         let mut sums = MaybeUninit::<[[V; NV]; MR]>::uninit();
-        for i in 0..MR {
-            for j in 0..NV {
-                sums.as_mut_ptr().cast::<V>().add(i * NV + j).write(acc[i][j]);
-            }
+        for (i, sum) in acc.as_flattened().iter().enumerate() {
+            sums.as_mut_ptr().cast::<V>().add(i).write(*sum);
         }
         for (i, row) in sums.assume_init_ref().iter().enumerate().take(tile.rows) {
             finish_row(tile, i, row);
@@ -165,9 +163,9 @@ unsafe fn finish_row<V: Vector, const NV: usize>(tile: &Tile, row: usize, produc
     // SAFETY (of the block): columns below `tile.cols` of an existing row, and of the bias.
     unsafe {
         let c = tile.c.add(row * tile.c_stride);
-        for j in 0..NV {
+        for (j, product) in products.iter().enumerate() {
             let first = j * V::LANES;
-            let mut value = products[j];
+            let mut value = *product;
             if tile.cols >= first + V::LANES {
                 if tile.add {
                     value = V::load(c.add(first)).add(value);

@@ -4,6 +4,7 @@ use millrace_engine::coordinator::Event;
 use millrace_engine::types::{AgentId, Role};
 
 use super::World;
+use crate::agent::{Agent, Body};
 use crate::setup::{Fault, When};
 use crate::wires::LinkKey;
 
@@ -14,10 +15,13 @@ impl World<'_> {
             return Ok(());
         }
         let recorded = |step| self.agents.keys().filter(|id| self.committed(**id).is_some_and(|at| at >= step)).count();
+        let writes = |agent: &&Agent| matches!(&agent.body, Body::Shard(shard) if shard.is_writing());
+        let writing = || self.agents.values().filter(writes).count();
         let due = |when: &When| match *when {
             When::Tick(tick) => tick <= self.tick,
             When::Gathered(step, frames) => self.gathered.get(&step).is_some_and(|now| *now >= frames),
             When::Recorded(step, shards) => recorded(step) as u64 >= shards,
+            When::Writing(shards) => writing() as u64 >= shards,
         };
         let Some(at) = self.faults.iter().position(|(when, _)| due(when)) else { return Ok(()) };
         let (_, fault) = self.faults.swap_remove(at);
@@ -36,8 +40,8 @@ impl World<'_> {
                 }
             }
             Fault::Leave => self.leave(),
-            Fault::CutStream => {
-                let id = self.pick(|_| true);
+            Fault::CutStream(role) => {
+                let id = self.pick(|id| id.role == role);
                 if let Some(stream) = id.and_then(|id| self.agents.get(&id)?.stream) {
                     self.wires.cut_stream(stream);
                 }

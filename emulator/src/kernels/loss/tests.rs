@@ -1,0 +1,120 @@
+//! Loss and gradients against f64, blocks against each other.
+
+use super::*;
+use crate::kernels::testing::{assert_close, every_simd, gradient, uniform};
+use crate::kernels::{Pool, Simd};
+use crate::numerics::Precision;
+
+struct Case {
+    tokens: usize,
+    hidden: usize,
+    vocabulary: usize,
+    labels: Vec<i32>,
+}
+
+/// Sum of losses in f64 of x, W and bias one after the other.
+fn reference(case: &Case, all: &[f64]) -> f64 {
+    let (x, rest) = all.split_at(case.tokens * case.hidden);
+    let (w, bias) = rest.split_at(case.vocabulary * case.hidden);
+    let mut total = 0.0;
+    for (x, label) in x.chunks(case.hidden).zip(&case.labels) {
+        let logit = |v: usize| bias[v] + x.iter().zip(&w[v * case.hidden..]).map(|(x, w)| x * w).sum::<f64>();
+        if let Ok(label) = usize::try_from(*label) {
+            let sum: f64 = (0..case.vocabulary).map(|v| logit(v).exp()).sum();
+            total += sum.ln() - logit(label);
+        }
+    }
+    total
+}
+
+/// Sums, then the gradients of x, W and bias one after the other. `fused`: in one call.
+fn run(simd: Simd, threads: usize, fused: bool, case: &Case, all: &[f32]) -> (LossSums, Vec<f32>) {
+    let pool = Pool::new(threads).unwrap();
+    let cx = Context { simd, pool: &pool, precision: Precision::F32 };
+    let (x, rest) = all.split_at(case.tokens * case.hidden);
+    let (weights, bias) = rest.split_at(case.vocabulary * case.hidden);
+    let classifier = Classifier { weights, vocabulary: case.vocabulary, hidden: case.hidden, bias: Some(bias) };
+    let mut grads = vec![0.25; all.len()];
+    let (dx, rest) = grads.split_at_mut(x.len());
+    let (dw, db) = rest.split_at_mut(weights.len());
+    let gradients = Gradients { dx, dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
+    let mut workspace = LossWorkspace::new();
+    let sums = if fused {
+        forward_backward(cx, &classifier, x, &case.labels, gradients, &mut workspace)
+    } else {
+        let mut lse = vec![f32::NAN; case.tokens];
+        let sums = forward(cx, &classifier, x, &case.labels, &mut lse, &mut workspace);
+        backward(cx, &classifier, x, &case.labels, &lse, gradients, &mut workspace);
+        sums
+    };
+    (sums, grads)
+}
+
+fn values(case: &Case) -> Vec<f32> {
+    uniform(case.tokens * case.hidden + case.vocabulary * (case.hidden + 1), -1.0, 1.0, 1)
+}
+
+#[test]
+fn gradients_agree_with_differences_of_f64() {
+    let case = Case { tokens: 5, hidden: 7, vocabulary: 35, labels: vec![3, -1, 34, 0, 3] };
+    let all = values(&case);
+    let (sums, grads) = every_simd(|simd| run(simd, 1, true, &case, &all));
+    let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
+    assert!((sums.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
+    assert_eq!(sums.tokens, 4);
+    let mut expected = gradient(|x| reference(&case, x), &all);
+    expected[case.tokens * case.hidden..].iter_mut().for_each(|e| *e += 0.25);
+    assert_close(&grads, &expected, 1e-6);
+    assert_eq!(grads[case.hidden..2 * case.hidden], [0.0; 7], "the token left out");
+}
+
+#[test]
+fn blocks_fit_together_fused_or_not_on_any_team() {
+    let vocabulary = 2 * VOCABULARY_BLOCK + 77;
+    let labels = vec![5, 2047, 2048, 4172, -1, 4095, 0];
+    let case = Case { tokens: 7, hidden: 4, vocabulary, labels };
+    let all = values(&case);
+    let results = every_simd(|simd| run(simd, 1, true, &case, &all));
+    for (threads, fused) in [(1, false), (2, true), (2, false)] {
+        assert!(run(Simd::detect(), threads, fused, &case, &all) == results, "{threads} {fused}");
+    }
+    let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
+    assert!((results.0.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
+    // The gradient's components over words add up to zero for each token: Σ dbias = 0 here, besides what was there.
+    let dbias = &results.1[all.len() - vocabulary..];
+    let total: f64 = dbias.iter().map(|d| f64::from(*d) - 0.25).sum();
+    assert!(total.abs() < 1e-4, "{total}");
+    let dx = gradient(
+        |x| {
+            let mut moved = wide.clone();
+            moved[..x.len()].copy_from_slice(x);
+            reference(&case, &moved)
+        },
+        &all[..4],
+    );
+    assert_close(&results.1[..4], &dx, 2e-6);
+}
+
+#[test]
+fn correct_means_no_logit_is_higher() {
+    let case = Case { tokens: 3, hidden: 1, vocabulary: 2, labels: vec![1, 0, -1] };
+    let all = [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0];
+    let (sums, _) = every_simd(|simd| run(simd, 1, true, &case, &all));
+    assert_eq!((sums.tokens, sums.correct), (2, 1));
+}
+
+#[test]
+fn labels_outside_are_found() {
+    assert_eq!(check_labels(&[0, -1, 6], 7), Ok(()));
+    assert_eq!(check_labels(&[0, -1, 7], 7), Err((2, 7)));
+}
+
+#[test]
+fn a_non_finite_logit_makes_the_loss_non_finite() {
+    let case = Case { tokens: 1, hidden: 1, vocabulary: 20, labels: vec![1] };
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut all = vec![1.0; 41];
+        all[0] = bad;
+        assert!(!every_simd(|simd| run(simd, 1, true, &case, &all).0.loss.is_finite()));
+    }
+}

@@ -1,0 +1,43 @@
+//! How much memory each pass needs.
+
+use super::{Schedule, Storage};
+
+/// Memory of one pass, in whatever unit was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// For every leaf of the round.
+    pub held: u64,
+    /// For the leaf at work.
+    pub working: u64,
+}
+
+impl Schedule {
+    /// What each pass needs at its fullest, in the order in which passes happen; `size` of a piece is that of one sample.
+    pub fn demand(&self, size: impl Fn(&Storage) -> u64) -> Vec<Demand> {
+        let passes = self.forward.len() + self.backward.len();
+        // Changes of what is held from pass to pass, and of what is worked with from step to step.
+        let mut held = vec![0i128; passes + 1];
+        let steps = self.forward.iter().chain(self.backward.iter().rev());
+        let mut working: Vec<Vec<i128>> = steps.map(|steps| vec![0; steps.len() + 1]).collect();
+        for piece in &self.storage {
+            let bytes = i128::from(size(piece));
+            let (changes, (first, last)) = match piece.every_leaf() {
+                true => (&mut held, piece.passes),
+                false => (&mut working[piece.passes.0], piece.steps),
+            };
+            changes[first] += bytes;
+            changes[last + 1] -= bytes;
+        }
+        let highest = |changes: &[i128]| sums(changes).max().unwrap_or(0);
+        let demand = |(held, working): (u64, &Vec<i128>)| Demand { held, working: highest(working) };
+        sums(&held).zip(&working).map(demand).collect()
+    }
+}
+
+/// Running sums.
+fn sums(changes: &[i128]) -> impl Iterator<Item = u64> {
+    changes.iter().scan(0i128, |sum, change| {
+        *sum += change;
+        Some(u64::try_from(*sum).unwrap_or(u64::MAX))
+    })
+}

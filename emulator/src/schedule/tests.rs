@@ -1,0 +1,92 @@
+use super::*;
+use crate::graph::{GraphBuilder, Init, Op, TensorRole};
+use crate::testing::TINY;
+
+/// A stream that skips layers, is added to itself and dropped out, in an order of sizes that tempts a bad layout.
+fn crooked() -> Graph {
+    let mut builder = GraphBuilder::new(16);
+    let mut names = 0;
+    let mut node = |builder: &mut GraphBuilder, op: Op, inputs: &[ValueId], shape: Option<[usize; 2]>| {
+        names += 1;
+        let init = Init::Constant { value: 0.0 };
+        let params: Vec<_> =
+            shape.iter().map(|shape| builder.tensor(format!("t{names}"), shape, init, TensorRole::Weight)).collect();
+        builder.node(op, format!("v{names}"), inputs, &params).unwrap()
+    };
+    let (tokens, labels) = (builder.tokens(), builder.labels());
+    let b = &mut builder;
+    let x = node(b, Op::Embedding, &[tokens], Some([10, 16]));
+    let wide = node(b, Op::Linear, &[x], Some([96, 16]));
+    b.end_layer("a");
+    let y = node(b, Op::Linear, &[wide], Some([16, 96]));
+    let y = node(b, Op::Dropout { rate: 0.5 }, &[y], None);
+    let y = node(b, Op::Add, &[y, x], None);
+    b.end_layer("b");
+    let z = node(b, Op::Add, &[y, y], None);
+    // Leads nowhere.
+    node(b, Op::CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }, &[wide], None);
+    b.end_layer("c");
+    let narrow = node(b, Op::Linear, &[z], Some([32, 16]));
+    let head = builder.tensor("head", &[10, 32], Init::Constant { value: 0.0 }, TensorRole::Weight);
+    builder.loss(Op::CrossEntropy, &[narrow, labels], &[head]).unwrap();
+    builder.end_layer("d");
+    builder.finish().unwrap()
+}
+
+fn schedules() -> Vec<Schedule> {
+    let graphs = [TINY.graph(), crooked()];
+    let of = |graph: &Graph| {
+        let layers = graph.layers.len();
+        let training = [false, true].map(|recompute| Schedule::training(graph, &vec![recompute; layers]));
+        training.into_iter().chain([Schedule::evaluation(graph)])
+    };
+    graphs.iter().flat_map(of).collect()
+}
+
+#[test]
+fn memory_alive_at_one_time_never_overlaps_and_little_is_lost() {
+    for schedule in schedules() {
+        for leaves in [1, 2, 7] {
+            let layout = Layout::new(&schedule, 2, leaves);
+            let ends = |piece: usize| {
+                let extent = layout.extents[piece];
+                extent.start..extent.of_leaf(leaves - 1).end
+            };
+            for (a, one) in schedule.storage.iter().enumerate() {
+                for (b, other) in schedule.storage.iter().enumerate().skip(a + 1) {
+                    let passes = one.passes.0.max(other.passes.0)..=one.passes.1.min(other.passes.1);
+                    let both_working = !one.every_leaf() && !other.every_leaf();
+                    let steps = one.steps.0.max(other.steps.0)..=one.steps.1.min(other.steps.1);
+                    if passes.is_empty() || (both_working && steps.is_empty()) {
+                        continue;
+                    }
+                    let (a, b) = (ends(a), ends(b));
+                    assert!(a.end <= b.start || b.end <= a.start, "{one:?} at {a:?} meets {other:?} at {b:?}");
+                }
+            }
+            let demand = schedule.demand(|piece| piece.elements);
+            let needed = demand.iter().map(|pass| pass.held * leaves as u64 + pass.working).max().unwrap() * 2;
+            let lost = layout.len as f64 / needed as f64 - 1.0;
+            assert!((0.0..0.01).contains(&lost), "{} for {needed}", layout.len);
+        }
+    }
+}
+
+#[test]
+fn a_block_copies_no_gradient_and_passes_the_streams_on_in_place() {
+    let schedule = Schedule::training(&TINY.graph(), &[false; 4]);
+    let moved = |step: &&Step| matches!(step, Step::Copy { .. } | Step::Add { .. });
+    assert_eq!(schedule.backward.iter().flatten().filter(moved).count(), 0);
+    // One piece of memory carries the gradient of the stream from the loss to the embedding.
+    let first = schedule.backward_pass(3);
+    let carried = |piece: &&Storage| piece.passes == (first, schedule.backward_pass(0));
+    assert_eq!(schedule.storage.iter().filter(carried).count(), 1);
+    assert_eq!(schedule.storage.iter().filter(|piece| piece.every_leaf() && piece.passes.0 >= first).count(), 1);
+}
+
+#[test]
+fn only_the_loss_keeps_numbers_of_a_recomputed_layer() {
+    let schedule = Schedule::training(&TINY.graph(), &[true; 4]);
+    let kept = schedule.storage.iter().filter(|piece| piece.kind == StorageKind::Numbers && piece.every_leaf());
+    assert_eq!(kept.map(|piece| piece.elements).collect::<Vec<_>>(), [TINY.sequence as u64]);
+}
