@@ -152,6 +152,10 @@ fn check(name: &str, plan: &std::sync::Arc<StreamPlan>, words: usize, stride: us
     let weights = initial_weights(plan, 11);
     let samples = Samples::random(plan, words, 5);
     let (loss, gradients) = step(&mut device(plan, 1), plan, &weights, &samples);
+    // Each leaf apart, its sums joined outside: the same bits.
+    let mut device = device(plan, 2);
+    let apart = (0..plan.leaves.count).flat_map(|leaf| round(&mut device, plan, &weights, &samples, leaf..leaf + 1).1);
+    assert_eq!(total(plan, apart.collect()), gradients, "{name}");
     let (gradients, mut tensors) = (wide(plan, &gradients), wide(plan, &weights));
     let batch = reference::Batch {
         input_ids: &samples.input_ids,

@@ -44,6 +44,23 @@ pub struct Performance {
     /// Seconds each agent waited, by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub stall_seconds: BTreeMap<String, StallTotals>,
+    /// What each agent has used.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub agents: BTreeMap<String, AgentUsage>,
+}
+
+/// What one agent has used since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AgentUsage {
+    /// Seconds spent computing; a system's only.
+    pub busy_seconds: f64,
+    /// Most resident memory.
+    pub peak_rss_bytes: u64,
+    /// Bytes of frames received, headers included.
+    pub bytes_in: u64,
+    /// Bytes of frames sent, headers included.
+    pub bytes_out: u64,
 }
 
 /// What a run has done, from which [`Performance`] is computed.
@@ -81,6 +98,7 @@ impl Performance {
             tokens_per_sec: per_second(work.tokens, elapsed),
             flops_per_sec,
             stall_seconds: BTreeMap::new(),
+            agents: BTreeMap::new(),
         }
     }
 

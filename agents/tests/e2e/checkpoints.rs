@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::harness::Place;
 
+type Damage = fn(&mut Vec<u8>);
+
 /// A place with a run of two steps in `m`.
 fn trained() -> Place {
     let place = Place::new();

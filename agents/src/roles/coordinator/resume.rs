@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::{Check, Checkpoint, newest_whole};
+use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
 use millrace_engine::message::Source;
 use millrace_params::Job;
 
@@ -53,9 +53,13 @@ pub fn choose(launch: &Launch, compiled: &CompiledJob) -> Result<Beginning, Fail
         None => None,
     };
     let Some(checkpoint) = checkpoint else { return without_checkpoint(launch, report) };
-    let model = millrace_checkpoint::Moments::none();
-    millrace_checkpoint::PlanReader::new(Checkpoint::open(checkpoint.path()).map_err(failed)?, &compiled.plan, &model)
-        .map_err(failed)?;
+    let (again, model) = (Checkpoint::open(checkpoint.path()).map_err(failed)?, Moments::none());
+    if compiled.job.run.disable_strict_checkpoint_loading {
+        let reader = PlanReader::partial(again, &compiled.plan, &model).map_err(failed)?;
+        report.extend(reader.absent_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
+    } else {
+        PlanReader::new(again, &compiled.plan, &model).map_err(failed)?;
+    }
     from_checkpoint(launch, compiled, &checkpoint, report)
 }
 

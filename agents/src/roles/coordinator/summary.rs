@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::proto;
-use millrace_telemetry::performance::{Performance, Work};
+use millrace_telemetry::performance::{AgentUsage, Performance, Work};
 use millrace_telemetry::progress::Rates;
 use millrace_telemetry::stall::StallReason;
 
@@ -75,6 +75,9 @@ fn role_line(role: Role, usages: &[&proto::Usage], elapsed: Duration) -> Option<
 /// Writes performance.json.
 pub fn write(mut performance: Performance, usages: &Usages, model_dir: &Path) {
     for (agent, usage) in usages {
+        let &proto::Usage { busy_seconds, peak_rss_bytes, bytes_in, bytes_out, .. } = usage;
+        let of_agent = AgentUsage { busy_seconds, peak_rss_bytes, bytes_in, bytes_out };
+        performance.agents.insert(agent.to_string(), of_agent);
         let totals = serde_json::to_value(&usage.stall_seconds).and_then(serde_json::from_value);
         if let Ok(totals) = totals {
             performance.stall_seconds.insert(agent.to_string(), totals);
