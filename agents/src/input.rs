@@ -26,9 +26,10 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
             },
         },
         Source::Tokens { paths } => SourceKind::Tokens { paths: paths.clone() },
-        Source::Synthetic {} => {
-            SourceKind::Synthetic { vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX), seed: input.shuffle_seed }
-        }
+        Source::Synthetic {} => SourceKind::Synthetic {
+            vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
+            seed: input.shuffle_seed,
+        },
     };
     let (split, validation_fraction) = match input.split {
         Split::All {} => (millrace_data::Split::Train, 0.0),

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use millrace_emulator::numerics::Isa;
 use millrace_engine::message::{Order, Report, ShardState};
 use millrace_engine::types::AgentId;
-use millrace_emulator::numerics::Isa;
 use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, to_agent};
 use millrace_protocol::{codec, transport};
 use millrace_telemetry::logs::{Logger, Record};
@@ -112,7 +112,8 @@ impl Session {
             isa: isa.to_string(),
             shard: shard.as_ref().map(codec::encode),
         }));
-        let refused = |status: tonic::Status| Failure::peer(format!("the coordinator refused {me}: {}", status.message()));
+        let refused =
+            |status: tonic::Status| Failure::peer(format!("the coordinator refused {me}: {}", status.message()));
         let mut client = ControlClient::new(channel).max_decoding_message_size(CONTROL_BYTES);
         let joined = client.join(UnboundedReceiverStream::new(receiver)).await.map_err(refused)?;
         let mut stream = joined.into_inner();
@@ -175,7 +176,9 @@ fn compile(welcome: &proto::Welcome) -> Result<CompiledJob, Failure> {
     let isa = isa.ok_or_else(|| Failure::own(format!("the coordinator asks for an unknown {:?}", welcome.isa)))?;
     let job = document.compile(isa)?;
     if job.hash.0 != welcome.plan {
-        return Err(Failure::own("this agent compiles another plan than the coordinator; run the same build everywhere"));
+        return Err(Failure::own(
+            "this agent compiles another plan than the coordinator; run the same build everywhere",
+        ));
     }
     Ok(job)
 }

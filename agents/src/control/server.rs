@@ -87,10 +87,7 @@ impl ControlService {
 impl proto::control_server::Control for ControlService {
     type JoinStream = Pin<Box<dyn Stream<Item = Result<proto::ToAgent, Status>> + Send>>;
 
-    async fn join(
-        &self,
-        request: Request<Streaming<proto::FromAgent>>,
-    ) -> Result<Response<Self::JoinStream>, Status> {
+    async fn join(&self, request: Request<Streaming<proto::FromAgent>>) -> Result<Response<Self::JoinStream>, Status> {
         let mut stream = request.into_inner();
         let first = stream.next().await.transpose()?.and_then(|message| message.message);
         let Some(from_agent::Message::Hello(hello)) = first else {

@@ -8,9 +8,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Request;
 use tonic::transport::Channel;
 
-use super::{
-    AGENT_KEY, DirectionKey, EPOCH_KEY, End, Happening, LinkKey, Settings, read_frames, read_grants, send,
-};
+use super::{AGENT_KEY, DirectionKey, EPOCH_KEY, End, Happening, LinkKey, Settings, read_frames, read_grants, send};
 
 /// Opens the link from `me` to `peer` at `address` for `epoch`; what happens to it comes as events.
 pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings: Settings) {
@@ -46,12 +44,7 @@ fn request<T>(me: AgentId, key: LinkKey, receiver: mpsc::UnboundedReceiver<T>) -
     request
 }
 
-async fn open_down(
-    me: AgentId,
-    key: LinkKey,
-    channel: Channel,
-    settings: Settings,
-) -> Result<(), tonic::Status> {
+async fn open_down(me: AgentId, key: LinkKey, channel: Channel, settings: Settings) -> Result<(), tonic::Status> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let frames = client(channel).down(request(me, key, receiver)).await?.into_inner();
     send(&settings.events, key, Happening::Open(End::Grants(sender)));

@@ -114,12 +114,8 @@ impl Context {
     ) -> Result<Session, Failure> {
         let coordinator = self.args.coordinator.as_deref();
         let coordinator = coordinator.ok_or_else(|| Failure::bad_input("an agent needs --coordinator HOST:PORT"))?;
-        let introduction = Introduction {
-            me: self.me(),
-            address,
-            isa: self.args.isa.unwrap_or_else(Isa::detect),
-            shard,
-        };
+        let introduction =
+            Introduction { me: self.me(), address, isa: self.args.isa.unwrap_or_else(Isa::detect), shard };
         Session::join(coordinator, &introduction, &self.logger).await
     }
 

@@ -184,4 +184,3 @@ fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId
     };
     (parents, placement.swarm[place].children.iter().map(child).collect())
 }
-

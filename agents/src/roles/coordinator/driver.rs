@@ -48,7 +48,7 @@ pub struct Inbox {
 
 /// What comes back from blocking work.
 enum Worked {
-    Staged(Result<(Staging, Snapshot), Failure>),
+    Staged(Result<Box<(Staging, Snapshot)>, Failure>),
     Published(Result<Saved, Failure>),
 }
 
@@ -244,8 +244,7 @@ impl Driver {
         let done = Done { evaluated: evaluated(&launch.model_dir, beginning.step), saved: beginning.saved };
         let done = if launch.mode.trains() { done } else { Done::default() };
         let source = beginning.source.clone();
-        self.machine =
-            Some(Coordinator::new(compiled.plan.clone(), policy, wanted, source, lock.attempt(), done));
+        self.machine = Some(Coordinator::new(compiled.plan.clone(), policy, wanted, source, lock.attempt(), done));
         self.console.line(format!("Preparing to execute using {} CSX", launch.wanted.systems));
         self.console.begin("Transferring initial weights", 1);
         Ok(())
@@ -308,7 +307,7 @@ impl Driver {
     fn blocking_done(&mut self, worked: Worked) -> Result<(), Failure> {
         match worked {
             Worked::Staged(staged) => {
-                let (staging, snapshot) = staged?;
+                let (staging, snapshot) = *staged?;
                 self.staging = Some(staging);
                 self.event(Event::Staged(snapshot))
             }
@@ -366,7 +365,7 @@ impl Driver {
         let (Some(saver), Some(machine)) = (self.saver.clone(), &self.machine) else { return };
         let (epoch, work): (Epoch, _) = (machine.epoch(), self.work.clone());
         self.console.line(format!("Saving checkpoint at step {step}"));
-        tokio::task::spawn_blocking(move || work.send(Worked::Staged(saver.stage(step, epoch))));
+        tokio::task::spawn_blocking(move || work.send(Worked::Staged(saver.stage(step, epoch).map(Box::new))));
     }
 
     fn publish(&mut self, digests: Vec<ChunkDigests>, record: Option<CommitRecord>) {
@@ -494,7 +493,8 @@ impl Driver {
         self.console.end();
         let elapsed = self.progress.began.elapsed();
         let samples = self.progress.meter.total_samples();
-        let trained = self.progress.mark.duration_since(self.progress.began).min(self.progress.meter.elapsed(self.progress.mark));
+        let trained =
+            self.progress.mark.duration_since(self.progress.began).min(self.progress.meter.elapsed(self.progress.mark));
         let work = (self.progress.steps, samples, self.progress.tokens);
         let performance = summary::performance(&self.prepared.compiled.plan, work, trained, self.progress.rates);
         let outcome = self.outcome.take().unwrap_or(Outcome::Stopped);

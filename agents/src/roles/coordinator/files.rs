@@ -45,11 +45,8 @@ impl RunFiles {
         let open = || {
             atomic_file::write(&dir.join("params.yaml"), launch.params_yaml.as_bytes())?;
             atomic_file::write(&dir.join("job.json"), launch.job.to_json().as_bytes())?;
-            let metrics = if launch.mode.trains() {
-                MetricsLog::open(dir, step)?
-            } else {
-                MetricsLog::open_for_evaluation(dir)?
-            };
+            let metrics =
+                if launch.mode.trains() { MetricsLog::open(dir, step)? } else { MetricsLog::open_for_evaluation(dir)? };
             let summaries = summary_dir(dir, run);
             Ok(Self {
                 metrics,
@@ -103,11 +100,12 @@ impl RunFiles {
     pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64) -> Result<(), Failure> {
         let share = evaluation.correct as f64 / evaluation.tokens.max(1) as f64;
         let perplexity = evaluation.loss.exp();
-        let metrics =
-            [("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)].map(|(k, v)| (k.to_owned(), v));
+        let metrics = [("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)]
+            .map(|(k, v)| (k.to_owned(), v));
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         self.point(EvalPoint { step, loss, tokens, seconds, metrics: BTreeMap::from(metrics) }.into())?;
-        let values = [(tags::EVAL_LOSS, loss), ("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)];
+        let values =
+            [(tags::EVAL_LOSS, loss), ("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)];
         self.events.scalars(step, &values).map_err(|error| file_failure(&error))
     }
 

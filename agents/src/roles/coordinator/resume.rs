@@ -45,9 +45,11 @@ pub fn choose(launch: &Launch, compiled: &CompiledJob) -> Result<Beginning, Fail
                 launch.model_dir.display()
             ));
             let (checkpoint, broken) = newest_whole(&launch.model_dir, Check::Full).map_err(failed)?;
-            report.extend(broken.iter().map(|broken| {
-                format!("Checkpoint {} is passed over: {}", broken.path.display(), broken.reason)
-            }));
+            report.extend(
+                broken
+                    .iter()
+                    .map(|broken| format!("Checkpoint {} is passed over: {}", broken.path.display(), broken.reason)),
+            );
             checkpoint
         }
         None => None,
@@ -123,7 +125,9 @@ fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes
                 compare(&format!("{key}.{inner}"), &of(before), &of(after), changes);
             }
         }
-        (then, now) if then != now => changes.push(format!("Changed since that checkpoint: {key} was {then}, is {now}.")),
+        (then, now) if then != now => {
+            changes.push(format!("Changed since that checkpoint: {key} was {then}, is {now}."))
+        }
         _ => {}
     }
 }

@@ -241,12 +241,7 @@ impl Worker {
     }
 
     /// Starts a round.
-    fn begin(
-        &self,
-        here: &mut InEpoch,
-        begin: Begin,
-        reply: &proto::SamplesReply,
-    ) -> Result<(), Failure> {
+    fn begin(&self, here: &mut InEpoch, begin: Begin, reply: &proto::SamplesReply) -> Result<(), Failure> {
         let Begin { turn, leaves, .. } = begin;
         let (Task::Train { step } | Task::Eval { step, .. }) = turn.task;
         here.step = step;

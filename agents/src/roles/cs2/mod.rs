@@ -163,7 +163,9 @@ impl Driver {
             Happening::Open(end) => {
                 here.ends.open(key, end);
                 let ends = (here.ends.frames(here.parent), here.ends.grants(here.parent));
-                if let ((Some(frames), Some(grants)), Some(mut start)) = (ends, here.start.take_if(|_| here.ends.complete())) {
+                if let ((Some(frames), Some(grants)), Some(mut start)) =
+                    (ends, here.start.take_if(|_| here.ends.complete()))
+                {
                     (start.frames, start.grants) = (frames, grants);
                     self.tell(Input::Epoch(start));
                     self.context.ready.set(true);

@@ -39,7 +39,8 @@ pub async fn run(context: Context) -> Result<(), Failure> {
     let shard = Shard::new(context.me().index, session.job.plan.clone());
     let (work, jobs) = blocking::channel();
     let (done, results) = mpsc::unbounded_channel();
-    let driver = Driver { context, session, mailbox, shard, store: None, jobs: Some(jobs), work, done, results, link: None };
+    let driver =
+        Driver { context, session, mailbox, shard, store: None, jobs: Some(jobs), work, done, results, link: None };
     driver.run().await
 }
 

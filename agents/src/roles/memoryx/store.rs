@@ -306,7 +306,8 @@ impl Store {
     /// Gives up a snapshot: updates need not copy for it any more.
     pub fn abandon_snapshot(&self) {
         for chunk in self.own() {
-            let copied = self.cell(chunk).and_then(|mut cell| cell.snapshot.take()).is_some_and(|(_, copy)| copy.is_some());
+            let copied =
+                self.cell(chunk).and_then(|mut cell| cell.snapshot.take()).is_some_and(|(_, copy)| copy.is_some());
             if copied {
                 self.return_copy();
             }
@@ -344,8 +345,7 @@ fn apply<'a>(
             }
         }
         OptimizerKind::Sgd { momentum } => {
-            let sgd =
-                optimizer::Sgd { learning_rate, momentum, dampening: 0.0, weight_decay, nesterov: false, step };
+            let sgd = optimizer::Sgd { learning_rate, momentum, dampening: 0.0, weight_decay, nesterov: false, step };
             let w = arrays.next();
             let m = if momentum == 0.0 { Some(Default::default()) } else { arrays.next() };
             if let (Some(w), Some(m), Some(g)) = (w, m, arrays.next()) {
@@ -363,4 +363,3 @@ fn initializer(init: Init) -> Initializer {
         Init::Uniform { low, high } => Initializer::Uniform { low, high },
     }
 }
-
