@@ -124,6 +124,7 @@ impl Session {
         let job = compile(&welcome)?;
         let records = outbox.clone();
         logger.forward(move |record| records.log(&record));
+        log::info!("joined attempt {} with plan {}, {}", welcome.attempt, job.hash, job.profile);
         Ok(Self { job, outbox, stream })
     }
 

@@ -39,6 +39,7 @@ pub async fn run(context: Context) -> Result<(), Failure> {
             Some(Order::Configure(configure)) => {
                 let epoch = configure.epoch;
                 context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+                log::info!("epoch {epoch}");
                 context.ready.set(true);
                 session.outbox.report(&Report::Linked { epoch });
             }

@@ -9,7 +9,7 @@ mod tree;
 
 use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
-use millrace_telemetry::logs::{AgentName, Level, Logger, print_to_stderr};
+use millrace_telemetry::logs::{AgentName, Level, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 
 use crate::control::agent::{Introduction, Session};
@@ -87,8 +87,8 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
     if role == Role::Coordinator {
         return coordinator::run(args, name, metrics, ready, metrics_address).await;
     }
-    // An agent's lines reach the user through the coordinator; only what comes before it has joined goes nowhere else.
-    let logger = Logger::new(name, Level::Error, print_to_stderr);
+    // An agent's lines reach the user through the coordinator, its last words by way of `run`.
+    let logger = Logger::new(name, args.level, |_| {});
     logger.install().map_err(Failure::own)?;
     let context = Context { args, logger, metrics, ready };
     match role {

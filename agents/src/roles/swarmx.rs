@@ -96,6 +96,7 @@ impl Driver {
         let me = self.context.me();
         let (epoch, job) = (configure.epoch, &self.session.job);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+        log::info!("epoch {epoch}");
         self.context.ready.set(false);
         self.node = None;
         let placement = Arc::new(configure.placement.clone());

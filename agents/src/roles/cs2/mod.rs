@@ -133,6 +133,7 @@ impl Driver {
         self.context.ready.set(false);
         let (me, epoch) = (self.context.me(), configure.epoch);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+        log::info!("epoch {epoch}");
         let placement = Arc::new(configure.placement.clone());
         let Some(place) = placement.systems.iter().position(|system| system.id == me.index) else { return };
         let system = placement.systems[place];

@@ -158,6 +158,7 @@ impl Driver {
     fn configure(&mut self, configure: &Configure) {
         let (epoch, job) = (configure.epoch, &self.session.job);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+        log::info!("epoch {epoch}");
         self.context.ready.set(false);
         let placement: Arc<Placement> = Arc::new(configure.placement.clone());
         let root = AgentId::new(Role::SwarmX, placement.swarm.first().map_or(0, |root| root.id));
