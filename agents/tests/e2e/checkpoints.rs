@@ -38,7 +38,7 @@ fn copy(from: &Path, to: &Path) {
 fn damage_is_found_named_and_never_trained_on() {
     let place = trained();
     place.succeed("checkpoint verify m/checkpoint_2");
-    let damages: [(&str, fn(&mut Vec<u8>)); 2] =
+    let damages: [(&str, Damage); 2] =
         [("flipped", |bytes| *bytes.last_mut().unwrap() ^= 1), ("truncated", |bytes| bytes.truncate(bytes.len() - 4))];
     for (name, damage) in damages {
         copy(&place.path("m/checkpoint_2"), &place.path(name));

@@ -85,7 +85,7 @@ impl Piece {
             Self::Linear { initial, end, total_iters } => mix(initial, end, step as f64 / total_iters as f64),
             Self::CosineDecay { initial, end, total_iters } => {
                 let angle = std::f64::consts::PI * (step as f64 / total_iters as f64);
-                mix(initial, end, 0.5 - 0.5 * angle.cos())
+                mix(initial, end, 0.5 - 0.5 * libm::cos(angle))
             }
         }
     }
