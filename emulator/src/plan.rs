@@ -173,7 +173,7 @@ pub struct StreamPlan {
     pub layers: Vec<LayerPlan>,
     /// Groups that stay on the wafer from their forward to their backward use.
     pub resident: Vec<GroupId>,
-    /// How weights travel.
+    /// How weights travel; groups of vectors are an exception, see [`StreamPlan::chunk_encoding`].
     pub encoding: Encoding,
     /// Most leaves one system can hold at once; the placement makes rounds of a batch that needs more.
     pub leaves_per_round: u32,
@@ -217,6 +217,13 @@ impl StreamPlan {
     pub fn chunk_range(&self, chunk: ChunkId) -> Range<usize> {
         let Chunk { start, elements, .. } = self.chunks[chunk];
         start..start + elements
+    }
+
+    /// How the weights of `chunk` travel: those of a group of vectors in f32, others in the plan's encoding.
+    pub fn chunk_encoding(&self, chunk: ChunkId) -> Encoding {
+        let group = &self.groups[self.chunks[chunk].group];
+        let vectors = group.tensors.iter().all(|(tensor, _)| self.graph.tensors[*tensor].is_vector());
+        if vectors { Encoding::F32 } else { self.encoding }
     }
 
     /// The parts of tensors `chunk` is made of: tensor, first element in the tensor, range in the chunk.

@@ -157,7 +157,8 @@ impl NodeInEpoch {
             match command {
                 Command::Down(child, frame) => {
                     let step = self.steps.of(frame.place.turn);
-                    let context = LinkContext { plan: job.hash, encoding: job.plan.encoding, step };
+                    let context =
+                        LinkContext { plan: job.hash, encoding: job.plan.chunk_encoding(frame.place.chunk), step };
                     self.ends.frame(self.children[child], codec::pack(frame, context));
                 }
                 Command::Up(link, frame) => {

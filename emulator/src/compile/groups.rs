@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::graph::{Graph, LayerId, TensorId};
 use crate::ops::operator;
-use crate::plan::{CHUNK_ELEMENTS, Chunk, Group, GroupId};
+use crate::plan::{CHUNK_ELEMENTS, Chunk, Encoding, Group, GroupId};
 
 /// Chunks begin at multiples of this many elements in their group: a cache line of f32 and a vector of every width.
 const CHUNK_ALIGNMENT: usize = 64;
@@ -22,12 +22,14 @@ struct Members {
     tensors: Vec<TensorId>,
     /// Layers that use them, ascending.
     users: Vec<LayerId>,
+    /// Split off because vectors travel in another encoding than the rest.
+    vectors: bool,
     elements: usize,
 }
 
 impl Cut {
-    /// Groups the tensors that the same set of layers uses; the graph is valid.
-    pub fn new(graph: &Graph) -> Self {
+    /// Groups the tensors that the same set of layers uses and that travel in the same encoding; the graph is valid.
+    pub fn new(graph: &Graph, encoding: Encoding) -> Self {
         let mut users: Vec<Vec<LayerId>> = vec![Vec::new(); graph.tensors.len()];
         let mut by_first_use = Vec::new();
         for layer in 0..graph.layers.len() {
@@ -44,15 +46,16 @@ impl Cut {
         for tensor in by_first_use {
             let users = std::mem::take(&mut users[tensor]);
             let elements = graph.tensors[tensor].elements();
+            let vectors = encoding != Encoding::F32 && graph.tensors[tensor].is_vector();
             while groups.get(recent).is_some_and(|group| group.users[0] != users[0]) {
                 recent += 1;
             }
-            match groups[recent..].iter_mut().find(|group| group.users == users) {
+            match groups[recent..].iter_mut().find(|group| group.users == users && group.vectors == vectors) {
                 Some(group) => {
                     group.tensors.push(tensor);
                     group.elements += elements;
                 }
-                None => groups.push(Members { tensors: vec![tensor], users, elements }),
+                None => groups.push(Members { tensors: vec![tensor], users, vectors, elements }),
             }
         }
         let mut layers = vec![Vec::new(); graph.layers.len()];
@@ -99,9 +102,10 @@ impl Cut {
         let most = most.max(all / MOST_CHUNKS).min(CHUNK_ELEMENTS).next_multiple_of(CHUNK_ALIGNMENT);
         let mut chunks = Vec::new();
         let groups = self.groups.into_iter().enumerate().map(|(id, members)| {
-            let Members { tensors, users, elements } = members;
+            let Members { tensors, users, vectors, elements } = members;
             let name = match (&users[..], &tensors[..]) {
                 ([_, _, ..], [tensor, ..]) => graph.tensors[*tensor].name.clone(),
+                (users, _) if vectors => format!("{}.vectors", graph.layers[users[0]].name),
                 (users, _) => graph.layers[users[0]].name.clone(),
             };
             let first = chunks.len();

@@ -67,7 +67,7 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
         return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
     }
 
-    let cut = groups::Cut::new(&graph);
+    let cut = groups::Cut::new(&graph, encoding);
     let fit = fit::Search { graph: &graph, cut: &cut, encoding, memory: wafer_memory }.fit(train, eval)?;
     let layers = layer_plans(&graph, &cut, encoding, &fit);
     let (groups, chunks) = cut.into_chunks(&graph, chunk_elements);

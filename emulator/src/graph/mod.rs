@@ -99,6 +99,12 @@ impl Tensor {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Whether it is a vector: a bias, a gain or an offset. These never travel in less than f32: they are added and
+    /// multiplied, not fed to a matrix product, and rounding them costs more than it saves.
+    pub fn is_vector(&self) -> bool {
+        self.shape.len() < 2
+    }
 }
 
 /// Element type of a value.

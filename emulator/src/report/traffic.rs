@@ -41,8 +41,8 @@ impl Traffic {
 pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
     let links = (placement.swarm.len() + placement.systems.len()) as u64;
     let down = |slots: &[DownSlot], rounds: usize| {
-        let elements: u64 = slots.iter().map(|slot| plan.chunks[slot.chunk].elements as u64).sum();
-        elements * plan.encoding.bytes() as u64 * links * rounds as u64
+        let bytes = |slot: &DownSlot| plan.chunks[slot.chunk].elements * plan.chunk_encoding(slot.chunk).bytes();
+        slots.iter().map(|slot| bytes(slot) as u64).sum::<u64>() * links * rounds as u64
     };
     let up: u64 = plan.up.iter().map(|slot| plan.chunks[slot.chunk].elements as u64).sum();
     let sums = (0..placement.rounds.len()).map(|round| {

@@ -131,7 +131,7 @@ impl<'a> Model<'a> {
         let wafer = Wafer::new(&appliance.wafer);
         let mut layers: Vec<LayerTime> = (0..plan.layers.len()).map(|layer| layer_time(plan, layer, wafer)).collect();
         for slot in &plan.down_train {
-            let bytes = (plan.chunks[slot.chunk].elements * plan.encoding.bytes()) as f64;
+            let bytes = (plan.chunks[slot.chunk].elements * plan.chunk_encoding(slot.chunk).bytes()) as f64;
             let layer = &mut layers[slot.layer];
             *(if slot.pass == Pass::Forward { &mut layer.down_forward } else { &mut layer.down_backward }) += bytes;
         }

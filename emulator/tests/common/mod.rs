@@ -184,6 +184,7 @@ fn load_as(
 ) {
     for slot in plan.down_train.iter().filter(|slot| (slot.pass, slot.layer) == (pass, layer)) {
         let values = &weights[plan.chunks[slot.chunk].group][plan.chunk_range(slot.chunk)];
+        let encoding = if encoding == Encoding::F32 { encoding } else { plan.chunk_encoding(slot.chunk) };
         let payload: Vec<u8> = match encoding {
             Encoding::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             Encoding::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),

@@ -203,7 +203,9 @@ impl Worker {
             // Held back until its samples are there.
             Act::Begin { .. } => {}
             Act::Load { at, frame, grant } => {
-                here.device.load(at.chunk, self.job.plan.encoding, &frame.payload).map_err(Failure::own)?;
+                here.device
+                    .load(at.chunk, self.job.plan.chunk_encoding(at.chunk), &frame.payload)
+                    .map_err(Failure::own)?;
                 here.start.grants.grant(grant);
             }
             Act::Compute { layer, pass } => {

@@ -22,6 +22,7 @@ use super::Context;
 use super::swarmx::serve;
 use super::tree::{Ends, TurnSteps};
 use crate::control::agent::{Outbox, Session, Work};
+use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 use crate::links::{End, Happening, LinkEvent, Mailbox, Settings};
 use store::Store;
@@ -131,13 +132,12 @@ impl Driver {
             None => Arc::new(Store::new(self.session.job.clone(), self.context.me().index, shards, stall)?),
         };
         if let Some(jobs) = self.jobs.take() {
-            let job = &self.session.job;
             let worker = StoreWorker {
                 store: store.clone(),
                 done: self.done.clone(),
                 outbox: self.session.outbox.clone(),
                 stall: self.context.metrics.stall().clone(),
-                context: LinkContext { plan: job.hash, encoding: job.plan.encoding, step: 0 },
+                job: self.session.job.clone(),
             };
             spawn("store", move || worker.run(jobs))?;
         }
@@ -250,7 +250,7 @@ struct StoreWorker {
     done: mpsc::UnboundedSender<Done>,
     outbox: Outbox,
     stall: StallClock,
-    context: LinkContext,
+    job: CompiledJob,
 }
 
 impl StoreWorker {
@@ -261,8 +261,10 @@ impl StoreWorker {
             drop(waiting);
             match job {
                 Job::Send { place, step, end } => {
-                    if let Some(payload) = self.store.read(place.chunk, self.context.encoding) {
-                        end.frame(codec::pack(Frame { place, payload }, LinkContext { step, ..self.context }));
+                    if let Some(payload) = self.store.read(place.chunk) {
+                        let encoding = self.job.plan.chunk_encoding(place.chunk);
+                        let context = LinkContext { plan: self.job.hash, encoding, step };
+                        end.frame(codec::pack(Frame { place, payload }, context));
                     }
                 }
                 Job::Gather { chunk, first, last, sum } => {

@@ -182,8 +182,9 @@ impl Store {
     }
 
     /// The chunk's current weights as they travel.
-    pub fn read(&self, chunk: ChunkId, encoding: Encoding) -> Option<Bytes> {
+    pub fn read(&self, chunk: ChunkId) -> Option<Bytes> {
         self.bring_up(chunk);
+        let encoding = self.job.plan.chunk_encoding(chunk);
         let mut cell = self.cell(chunk)?;
         let weights = cell.array(0);
         let mut bytes = BytesMut::zeroed(weights.len() * encoding.bytes());
