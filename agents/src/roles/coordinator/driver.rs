@@ -441,7 +441,10 @@ impl Driver {
         let loss = self.eval_loss(evaluation);
         let (mut meter, began) = self.progress.eval.take().unwrap_or((RateMeter::new(now), now));
         let (global_step, batch, rates) = (evaluation.step, evaluation.batches, meter.rates(now));
-        self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
+        // The last batch may have had its line already.
+        if !batch.is_multiple_of(self.prepared.compiled.job.run.log_steps.max(1)) {
+            self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
+        }
         self.console.line(avg_eval_loss(loss));
         let accuracy = evaluation.correct as f64 / evaluation.tokens.max(1) as f64;
         self.console.line(format!(
