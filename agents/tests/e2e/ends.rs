@@ -90,7 +90,9 @@ fn a_taken_port_is_told() {
     let port = taken.local_addr().unwrap().port();
     let ended = place.run(&format!("train -p params.yaml -o m --num_csx 1 --base_port {port}"));
     assert_eq!(ended.code(), 1, "{}", ended.stderr);
-    assert!(ended.stderr.contains(&format!("127.0.0.1:{port}")), "{}", ended.stderr);
+    // Of the coordinator's three ports any may be taken: others of this machine come and go.
+    assert!(ended.stderr.contains("can't listen on 127.0.0.1:"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("hint: "), "{}", ended.stderr);
 }
 
 #[test]
