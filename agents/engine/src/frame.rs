@@ -30,6 +30,15 @@ pub struct Frame {
     pub place: Place,
     /// The bytes.
     pub payload: Bytes,
+    /// The payload's checksum, where a link has checked it: a payload that is passed on keeps the one it was sent with.
+    pub checksum: Option<u64>,
+}
+
+impl Frame {
+    /// A frame made here.
+    pub const fn new(place: Place, payload: Bytes) -> Self {
+        Self { place, payload, checksum: None }
+    }
 }
 
 /// A frame that can't be right: the peer runs another plan or has lost count.

@@ -216,7 +216,7 @@ impl Shard {
     /// # Errors
     /// It is not the next of the plan, or its leaves don't fit.
     pub fn gradient(&mut self, frame: Frame, out: &mut Vec<Command>) -> Result<(), ShardError> {
-        let Frame { place, payload } = frame;
+        let Frame { place, payload, .. } = frame;
         let Some(link) = self.link.as_mut().filter(|link| link.epoch == place.epoch) else { return Ok(()) };
         let (turn, at) = link.up.next().ok_or(FrameError::NotOpened(place))?;
         expect(&place, turn, at)?;

@@ -192,7 +192,7 @@ impl SwarmX {
                     chunk: at.chunk,
                     node,
                 };
-                out.push(Command::Up(link, Frame { place, payload }));
+                out.push(Command::Up(link, Frame::new(place, payload)));
             }
             self.up.advance();
         }
@@ -206,7 +206,7 @@ impl SwarmX {
         for (number, child) in self.children.iter_mut().enumerate() {
             let nodes = &child.nodes[at.round as usize];
             for &node in nodes {
-                let Some(Frame { place, payload }) = child.frames.pop_front() else { break };
+                let Some(Frame { place, payload, .. }) = child.frames.pop_front() else { break };
                 expect(&place, turn, at)?;
                 let left = *length.get_or_insert(payload.len());
                 if left != payload.len() {

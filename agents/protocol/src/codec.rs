@@ -11,6 +11,7 @@ use millrace_engine::frame::{Frame, Place};
 use millrace_engine::types::Epoch;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use twox_hash::XxHash3_64;
 
 use crate::proto;
 
@@ -82,9 +83,9 @@ impl Reader<'_> {
     }
 }
 
-/// Packs a frame.
+/// Packs a frame, with the checksum it came with or, if it was made here, a new one.
 pub fn pack(frame: Frame, context: LinkContext) -> proto::Frame {
-    let Frame { place, payload } = frame;
+    let Frame { place, payload, checksum } = frame;
     let mut writer = Writer([0; HEADER_BYTES], 0);
     writer.put(MAGIC);
     writer.put([VERSION, matches!(context.encoding, Encoding::Bf16) as u8]);
@@ -97,7 +98,7 @@ pub fn pack(frame: Frame, context: LinkContext) -> proto::Frame {
     for number in [place.round, place.slot, place.chunk as u32, place.node.start, place.node.end, 0] {
         writer.put(number.to_le_bytes());
     }
-    writer.put(xxhash_rust::xxh3::xxh3_64(&payload).to_le_bytes());
+    writer.put(checksum.unwrap_or_else(|| XxHash3_64::oneshot(&payload)).to_le_bytes());
     proto::Frame { header: Bytes::copy_from_slice(&writer.0), payload }
 }
 
@@ -126,11 +127,12 @@ pub fn unpack(frame: proto::Frame, plan: PlanHash) -> Result<(Frame, LinkContext
     let (round, slot, chunk) = (reader.u32()?, reader.u32()?, reader.u32()? as usize);
     let node = Node::new(reader.u32()?, reader.u32()?);
     let _mask_version = reader.u32()?;
-    if payload.len() != length || xxhash_rust::xxh3::xxh3_64(&payload) != reader.u64()? {
+    let checksum = reader.u64()?;
+    if payload.len() != length || XxHash3_64::oneshot(&payload) != checksum {
         return Err(CodecError::Damaged { chunk });
     }
     let place = Place { epoch, turn, round, slot, chunk, node };
-    Ok((Frame { place, payload }, LinkContext { plan, encoding, step }))
+    Ok((Frame { place, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
 }
 
 /// A control message as bytes.
@@ -161,7 +163,7 @@ mod tests {
             node: Node::new(7, 8),
         };
         let context = LinkContext { plan: PlanHash(9), encoding: Encoding::Bf16, step: 10 };
-        pack(Frame { place, payload: Bytes::from_static(b"weights!") }, context)
+        pack(Frame::new(place, Bytes::from_static(b"weights!")), context)
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
 use super::fleet::Member;
-use super::role::{BY_LAUNCHER, ROLE_VARIABLE};
+use super::role::{ALLOCATOR, BY_LAUNCHER, ROLE_VARIABLE};
 use super::supervise::Ending;
 
 /// Lines kept of what an agent prints.
@@ -69,6 +69,7 @@ impl Process {
             .args(&member.arguments)
             .args(coordinator.into_iter().flat_map(|address| ["--coordinator", address]))
             .env(ROLE_VARIABLE, BY_LAUNCHER)
+            .envs(ALLOCATOR)
             .stdin(Stdio::piped())
             .stdout(if directs { Stdio::piped() } else { Stdio::null() })
             // Its progress bars need to see the terminal.

@@ -18,6 +18,11 @@ use millrace_telemetry::logs::Level;
 use super::{Exit, Launch, watch_parent};
 use crate::roles::{self, RoleArgs};
 
+/// Environment that a role process wants: glibc gives memory of the size of a chunk back to the system as soon as it is
+/// freed, and pays with a page fault for every 4 KiB of the next chunk. Other allocators don't look at it.
+pub const ALLOCATOR: [(&str, &str); 2] =
+    [("MALLOC_MMAP_THRESHOLD_", "33554432"), ("MALLOC_TRIM_THRESHOLD_", "268435456")];
+
 /// Present in the environment of every role: [`BY_LAUNCHER`] where a local launcher holds the other end of the role's
 /// standard input, anything else where something else runs it.
 pub const ROLE_VARIABLE: &str = "MILLRACE_ROLE_PROCESS";

@@ -19,6 +19,7 @@ pub(super) struct Cut {
 }
 
 struct Members {
+    name: String,
     tensors: Vec<TensorId>,
     /// Layers that use them, ascending.
     users: Vec<LayerId>,
@@ -55,16 +56,25 @@ impl Cut {
                     group.tensors.push(tensor);
                     group.elements += elements;
                 }
-                None => groups.push(Members { tensors: vec![tensor], users, vectors, elements }),
+                None => {
+                    let name = name(graph, tensor, &users, vectors);
+                    groups.push(Members { name, tensors: vec![tensor], users, vectors, elements });
+                }
             }
         }
-        let mut layers = vec![Vec::new(); graph.layers.len()];
-        for (id, group) in groups.iter().enumerate() {
-            for &layer in &group.users {
-                layers[layer].push(id);
-            }
-        }
+        let layers = by_layer(&groups, graph.layers.len());
         Self { groups, layers }
+    }
+
+    /// The same groups for a graph whose layers were joined, layer `l` to `places[l]`: chunks, and with them the order
+    /// of every sum over chunks, don't depend on how finely a graph is cut.
+    pub fn joined(mut self, places: &[LayerId]) -> Self {
+        for group in &mut self.groups {
+            group.users.iter_mut().for_each(|layer| *layer = places[*layer]);
+            group.users.dedup();
+        }
+        self.layers = by_layer(&self.groups, places.last().map_or(0, |last| last + 1));
+        self
     }
 
     /// Number of elements of a group.
@@ -102,12 +112,7 @@ impl Cut {
         let most = most.max(all / MOST_CHUNKS).min(CHUNK_ELEMENTS).next_multiple_of(CHUNK_ALIGNMENT);
         let mut chunks = Vec::new();
         let groups = self.groups.into_iter().enumerate().map(|(id, members)| {
-            let Members { tensors, users, vectors, elements } = members;
-            let name = match (&users[..], &tensors[..]) {
-                ([_, _, ..], [tensor, ..]) => graph.tensors[*tensor].name.clone(),
-                (users, _) if vectors => format!("{}.vectors", graph.layers[users[0]].name),
-                (users, _) => graph.layers[users[0]].name.clone(),
-            };
+            let Members { name, tensors, elements, .. } = members;
             let first = chunks.len();
             chunks.extend(pieces(elements, most).map(|piece| Chunk {
                 group: id,
@@ -117,6 +122,26 @@ impl Cut {
             Group { name, tensors: lay_out(graph, tensors), chunks: first..chunks.len(), elements }
         });
         (groups.collect(), chunks)
+    }
+}
+
+/// The groups of each of `count` layers.
+fn by_layer(groups: &[Members], count: usize) -> Vec<Vec<GroupId>> {
+    let mut layers = vec![Vec::new(); count];
+    for (id, group) in groups.iter().enumerate() {
+        for &layer in &group.users {
+            layers[layer].push(id);
+        }
+    }
+    layers
+}
+
+/// The name of a group whose first tensor is `tensor`.
+fn name(graph: &Graph, tensor: TensorId, users: &[LayerId], vectors: bool) -> String {
+    match users {
+        [layer] if vectors => format!("{}.vectors", graph.layers[*layer].name),
+        [layer] => graph.layers[*layer].name.clone(),
+        _ => graph.tensors[tensor].name.clone(),
     }
 }
 

@@ -4,6 +4,8 @@
 //! * The plan is a function of the [`Request`] alone. Systems, shards and SwarmX nodes are unknown here, so every number
 //!   of them runs the same plan; what one system can hold at once ([`StreamPlan::leaves_per_round`]) is the plan's, the
 //!   rounds that follow from it are the placement's.
+//! * Layers are as fine as the graph's, so that little is waited for at both ends of a step. Where they are recomputed, the
+//!   parts of a block are joined: only what passes between layers is held then, and that is half as much.
 //! * What does not fit is made to fit in a fixed order: layers are recomputed inside; then the batch goes in rounds;
 //!   then a leaf gets smaller (a given `micro_batch_size` is an upper bound); then the last block is streamed twice like
 //!   any other. Recomputation is chosen when one system could not hold the whole batch without it. What fits in none of
@@ -67,8 +69,16 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
         return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
     }
 
-    let cut = groups::Cut::new(&graph, encoding);
-    let fit = fit::Search { graph: &graph, cut: &cut, encoding, memory: wafer_memory }.fit(train, eval)?;
+    let search =
+        |graph: &Graph, cut: &groups::Cut| fit::Search { graph, cut, encoding, memory: wafer_memory }.fit(train, eval);
+    let (mut cut, mut graph) = (groups::Cut::new(&graph, encoding), graph);
+    let mut fit = search(&graph, &cut);
+    if !fit.as_ref().is_ok_and(|fit| fit.recompute.iter().all(|recompute| !recompute)) {
+        let (joined, places) = graph.joined();
+        (graph, cut) = (joined, cut.joined(&places));
+        fit = search(&graph, &cut);
+    }
+    let fit = fit?;
     let layers = layer_plans(&graph, &cut, encoding, &fit);
     let (groups, chunks) = cut.into_chunks(&graph, chunk_elements);
     let orders = order::Orders::new(&layers, &groups, &fit.resident);

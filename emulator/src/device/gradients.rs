@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 
-use super::weights::holds;
 use crate::graph::{LayerId, TensorId};
 use crate::kernels::pool::{rows, rows_mut};
 use crate::kernels::{Accumulate, Buffer, Context, elementwise};
@@ -212,8 +211,8 @@ impl Gradients {
 
     /// The smallest unused piece of memory that can hold `elements`, or a new one.
     fn take(&mut self, elements: usize) -> usize {
-        let free = (0..self.memory.len()).filter(|&at| !self.used[at] && holds(&self.memory[at], elements));
-        let best = free.min_by_key(|&at| self.memory[at].bytes());
+        let free = (0..self.memory.len()).filter(|&at| !self.used[at] && self.memory[at].capacity() >= elements);
+        let best = free.min_by_key(|&at| self.memory[at].capacity());
         let at = best.unwrap_or_else(|| {
             self.memory.push(Buffer::new());
             self.used.push(false);

@@ -118,15 +118,8 @@ impl Weights {
 
 /// The smallest of `free` that can hold `elements`, or a new one; made that long.
 fn take_best(free: &mut Vec<Buffer>, elements: usize) -> Buffer {
-    let best = (0..free.len()).filter(|&at| holds(&free[at], elements)).min_by_key(|&at| free[at].bytes());
+    let best = (0..free.len()).filter(|&at| free[at].capacity() >= elements).min_by_key(|&at| free[at].capacity());
     let mut buffer = best.map_or_else(Buffer::new, |at| free.swap_remove(at));
     buffer.resize(elements);
     buffer
-}
-
-/// Whether `buffer` can be made `elements` long without an allocation.
-pub(super) fn holds(buffer: &Buffer, elements: usize) -> bool {
-    /// What alignment may cost.
-    const PADDING: usize = 15;
-    buffer.bytes() >= (elements + PADDING) * size_of::<f32>()
 }

@@ -1,6 +1,6 @@
 //! GPT-2 and GPT-3: decoder blocks that normalise their input, learned positions, tied or untied embeddings.
 //!
-//! Layers are `embed`, `h.0` to `h.N-1` and `head`. Tensor names are those of the Hugging Face GPT-2 without its
+//! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, and `head`. Tensor names are those of the Hugging Face GPT-2 without its
 //! `transformer.` prefix, except that the projections are named for what they do and are `[out, in]`:
 //! `h.3.attn.qkv` (`attn.c_attn` there), `h.3.attn.proj` (`attn.c_proj`), `h.3.mlp.fc` (`mlp.c_fc`) and `h.3.mlp.proj`
 //! (`mlp.c_proj`). A dropout of rate 0 is no operator.
@@ -55,7 +55,7 @@ impl Gpt<'_> {
         Ok((table, stream))
     }
 
-    /// The layer `h.<block>`: attention and feed-forward network, each added to the stream.
+    /// The layers of `h.<block>`: attention and feed-forward network, each added to the stream.
     fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
         let name = format!("h.{block}");
         let at = |part: &str| format!("{name}.{part}");
@@ -76,6 +76,7 @@ impl Gpt<'_> {
         let branch = self.linear(&at("attn.proj"), mixed, [width, width], output, biased)?;
         let branch = self.dropout(spec.dropout_rate, &at("attn.drop"), branch)?;
         let stream = self.builder.node(Op::Add, at("attn.sum"), &[stream, branch], &[])?;
+        self.builder.end_part(&name, at("attn"));
 
         let normal = self.layer_norm(&at("ln_2"), stream)?;
         let fc = self.linear(&at("mlp.fc"), normal, [inner, width], hidden, spec.use_ffn_bias)?;
@@ -87,7 +88,7 @@ impl Gpt<'_> {
         let branch = self.linear(&at("mlp.proj"), active, [width, inner], output, spec.use_ffn_bias)?;
         let branch = self.dropout(spec.dropout_rate, &at("mlp.drop"), branch)?;
         let stream = self.builder.node(Op::Add, at("mlp.sum"), &[stream, branch], &[])?;
-        self.builder.end_layer(name);
+        self.builder.end_part(&name, at("mlp"));
         Ok(stream)
     }
 

@@ -76,8 +76,17 @@ impl GraphBuilder {
 
     /// Ends a layer after the last operator.
     pub fn end_layer(&mut self, name: impl Into<String>) {
+        self.end(name.into(), None);
+    }
+
+    /// Ends a layer that is a part of `block`.
+    pub fn end_part(&mut self, block: &str, name: impl Into<String>) {
+        self.end(name.into(), Some(block.to_owned()));
+    }
+
+    fn end(&mut self, name: String, block: Option<String>) {
         let start = self.graph.layers.last().map_or(0, |layer| layer.nodes.end);
-        self.graph.layers.push(Layer { name: name.into(), nodes: start..self.graph.nodes.len() });
+        self.graph.layers.push(Layer { name, nodes: start..self.graph.nodes.len(), block });
     }
 
     /// The graph, validated.

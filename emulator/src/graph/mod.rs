@@ -198,10 +198,12 @@ pub struct OpNode {
 /// A contiguous run of operators whose weights travel together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Name, such as `embed`, `h.3`, `head`.
+    /// Name, such as `embed`, `h.3.mlp`, `head`.
     pub name: String,
     /// Its operators.
     pub nodes: Range<NodeId>,
+    /// The block it is a part of: neighbours of one block may be joined to a layer of this name.
+    pub block: Option<String>,
 }
 
 /// A model. See the module text.
@@ -225,6 +227,22 @@ impl Graph {
     /// Number of trained scalars.
     pub fn parameters(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.elements() as u64).sum()
+    }
+
+    /// The graph with the parts of each block joined to one layer, and the joined layer of each former one.
+    pub fn joined(&self) -> (Graph, Vec<LayerId>) {
+        let mut layers: Vec<Layer> = Vec::with_capacity(self.layers.len());
+        let mut places = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            match layers.last_mut().filter(|last| layer.block.is_some() && last.block == layer.block) {
+                Some(last) => last.nodes.end = layer.nodes.end,
+                None => {
+                    layers.push(Layer { name: layer.block.as_ref().unwrap_or(&layer.name).clone(), ..layer.clone() })
+                }
+            }
+            places.push(layers.len() - 1);
+        }
+        (Graph { layers, ..self.clone() }, places)
     }
 
     /// The tensors a layer uses, each once, in order of first use.

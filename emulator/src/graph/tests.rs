@@ -23,8 +23,8 @@ fn what_breaks_a_graph_is_named() {
         (|g| g.nodes[2].output = None, "makes 128 x 64 floats, but the graph declares a loss"),
         (|g| drop(g.nodes.pop()), "an end at operator"),
         (|g| g.layers[1].nodes.start += 1, "begins at operator 3"),
-        (|g| g.layers[3].nodes.end += 1, "an end at operator"),
-        (|g| g.layers.insert(1, Layer { name: "void".into(), nodes: 2..2 }), "\"void\" has no operators"),
+        (|g| g.layers.last_mut().unwrap().nodes.end += 1, "an end at operator"),
+        (|g| g.layers.insert(1, Layer { name: "void".into(), nodes: 2..2, block: None }), "\"void\" has no operators"),
         (
             |g| g.tensors.push(Tensor { name: "spare".into(), ..g.tensors[0].clone() }),
             "no operator uses tensor \"spare\"",

@@ -158,7 +158,7 @@ impl Graph {
             return Err(GraphError::Empty("operators"));
         }
         let mut expected = 0;
-        for Layer { name, nodes } in &self.layers {
+        for Layer { name, nodes, .. } in &self.layers {
             if nodes.start != expected {
                 return Err(GraphError::Cover { layer: name.clone(), start: nodes.start, expected });
             }

@@ -1,20 +1,74 @@
 //! Scratch memory, aligned to cache lines.
 
+use memmap2::MmapMut;
+
 /// Elements of f32 in 64 bytes.
 const ALIGN: usize = 16;
+/// Elements from which on memory is mapped, to lie in huge pages.
+const MAPPED: usize = 1 << 20;
+/// Elements of f32 in 2 MiB.
+const HUGE_PAGE: usize = 512 * 1024;
+
+/// Where the elements are. Packing an operand touches another page with every row; with pages of 4 KiB looking these up
+/// costs a system about a twentieth of its time, most of all in a virtual machine.
+#[derive(Debug)]
+enum Memory {
+    Heap(Vec<f32>),
+    Mapped(MmapMut),
+}
+
+impl Memory {
+    /// Zeros: at least `len` elements beyond the first one that is aligned.
+    fn new(len: usize) -> Self {
+        if len < MAPPED {
+            return Memory::Heap(vec![0.0; len + ALIGN - 1]);
+        }
+        let Ok(map) = MmapMut::map_anon((len + HUGE_PAGE) * size_of::<f32>()) else {
+            // Ends the process as for any other memory that is not there.
+            return Memory::Heap(vec![0.0; len + ALIGN - 1]);
+        };
+        // A kernel without huge pages is slower, not wrong.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Memory::Mapped(map)
+    }
+
+    fn elements(&self) -> &[f32] {
+        match self {
+            Memory::Heap(elements) => elements,
+            // SAFETY: a map begins at a page, so is aligned, lives as long as `self`, and any bytes are f32.
+            Memory::Mapped(map) => unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), map.len() / 4) },
+        }
+    }
+
+    fn elements_mut(&mut self) -> &mut [f32] {
+        match self {
+            Memory::Heap(elements) => elements,
+            // SAFETY: as above; `self` is borrowed mutably.
+            Memory::Mapped(map) => unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().cast(), map.len() / 4) },
+        }
+    }
+
+    /// The first element to use.
+    fn start(&self) -> usize {
+        let align = if matches!(self, Memory::Heap(_)) { ALIGN } else { HUGE_PAGE };
+        self.elements().as_ptr().align_offset(align * size_of::<f32>()).min(align - 1)
+    }
+}
 
 /// A growing array of f32 whose start is aligned to 64 bytes. Its content is scratch: growing forgets it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Buffer {
-    memory: Vec<f32>,
+    memory: Memory,
     start: usize,
     len: usize,
+    capacity: usize,
 }
 
 impl Buffer {
     /// An empty buffer; allocates nothing.
     pub const fn new() -> Self {
-        Buffer { memory: Vec::new(), start: 0, len: 0 }
+        Buffer { memory: Memory::Heap(Vec::new()), start: 0, len: 0, capacity: 0 }
     }
 
     /// A buffer of `len` zeros.
@@ -27,11 +81,11 @@ impl Buffer {
     /// Makes the length `len`, and returns the elements, whose values are unspecified. Allocates only beyond the
     /// largest length so far.
     pub fn resize(&mut self, len: usize) -> &mut [f32] {
-        if self.start + len > self.memory.len() {
+        if len > self.capacity {
             // Dropped first, so that old and new never exist at once.
-            self.memory = Vec::new();
-            self.memory = vec![0.0; len + ALIGN - 1];
-            self.start = self.memory.as_ptr().align_offset(ALIGN * size_of::<f32>()).min(ALIGN - 1);
+            self.memory = Memory::Heap(Vec::new());
+            self.memory = Memory::new(len);
+            (self.start, self.capacity) = (self.memory.start(), len);
         }
         self.len = len;
         self.as_mut_slice()
@@ -39,17 +93,28 @@ impl Buffer {
 
     /// The elements.
     pub fn as_slice(&self) -> &[f32] {
-        &self.memory[self.start..self.start + self.len]
+        &self.memory.elements()[self.start..self.start + self.len]
     }
 
     /// The elements.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        &mut self.memory[self.start..self.start + self.len]
+        &mut self.memory.elements_mut()[self.start..self.start + self.len]
+    }
+
+    /// Elements it can hold without an allocation.
+    pub const fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Bytes of memory held.
-    pub fn bytes(&self) -> usize {
-        self.memory.capacity() * size_of::<f32>()
+    pub const fn bytes(&self) -> usize {
+        self.capacity * size_of::<f32>()
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Buffer::new()
     }
 }
 
@@ -59,16 +124,21 @@ mod tests {
 
     #[test]
     fn aligned_and_allocated_once() {
-        let mut buffer = Buffer::with_len(100);
-        assert_eq!(buffer.as_slice(), [0.0; 100]);
-        let bytes = buffer.bytes();
-        for len in [1, 17, 100] {
-            assert_eq!(buffer.resize(len).len(), len);
+        for most in [100, MAPPED, 3 * MAPPED + 1] {
+            let mut buffer = Buffer::with_len(most);
+            assert!(buffer.as_slice().iter().all(|x| *x == 0.0));
+            buffer.as_mut_slice().fill(1.0);
+            let (at, bytes) = (buffer.as_slice().as_ptr(), buffer.bytes());
+            for len in [1, 17, most] {
+                assert_eq!(buffer.resize(len).len(), len);
+                assert_eq!(buffer.as_slice().as_ptr(), at);
+                assert_eq!(at as usize % 64, 0);
+            }
+            assert!(buffer.as_slice().iter().all(|x| *x == 1.0));
+            assert_eq!((buffer.capacity(), buffer.bytes()), (most, bytes));
+            buffer.resize(2 * most);
             assert_eq!(buffer.as_slice().as_ptr() as usize % 64, 0);
+            assert_eq!(buffer.as_slice().len(), 2 * most);
         }
-        assert_eq!(buffer.bytes(), bytes);
-        buffer.resize(1000);
-        assert_eq!(buffer.as_slice().as_ptr() as usize % 64, 0);
-        assert_eq!(buffer.as_slice().len(), 1000);
     }
 }

@@ -1,7 +1,33 @@
 //! Between numbers and the little-endian bytes of a chunk, f32 or bf16.
 
-use super::isa::simd_fn;
+use super::isa::{Simd, simd_fn};
 use crate::numerics::bf16;
+
+/// Elements converted at once by [`f32_bytes`] and [`bf16_bytes`]: what the first cache holds beside its source.
+const BLOCK: usize = 1024;
+
+/// The little-endian bytes of f32.
+pub fn f32_bytes(simd: Simd, x: &[f32]) -> Vec<u8> {
+    bytes_of::<{ 4 * BLOCK }>(x, |part, bytes| write_f32(simd, part, bytes))
+}
+
+/// The little-endian bytes of bf16, rounded to nearest, ties to even.
+pub fn bf16_bytes(simd: Simd, x: &[f32]) -> Vec<u8> {
+    bytes_of::<{ 2 * BLOCK }>(x, |part, bytes| write_bf16(simd, part, bytes))
+}
+
+/// Converts block by block: fresh memory is written once, never zeroed before.
+fn bytes_of<const BYTES: usize>(x: &[f32], write: impl Fn(&[f32], &mut [u8])) -> Vec<u8> {
+    let width = BYTES / BLOCK;
+    let mut block = [0; BYTES];
+    let mut out = Vec::with_capacity(x.len() * width);
+    for part in x.chunks(BLOCK) {
+        let bytes = &mut block[..part.len() * width];
+        write(part, bytes);
+        out.extend_from_slice(bytes);
+    }
+    out
+}
 
 simd_fn! {
     /// Reads f32: a payload becomes a gradient.
@@ -32,11 +58,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Writes f32.
-    ///
-    /// # Panics
-    /// If there are not four bytes for each element.
-    pub fn write_f32(x: &[f32], bytes: &mut [u8]) {
+    fn write_f32(x: &[f32], bytes: &mut [u8]) {
         let (words, rest) = bytes.as_chunks_mut::<4>();
         assert!(words.len() == x.len() && rest.is_empty());
         for (word, x) in words.iter_mut().zip(x) {
@@ -60,11 +82,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Writes bf16, rounded to nearest, ties to even.
-    ///
-    /// # Panics
-    /// If there are not two bytes for each element.
-    pub fn write_bf16(x: &[f32], bytes: &mut [u8]) {
+    fn write_bf16(x: &[f32], bytes: &mut [u8]) {
         let (words, rest) = bytes.as_chunks_mut::<2>();
         assert!(words.len() == x.len() && rest.is_empty());
         for (word, x) in words.iter_mut().zip(x) {
@@ -80,18 +98,16 @@ mod tests {
 
     #[test]
     fn bytes_are_little_endian_wherever_they_begin() {
-        let x = uniform(100, -1.0, 1.0, 1);
-        let (f32s, bf16s) = every_simd(|simd| {
-            // One byte further: unaligned.
-            let (mut f32s, mut bf16s) = (vec![0; 401], vec![0; 201]);
-            write_f32(simd, &x, &mut f32s[1..]);
-            write_bf16(simd, &x, &mut bf16s[1..]);
-            (f32s, bf16s)
-        });
-        assert!(f32s[1..].iter().copied().eq(x.iter().flat_map(|x| x.to_le_bytes())));
-        assert!(bf16s[1..].iter().copied().eq(x.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())));
+        const LEN: usize = 2 * BLOCK + 100;
+        let x = uniform(LEN, -1.0, 1.0, 1);
+        let (mut f32s, mut bf16s) = every_simd(|simd| (f32_bytes(simd, &x), bf16_bytes(simd, &x)));
+        assert!(f32s.iter().copied().eq(x.iter().flat_map(|x| x.to_le_bytes())));
+        assert!(bf16s.iter().copied().eq(x.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())));
+        // One byte further: unaligned.
+        f32s.insert(0, 0);
+        bf16s.insert(0, 0);
         let [sum, rounded] = every_simd(|simd| {
-            let [mut sum, mut rounded] = [vec![0.0; 100], vec![0.0; 100]];
+            let [mut sum, mut rounded] = [vec![0.0; LEN], vec![0.0; LEN]];
             read_f32(simd, &f32s[1..], &mut sum);
             add_f32(simd, &f32s[1..], &mut sum);
             read_bf16(simd, &bf16s[1..], &mut rounded);

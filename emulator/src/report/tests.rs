@@ -73,9 +73,14 @@ fn the_text_has_what_a_user_looks_for_and_json_reads_back() {
     let report = PlanReport::new(&plan, &appliance, 2).unwrap();
     let text = report.to_string();
     println!("{text}");
-    for part in
-        [&*report.plan, "8 leaves of 2", "wte.weight, h.3, head", "and 3 more like it", "Projection", "GPT-2 117M"]
-    {
+    for part in [
+        &*report.plan,
+        "8 leaves of 2",
+        "wte.weight, h.3.mlp, head",
+        "and 6 more like these",
+        "Projection",
+        "GPT-2 117M",
+    ] {
         assert!(text.contains(part), "{part:?} is missing:\n{text}");
     }
     let json = serde_json::to_string(&report).unwrap();

@@ -51,18 +51,21 @@ impl PlanReport {
         let again = if self.recompute { "layers recomputed inside" } else { "everything saved" };
         writeln!(f, "  activations     {again}, {:.3e} FLOP a step", self.step_flops as f64)?;
         writeln!(f, "\n  layer             parameters  chunks   FLOP/sample   saved/sample: wafer, host   recomputed")?;
-        let mut shown: Option<&LayerReport> = None;
+        let mut shown: Vec<&LayerReport> = Vec::new();
         let mut repeated = 0;
         for layer in &self.layers {
-            // Blocks are alike: one line for all of them.
-            let alike = |other: &LayerReport| LayerReport { name: layer.name.clone(), ..other.clone() } == *layer;
-            if shown.is_some_and(alike) {
+            // Blocks are alike: the lines of one for all of them.
+            let alike = |other: &&LayerReport| LayerReport { name: layer.name.clone(), ..(*other).clone() } == *layer;
+            if shown.iter().any(alike) {
                 repeated += 1;
                 continue;
             }
-            more(f, std::mem::take(&mut repeated))?;
+            if repeated > 0 {
+                more(f, std::mem::take(&mut repeated))?;
+                shown.clear();
+            }
             line(f, layer)?;
-            shown = Some(layer);
+            shown.push(layer);
         }
         more(f, repeated)
     }
@@ -150,7 +153,7 @@ fn line(f: &mut fmt::Formatter<'_>, layer: &LayerReport) -> fmt::Result {
 }
 
 fn more(f: &mut fmt::Formatter<'_>, repeated: usize) -> fmt::Result {
-    if repeated == 0 { Ok(()) } else { writeln!(f, "    and {repeated} more like it") }
+    if repeated == 0 { Ok(()) } else { writeln!(f, "    and {repeated} more like these") }
 }
 
 fn counted(count: usize, what: &str) -> String {

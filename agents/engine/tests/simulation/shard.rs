@@ -178,7 +178,7 @@ impl ShardBody {
             match command {
                 Command::Send(at) => {
                     let payload = self.store()?.read(at.chunk)?;
-                    place.send(self.root, Packet::Frame(Frame { place: at, payload }));
+                    place.send(self.root, Packet::Frame(Frame::new(at, payload)));
                 }
                 Command::Grant(total) => place.grant(self.root, total),
                 Command::Gather { chunk, first, last, sum } => {

@@ -143,7 +143,7 @@ impl Run {
                 for to in places {
                     let one =
                         sum(to.node, &|leaf| by_leaf.get(&leaf).cloned()).ok_or("a leaf's gradient is missing")?;
-                    place.send(self.above, Packet::Frame(Frame { place: to, payload: encode(&one) }));
+                    place.send(self.above, Packet::Frame(Frame::new(to, encode(&one))));
                 }
             }
         }

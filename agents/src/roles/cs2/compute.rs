@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
 use millrace_emulator::kernels::{Simd, convert};
 use millrace_emulator::plan::{Encoding, Pass};
@@ -233,7 +232,7 @@ impl Worker {
                     let gradient = here.device.gradient(at.layer, at.chunk, place.node).ok_or_else(|| {
                         Failure::own(format!("no gradient of chunk {} for leaves {}", at.chunk, place.node))
                     })?;
-                    let frame = Frame { place, payload: payload(here.simd, gradient) };
+                    let frame = Frame::new(place, convert::f32_bytes(here.simd, gradient).into());
                     let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: here.step };
                     here.start.frames.frame(codec::pack(frame, context));
                 }
@@ -266,10 +265,4 @@ impl Worker {
         let nodes = if evaluation { Vec::new() } else { here.start.placement.tree.cover(leaves) };
         here.device.begin(!evaluation, &nodes, &inputs).map_err(Failure::own)
     }
-}
-
-fn payload(simd: Simd, numbers: &[f32]) -> Bytes {
-    let mut bytes = BytesMut::zeroed(4 * numbers.len());
-    convert::write_f32(simd, numbers, &mut bytes);
-    bytes.freeze()
 }

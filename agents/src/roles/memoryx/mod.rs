@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, mpsc as blocking};
 
 use bytes::Bytes;
 use millrace_emulator::placement::Placement;
-use millrace_emulator::plan::ChunkId;
+use millrace_emulator::plan::{ChunkId, PlanHash};
 use millrace_engine::frame::{Frame, Place};
 use millrace_engine::message::{Configure, Order, Report, Snapshot, Source};
 use millrace_engine::shard::{Command, Shard};
@@ -22,7 +22,6 @@ use super::Context;
 use super::swarmx::serve;
 use super::tree::{Ends, TurnSteps};
 use crate::control::agent::{Outbox, Session, Work};
-use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 use crate::links::{End, Happening, LinkEvent, Mailbox, Settings};
 use store::Store;
@@ -137,7 +136,7 @@ impl Driver {
                 done: self.done.clone(),
                 outbox: self.session.outbox.clone(),
                 stall: self.context.metrics.stall().clone(),
-                job: self.session.job.clone(),
+                plan: self.session.job.hash,
             };
             spawn("store", move || worker.run(jobs))?;
         }
@@ -250,7 +249,7 @@ struct StoreWorker {
     done: mpsc::UnboundedSender<Done>,
     outbox: Outbox,
     stall: StallClock,
-    job: CompiledJob,
+    plan: PlanHash,
 }
 
 impl StoreWorker {
@@ -261,10 +260,9 @@ impl StoreWorker {
             drop(waiting);
             match job {
                 Job::Send { place, step, end } => {
-                    if let Some(payload) = self.store.read(place.chunk) {
-                        let encoding = self.job.plan.chunk_encoding(place.chunk);
-                        let context = LinkContext { plan: self.job.hash, encoding, step };
-                        end.frame(codec::pack(Frame { place, payload }, context));
+                    if let Some((encoding, payload)) = self.store.read(place.chunk) {
+                        let context = LinkContext { plan: self.plan, encoding, step };
+                        end.frame(codec::pack(Frame::new(place, payload), context));
                     }
                 }
                 Job::Gather { chunk, first, last, sum } => {

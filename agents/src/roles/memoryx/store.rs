@@ -8,7 +8,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
 use millrace_emulator::graph::Init;
 use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
@@ -182,17 +182,16 @@ impl Store {
     }
 
     /// The chunk's current weights as they travel.
-    pub fn read(&self, chunk: ChunkId) -> Option<Bytes> {
+    pub fn read(&self, chunk: ChunkId) -> Option<(Encoding, Bytes)> {
         self.bring_up(chunk);
         let encoding = self.job.plan.chunk_encoding(chunk);
         let mut cell = self.cell(chunk)?;
         let weights = cell.array(0);
-        let mut bytes = BytesMut::zeroed(weights.len() * encoding.bytes());
-        match encoding {
-            Encoding::F32 => convert::write_f32(self.simd, weights, &mut bytes),
-            Encoding::Bf16 => convert::write_bf16(self.simd, weights, &mut bytes),
-        }
-        Some(bytes.freeze())
+        let bytes = match encoding {
+            Encoding::F32 => convert::f32_bytes(self.simd, weights),
+            Encoding::Bf16 => convert::bf16_bytes(self.simd, weights),
+        };
+        Some((encoding, bytes.into()))
     }
 
     /// Applies the pending update to `chunk` unless it has it.
