@@ -31,6 +31,7 @@ pub fn server() -> Server {
 /// The address is none, or nobody listens.
 pub async fn dial(address: &str) -> Result<Channel, tonic::transport::Error> {
     Endpoint::from_shared(format!("http://{address}"))?
+        .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(Some(WINDOW_BYTES))
         .initial_connection_window_size(Some(WINDOW_BYTES))
         .http2_keep_alive_interval(PING_EVERY)
