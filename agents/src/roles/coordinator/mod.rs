@@ -4,9 +4,11 @@ mod console;
 mod driver;
 mod files;
 mod journal;
+mod policy;
 mod resume;
 mod saver;
 mod summary;
+mod teller;
 
 use std::sync::Arc;
 

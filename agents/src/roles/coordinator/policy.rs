@@ -1,0 +1,35 @@
+//! The engine's policy, from a job's params.
+
+use std::sync::Arc;
+
+use millrace_engine::coordinator::{EvalPolicy, LossScaling, Policy};
+use millrace_params::{Job, Mode};
+
+use crate::control::job::CompiledJob;
+
+/// How the params want a loss over `batch` samples scaled.
+pub fn scaling(job: &Job, batch: u64) -> LossScaling {
+    match job.model.loss_scaling {
+        millrace_params::LossScaling::NumTokens => LossScaling::Tokens,
+        millrace_params::LossScaling::BatchSize => LossScaling::BatchSize { weight: job.model.loss_weight, batch },
+    }
+}
+
+/// What a run in `mode` does after which step; an evaluation has `eval_batches`.
+pub fn policy(compiled: &CompiledJob, mode: Mode, eval_batches: u64) -> Policy {
+    let run = &compiled.job.run;
+    let schedule = compiled.job.optimizer.schedule.clone();
+    let train = mode.trains();
+    Policy {
+        train,
+        max_steps: run.max_steps,
+        eval: mode
+            .evaluates()
+            .then(|| EvalPolicy { every: train.then_some(run.eval_frequency), batches: eval_batches }),
+        checkpoint_every: (run.checkpoint_steps > 0).then_some(run.checkpoint_steps),
+        initial_checkpoint: run.save_initial_checkpoint,
+        scaling: scaling(&compiled.job, compiled.plan.leaves.batch()),
+        clip: compiled.job.optimizer.max_gradient_norm,
+        learning_rate: Arc::new(move |step| schedule.at(step)),
+    }
+}
