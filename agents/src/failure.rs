@@ -13,6 +13,8 @@ pub enum Cause {
     BadInput,
     /// A peer is gone.
     Peer,
+    /// Nobody's: the process was asked to leave before it had a part in anything.
+    Asked,
 }
 
 /// A failure in one readable sentence.
@@ -42,6 +44,11 @@ impl Failure {
         Self { cause: Cause::Peer, reason: reason.to_string(), hint: None }
     }
 
+    /// The process was asked to leave, and has nothing to finish.
+    pub fn asked(reason: impl fmt::Display) -> Self {
+        Self { cause: Cause::Asked, reason: reason.to_string(), hint: None }
+    }
+
     /// Adds what may help.
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
@@ -55,6 +62,7 @@ impl Failure {
             Cause::Own => Exit::Failed,
             Cause::BadInput => Exit::BadInput,
             Cause::Peer => Exit::PeerLost,
+            Cause::Asked => Exit::Done,
         }
     }
 }

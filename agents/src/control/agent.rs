@@ -1,5 +1,10 @@
-//! An agent's side: join the coordinator, take orders, report.
+//! An agent's side: join the coordinator, take orders, report, and join again when the coordinator is lost.
+//!
+//! A coordinator may end and another one take its place at the same address; the job goes on from what the MemoryX
+//! shards hold. So an agent whose coordinator is lost keeps what it has, lets go of its epoch, and knocks at the same
+//! door until [`JOIN_DEADLINE`] has passed.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use millrace_emulator::numerics::Isa;
@@ -10,13 +15,16 @@ use millrace_protocol::{codec, transport};
 use millrace_telemetry::logs::{Logger, Record};
 use millrace_telemetry::memory::ProcessMemory;
 use millrace_telemetry::metric_definitions::{Direction as Way, RoleMetrics};
+use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Code, Status, Streaming};
 
 use super::job::{CompiledJob, JobDocument};
 use crate::failure::Failure;
 
-/// How long an agent looks for its coordinator before it gives up.
+/// How long an agent looks for a coordinator before it gives up.
 const JOIN_DEADLINE: Duration = Duration::from_secs(120);
 /// Pause between two attempts to reach it.
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
@@ -28,20 +36,36 @@ pub struct Introduction {
     pub me: AgentId,
     /// Where others dial its data port; empty for systems.
     pub address: String,
-    /// Best instruction set it may use.
+    /// Best instruction set it may use; once in a job, the one the job is pinned to.
     pub isa: Isa,
     /// What a shard holds.
     pub shard: Option<ShardState>,
+    /// The job it is in already; empty before.
+    pub uid: String,
 }
 
-/// Where an agent's words go. Clones share the stream; words into a broken one are dropped, the break is seen by
-/// [`Session::next`].
+/// Where an agent's words go. Clones share the stream, and follow it to the next coordinator; words into a broken one
+/// are dropped, the break is seen by [`Session::next`].
 #[derive(Clone, Debug)]
-pub struct Outbox(mpsc::UnboundedSender<proto::FromAgent>);
+pub struct Outbox(Arc<Mutex<mpsc::UnboundedSender<proto::FromAgent>>>);
 
 impl Outbox {
+    /// An outbox, and the stream its words come out of.
+    fn new() -> (Self, mpsc::UnboundedReceiver<proto::FromAgent>) {
+        let (sender, words) = mpsc::unbounded_channel();
+        (Self(Arc::new(Mutex::new(sender))), words)
+    }
+
+    /// From now on words go into another stream, which is returned.
+    fn turn(&self) -> mpsc::UnboundedReceiver<proto::FromAgent> {
+        let (sender, words) = mpsc::unbounded_channel();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
+        words
+    }
+
     fn send(&self, message: from_agent::Message) {
-        let _ = self.0.send(proto::FromAgent { message: Some(message) });
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = sender.send(proto::FromAgent { message: Some(message) });
     }
 
     /// Reports to the coordinator.
@@ -57,6 +81,11 @@ impl Outbox {
             message: record.message.clone(),
         };
         self.send(from_agent::Message::Log(log));
+    }
+
+    /// Tells that this shard was asked to leave.
+    pub fn leaving(&self) {
+        self.send(from_agent::Message::Leaving(proto::Leaving {}));
     }
 
     /// Tells what the process has used so far.
@@ -84,6 +113,17 @@ pub struct Work {
     pub flops: u64,
 }
 
+/// What an agent hears.
+#[derive(Debug)]
+pub enum Heard {
+    /// An order of the coordinator.
+    Order(Order),
+    /// The coordinator is lost; [`Session::rejoin`] finds the next one.
+    Lost,
+    /// Whoever runs this process wants it to end (SIGTERM).
+    Leave,
+}
+
 /// A place in the job.
 #[derive(Debug)]
 pub struct Session {
@@ -91,60 +131,86 @@ pub struct Session {
     pub job: CompiledJob,
     /// Where words go.
     pub outbox: Outbox,
-    stream: tonic::Streaming<proto::ToAgent>,
+    door: Door,
+    stream: Streaming<proto::ToAgent>,
 }
 
 impl Session {
     /// Joins the coordinator at `address`: waits for it to come up, and then for the job, which is told once every
-    /// agent's instruction set is known.
+    /// agent's instruction set is known. `terminate` is SIGTERM.
     ///
     /// # Errors
-    /// The coordinator can't be reached in time, refuses this agent, or runs another plan.
-    pub async fn join(address: &str, introduction: &Introduction, logger: &Logger) -> Result<Self, Failure> {
-        let channel = reach(address).await?;
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let outbox = Outbox(sender);
-        let Introduction { me, address, isa, shard } = introduction;
-        outbox.send(from_agent::Message::Hello(proto::Hello {
-            role: me.role.name().to_owned(),
-            index: me.index,
-            address: address.clone(),
-            isa: isa.to_string(),
-            shard: shard.as_ref().map(codec::encode),
-        }));
-        let refused =
-            |status: tonic::Status| Failure::peer(format!("the coordinator refused {me}: {}", status.message()));
-        let mut client = ControlClient::new(channel).max_decoding_message_size(CONTROL_BYTES);
-        let joined = client.join(UnboundedReceiverStream::new(receiver)).await.map_err(refused)?;
-        let mut stream = joined.into_inner();
-        let welcome = match stream.message().await.map_err(refused)?.and_then(|message| message.message) {
-            Some(to_agent::Message::Welcome(welcome)) => welcome,
-            _ => return Err(Failure::peer("the coordinator went away before it told the job")),
-        };
+    /// The coordinator can't be reached in time, refuses this agent, or runs another plan; the process was asked to
+    /// leave.
+    pub async fn join(
+        address: &str,
+        introduction: Introduction,
+        logger: &Logger,
+        terminate: Signal,
+    ) -> Result<Self, Failure> {
+        let (outbox, words) = Outbox::new();
+        let mut door = Door { address: address.to_owned(), introduction, terminate };
+        let (welcome, stream) = door.knock(&outbox, words).await?;
         let job = compile(&welcome)?;
         let records = outbox.clone();
         logger.forward(move |record| records.log(&record));
         log::info!("joined attempt {} with plan {}, {}", welcome.attempt, job.hash, job.profile);
-        Ok(Self { job, outbox, stream })
+        // Whatever comes later, the numbers of this job are made with this instruction set.
+        (door.introduction.isa, door.introduction.uid) = (job.profile.isa, welcome.uid);
+        Ok(Self { job, outbox, door, stream })
     }
 
-    /// The next order, or `None` when the coordinator is gone. Safe to cancel.
+    /// Joins the next coordinator of the same job, with what a shard holds by now. What is said meanwhile waits, and
+    /// comes after the hello.
+    ///
+    /// # Errors
+    /// As for [`Session::join`], and when another job's coordinator answers.
+    pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), Failure> {
+        let words = self.outbox.turn();
+        log::warn!("the coordinator is lost; looking for the next one at {}", self.door.address);
+        self.door.introduction.shard = shard;
+        let (welcome, stream) = self.door.knock(&self.outbox, words).await?;
+        self.check(&welcome)?;
+        self.stream = stream;
+        log::info!("joined attempt {}", welcome.attempt);
+        Ok(())
+    }
+
+    /// Whether the coordinator that said `welcome` directs the job this agent belongs to.
+    fn check(&self, welcome: &proto::Welcome) -> Result<(), Failure> {
+        let same = welcome.uid == self.door.introduction.uid
+            && welcome.plan == self.job.hash.0
+            && welcome.isa == self.job.profile.isa.to_string()
+            && document(welcome)?.makes_the_numbers_of(&self.job);
+        if same {
+            return Ok(());
+        }
+        let Door { address, introduction, .. } = &self.door;
+        Err(Failure::peer(format!(
+            "the coordinator at {address} now directs another job than the one {} belongs to",
+            introduction.me
+        )))
+    }
+
+    /// What comes next. Safe to cancel.
     ///
     /// # Errors
     /// An order that can't be read.
-    pub async fn next(&mut self) -> Result<Option<Order>, Failure> {
-        match self.stream.message().await {
+    pub async fn next(&mut self) -> Result<Heard, Failure> {
+        let message = tokio::select! {
+            message = self.stream.message() => message,
+            Some(()) = self.door.terminate.recv() => return Ok(Heard::Leave),
+        };
+        match message {
             Ok(Some(proto::ToAgent { message: Some(to_agent::Message::Order(order)) })) => {
-                codec::decode(&order).map(Some).map_err(Failure::own)
+                codec::decode(&order).map(Heard::Order).map_err(Failure::own)
             }
             Ok(Some(_)) => Err(Failure::own(codec::CodecError::Message)),
-            Ok(None) | Err(_) => Ok(None),
+            Ok(None) | Err(_) => Ok(Heard::Lost),
         }
     }
-}
 
-impl Session {
-    /// Leaves a job that is over: tells what the process has used, and stays until the coordinator has heard it.
+    /// Leaves the job: tells what the process has used, and stays until the coordinator has heard it.
     pub async fn leave(mut self, metrics: &RoleMetrics, work: Work) {
         self.outbox.usage(metrics, work);
         self.outbox.send(from_agent::Message::Goodbye(proto::Goodbye {}));
@@ -152,30 +218,110 @@ impl Session {
     }
 }
 
-/// Most bytes of a control message: a placement of 192 systems and all their addresses takes some ten kilobytes, the
-/// norms of a 20B model's chunks about a megabyte.
-pub const CONTROL_BYTES: usize = 64 << 20;
+/// Where an agent joins, and what it says there.
+#[derive(Debug)]
+struct Door {
+    address: String,
+    introduction: Introduction,
+    terminate: Signal,
+}
 
-async fn reach(address: &str) -> Result<tonic::transport::Channel, Failure> {
-    let deadline = Instant::now() + JOIN_DEADLINE;
-    loop {
-        match transport::dial(address).await {
-            Ok(channel) => return Ok(channel),
-            Err(error) if Instant::now() >= deadline => {
-                return Err(Failure::peer(format!("the coordinator at {address} can't be reached: {error}")));
-            }
-            // Nobody tells when a port begins to listen.
-            Err(_) => tokio::time::sleep(JOIN_PAUSE).await,
+impl Door {
+    /// Says hello until a coordinator has told the job; `words` are what follows the hello.
+    async fn knock(
+        &mut self,
+        outbox: &Outbox,
+        words: mpsc::UnboundedReceiver<proto::FromAgent>,
+    ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
+        let Self { address, introduction, terminate } = self;
+        tokio::select! {
+            joined = knock(address, introduction, outbox, words) => joined,
+            Some(()) = terminate.recv() => Err(Failure::asked(format!("{} was asked to leave", introduction.me))),
         }
     }
 }
 
+async fn knock(
+    address: &str,
+    introduction: &Introduction,
+    outbox: &Outbox,
+    words: mpsc::UnboundedReceiver<proto::FromAgent>,
+) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
+    let mut deadline = Instant::now() + JOIN_DEADLINE;
+    let mut words = Some(words);
+    loop {
+        let channel = match transport::dial(address).await {
+            Ok(channel) => channel,
+            Err(error) if Instant::now() >= deadline => {
+                return Err(Failure::peer(format!("the coordinator at {address} can't be reached: {error}")));
+            }
+            Err(_) => {
+                // Nobody tells when a port begins to listen.
+                tokio::time::sleep(JOIN_PAUSE).await;
+                continue;
+            }
+        };
+        let heard_since = Instant::now();
+        let words = words.take().unwrap_or_else(|| outbox.turn());
+        match introduce(channel, introduction, words).await {
+            Ok(joined) => return Ok(joined),
+            Err(status) if is_refusal(&status) => {
+                let me = introduction.me;
+                return Err(Failure::peer(format!("the coordinator refused {me}: {}", status.message())));
+            }
+            // It went away before it told the job. The time it was there does not count.
+            Err(_) => deadline += heard_since.elapsed(),
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::peer(format!("the coordinator at {address} does not tell the job")));
+        }
+        tokio::time::sleep(JOIN_PAUSE).await;
+    }
+}
+
+/// Says hello, and waits for the job.
+async fn introduce(
+    channel: tonic::transport::Channel,
+    introduction: &Introduction,
+    words: mpsc::UnboundedReceiver<proto::FromAgent>,
+) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
+    let Introduction { me, address, isa, shard, uid } = introduction;
+    let hello = from_agent::Message::Hello(proto::Hello {
+        role: me.role.name().to_owned(),
+        index: me.index,
+        address: address.clone(),
+        isa: isa.to_string(),
+        shard: shard.as_ref().map(codec::encode),
+        uid: uid.clone(),
+    });
+    let hello = tokio_stream::once(proto::FromAgent { message: Some(hello) });
+    let mut client = ControlClient::new(channel).max_decoding_message_size(CONTROL_BYTES);
+    let mut stream = client.join(hello.chain(UnboundedReceiverStream::new(words))).await?.into_inner();
+    match stream.message().await?.and_then(|message| message.message) {
+        Some(to_agent::Message::Welcome(welcome)) => Ok((welcome, stream)),
+        Some(to_agent::Message::Order(_)) => Err(Status::invalid_argument("it gives orders before it tells the job")),
+        None => Err(Status::unavailable("it went away before it told the job")),
+    }
+}
+
+/// Whether a coordinator said no, as opposed to being lost.
+fn is_refusal(status: &Status) -> bool {
+    matches!(status.code(), Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented)
+}
+
+/// Most bytes of a control message: a placement of 192 systems and all their addresses takes some ten kilobytes, the
+/// norms of a 20B model's chunks about a megabyte.
+pub const CONTROL_BYTES: usize = 64 << 20;
+
+fn document(welcome: &proto::Welcome) -> Result<JobDocument, Failure> {
+    serde_json::from_str(&welcome.job)
+        .map_err(|error| Failure::own(format!("the coordinator's job can't be read ({error})")))
+}
+
 fn compile(welcome: &proto::Welcome) -> Result<CompiledJob, Failure> {
-    let document: JobDocument = serde_json::from_str(&welcome.job)
-        .map_err(|error| Failure::own(format!("the coordinator's job can't be read ({error})")))?;
     let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == welcome.isa);
     let isa = isa.ok_or_else(|| Failure::own(format!("the coordinator asks for an unknown {:?}", welcome.isa)))?;
-    let job = document.compile(isa)?;
+    let job = document(welcome)?.compile(isa)?;
     if job.hash.0 != welcome.plan {
         return Err(Failure::own(
             "this agent compiles another plan than the coordinator; run the same build everywhere",

@@ -54,6 +54,16 @@ impl JobDocument {
             profile: NumericsProfile::new(isa, precision),
         })
     }
+
+    /// Whether this document describes the numbers `compiled` does. How long the run is and where it writes may differ.
+    pub fn makes_the_numbers_of(&self, compiled: &CompiledJob) -> bool {
+        let (this, other) = (&self.job, &*compiled.job);
+        this.model == other.model
+            && this.optimizer == other.optimizer
+            && this.train_input == other.train_input
+            && this.eval_input == other.eval_input
+            && this.run.seed == other.run.seed
+    }
 }
 
 impl CompiledJob {

@@ -24,10 +24,12 @@ pub struct Hello {
     pub agent: AgentId,
     /// Its data port.
     pub address: String,
-    /// Best instruction set it may use.
+    /// Best instruction set it may use; of one that was in the job already, the one the job is pinned to.
     pub isa: Isa,
     /// What a shard holds.
     pub shard: Option<ShardState>,
+    /// The job it was in already; empty on joining for the first time.
+    pub uid: String,
     /// Where words to it go.
     pub post: Post,
 }
@@ -65,6 +67,8 @@ pub enum ControlEvent {
     Log(AgentId, proto::Log),
     /// What an agent has used.
     Usage(AgentId, proto::Usage),
+    /// A shard was asked to leave, and stays until it is told to finish.
+    Leaving(AgentId, StreamNumber),
     /// An agent's stream ended.
     Gone(AgentId, StreamNumber),
 }
@@ -111,7 +115,7 @@ fn read_hello(hello: proto::Hello, post: Post) -> Result<Hello, Status> {
         return Err(Status::invalid_argument("the hello can't be read; run the same build on every agent"));
     };
     let agent = AgentId::new(role, hello.index);
-    Ok(Hello { agent, address: hello.address, isa, shard, post })
+    Ok(Hello { agent, address: hello.address, isa, shard, uid: hello.uid, post })
 }
 
 async fn listen(
@@ -128,6 +132,7 @@ async fn listen(
             },
             Some(from_agent::Message::Log(log)) => ControlEvent::Log(agent, log),
             Some(from_agent::Message::Usage(usage)) => ControlEvent::Usage(agent, usage),
+            Some(from_agent::Message::Leaving(_)) => ControlEvent::Leaving(agent, number),
             Some(from_agent::Message::Goodbye(_) | from_agent::Message::Hello(_)) | None => break,
         };
         if events.send(event).is_err() {

@@ -19,7 +19,8 @@ pub struct Launch {
     pub mode: Mode,
     /// Where checkpoints, metrics and logs go.
     pub model_dir: PathBuf,
-    /// The job's attempt; `None` takes the one after the last that used `model_dir`.
+    /// The job's attempt, which no coordinator may use again; `None` takes the one after the last that used `model_dir`,
+    /// once that is known to have ended.
     pub attempt: Option<u32>,
     /// The job's unique id, by which a newer attempt takes `model_dir` over from an older one; `None` for a run that
     /// nobody restarts.

@@ -36,7 +36,7 @@ mod role;
 mod run;
 mod supervise;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use document::{Launch, Resume, Wanted};
 pub use exit::Exit;

@@ -151,7 +151,12 @@ impl Supervisor {
         self.left = self.left.saturating_sub(1);
         if agent.role == Role::Coordinator {
             self.coordinator = Some(ending);
-            return vec![Command::Within(LEAVING)];
+            return match ending.exit() {
+                // It has told everybody to leave.
+                Some(Exit::Done | Exit::Interrupted) => vec![Command::Within(LEAVING)],
+                // Agents that were not told would wait for another coordinator, which a local run never has.
+                _ => self.kill(),
+            };
         }
         if self.coordinator.is_some() || self.culprit.is_some() || self.killed {
             return Vec::new();
@@ -245,9 +250,17 @@ mod tests {
 
     #[test]
     fn the_coordinators_own_end_is_the_runs() {
-        for (code, exit) in [(0, Exit::Done), (1, Exit::Failed), (2, Exit::BadInput), (130, Exit::Interrupted)] {
+        let leave = [Command::Within(LEAVING)].as_slice();
+        let killed = [Command::KillAll, Command::NoDeadline].as_slice();
+        let endings = [
+            (0, Exit::Done, leave),
+            (1, Exit::Failed, killed),
+            (2, Exit::BadInput, killed),
+            (130, Exit::Interrupted, leave),
+        ];
+        for (code, exit, expected) in endings {
             let (commands, verdict) = story([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
-            assert_eq!(commands, [Command::Within(LEAVING)]);
+            assert_eq!(commands, expected);
             assert_eq!(verdict, Verdict { exit, culprit: None }, "{code}");
         }
     }
@@ -294,8 +307,8 @@ mod tests {
     #[test]
     fn a_coordinator_that_crashes_is_named() {
         for ending in [KILLED, Ending::Code(101), Ending::Code(3)] {
-            let (commands, verdict) = story([Event::Ended(COORDINATOR, ending), Event::Deadline]);
-            assert_eq!(commands[..2], [Command::Within(LEAVING), Command::KillAll]);
+            let (commands, verdict) = story([Event::Ended(COORDINATOR, ending)]);
+            assert_eq!(commands, [Command::KillAll, Command::NoDeadline]);
             assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((COORDINATOR, ending)) });
         }
     }

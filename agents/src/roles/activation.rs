@@ -7,21 +7,22 @@ use bytes::{BufMut, Bytes, BytesMut};
 use millrace_data::Dataset;
 use millrace_engine::message::{Order, Report};
 use millrace_protocol::{proto, transport};
+use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Context;
-use crate::control::agent::Work;
+use crate::control::agent::{Heard, Work};
 use crate::failure::Failure;
 use crate::input::Inputs;
 
 /// Runs the server until the job is over.
-pub async fn run(context: Context) -> Result<(), Failure> {
+pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (ready, inputs) = watch::channel(None);
     serve(listener, SampleService { inputs });
-    let mut session = context.join(address, None).await?;
+    let mut session = context.join(address, None, terminate).await?;
     let job = session.job.job.clone();
     // Usually a cache hit: the coordinator has read the same files.
     let opened = tokio::task::spawn_blocking(move || Inputs::open(&job, |_, _| {})).await.map_err(Failure::own)?;
@@ -36,16 +37,19 @@ pub async fn run(context: Context) -> Result<(), Failure> {
     }
     loop {
         match session.next().await? {
-            Some(Order::Configure(configure)) => {
+            Heard::Order(Order::Configure(configure)) => {
                 let epoch = configure.epoch;
                 context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
                 log::info!("epoch {epoch}");
                 context.ready.set(true);
                 session.outbox.report(&Report::Linked { epoch });
             }
-            Some(Order::Finish) => break,
-            Some(_) => {}
-            None => return Err(context.coordinator_lost()),
+            Heard::Order(Order::Finish) | Heard::Leave => break,
+            Heard::Order(_) => {}
+            Heard::Lost => {
+                context.ready.set(false);
+                session.rejoin(None).await?;
+            }
         }
     }
     session.leave(&context.metrics, Work::default()).await;

@@ -8,12 +8,14 @@ mod swarmx;
 mod tree;
 
 use millrace_emulator::numerics::Isa;
+use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
 use millrace_telemetry::logs::{AgentName, Level, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::control::agent::{Introduction, Session};
-use crate::failure::Failure;
+use crate::failure::{Cause, Failure};
 use crate::http::{self, Readiness};
 use crate::launch::{Exit, Launch};
 
@@ -67,7 +69,7 @@ pub fn run(args: RoleArgs) -> Exit {
         Ok(exit) => exit,
         Err(failure) => {
             // A victim says nothing on stderr: the cause speaks there.
-            if failure.cause != crate::failure::Cause::Peer {
+            if matches!(failure.cause, Cause::Own | Cause::BadInput) {
                 eprintln!("error: {agent}: {failure}");
             }
             failure.exit()
@@ -80,22 +82,26 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
     let name = AgentName::new(role.name(), index).map_err(Failure::own)?;
     let metrics = RoleMetrics::new(role.name(), index, env!("CARGO_PKG_VERSION"));
     let ready = Readiness::default();
+    // From here on SIGTERM is heard: whoever runs this process wants it to end in good order.
+    let terminate =
+        signal(SignalKind::terminate()).map_err(|error| Failure::own(format!("can't listen for signals: {error}")))?;
     let metrics_address = match &args.metrics_listen {
         Some(address) => http::serve(address, metrics.clone(), ready.clone()).await?,
         None => String::new(),
     };
     if role == Role::Coordinator {
-        return coordinator::run(args, name, metrics, ready, metrics_address).await;
+        let equipment = coordinator::Equipment { name, metrics, ready, metrics_address, terminate };
+        return coordinator::run(args, equipment).await;
     }
     // An agent's lines reach the user through the coordinator, its last words by way of `run`.
     let logger = Logger::new(name, args.level, |_| {});
     logger.install().map_err(Failure::own)?;
     let context = Context { args, logger, metrics, ready };
     match role {
-        Role::MemoryX => memoryx::run(context).await?,
-        Role::SwarmX => swarmx::run(context).await?,
-        Role::Activation => activation::run(context).await?,
-        Role::Cs2 => cs2::run(context).await?,
+        Role::MemoryX => memoryx::run(context, terminate).await?,
+        Role::SwarmX => swarmx::run(context, terminate).await?,
+        Role::Activation => activation::run(context, terminate).await?,
+        Role::Cs2 => cs2::run(context, terminate).await?,
         Role::Coordinator => {}
     }
     Ok(Exit::Done)
@@ -106,17 +112,13 @@ impl Context {
         self.args.agent
     }
 
-    /// Joins the job.
-    async fn join(
-        &self,
-        address: String,
-        shard: Option<millrace_engine::message::ShardState>,
-    ) -> Result<Session, Failure> {
+    /// Joins the job; `terminate` is SIGTERM.
+    async fn join(&self, address: String, shard: Option<ShardState>, terminate: Signal) -> Result<Session, Failure> {
         let coordinator = self.args.coordinator.as_deref();
         let coordinator = coordinator.ok_or_else(|| Failure::bad_input("an agent needs --coordinator HOST:PORT"))?;
-        let introduction =
-            Introduction { me: self.me(), address, isa: self.args.isa.unwrap_or_else(Isa::detect), shard };
-        Session::join(coordinator, &introduction, &self.logger).await
+        let isa = self.args.isa.unwrap_or_else(Isa::detect);
+        let introduction = Introduction { me: self.me(), address, isa, shard, uid: String::new() };
+        Session::join(coordinator, introduction, &self.logger, terminate).await
     }
 
     /// Opens the data port; returns it with the address others dial.
@@ -129,11 +131,6 @@ impl Context {
             None => bound.to_string(),
         };
         Ok((listener, address))
-    }
-
-    /// What a driver does when the coordinator is gone without having said that the job is over.
-    fn coordinator_lost(&self) -> Failure {
-        Failure::peer("the coordinator is gone")
     }
 }
 

@@ -9,22 +9,23 @@ use millrace_engine::swarm::{Command, SwarmX};
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::{proto, transport};
+use tokio::signal::unix::Signal;
 use tokio_stream::wrappers::TcpListenerStream;
 
 use super::Context;
 use super::tree::{Ends, TurnSteps};
-use crate::control::agent::{Session, Work};
+use crate::control::agent::{Heard, Session, Work};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 use crate::links::{Happening, LinkEvent, LinkService, Mailbox, Settings, dial};
 
 /// Runs the node until the job is over.
-pub async fn run(context: Context) -> Result<(), Failure> {
+pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
     let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
     serve(listener, settings.clone());
-    let session = context.join(address, None).await?;
+    let session = context.join(address, None, terminate).await?;
     let _ = settings.plan.set(session.job.hash);
     Driver { context, session, settings, mailbox, node: None }.run().await
 }
@@ -65,16 +66,23 @@ impl Driver {
     async fn run(mut self) -> Result<(), Failure> {
         loop {
             tokio::select! {
-                order = self.session.next() => match order? {
-                    Some(Order::Finish) => break,
-                    Some(order) => self.order(order)?,
-                    None => return Err(self.context.coordinator_lost()),
+                heard = self.session.next() => match heard? {
+                    Heard::Order(Order::Finish) | Heard::Leave => break,
+                    Heard::Order(order) => self.order(order)?,
+                    Heard::Lost => self.rejoin().await?,
                 },
                 Some(event) = self.mailbox.next() => self.link(event)?,
             }
         }
         self.session.leave(&self.context.metrics, Work::default()).await;
         Ok(())
+    }
+
+    /// Lets go of the epoch, whose coordinator is lost, and waits for the next one's.
+    async fn rejoin(&mut self) -> Result<(), Failure> {
+        self.context.ready.set(false);
+        self.node = None;
+        self.session.rejoin(None).await
     }
 
     fn order(&mut self, order: Order) -> Result<(), Failure> {

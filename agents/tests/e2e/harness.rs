@@ -162,8 +162,22 @@ impl Place {
 
     /// The training lines of `metrics.jsonl`.
     pub fn train_lines(&self, model_dir: &str) -> Vec<String> {
+        let mut lines = self.lines(model_dir);
+        lines.retain(|line| !line.contains("\"mode\""));
+        lines
+    }
+
+    /// Step and loss of every evaluation in `metrics.jsonl`.
+    pub fn evaluations(&self, model_dir: &str) -> Vec<(u64, f64)> {
+        let lines = self.lines(model_dir);
+        let evaluations = lines.iter().filter(|line| line.contains("\"mode\""));
+        let values = evaluations.map(|line| serde_json::from_str::<Value>(line).unwrap());
+        values.map(|line| (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap())).collect()
+    }
+
+    fn lines(&self, model_dir: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.path(model_dir).join("metrics.jsonl")).unwrap();
-        text.lines().filter(|line| !line.contains("\"mode\"")).map(str::to_owned).collect()
+        text.lines().map(str::to_owned).collect()
     }
 }
 

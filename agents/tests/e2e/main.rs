@@ -5,5 +5,6 @@ mod bits;
 mod checkpoints;
 mod ends;
 mod harness;
+mod job;
 mod membership;
 mod outputs;

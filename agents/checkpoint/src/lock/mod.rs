@@ -16,7 +16,7 @@
 //! An owner is gone when it released the lock; when it ran on this host, in this process-id namespace, as
 //! this user, and `/proc` shows no such process with that start time; when it ran elsewhere and its heartbeat is older than the lease, both
 //! ages taken from the file server's clock; or when it is fenced: the newcomer is a higher *attempt* of the same job.
-//! A lower attempt of the job that holds or last held the lock is always refused.
+//! An attempt no higher than that of the same job which holds or last held the lock is always refused.
 //!
 //! Invariant: whoever holds the lock created the highest number. An owner that was fenced or fell silent finds out by
 //! [`ModelDirLock::still_mine`], which everything that publishes into model_dir asks first; what it writes before that
@@ -58,9 +58,15 @@ impl LockRequest {
         Self { job: None, attempt: None, lease: LEASE }
     }
 
-    /// An attempt of the job with this unique id: takes over from lower attempts, dead or alive.
+    /// An attempt of the job with this unique id: takes over from lower attempts, dead or alive. An attempt has the lock
+    /// once: epochs of a second life would have the numbers of the first's.
     pub fn job(uid: impl Into<String>, attempt: u32) -> Self {
         Self { job: Some(uid.into()), attempt: Some(attempt), lease: LEASE }
+    }
+
+    /// The next attempt of the job with this unique id, whichever number that is; takes over from a dead one only.
+    pub fn next_of(uid: impl Into<String>) -> Self {
+        Self { job: Some(uid.into()), attempt: None, lease: LEASE }
     }
 
     /// Another lease than [`LEASE`]; must be the same for all who share a model_dir.
@@ -88,14 +94,14 @@ pub enum LockError {
         /// The model_dir.
         model_dir: PathBuf,
     },
-    /// A newer attempt of this job has been there.
-    #[error("this is attempt {attempt} of the job, and model_dir {} belongs to its attempt {newer}; this one must end", model_dir.display())]
+    /// This attempt of the job, or a newer one, has been there.
+    #[error("this is attempt {attempt} of the job, and its attempt {newer} has had model_dir {}; the next needs a higher number", model_dir.display())]
     Fenced {
         /// The model_dir.
         model_dir: PathBuf,
         /// This attempt.
         attempt: u32,
-        /// The one that has model_dir.
+        /// The newest that had model_dir.
         newer: u32,
     },
     /// It was this run's, and was taken over.
@@ -133,7 +139,7 @@ impl ModelDirLock {
     /// Takes the lock of `model_dir`, which is created if it does not exist. Never waits.
     ///
     /// # Errors
-    /// When another run holds it, a newer attempt of this job has been there, or the directory can't be written.
+    /// When another run holds it, this attempt of the job or a newer one has been there, or the directory can't be written.
     pub fn acquire(model_dir: impl Into<PathBuf>, request: &LockRequest) -> Result<Self, LockError> {
         let model_dir = model_dir.into();
         let io = |action| {
@@ -217,12 +223,11 @@ fn judge(dir: &Path, request: &LockRequest, top: Option<&Occupant>, now: &Draft)
         };
     };
     if let (Some(attempt), true) = (request.attempt, request.job.is_some() && request.job == owner.job) {
-        if attempt < owner.attempt {
-            return Err(LockError::Fenced { model_dir: model_dir(), attempt, newer: owner.attempt });
-        }
-        if attempt > owner.attempt {
-            return Ok(Some(owner.clone()));
-        }
+        return if attempt > owner.attempt {
+            Ok(Some(owner.clone()))
+        } else {
+            Err(LockError::Fenced { model_dir: model_dir(), attempt, newer: owner.attempt })
+        };
     }
     // A process of another user may be hidden from this one: that it is not seen then says nothing.
     let alive = owner.is_alive().filter(|&alive| alive || top.uid == now.uid);

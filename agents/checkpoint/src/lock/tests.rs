@@ -112,8 +112,9 @@ fn a_higher_attempt_takes_over_and_a_lower_one_is_fenced() {
     let dir = tempfile::tempdir().unwrap();
     let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
     let first = job("a", 1).unwrap();
-    assert!(matches!(job("a", 1), Err(LockError::InUse { .. })));
+    assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 1, .. })));
     assert!(matches!(job("b", 9), Err(LockError::InUse { .. })));
+    assert!(matches!(acquire(dir.path(), &LockRequest::next_of("a")), Err(LockError::InUse { .. })));
     let second = job("a", 2).unwrap();
     let lost = first.still_mine().unwrap_err().to_string();
     assert!(lost.contains("was taken over by process") && lost.contains("(attempt 2)"), "{lost}");
@@ -122,7 +123,8 @@ fn a_higher_attempt_takes_over_and_a_lower_one_is_fenced() {
     second.still_mine().unwrap();
     assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 2, .. })));
     drop(second);
-    assert!(matches!(job("a", 1), Err(LockError::Fenced { attempt: 1, newer: 2, .. })));
+    assert!(matches!(job("a", 2), Err(LockError::Fenced { attempt: 2, newer: 2, .. })));
+    assert_eq!(acquire(dir.path(), &LockRequest::next_of("a")).unwrap().attempt(), 3);
     assert!(job("b", 0).is_ok());
 }
 

@@ -8,7 +8,6 @@ use millrace_emulator::placement::{Members, Placement, PlacementError};
 use crate::message::{Configure, Order, ShardState};
 use crate::types::{AgentId, Role};
 
-use super::program::Done;
 use super::{Command, Coordinator, Member, Outcome, Phase};
 
 impl Coordinator {
@@ -153,7 +152,7 @@ impl Coordinator {
             return false;
         }
         if newest > self.step {
-            (self.step, self.done) = (newest, Done::default());
+            (self.step, self.done) = (newest, self.known.at(newest));
         }
         let Some(record) = states.iter().find_map(|(_, state)| state.record.filter(|record| record.step == newest))
         else {

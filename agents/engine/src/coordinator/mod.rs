@@ -29,7 +29,7 @@ use crate::message::{Order, Report, ShardState, Source};
 use crate::types::{AgentId, CommitRecord, Epoch};
 
 pub use events::{Command, Evaluation, Event, Outcome, Wanted};
-pub use program::{Done, EvalPolicy, LeafTable, LearningRate, LossScaling, Next, Policy, gradient_scale};
+pub use program::{Done, EvalPolicy, Known, LeafTable, LearningRate, LossScaling, Next, Policy, gradient_scale};
 
 use saving::Saving;
 use turns::{Current, Deciding, Evaluating};
@@ -69,6 +69,7 @@ pub struct Coordinator {
     told: u64,
     record: Option<CommitRecord>,
     done: Done,
+    known: Known,
     serial: u64,
     current: Option<Current>,
     evaluating: Option<Evaluating>,
@@ -79,16 +80,17 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// A coordinator that begins with `source`'s parameters, in epochs after `attempt`.0. `done` is what is known to be
-    /// done at the step of `source`.
+    /// A coordinator that begins with `source`'s parameters, or with what the shards hold of the same job, in epochs
+    /// after `attempt`.0.
     pub fn new(
         plan: Arc<StreamPlan>,
         policy: Policy,
         wanted: Wanted,
         source: Source,
         attempt: u32,
-        done: Done,
+        known: Known,
     ) -> Self {
+        let done = known.at(source.step());
         Self {
             plan,
             policy,
@@ -102,6 +104,7 @@ impl Coordinator {
             placement: None,
             record: None,
             done,
+            known,
             serial: 0,
             current: None,
             evaluating: None,

@@ -94,6 +94,22 @@ pub struct Done {
     pub saved: bool,
 }
 
+/// What is known of a run before it goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Updates made.
+    pub step: u64,
+    /// What was done at that step.
+    pub done: Done,
+}
+
+impl Known {
+    /// What is known to be done at `step`.
+    pub(super) fn at(self, step: u64) -> Done {
+        if self.step == step { self.done } else { Done::default() }
+    }
+}
+
 impl Policy {
     /// What comes next after `step` updates. Evaluation comes before the checkpoint of the same step, so that a
     /// resumed run finds a checkpoint's evaluation done.

@@ -5,7 +5,7 @@ mod faults;
 use std::collections::BTreeMap;
 
 use millrace_emulator::placement::swarm_nodes;
-use millrace_engine::coordinator::{Coordinator, Done, Outcome};
+use millrace_engine::coordinator::{Coordinator, Done, Known, Outcome};
 use millrace_engine::message::{Report, Source};
 use millrace_engine::types::{AgentId, Role};
 
@@ -45,7 +45,6 @@ pub struct World<'a> {
     life: &'a Life,
     job: Job,
     source: Source,
-    done: Done,
     pub wires: Wires,
     agents: BTreeMap<AgentId, Agent>,
     boss: Option<Boss>,
@@ -65,14 +64,12 @@ pub struct World<'a> {
 
 impl<'a> World<'a> {
     pub fn new(task: &'a Task, life: &'a Life, source: Source, wires: Wires, history: History) -> Self {
-        let done = Done { saved: source != Source::Initial, evaluated: history.evaluated.contains_key(&source.step()) };
         let wanted = life.wanted;
         let mut world = Self {
             task,
             life,
             job: Job { plan: task.plan.clone(), shards: wanted.shards, windows: life.windows.clone() },
             source,
-            done,
             wires,
             agents: BTreeMap::new(),
             boss: None,
@@ -254,11 +251,19 @@ impl<'a> World<'a> {
                 self.wires.attempt += 1;
                 let (plan, policy) = (self.task.plan.clone(), self.task.policy.clone());
                 let (source, attempt) = (self.source.clone(), self.wires.attempt);
-                let machine = Coordinator::new(plan, policy, self.life.wanted, source, attempt, self.done);
+                let machine = Coordinator::new(plan, policy, self.life.wanted, source, attempt, self.known());
                 self.boss = Some(Boss::new(machine));
                 Ok(())
             }
         }
+    }
+
+    /// What a new coordinator finds on the disk about the step it goes on from.
+    fn known(&self) -> Known {
+        let held = self.agents.keys().filter_map(|id| self.committed(*id)).max().unwrap_or(0);
+        let step = held.max(self.source.step());
+        let saved = self.source != Source::Initial && step == self.source.step();
+        Known { step, done: Done { saved, evaluated: self.history.evaluated.contains_key(&step) } }
     }
 
     fn order(&mut self, stream: u64) -> Result<(), String> {

@@ -13,6 +13,7 @@ use millrace_engine::types::{AgentId, CommitRecord, Role};
 use millrace_protocol::proto;
 use millrace_telemetry::logs::Record;
 use millrace_telemetry::metric_definitions::RoleMetrics;
+use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Prepared;
@@ -29,6 +30,8 @@ use crate::launch::{Exit, Launch};
 
 /// How long a shard may be gone before the attempt is given up: its numbers are nowhere else.
 const SHARD_GRACE: Duration = Duration::from_secs(30);
+/// How long a run that is to end waits for shards that may hold steps of an earlier coordinator.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// How long agents have for their last words.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -40,6 +43,8 @@ pub struct Inbox {
     pub user: mpsc::UnboundedReceiver<UserCommand>,
     /// The coordinator's own log.
     pub logs: mpsc::UnboundedReceiver<Record>,
+    /// SIGTERM.
+    pub terminate: Signal,
 }
 
 /// What comes back from blocking work.
@@ -74,7 +79,12 @@ pub struct Driver {
     replies: Vec<oneshot::Sender<proto::CommandReply>>,
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
     last_saved: Option<Saved>,
-    shard_lost: Option<(AgentId, Instant)>,
+    /// Shards that are gone, since when.
+    lost_shards: BTreeMap<AgentId, Instant>,
+    /// The run is to end though not everyone is there yet; by when it does in any case.
+    stop_by: Option<Instant>,
+    /// The shard whose leaving ends the run.
+    leaver: Option<AgentId>,
     outcome: Option<Outcome>,
 }
 
@@ -103,7 +113,9 @@ impl Driver {
             replies: Vec::new(),
             checkpoint_replies: Vec::new(),
             last_saved: None,
-            shard_lost: None,
+            lost_shards: BTreeMap::new(),
+            stop_by: None,
+            leaver: None,
             outcome: None,
         }
     }
@@ -119,24 +131,32 @@ impl Driver {
     }
 
     async fn turns(&mut self) -> Result<(), Failure> {
-        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-            .map_err(|error| Failure::own(format!("can't watch for signals: {error}")))?;
         while self.outcome.is_none() {
-            let deadline = self.shard_lost.map(|(_, since)| since + SHARD_GRACE);
+            let lost = self.lost_shards.values().min().map(|&since| since + SHARD_GRACE);
+            let deadline = lost.into_iter().chain(self.stop_by).min();
             tokio::select! {
                 Some(event) = self.inbox.agents.recv() => self.agent(event)?,
                 Some(command) = self.inbox.user.recv() => self.user(command)?,
                 Some(record) = self.inbox.logs.recv() => self.teller.own_log(&record),
                 Some(worked) = self.worked.recv() => self.blocking_done(worked)?,
-                _ = terminate.recv() => self.stop()?,
+                Some(()) = self.inbox.terminate.recv() => self.stop()?,
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
-                    let lost = self.shard_lost.map_or_else(String::new, |(agent, _)| agent.to_string());
-                    return Err(Failure::own(format!("{lost} is gone, and with it parameters since the last checkpoint"))
-                        .hint("run the job again: it continues from the newest checkpoint"));
+                    self.overdue()?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Somebody has been waited for too long.
+    fn overdue(&mut self) -> Result<(), Failure> {
+        if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
+            self.outcome = Some(Outcome::Stopped);
+            return Ok(());
+        }
+        let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
+        Err(Failure::own(format!("{} is gone, and with it parameters since the last checkpoint", lost.join(", ")))
+            .hint("run the job again: it continues from the newest checkpoint"))
     }
 
     fn agent(&mut self, event: ControlEvent) -> Result<(), Failure> {
@@ -156,6 +176,7 @@ impl Driver {
                 self.teller.usage(agent, usage);
                 Ok(())
             }
+            ControlEvent::Leaving(agent, number) => self.leaving(agent, number),
             ControlEvent::Gone(agent, number) => {
                 if self.joined.get(&agent).is_none_or(|(current, _)| *current != number) {
                     self.waiting.retain(|_, (waiting, _)| *waiting != number);
@@ -164,7 +185,7 @@ impl Driver {
                 self.joined.remove(&agent);
                 log::warn!("{agent} is gone");
                 if agent.role == Role::MemoryX {
-                    self.shard_lost.get_or_insert((agent, Instant::now()));
+                    self.lost_shards.insert(agent, Instant::now());
                 }
                 self.event(Event::Lost { agent })
             }
@@ -195,11 +216,21 @@ impl Driver {
 
     fn stop(&mut self) -> Result<(), Failure> {
         if self.machine.is_none() {
-            self.outcome = Some(Outcome::Stopped);
-            return Ok(());
+            self.stop_by.get_or_insert_with(|| Instant::now() + STOP_PATIENCE);
+            return self.stop_early();
         }
         self.teller.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
         self.event(Event::StopWanted)
+    }
+
+    /// A shard has to go, and its numbers are nowhere else: saves them and ends the run.
+    fn leaving(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), Failure> {
+        if self.joined.get(&agent).is_none_or(|(current, _)| *current != number) {
+            return Ok(());
+        }
+        log::warn!("{agent} was asked to leave");
+        self.leaver.get_or_insert(agent);
+        self.stop()
     }
 
     fn blocking_done(&mut self, worked: Worked) -> Result<(), Failure> {
@@ -275,15 +306,15 @@ impl Driver {
         for (_, post) in self.joined.values() {
             post.order(&Order::Finish);
         }
-        for (_, hello) in self.waiting.values() {
-            hello.post.refuse("the run has failed");
-        }
         let bad_input = failure.cause == Cause::BadInput;
         self.outcome = Some(Outcome::Failed { reason: failure.to_string(), agent: None, bad_input });
     }
 
     /// Hears everybody's last words.
     async fn farewell(&mut self) {
+        for (_, hello) in std::mem::take(&mut self.waiting).into_values() {
+            hello.post.refuse("the run has ended");
+        }
         let deadline = tokio::time::sleep(FAREWELL);
         tokio::pin!(deadline);
         while !self.joined.is_empty() {
@@ -292,7 +323,8 @@ impl Driver {
                     Some(ControlEvent::Gone(agent, _)) => { self.joined.remove(&agent); }
                     Some(ControlEvent::Usage(agent, usage)) => { self.teller.usage(agent, usage); }
                     Some(ControlEvent::Log(agent, log)) => self.teller.log(agent, log),
-                    Some(_) => {}
+                    Some(ControlEvent::Hello(_, hello)) => hello.post.refuse("the run has ended"),
+                    Some(ControlEvent::Report(..) | ControlEvent::Leaving(..)) => {}
                     None => break,
                 },
                 () = &mut deadline => break,
@@ -308,7 +340,7 @@ impl Driver {
         let outcome = self.outcome.take().unwrap_or(Outcome::Stopped);
         let step = self.machine.as_ref().map_or(self.beginning.step, Coordinator::step);
         let saved = self.last_saved.take().filter(|saved| saved.step == step);
-        let exit = self.teller.conclude(&outcome, step, saved.as_ref());
+        let exit = self.teller.conclude(&outcome, self.leaver, step, saved.as_ref());
         let reply = saved.as_ref().map_or(proto::CommandReply { step, parameters_blake3: String::new() }, reply_of);
         for waiting in self.replies.drain(..).chain(self.checkpoint_replies.drain(..)) {
             let _ = waiting.send(reply.clone());

@@ -8,7 +8,7 @@ use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
 use millrace_telemetry::journal::{Event, Journal, Outcome};
 use millrace_telemetry::logs::{LogFiles, Record};
-use millrace_telemetry::metrics::{EvalPoint, MetricsLog, Point, TrainPoint};
+use millrace_telemetry::metrics::{self, EvalPoint, MetricsLog, Point, TrainPoint};
 use millrace_telemetry::tensorboard::{EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
@@ -18,11 +18,20 @@ use crate::launch::Launch;
 /// The run's files.
 pub struct RunFiles {
     model_dir: PathBuf,
-    metrics: MetricsLog,
-    events: EventWriter,
+    summaries: PathBuf,
+    trains: bool,
+    points: Option<Points>,
     logs: LogFiles,
     journal: Journal,
     summary_steps: u64,
+}
+
+/// Where points go, once it is known from which step on.
+struct Points {
+    metrics: MetricsLog,
+    events: EventWriter,
+    /// The newest training step in `metrics`.
+    newest: u64,
 }
 
 /// A telemetry error as a failure with its hint.
@@ -35,22 +44,20 @@ pub fn file_failure(error: &Error) -> Failure {
 }
 
 impl RunFiles {
-    /// Opens them for a run that continues after `step`; keeps the params as used.
+    /// Opens journal and logs, and keeps the params as used.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn open(launch: &Launch, attempt: u32, step: u64) -> Result<Self, Failure> {
+    pub fn open(launch: &Launch, attempt: u32) -> Result<Self, Failure> {
         let dir = launch.model_dir.as_path();
         let run = &launch.job.run;
         let open = || {
             atomic_file::write(&dir.join("params.yaml"), launch.params_yaml.as_bytes())?;
             atomic_file::write(&dir.join("job.json"), launch.job.to_json().as_bytes())?;
-            let metrics =
-                if launch.mode.trains() { MetricsLog::open(dir, step)? } else { MetricsLog::open_for_evaluation(dir)? };
-            let summaries = summary_dir(dir, run);
             Ok(Self {
-                metrics,
-                events: EventWriter::create(&summaries, attempt.into(), step)?,
+                summaries: summary_dir(dir, run),
+                trains: launch.mode.trains(),
+                points: None,
                 logs: LogFiles::open(dir, attempt.into())?,
                 journal: Journal::open(dir, attempt.into())?,
                 summary_steps: run.summary_steps.max(1),
@@ -60,12 +67,32 @@ impl RunFiles {
         open().map_err(|error: Error| file_failure(&error))
     }
 
+    /// Opens the files that points go to, for a run that continues after `step`: what they say of later steps is
+    /// dropped.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn begin(&mut self, step: u64) -> Result<(), Failure> {
+        let dir = self.model_dir.as_path();
+        let open = || {
+            let metrics =
+                if self.trains { MetricsLog::open(dir, step)? } else { MetricsLog::open_for_evaluation(dir)? };
+            let trained = |point: &Point| matches!(point, Point::Train(_));
+            let newest = metrics::read(dir)?.iter().filter(|point| trained(point)).map(Point::step).max();
+            let events = EventWriter::create(&self.summaries, self.journal.attempt(), step)?;
+            Ok(Points { metrics, events, newest: newest.unwrap_or(0) })
+        };
+        self.points = Some(open().map_err(|error: Error| file_failure(&error))?);
+        Ok(())
+    }
+
     /// The run's numbered stream.
     pub const fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// A committed step.
+    /// A committed step. One that an earlier coordinator came to write is not written again, but told to the journal,
+    /// to which it may not have come.
     ///
     /// # Errors
     /// The file system refuses.
@@ -88,7 +115,7 @@ impl RunFiles {
                 (tags::LOCAL_SAMPLES_PER_SEC, rates.rate as f32),
                 (tags::AVG_SAMPLES_PER_SEC, rates.global_rate as f32),
             ];
-            self.events.scalars(record.step, &values).map_err(|error| file_failure(&error))?;
+            self.scalars(record.step, &values)?;
         }
         Ok(())
     }
@@ -106,11 +133,22 @@ impl RunFiles {
         self.point(EvalPoint { step, loss, tokens, seconds, metrics: BTreeMap::from(metrics) }.into())?;
         let values =
             [(tags::EVAL_LOSS, loss), ("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)];
-        self.events.scalars(step, &values).map_err(|error| file_failure(&error))
+        self.scalars(step, &values)
+    }
+
+    fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> Result<(), Failure> {
+        let Some(points) = &mut self.points else { return Ok(()) };
+        points.events.scalars(step, values).map_err(|error| file_failure(&error))
     }
 
     fn point(&mut self, point: Point) -> Result<(), Failure> {
-        self.metrics.append(&point).map_err(|error| file_failure(&error))?;
+        // Steps and evaluations come with turns, turns after `begin`.
+        if let Some(points) = &mut self.points {
+            let again = matches!(point, Point::Train(_)) && point.step() <= points.newest;
+            if !again {
+                points.metrics.append(&point).map_err(|error| file_failure(&error))?;
+            }
+        }
         self.record(Event::Metric(point))
     }
 
@@ -157,5 +195,31 @@ fn summary_dir(model_dir: &Path, run: &RunSpec) -> PathBuf {
         model_dir.to_owned()
     } else {
         summary.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::testing::local_run;
+
+    #[test]
+    fn a_step_is_written_once_whichever_coordinator_comes_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut launch = local_run().launch;
+        launch.model_dir = dir.path().to_owned();
+        let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
+        let mut first = RunFiles::open(&launch, 1).unwrap();
+        first.begin(0).unwrap();
+        (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()).unwrap());
+        drop(first);
+        // It came to write step 3, or it did not: its successor is told the newest step in either case.
+        for (attempt, newest) in [(2, 3), (3, 4)] {
+            let mut next = RunFiles::open(&launch, attempt).unwrap();
+            next.begin(newest).unwrap();
+            next.step(&record(newest), 0.5, Rates::default()).unwrap();
+        }
+        let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(Point::step).collect();
+        assert_eq!(steps, [1, 2, 3, 4]);
     }
 }

@@ -11,14 +11,17 @@ mod summary;
 mod teller;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use millrace_checkpoint::{LockRequest, ModelDirLock};
+use millrace_checkpoint::lock::LEASE;
+use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::PlanReport;
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::logs::{AgentName, Logger, Record};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::net::TcpListener;
+use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
@@ -34,14 +37,28 @@ use console::Console;
 use driver::Driver;
 use journal::JournalService;
 
+/// How long a dead coordinator of the same job is waited for to be known dead; twice the lock's lease.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LEASE.as_secs());
+/// Pause between two looks at the lock.
+const LOCK_PAUSE: Duration = Duration::from_secs(1);
+
+/// What a coordinator is given besides its arguments.
+pub struct Equipment {
+    /// Its name in logs.
+    pub name: AgentName,
+    /// Its metrics.
+    pub metrics: RoleMetrics,
+    /// Whether it is ready.
+    pub ready: Readiness,
+    /// Where `/metrics` is served; empty where it is not.
+    pub metrics_address: String,
+    /// SIGTERM.
+    pub terminate: Signal,
+}
+
 /// Runs the job to its end.
-pub async fn run(
-    args: RoleArgs,
-    name: AgentName,
-    metrics: RoleMetrics,
-    ready: Readiness,
-    metrics_address: String,
-) -> Result<Exit, Failure> {
+pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> {
+    let Equipment { name, metrics, ready, metrics_address, terminate } = equipment;
     let launch = args.launch.ok_or_else(|| Failure::bad_input("a coordinator needs its launch document"))?;
     let console = Console::new();
     let speaker = console.clone();
@@ -67,7 +84,7 @@ pub async fn run(
     logger.forward(move |record| {
         let _ = records.send(record);
     });
-    Driver::new(prepared, console, metrics, ready, driver::Inbox { agents, user, logs }).run().await
+    Driver::new(prepared, console, metrics, ready, driver::Inbox { agents, user, logs, terminate }).run().await
 }
 
 fn serve_control(listener: TcpListener, events: mpsc::UnboundedSender<ControlEvent>) {
@@ -115,19 +132,36 @@ async fn prepare(launch: Launch, console: &Console) -> Result<Prepared, Failure>
     let inputs = opened.await.map_err(Failure::own)??;
     let eval_batches = eval_batches(&launch, &inputs)?;
 
-    let request = match (&launch.job_uid, launch.attempt) {
-        (Some(uid), Some(attempt)) => LockRequest::job(uid.clone(), attempt),
-        _ => LockRequest::local(),
-    };
-    let lock = ModelDirLock::acquire(&launch.model_dir, &request).map_err(Failure::bad_input)?;
-    let lock = Arc::new(lock);
+    let lock = Arc::new(take_model_dir(&launch).await?);
     for removed in millrace_checkpoint::tidy(&lock).map_err(|error| super::checkpoint_failure(&error))? {
         log::info!("removed what an earlier run left unfinished: {removed}");
     }
     let beginning = resume::choose(&launch, &compiled)?;
-    let files = files::RunFiles::open(&launch, lock.attempt(), beginning.step)?;
+    let files = files::RunFiles::open(&launch, lock.attempt())?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
     Ok(Prepared { launch, compiled, beginning, eval_batches, lock, files })
+}
+
+/// Takes the lock of model_dir. Of the same job an earlier coordinator may hold it that died where this process can't
+/// see it; then its silence has to tell.
+async fn take_model_dir(launch: &Launch) -> Result<ModelDirLock, Failure> {
+    let request = match (&launch.job_uid, launch.attempt) {
+        (Some(uid), Some(attempt)) => LockRequest::job(uid, attempt),
+        (Some(uid), None) => LockRequest::next_of(uid),
+        (None, _) => LockRequest::local(),
+    };
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match ModelDirLock::acquire(&launch.model_dir, &request) {
+            Err(LockError::InUse { owner, .. })
+                if owner.job.is_some() && owner.job == launch.job_uid && Instant::now() < deadline =>
+            {
+                log::info!("waiting for {owner} to let go of model_dir");
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            taken => return taken.map_err(Failure::bad_input),
+        }
+    }
 }
 
 fn say_notes(launch: &Launch, console: &Console) {

@@ -41,6 +41,8 @@ pub struct Teller {
 /// Rates and times of the run.
 struct Progress {
     began: Instant,
+    /// Whether turns have begun.
+    running: bool,
     meter: RateMeter,
     /// When the last step was committed, or turns began.
     mark: Instant,
@@ -54,7 +56,7 @@ impl Progress {
     fn new() -> Self {
         let now = Instant::now();
         let meter = RateMeter::new(now);
-        Self { began: now, meter, mark: now, eval: None, steps: 0, tokens: 0, rates: Rates::default() }
+        Self { began: now, running: false, meter, mark: now, eval: None, steps: 0, tokens: 0, rates: Rates::default() }
     }
 }
 
@@ -119,10 +121,20 @@ impl Teller {
         Ok(())
     }
 
-    /// Everyone is there.
-    pub fn gathered(&self, systems: usize) {
+    /// Everyone is there; the run goes on after `step`, which the shards hold already where `held` says so.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn gathered(&mut self, systems: usize, step: u64, held: bool) -> Result<(), Failure> {
+        self.files.begin(step)?;
+        if held {
+            self.console.line(format!("MemoryX holds the parameters of step {step} of this job: going on from there."));
+        }
         self.console.line(format!("Preparing to execute using {systems} CSX"));
-        self.console.begin("Transferring initial weights", 1);
+        if !held {
+            self.console.begin("Transferring initial weights", 1);
+        }
+        Ok(())
     }
 
     /// An epoch begins.
@@ -143,7 +155,7 @@ impl Teller {
         self.console.end();
         self.files.state(if self.mode.trains() { "Training" } else { "Evaluating" }, &[])?;
         let now = Instant::now();
-        if self.progress.steps == 0 {
+        if !std::mem::replace(&mut self.progress.running, true) {
             self.progress.meter = RateMeter::new(now);
         }
         self.progress.mark = now;
@@ -159,23 +171,26 @@ impl Teller {
         let now = Instant::now();
         let progress = &mut self.progress;
         let seconds = now.duration_since(std::mem::replace(&mut progress.mark, now)).as_secs_f64();
-        progress.meter.add(samples);
-        progress.steps += 1;
-        progress.tokens += record.tokens;
-        if record.step.is_multiple_of(run.log_steps.max(1)) || record.step == run.max_steps {
-            progress.rates = progress.meter.rates(now);
-            let left = time_for((run.max_steps - record.step) * samples, progress.rates.global_rate);
-            let more = self.evaluates;
-            let remaining = left.map(|left| Remaining { of_loop: left, of_run: left, of_run_is_lower_bound: more });
-            let line = TrainLine { step: record.step, loss: record.loss, rates: progress.rates, remaining };
-            self.console.line(line);
+        // Before turns begin, it is a step that an earlier coordinator came to decide: not this one's work.
+        if progress.running {
+            progress.meter.add(samples);
+            progress.steps += 1;
+            progress.tokens += record.tokens;
+            self.gauges.samples.add(samples);
+            self.gauges.tokens.add(record.tokens);
+            if record.step.is_multiple_of(run.log_steps.max(1)) || record.step == run.max_steps {
+                progress.rates = progress.meter.rates(now);
+                let left = time_for(run.max_steps.saturating_sub(record.step) * samples, progress.rates.global_rate);
+                let more = self.evaluates;
+                let remaining = left.map(|left| Remaining { of_loop: left, of_run: left, of_run_is_lower_bound: more });
+                let line = TrainLine { step: record.step, loss: record.loss, rates: progress.rates, remaining };
+                self.console.line(line);
+            }
         }
         self.metrics.committed(record.step);
         self.gauges.loss.set(record.loss.into());
         self.gauges.grad_norm.set(record.norm.into());
         self.gauges.learning_rate.set(record.learning_rate.into());
-        self.gauges.samples.add(samples);
-        self.gauges.tokens.add(record.tokens);
         self.files.step(record, seconds, self.progress.rates)
     }
 
@@ -240,11 +255,12 @@ impl Teller {
         self.files.record(journal::Event::Checkpoint { step: saved.step, digest: saved.digest.clone() })
     }
 
-    /// Says how the run ended, `step` updates in, the last of them saved or not.
-    pub fn conclude(mut self, outcome: &Outcome, step: u64, saved: Option<&Saved>) -> Exit {
+    /// Says how the run ended, `step` updates in, the last of them saved or not. `leaver` is the shard that had to leave,
+    /// where that stopped the run.
+    pub fn conclude(mut self, outcome: &Outcome, leaver: Option<AgentId>, step: u64, saved: Option<&Saved>) -> Exit {
         self.console.end();
-        let (exit, reason, message) = self.verdict(outcome);
-        let mut failed_agent = None;
+        let (exit, reason, message) = self.verdict(outcome, leaver);
+        let mut failed_agent = leaver.map(|agent| agent.to_string());
         if let Outcome::Failed { agent, .. } = outcome {
             failed_agent = agent.map(|agent| agent.to_string());
             let who = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
@@ -265,13 +281,19 @@ impl Teller {
     }
 
     /// Exit, reason in one word, and a sentence for the user.
-    fn verdict(&self, outcome: &Outcome) -> (Exit, &'static str, String) {
+    fn verdict(&self, outcome: &Outcome, leaver: Option<AgentId>) -> (Exit, &'static str, String) {
         match outcome {
             Outcome::Complete if self.mode.trains() => {
                 (Exit::Done, "Succeeded", "Training completed successfully!".to_owned())
             }
             Outcome::Complete => (Exit::Done, "Succeeded", "Evaluation completed successfully!".to_owned()),
-            Outcome::Stopped => (Exit::Interrupted, "Interrupted", "Stopped by the user.".to_owned()),
+            Outcome::Stopped => {
+                let message = match leaver {
+                    Some(shard) => format!("Stopped: {shard} was asked to leave, and a run needs all its shards."),
+                    None => "Stopped by the user.".to_owned(),
+                };
+                (Exit::Interrupted, "Interrupted", message)
+            }
             Outcome::Failed { reason, bad_input: true, .. } => (Exit::BadInput, "BadParams", reason.clone()),
             Outcome::Failed { reason, .. } => (Exit::Failed, "Failed", reason.clone()),
         }

@@ -14,12 +14,14 @@ use millrace_engine::message::{Configure, Order, Report};
 use millrace_engine::types::{AgentId, Epoch, Role, Turn};
 use millrace_protocol::proto::{self, samples_client::SamplesClient};
 use millrace_protocol::transport;
+use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::Context;
 use super::tree::Ends;
-use crate::control::agent::{Session, Work};
+use crate::control::agent::{Heard, Session, Work};
 use crate::failure::Failure;
 use crate::links::{End, Happening, LinkEvent, Mailbox, Settings, dial};
 
@@ -56,10 +58,10 @@ pub(super) struct Start {
 }
 
 /// Runs the system until the job is over.
-pub async fn run(context: Context) -> Result<(), Failure> {
+pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (mailbox, events) = Mailbox::new();
     let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
-    let session = context.join(String::new(), None).await?;
+    let session = context.join(String::new(), None, terminate).await?;
     let _ = settings.plan.set(session.job.hash);
     let (inputs, receiver) = blocking::channel();
     let (ended, mut end) = mpsc::unbounded_channel();
@@ -76,15 +78,17 @@ pub async fn run(context: Context) -> Result<(), Failure> {
             let _ = ended.send(worker.run());
         })
         .map_err(|error| Failure::own(format!("can't start a thread: {error}")))?;
-    let mut driver = Driver { context, session, settings, mailbox, inputs: Some(inputs), epoch: None };
+    let mut driver = Driver { context, session, settings, mailbox, inputs: Some(inputs), fetching: None, epoch: None };
     let mut finished = false;
     loop {
         tokio::select! {
-            order = driver.session.next(), if !finished => match order? {
-                // The compute thread ends when nobody can tell it anything any more.
-                Some(Order::Finish) => (finished, driver.inputs) = (true, None),
-                Some(order) => driver.order(order),
-                None => return Err(driver.context.coordinator_lost()),
+            heard = driver.session.next(), if !finished => match heard? {
+                Heard::Order(Order::Finish) | Heard::Leave => {
+                    finished = true;
+                    driver.hush();
+                }
+                Heard::Order(order) => driver.order(order),
+                Heard::Lost => driver.rejoin().await?,
             },
             Some(event) = driver.mailbox.next(), if !finished => driver.link(event),
             Some(work) = end.recv() => {
@@ -103,12 +107,22 @@ struct InEpoch {
     start: Option<Box<Start>>,
 }
 
+/// The task that fetches samples; it ends when this is dropped.
+struct Fetching(AbortHandle);
+
+impl Drop for Fetching {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 struct Driver {
     context: Context,
     session: Session,
     settings: Settings,
     mailbox: Mailbox,
     inputs: Option<blocking::Sender<Input>>,
+    fetching: Option<Fetching>,
     epoch: Option<InEpoch>,
 }
 
@@ -117,6 +131,21 @@ impl Driver {
         if let Some(inputs) = &self.inputs {
             let _ = inputs.send(input);
         }
+    }
+
+    /// Tells the compute thread nothing any more; it then ends.
+    fn hush(&mut self) {
+        self.tell(Input::Abandon);
+        self.epoch = None;
+        (self.inputs, self.fetching) = (None, None);
+    }
+
+    /// Lets go of the epoch, whose coordinator is lost, and waits for the next one's.
+    async fn rejoin(&mut self) -> Result<(), Failure> {
+        self.context.ready.set(false);
+        self.epoch = None;
+        self.tell(Input::Abandon);
+        self.session.rejoin(None).await
     }
 
     fn order(&mut self, order: Order) {
@@ -145,12 +174,13 @@ impl Driver {
         if let Some(inputs) = self.inputs.clone() {
             let outbox = self.session.outbox.clone();
             let address = address(server);
-            tokio::spawn(async move {
+            let fetching = tokio::spawn(async move {
                 if let Err(reason) = fetch(&address, requests, &inputs).await {
                     log::info!("link to {server} is gone: {reason}");
                     outbox.report(&Report::LinkLost { epoch, peer: Some(server) });
                 }
             });
+            self.fetching = Some(Fetching(fetching.abort_handle()));
         }
         let nowhere = End::Grants(mpsc::unbounded_channel().0);
         let start = Start { epoch, placement, place, frames: nowhere.clone(), grants: nowhere, samples };

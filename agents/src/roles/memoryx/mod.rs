@@ -4,58 +4,64 @@
 //! store (updates, encoding, gathering), so that the network never waits for an update; a snapshot has a third.
 
 mod store;
+mod worker;
 
 use std::sync::{Arc, OnceLock, mpsc as blocking};
 
-use bytes::Bytes;
 use millrace_emulator::placement::Placement;
-use millrace_emulator::plan::{ChunkId, PlanHash};
-use millrace_engine::frame::{Frame, Place};
 use millrace_engine::message::{Configure, Order, Report, Snapshot, Source};
 use millrace_engine::shard::{Command, Shard};
-use millrace_engine::types::{AgentId, CommitRecord, Epoch, Role};
-use millrace_protocol::codec::{self, LinkContext};
-use millrace_telemetry::stall::{StallClock, StallReason};
+use millrace_engine::types::{AgentId, Epoch, Role};
+use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 
 use super::Context;
 use super::swarmx::serve;
 use super::tree::{Ends, TurnSteps};
-use crate::control::agent::{Outbox, Session, Work};
+use crate::control::agent::{Heard, Session, Work};
 use crate::failure::Failure;
-use crate::links::{End, Happening, LinkEvent, Mailbox, Settings};
+use crate::links::{Happening, LinkEvent, Mailbox, Settings};
 use store::Store;
+use worker::{Done, Job, StoreWorker, spawn};
 
 pub use store::moments_of;
 
 /// Runs the shard until the job is over.
-pub async fn run(context: Context) -> Result<(), Failure> {
+pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
     let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
     serve(listener, settings.clone());
-    let session = context.join(address, Some(Default::default())).await?;
+    let session = context.join(address, Some(Default::default()), terminate).await?;
     let _ = settings.plan.set(session.job.hash);
     let shard = Shard::new(context.me().index, session.job.plan.clone());
     let (work, jobs) = blocking::channel();
     let (done, results) = mpsc::unbounded_channel();
-    let driver =
-        Driver { context, session, mailbox, shard, store: None, jobs: Some(jobs), work, done, results, link: None };
+    let driver = Driver {
+        context,
+        session,
+        mailbox,
+        shard,
+        store: None,
+        jobs: Some(jobs),
+        work,
+        done,
+        results,
+        link: None,
+        loading: None,
+        snapshot: None,
+        leaving: false,
+    };
     driver.run().await
 }
 
-/// Work for the store's thread.
-enum Job {
-    Send { place: Place, step: u64, end: End },
-    Gather { chunk: ChunkId, first: bool, last: bool, sum: Bytes },
-    Commit(CommitRecord),
-    Snapshot(Snapshot),
-}
-
-/// What comes back from other threads.
-enum Done {
-    Gathered { chunk: ChunkId, norm: f64 },
-    Loaded { step: u64, result: Result<(), Failure> },
+/// A snapshot that was ordered.
+struct Ordered {
+    snapshot: Snapshot,
+    /// Whether the coordinator of now has ordered it; no other is told of it, since its directory may be gone.
+    wanted: bool,
+    /// What to tell, once it is known.
+    answer: Option<Report>,
 }
 
 struct LinkInEpoch {
@@ -78,16 +84,36 @@ struct Driver {
     done: mpsc::UnboundedSender<Done>,
     results: mpsc::UnboundedReceiver<Done>,
     link: Option<LinkInEpoch>,
+    /// What is being loaded, or was last.
+    loading: Option<Loading>,
+    snapshot: Option<Ordered>,
+    /// Asked to leave: as soon as the coordinator has saved what only this shard has.
+    leaving: bool,
+}
+
+/// Parameters being loaded, or loaded.
+struct Loading {
+    source: Source,
+    done: bool,
+    /// Another source, ordered meanwhile.
+    next: Option<Source>,
 }
 
 impl Driver {
     async fn run(mut self) -> Result<(), Failure> {
         loop {
             tokio::select! {
-                order = self.session.next() => match order? {
-                    Some(Order::Finish) => break,
-                    Some(order) => self.order(order)?,
-                    None => return Err(self.context.coordinator_lost()),
+                heard = self.session.next() => match heard? {
+                    Heard::Order(Order::Finish) => break,
+                    Heard::Order(order) => self.order(order)?,
+                    Heard::Lost if self.leaving => break,
+                    Heard::Lost => self.rejoin().await?,
+                    // Asked twice: at once, whatever is lost with it.
+                    Heard::Leave if self.leaving => break,
+                    Heard::Leave => {
+                        self.leaving = true;
+                        self.session.outbox.leaving();
+                    }
                 },
                 Some(done) = self.results.recv() => self.done(done)?,
                 Some(event) = self.mailbox.next() => self.link(event)?,
@@ -112,46 +138,89 @@ impl Driver {
                 self.context.metrics.committed(record.step);
                 self.shard.commit(record, &mut out).map_err(Failure::own)?;
             }
-            Order::Snapshot(snapshot) => {
-                let _ = self.work.send(Job::Snapshot(snapshot));
-            }
+            Order::Snapshot(snapshot) => self.snapshot(snapshot),
             Order::Finish => {}
         }
         self.carry(out);
         Ok(())
     }
 
-    /// Makes the store and fills it on another thread.
-    fn load(&mut self, source: Source) -> Result<(), Failure> {
-        let stall = self.context.metrics.stall().clone();
-        // The number of shards is the appliance's or the job's; a placement never changes it within an attempt.
-        let shards = self.session.job.shards();
-        let store = match &self.store {
-            Some(store) => store.clone(),
-            None => Arc::new(Store::new(self.session.job.clone(), self.context.me().index, shards, stall)?),
-        };
-        if let Some(jobs) = self.jobs.take() {
-            let worker = StoreWorker {
-                store: store.clone(),
-                done: self.done.clone(),
-                outbox: self.session.outbox.clone(),
-                stall: self.context.metrics.stall().clone(),
-                plan: self.session.job.hash,
-            };
-            spawn("store", move || worker.run(jobs))?;
+    /// Keeps the parameters, lets go of the epoch, whose coordinator is lost, and waits for the next one's.
+    async fn rejoin(&mut self) -> Result<(), Failure> {
+        self.context.ready.set(false);
+        self.link = None;
+        if let Some(ordered) = &mut self.snapshot {
+            ordered.wanted = false;
         }
-        self.store = Some(store.clone());
+        self.session.rejoin(Some(self.shard.state())).await
+    }
+
+    /// Begins a snapshot, unless it is the one ordered before on a stream that is lost.
+    fn snapshot(&mut self, snapshot: Snapshot) {
+        match &mut self.snapshot {
+            Some(ordered) if ordered.snapshot == snapshot => {
+                ordered.wanted = true;
+                ordered.answer.iter().for_each(|report| self.session.outbox.report(report));
+            }
+            _ => {
+                self.snapshot = Some(Ordered { snapshot: snapshot.clone(), wanted: true, answer: None });
+                let _ = self.work.send(Job::Snapshot(snapshot));
+            }
+        }
+    }
+
+    /// Fills the parameters from `source`, unless that is being done or was done already for a coordinator that is lost.
+    fn load(&mut self, source: Source) -> Result<(), Failure> {
+        match &mut self.loading {
+            Some(loading) if !loading.done => loading.next = (loading.source != source).then_some(source),
+            Some(loading) if loading.source == source && self.shard.state().record.is_none() => {
+                self.session.outbox.report(&Report::Loaded { state: self.shard.state() });
+            }
+            _ => self.begin_loading(source)?,
+        }
+        Ok(())
+    }
+
+    /// Makes the store and fills it on another thread.
+    fn begin_loading(&mut self, source: Source) -> Result<(), Failure> {
+        if self.loading.is_some() {
+            // Filled once already: the new parameters get a new store, so that nothing of the old ones stays.
+            let (work, jobs) = blocking::channel();
+            (self.store, self.work, self.jobs) = (None, work, Some(jobs));
+        }
+        let store = self.store()?;
+        self.loading = Some(Loading { source: source.clone(), done: false, next: None });
         let done = self.done.clone();
         spawn("load", move || {
-            let (step, result) = match source {
+            let result = match &source {
                 Source::Initial => {
                     store.initialise();
-                    (0, Ok(()))
+                    Ok(())
                 }
-                Source::Checkpoint { path, optimizer, step } => (step, store.restore(&path, optimizer, step)),
+                Source::Checkpoint { path, optimizer, step } => store.restore(path, *optimizer, *step),
             };
-            let _ = done.send(Done::Loaded { step, result });
+            let _ = done.send(Done::Loaded { source, result });
         })
+        .map(drop)
+    }
+
+    /// The store, with its thread.
+    fn store(&mut self) -> Result<Arc<Store>, Failure> {
+        if let Some(store) = &self.store {
+            return Ok(store.clone());
+        }
+        let stall = self.context.metrics.stall();
+        // The number of shards is the appliance's or the job's; a placement never changes it within an attempt.
+        let shards = self.session.job.shards();
+        let store = Store::new(self.session.job.clone(), self.context.me().index, shards, stall.clone())?;
+        let store = Arc::new(store);
+        if let Some(jobs) = self.jobs.take() {
+            let (plan, done) = (self.session.job.hash, self.done.clone());
+            let worker = StoreWorker::new(store.clone(), done, stall.clone(), plan);
+            spawn("store", move || worker.run(jobs)).map(drop)?;
+        }
+        self.store = Some(store.clone());
+        Ok(store)
     }
 
     fn configure(&mut self, configure: &Configure) {
@@ -171,15 +240,33 @@ impl Driver {
         let mut out = Vec::new();
         match done {
             Done::Gathered { chunk, norm } => self.shard.gathered(chunk, norm, &mut out),
-            Done::Loaded { step, result } => match result {
-                Ok(()) => out.push(Command::Report(self.shard.loaded(step))),
-                Err(failure) => {
-                    let bad_input = failure.cause == crate::failure::Cause::BadInput;
-                    self.session.outbox.report(&Report::Failed { reason: failure.to_string(), bad_input });
+            Done::Loaded { source, result } => self.loaded(&source, result, &mut out)?,
+            Done::Snapshot { snapshot, report } => {
+                if let Some(ordered) = self.snapshot.as_mut().filter(|ordered| ordered.snapshot == snapshot) {
+                    if ordered.wanted {
+                        self.session.outbox.report(&report);
+                    }
+                    ordered.answer = Some(report);
                 }
-            },
+            }
         }
         self.carry(out);
+        Ok(())
+    }
+
+    fn loaded(&mut self, source: &Source, result: Result<(), Failure>, out: &mut Vec<Command>) -> Result<(), Failure> {
+        let next = self.loading.as_mut().and_then(|loading| {
+            loading.done = true;
+            loading.next.take()
+        });
+        match (next, result) {
+            (Some(next), _) => self.begin_loading(next)?,
+            (None, Ok(())) => out.push(Command::Report(self.shard.loaded(source.step()))),
+            (None, Err(failure)) => {
+                let bad_input = failure.cause == crate::failure::Cause::BadInput;
+                self.session.outbox.report(&Report::Failed { reason: failure.to_string(), bad_input });
+            }
+        }
         Ok(())
     }
 
@@ -229,72 +316,6 @@ impl Driver {
                 }
                 Command::Report(report) => self.session.outbox.report(&report),
             }
-        }
-    }
-}
-
-/// Starts a thread that may compute.
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
-    let computing = move || {
-        millrace_emulator::kernels::ftz::enable();
-        work();
-    };
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(computing);
-    spawned.map(drop).map_err(|error| Failure::own(format!("can't start a thread: {error}")))
-}
-
-/// The store's thread: works in the order in which the machine decided.
-struct StoreWorker {
-    store: Arc<Store>,
-    done: mpsc::UnboundedSender<Done>,
-    outbox: Outbox,
-    stall: StallClock,
-    plan: PlanHash,
-}
-
-impl StoreWorker {
-    fn run(self, jobs: blocking::Receiver<Job>) {
-        loop {
-            let waiting = self.stall.start(StallReason::Grads);
-            let Ok(job) = jobs.recv() else { return };
-            drop(waiting);
-            match job {
-                Job::Send { place, step, end } => {
-                    if let Some((encoding, payload)) = self.store.read(place.chunk) {
-                        let context = LinkContext { plan: self.plan, encoding, step };
-                        end.frame(codec::pack(Frame::new(place, payload), context));
-                    }
-                }
-                Job::Gather { chunk, first, last, sum } => {
-                    if let Some(norm) = self.store.gather(chunk, first, last, &sum) {
-                        let _ = self.done.send(Done::Gathered { chunk, norm });
-                    }
-                }
-                Job::Commit(record) => self.store.commit(record),
-                Job::Snapshot(snapshot) => self.snapshot(snapshot),
-            }
-        }
-    }
-
-    /// Marks the chunks, so that no later update overtakes the snapshot, and writes them on another thread.
-    fn snapshot(&self, snapshot: Snapshot) {
-        let Snapshot { step, path } = snapshot;
-        self.store.begin_snapshot(step);
-        let (store, outbox) = (self.store.clone(), self.outbox.clone());
-        let not_written = move |reason: String| Report::NotWritten { step, reason };
-        let write = move || {
-            let report = match store.write_snapshot(&path) {
-                Ok(digests) => Report::Written { step, digests },
-                Err(error) => {
-                    store.abandon_snapshot();
-                    not_written(super::checkpoint_failure(&error).to_string())
-                }
-            };
-            outbox.report(&report);
-        };
-        if let Err(failure) = spawn("snapshot", write) {
-            self.store.abandon_snapshot();
-            self.outbox.report(&not_written(failure.to_string()));
         }
     }
 }

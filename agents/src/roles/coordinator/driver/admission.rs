@@ -1,9 +1,13 @@
 //! Admitting agents: all wait until everyone has said hello; who comes later is admitted at once.
+//!
+//! Shards may hold parameters already, when they were another coordinator's before: then the run goes on from there, with
+//! the instruction set they are pinned to.
 
 use std::sync::Arc;
 
 use millrace_emulator::numerics::Isa;
-use millrace_engine::coordinator::{Coordinator, Done, Event, Wanted};
+use millrace_engine::coordinator::{Coordinator, Done, Event, Known, Outcome, Wanted};
+use millrace_engine::message::ShardState;
 use millrace_engine::types::Role;
 use millrace_protocol::proto;
 
@@ -18,19 +22,42 @@ use crate::failure::Failure;
 impl Driver {
     /// An agent waits until all have said hello, so that the job can be pinned to an instruction set they all have.
     pub(super) fn hello(&mut self, number: StreamNumber, hello: Box<Hello>) -> Result<(), Failure> {
+        if !hello.uid.is_empty() && hello.uid != self.uid() {
+            hello.post.refuse("it belongs to another job");
+            return Ok(());
+        }
         if self.machine.is_some() {
             return self.admit(number, &hello);
         }
         self.waiting.insert(hello.agent, (number, hello));
+        if self.stop_by.is_some() {
+            return self.stop_early();
+        }
         let wanted = &self.launch.wanted;
         let of = |role| self.waiting.keys().filter(|agent| agent.role == role).count();
         let complete = of(Role::MemoryX) >= wanted.shards
             && of(Role::SwarmX) >= wanted.swarmx
             && of(Role::Activation) >= wanted.activation_servers
             && of(Role::Cs2) >= wanted.systems;
-        if !complete {
-            return Ok(());
+        if complete { self.admit_all() } else { Ok(()) }
+    }
+
+    /// The run is to end before everyone is there. Shards that hold steps of an earlier coordinator are waited for, so
+    /// that these are saved.
+    pub(super) fn stop_early(&mut self) -> Result<(), Failure> {
+        let shards = self.waiting.keys().filter(|agent| agent.role == Role::MemoryX).count();
+        let any = self.waiting.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
+        if self.lock.previous().is_none() || (shards >= self.launch.wanted.shards && !any) {
+            self.outcome = Some(Outcome::Stopped);
+        } else if shards >= self.launch.wanted.shards {
+            self.stop_by = None;
+            self.admit_all()?;
+            self.event(Event::StopWanted)?;
         }
+        Ok(())
+    }
+
+    fn admit_all(&mut self) -> Result<(), Failure> {
         self.pin()?;
         for (number, hello) in std::mem::take(&mut self.waiting).into_values() {
             self.admit(number, &hello)?;
@@ -38,15 +65,22 @@ impl Driver {
         Ok(())
     }
 
-    /// Everyone is there: pins the profile and makes the machine.
+    /// Those that hold parameters of this job already, from an earlier coordinator.
+    fn held(&self) -> impl Iterator<Item = (Isa, ShardState)> {
+        let shards = self.waiting.values().filter_map(|(_, hello)| Some((hello.isa, hello.shard?)));
+        shards.filter(|(_, state)| state.loaded)
+    }
+
+    /// Pins the profile and makes the machine.
     fn pin(&mut self) -> Result<(), Failure> {
+        let pinned = self.held().map(|(isa, _)| isa).min();
+        let committed = self.held().filter_map(|(_, state)| state.record).map(|record| record.step).max();
         let Self { launch, compiled, beginning, eval_batches, lock, .. } = self;
-        let members = self.waiting.values().map(|(_, hello)| hello.isa);
-        let isa = members.min().unwrap_or(Isa::Portable).min(compiled.profile.isa);
-        compiled.profile.isa = isa;
+        // Those who have no part in the numbers yet may come and go; the numbers stay what they are.
+        let best = || self.waiting.values().map(|(_, hello)| hello.isa).min().unwrap_or(Isa::Portable);
+        compiled.profile.isa = pinned.unwrap_or_else(|| best().min(compiled.profile.isa));
         let note = check_profile(launch, compiled, beginning.profile.as_deref())?;
         self.saver = Some(Arc::new(Saver::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
-        let policy = policy(compiled, launch.mode, *eval_batches);
         let wanted = Wanted {
             systems: launch.wanted.systems as u32,
             least_systems: launch.wanted.least_systems as u32,
@@ -54,11 +88,15 @@ impl Driver {
             fan_out: launch.wanted.fan_out,
             activation_servers: launch.wanted.activation_servers as u32,
         };
-        let done = Done { evaluated: evaluated(&launch.model_dir, beginning.step), saved: beginning.saved };
-        let done = if launch.mode.trains() { done } else { Done::default() };
-        let source = beginning.source.clone();
-        self.machine = Some(Coordinator::new(compiled.plan.clone(), policy, wanted, source, lock.attempt(), done));
-        self.teller.gathered(launch.wanted.systems);
+        let held = committed.filter(|&step| step >= beginning.step);
+        let step = held.unwrap_or(beginning.step);
+        self.teller.gathered(launch.wanted.systems, step, held.is_some())?;
+        let saved = beginning.saved && step == beginning.step;
+        let done = Done { evaluated: evaluated(&launch.model_dir, step), saved };
+        let known = Known { step, done: if launch.mode.trains() { done } else { Done::default() } };
+        let (plan, source) = (compiled.plan.clone(), beginning.source.clone());
+        let policy = policy(compiled, launch.mode, *eval_batches);
+        self.machine = Some(Coordinator::new(plan, policy, wanted, source, lock.attempt(), known));
         Ok(())
     }
 
@@ -77,11 +115,21 @@ impl Driver {
             plan: compiled.hash.0,
             attempt: self.lock.attempt(),
             isa: compiled.profile.isa.to_string(),
+            uid: self.uid(),
         });
-        self.joined.insert(hello.agent, (number, hello.post.clone()));
-        if self.shard_lost.is_some_and(|(agent, _)| agent == hello.agent) {
-            self.shard_lost = None;
+        match hello.address.as_str() {
+            "" => log::info!("{} has joined", hello.agent),
+            address => log::info!("{} has joined; others dial it at {address}", hello.agent),
         }
+        self.joined.insert(hello.agent, (number, hello.post.clone()));
+        self.lost_shards.remove(&hello.agent);
         self.event(Event::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })
+    }
+
+    /// Which job this is, for agents that have been in one: the same for every coordinator of it.
+    fn uid(&self) -> String {
+        let dir = self.lock.model_dir();
+        let path = || dir.canonicalize().unwrap_or_else(|_| dir.to_owned()).to_string_lossy().into_owned();
+        self.launch.job_uid.clone().unwrap_or_else(path)
     }
 }

@@ -1,0 +1,159 @@
+//! A job whose agents are started one by one, as a cluster would start them.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use millrace_agents::launch::Launch;
+use millrace_params::{ApplianceSpec, Overrides, Params};
+use serde_json::Value;
+
+use super::harness::{Place, kill};
+
+/// A job on two systems that goes on with one. Its agents are this test's own children; they die with it.
+pub struct Job<'a> {
+    place: &'a Place,
+    /// Where its first coordinator said it listens.
+    listening: Value,
+    coordinator: Child,
+    stdout: BufReader<ChildStdout>,
+    agents: Vec<(String, Child)>,
+}
+
+impl<'a> Job<'a> {
+    /// Starts a job into `m`, and every agent of it.
+    pub fn start(place: &'a Place, max_steps: u64) -> Self {
+        let mut job = Self::coordinator_only(place, max_steps, &[]);
+        for agent in ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"] {
+            job.join(agent);
+        }
+        job
+    }
+
+    /// Starts the coordinator alone, with these arguments more.
+    pub fn coordinator_only(place: &'a Place, max_steps: u64, arguments: &[&str]) -> Self {
+        write_launch(place, "m", max_steps);
+        let (coordinator, stdout, listening) = start_coordinator(place, arguments);
+        Self { place, listening, coordinator, stdout, agents: Vec::new() }
+    }
+
+    /// Where the coordinator listens for this.
+    pub fn listening(&self, what: &str) -> &str {
+        self.listening[what].as_str().unwrap()
+    }
+
+    /// Kills the coordinator and starts another at its address, into `model_dir`.
+    pub fn replace_coordinator(&mut self, model_dir: &str, max_steps: u64) {
+        kill(self.coordinator.id(), "KILL");
+        self.coordinator.wait().unwrap();
+        write_launch(self.place, model_dir, max_steps);
+        (self.coordinator, self.stdout, _) = start_coordinator(self.place, &["--listen", self.listening("control")]);
+    }
+
+    /// Starts an agent.
+    pub fn join(&mut self, agent: &str) {
+        self.join_with(agent, &[]);
+    }
+
+    /// Starts an agent with these arguments more.
+    pub fn join_with(&mut self, agent: &str, arguments: &[&str]) {
+        let (name, index) = agent.rsplit_once('-').unwrap();
+        let mut command = role(self.place, name, index.parse().unwrap());
+        command.args(["--coordinator", self.listening("control")]).args(arguments);
+        self.agents.push((agent.to_owned(), command.stdout(Stdio::null()).spawn().unwrap()));
+    }
+
+    /// Kills an agent.
+    pub fn kill(&mut self, agent: &str) {
+        self.end_agent(agent, "KILL");
+    }
+
+    /// Asks an agent to leave; returns its exit code.
+    pub fn dismiss(&mut self, agent: &str) -> Option<i32> {
+        self.end_agent(agent, "TERM")
+    }
+
+    fn end_agent(&mut self, agent: &str, signal: &str) -> Option<i32> {
+        let at = self.agents.iter().position(|(name, _)| name == agent).unwrap();
+        let (_, mut child) = self.agents.swap_remove(at);
+        kill(child.id(), signal);
+        child.wait().unwrap().code()
+    }
+
+    /// Reads what the coordinator says up to a line with `word`, which is returned.
+    pub fn wait_for(&mut self, word: &str) -> String {
+        let mut line = String::new();
+        while !line.contains(word) {
+            line.clear();
+            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "the job ended before it said {word:?}");
+        }
+        line
+    }
+
+    /// Waits until `step` is committed.
+    pub fn reach(&mut self, step: u64) {
+        self.wait_for(&format!("Step={step},"));
+    }
+
+    /// Waits until every agent has ended by itself; returns their exit codes.
+    pub fn agents_end(&mut self) -> Vec<(String, Option<i32>)> {
+        self.agents.drain(..).map(|(agent, mut child)| (agent, child.wait().unwrap().code())).collect()
+    }
+
+    /// Waits for the end of the job, which all agents leave in good order; returns the coordinator's exit code.
+    pub fn end(mut self) -> Option<i32> {
+        self.stdout.read_to_string(&mut String::new()).unwrap();
+        for (agent, code) in self.agents_end() {
+            assert_eq!(code, Some(0), "{agent}");
+        }
+        self.coordinator.wait().unwrap().code()
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        for child in self.agents.iter_mut().map(|(_, child)| child).chain([&mut self.coordinator]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Writes the launch of a job on two systems into `launch.json`.
+pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
+    let yaml = std::fs::read_to_string(place.path("params.yaml")).unwrap();
+    let overrides = Overrides {
+        num_csx: Some(2),
+        max_steps: Some(max_steps),
+        model_dir: Some(place.path(model_dir).to_string_lossy().into_owned()),
+        mode: Some("train_and_eval".to_owned()),
+        ..Overrides::default()
+    };
+    let resolved = Params::parse_yaml(&yaml).unwrap().resolve(&overrides).unwrap();
+    let mut launch = Launch::local(resolved, ApplianceSpec::default(), yaml);
+    launch.wanted.least_systems = 1;
+    place.write("launch.json", launch.to_json().unwrap());
+}
+
+/// Starts a coordinator; returns it with what it says where it listens.
+fn start_coordinator(place: &Place, arguments: &[&str]) -> (Child, BufReader<ChildStdout>, Value) {
+    let mut command = role(place, "coordinator", 0);
+    command.arg("--launch").arg(place.path("launch.json")).args(arguments);
+    let mut coordinator = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(coordinator.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let listening = serde_json::from_str(line.strip_prefix("listening ").unwrap()).unwrap();
+    (coordinator, stdout, listening)
+}
+
+/// The command of a role that nobody watches over.
+pub fn role(place: &Place, name: &str, index: u32) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-agent"));
+    command
+        .args(["role", name, "--index", &index.to_string()])
+        .env("MILLRACE_ROLE_PROCESS", "test")
+        .env("XDG_CACHE_HOME", place.path("cache"))
+        .current_dir(place.path("."))
+        .stdin(Stdio::null());
+    command
+}
