@@ -30,14 +30,18 @@ pub fn server() -> Server {
 /// # Errors
 /// The address is none, or nobody listens.
 pub async fn dial(address: &str) -> Result<Channel, tonic::transport::Error> {
-    Endpoint::from_shared(format!("http://{address}"))?
+    endpoint(&format!("http://{address}"))?.connect().await
+}
+
+/// How `uri` is dialled.
+pub(crate) fn endpoint(uri: &str) -> Result<Endpoint, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(uri.to_owned())?
         .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(Some(WINDOW_BYTES))
         .initial_connection_window_size(Some(WINDOW_BYTES))
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
         .connect_timeout(Duration::from_secs(10))
-        .tcp_nodelay(true)
-        .connect()
-        .await
+        .tcp_nodelay(true);
+    Ok(endpoint)
 }

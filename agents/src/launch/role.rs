@@ -13,6 +13,7 @@ use clap::Parser;
 use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
 use millrace_params::LogLevel;
+use millrace_protocol::journal::TlsFiles;
 use millrace_telemetry::logs::Level;
 
 use super::{Exit, Launch, watch_parent};
@@ -48,6 +49,15 @@ struct Line {
     /// Where a coordinator serves its journal.
     #[arg(long, default_value = ANY_PORT)]
     journal_listen: String,
+    /// Certificate of the journal's port, PEM: with it, only clients with one of `--journal_ca` are served.
+    #[arg(long, requires_all = ["journal_key", "journal_ca"])]
+    journal_cert: Option<PathBuf>,
+    /// Private key of that certificate.
+    #[arg(long, requires = "journal_cert")]
+    journal_key: Option<PathBuf>,
+    /// Authority of the clients' certificates.
+    #[arg(long, requires = "journal_cert")]
+    journal_ca: Option<PathBuf>,
     /// Where to serve `/metrics` and probes; left out, nowhere.
     #[arg(long)]
     metrics_listen: Option<String>,
@@ -107,12 +117,17 @@ fn role_args(arguments: impl IntoIterator<Item = OsString>) -> Result<RoleArgs, 
     if line.role != Role::Coordinator && line.coordinator.is_none() {
         return Err(format!("{name} needs --coordinator HOST:PORT"));
     }
+    let journal_tls = match (line.journal_cert, line.journal_key, line.journal_ca) {
+        (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
+        _ => None,
+    };
     Ok(RoleArgs {
         agent: AgentId::new(line.role, line.index),
         coordinator: line.coordinator,
         listen: line.listen,
         advertise: line.advertise,
         journal_listen: line.journal_listen,
+        journal_tls,
         metrics_listen: line.metrics_listen,
         threads: line.threads.map(usize::from),
         isa: line.isa,

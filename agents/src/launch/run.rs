@@ -7,8 +7,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use millrace_engine::types::AgentId;
-use millrace_protocol::proto::{StopRequest, journal_client::JournalClient};
-use millrace_protocol::transport;
+use millrace_protocol::journal;
+use millrace_protocol::proto::StopRequest;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::signal::unix::{SignalKind, signal};
@@ -241,8 +241,8 @@ fn ask_to_stop(listening: Option<&Listening>, reason: String, failed: mpsc::Unbo
     let address = listening.map(|listening| listening.journal.clone());
     tokio::spawn(async move {
         let asked = async {
-            let channel = transport::dial(&address?).await.ok()?;
-            JournalClient::new(channel).stop(StopRequest { reason }).await.ok()
+            let mut journal = journal::connect(&address?, None).await.ok()?;
+            journal.stop(StopRequest { reason }).await.ok()
         };
         if asked.await.is_none() {
             // Nobody listens any more once the run is over.

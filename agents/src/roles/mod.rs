@@ -10,6 +10,7 @@ mod tree;
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::journal::TlsFiles;
 use millrace_telemetry::logs::{AgentName, Level, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -32,6 +33,8 @@ pub struct RoleArgs {
     pub advertise: Option<String>,
     /// Where the coordinator's journal listens.
     pub journal_listen: String,
+    /// Identity of the journal's port; none to serve it in the clear.
+    pub journal_tls: Option<TlsFiles>,
     /// Where `/metrics` and probes listen; none to go without.
     pub metrics_listen: Option<String>,
     /// Compute threads of a system; none shares the machine's cores.

@@ -2,11 +2,12 @@
 
 use std::pin::Pin;
 
-use millrace_protocol::{proto, transport};
+use millrace_protocol::proto;
 use millrace_telemetry::journal::{Entry, Journal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 /// A user's command, answered when it is carried out.
@@ -28,8 +29,9 @@ pub struct JournalService {
 const BATCH: usize = 256;
 
 impl JournalService {
-    /// Serves on `listener` for as long as the process lives.
+    /// Serves on `listener`, in `server`'s way, for as long as the process lives.
     pub fn serve(
+        mut server: Server,
         listener: tokio::net::TcpListener,
         journal: watch::Receiver<Option<Journal>>,
         commands: mpsc::UnboundedSender<UserCommand>,
@@ -37,7 +39,7 @@ impl JournalService {
         let service = proto::journal_server::JournalServer::new(Self { journal, commands });
         tokio::spawn(async move {
             let incoming = TcpListenerStream::new(listener);
-            if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
+            if let Err(error) = server.add_service(service).serve_with_incoming(incoming).await {
                 log::error!("the journal is no longer served: {error}");
             }
         });

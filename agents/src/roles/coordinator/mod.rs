@@ -17,6 +17,7 @@ use millrace_checkpoint::lock::LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::PlanReport;
+use millrace_protocol::journal::{JournalError, TlsFiles};
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::logs::{AgentName, Logger, Record};
 use millrace_telemetry::metric_definitions::RoleMetrics;
@@ -24,6 +25,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
 
 use super::RoleArgs;
 use crate::control::agent::CONTROL_BYTES;
@@ -65,6 +67,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     let logger = Logger::new(name, args.level, move |line| speaker.log(line));
     logger.install().map_err(Failure::own)?;
 
+    let journal_server = journal_server(args.journal_tls.as_ref())?;
     let control = http::listen(&args.listen).await?;
     let journal_port = http::listen(&args.journal_listen).await?;
     let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).map_err(Failure::own);
@@ -76,7 +79,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     serve_control(control, events);
     let (journal, journal_ready) = watch::channel(None);
     let (commands, user) = mpsc::unbounded_channel();
-    JournalService::serve(journal_port, journal_ready, commands);
+    JournalService::serve(journal_server, journal_port, journal_ready, commands);
 
     let prepared = prepare(*launch, &console).await?;
     let _ = journal.send(Some(prepared.files.journal().clone()));
@@ -85,6 +88,19 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
         let _ = records.send(record);
     });
     Driver::new(prepared, console, metrics, ready, driver::Inbox { agents, user, logs, terminate }).run().await
+}
+
+/// The journal's server, as the user wants it.
+fn journal_server(tls: Option<&TlsFiles>) -> Result<Server, Failure> {
+    millrace_protocol::journal::server(tls).map_err(|error| {
+        let hint = match error {
+            JournalError::NoTls => "build it with `--features tls`, which needs a C compiler",
+            JournalError::File { .. } | JournalError::Transport(_) => {
+                "--journal_cert, --journal_key and --journal_ca are PEM files"
+            }
+        };
+        Failure::bad_input(format!("the journal's port can't have TLS: {error}")).hint(hint)
+    })
 }
 
 fn serve_control(listener: TcpListener, events: mpsc::UnboundedSender<ControlEvent>) {
