@@ -8,3 +8,4 @@ mod harness;
 mod job;
 mod membership;
 mod outputs;
+mod ports;

@@ -1,0 +1,83 @@
+//! Ports that are fixed, taken or secured.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use super::harness::Place;
+use super::job::{Job, role, write_launch};
+
+/// A port that was free just now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn get(port: u16, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn agents_are_dialled_where_they_advertise() {
+    let place = Place::new();
+    let [control, journal, metrics] = [free_port(), free_port(), free_port()];
+    let arguments = [control, journal, metrics].map(|port| format!("127.0.0.1:{port}"));
+    let [listen, journal_listen, metrics_listen] = arguments.each_ref().map(String::as_str);
+    let mut job = Job::coordinator_only(
+        &place,
+        10,
+        &["--listen", listen, "--journal_listen", journal_listen, "--metrics_listen", metrics_listen],
+    );
+    assert_eq!((job.listening("control"), job.listening("journal")), (listen, journal_listen));
+    let dialled = ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1"];
+    let ports = dialled.map(|agent| (agent, free_port()));
+    for (agent, port) in ports {
+        job.join_with(agent, &["--listen", &format!("127.0.0.1:{port}"), "--advertise", "localhost"]);
+    }
+    job.join("cs2-0");
+    job.join("cs2-1");
+    job.reach(1);
+    assert!(get(metrics, "/readyz").starts_with("HTTP/1.1 200"));
+    assert_eq!(job.end(), Some(0));
+    let log = std::fs::read_to_string(place.path("m/logs/attempt-1/coordinator-0.log")).unwrap();
+    for (agent, port) in ports {
+        let sentence = format!("{agent} has joined; others dial it at localhost:{port}");
+        assert!(log.contains(&sentence), "{sentence:?} is not in\n{log}");
+    }
+}
+
+/// Starts a coordinator that must not come up; returns exit code and standard error.
+fn refused(place: &Place, arguments: &[&str]) -> (Option<i32>, String) {
+    write_launch(place, "m", 10);
+    let mut command = role(place, "coordinator", 0);
+    let output = command.arg("--launch").arg(place.path("launch.json")).args(arguments).output().unwrap();
+    assert!(!place.path("m").exists(), "a coordinator that does not come up writes nothing");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn each_of_a_coordinators_ports_is_named_when_it_is_taken() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for flag in ["--listen", "--journal_listen", "--metrics_listen"] {
+        let (code, stderr) = refused(&place, &[flag, &address]);
+        assert_eq!(code, Some(1), "{flag}\n{stderr}");
+        assert!(stderr.contains(&format!("can't listen on {address}")) && stderr.contains("hint: "), "{stderr}");
+    }
+}
+
+#[test]
+fn tls_that_can_not_be_had_is_refused() {
+    let place = Place::new();
+    let (code, stderr) = refused(&place, &["--journal_cert", "c.pem"]);
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("journal-key") || stderr.contains("journal_key"), "{stderr}");
+    // With the feature or without: there is no such file.
+    let all = ["--journal_cert", "c.pem", "--journal_key", "k.pem", "--journal_ca", "a.pem"];
+    let (code, stderr) = refused(&place, &all);
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("the journal's port can't have TLS: ") && stderr.contains("hint: "), "{stderr}");
+}
