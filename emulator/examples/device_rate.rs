@@ -64,6 +64,7 @@ impl Model {
         Ok(compile(Request {
             graph: families::gpt(&self.spec(), self.sequence)?,
             train: Batch { samples: leaves * self.leaf, leaf_bound: self.leaf },
+            trains: true,
             eval: None,
             encoding: Encoding::F32,
             wafer_memory: 40_000_000_000,

@@ -94,6 +94,7 @@ impl Size {
         Request {
             graph: self.graph(),
             train: Batch { samples, leaf_bound },
+            trains: true,
             eval: None,
             encoding: if self.mixed { Encoding::Bf16 } else { Encoding::F32 },
             wafer_memory,

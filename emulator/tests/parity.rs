@@ -88,6 +88,7 @@ impl Fixture {
             compile(Request {
                 graph: families::gpt(&self.spec(), sequence).unwrap(),
                 train: Batch { samples: batch, leaf_bound: 2 },
+                trains: true,
                 eval: Some(Batch { samples: sequence, leaf_bound: 1 }),
                 encoding,
                 wafer_memory: LARGE,

@@ -112,7 +112,21 @@ impl Search<'_> {
                 }
             }
         }
-        Err(self.refusal(&recomputing.0))
+        Err(self.refusal(&recomputing.0, Pass::Training))
+    }
+
+    /// What fits of a job that only evaluates: nothing is kept, so nothing is recomputed, and the training batch, of
+    /// which no leaf is ever computed, is cut as if it fitted.
+    pub fn fit_evaluation(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
+        let recompute = vec![false; self.graph.layers.len()];
+        let layers = memory::analyse(self.graph, &recompute, wafer_activation_bytes(self.encoding));
+        for resident in [self.resident(2), self.resident(1)] {
+            let fitting = self.eval_leaves(&layers, self.weights(&resident), eval);
+            if let (Some((eval, leaves_per_round)), Some(train)) = (fitting, train.cuts().next()) {
+                return Ok(Fit { train, eval, resident, recompute, leaves_per_round });
+            }
+        }
+        Err(self.refusal(&layers, Pass::Evaluation))
     }
 
     /// The groups of the last `layers` layers, and those that several layers share, ascending.
@@ -151,11 +165,13 @@ impl Search<'_> {
             (leaves.saturating_mul(samples), at)
         });
         let (activations, at) = peak.max().unwrap_or_default();
-        let mut weights = weights.bytes(self.encoding.bytes() as u64, count as u32);
-        if pass == Pass::Evaluation {
-            weights.gradients = 0;
-        }
-        (activations.saturating_add(weights.total()), at)
+        (activations.saturating_add(self.weight_bytes(weights, count as u32, pass).total()), at)
+    }
+
+    /// Bytes of weights and gradients while a system works on `leaves` leaves.
+    fn weight_bytes(&self, weights: WeightElements, leaves: u32, pass: Pass) -> WeightBytes {
+        let bytes = weights.bytes(self.encoding.bytes() as u64, leaves);
+        if pass == Pass::Evaluation { WeightBytes { gradients: 0, ..bytes } } else { bytes }
     }
 
     /// The most of `leaves` that fit at once; 0 if not even one does.
@@ -176,13 +192,13 @@ impl Search<'_> {
             .find(|&(_, most)| most > 0)
     }
 
-    fn refusal(&self, layers: &[LayerMemory]) -> CompileError {
+    fn refusal(&self, layers: &[LayerMemory], pass: Pass) -> CompileError {
         let weights = self.weights(&self.resident(1));
-        let (needed, at) = self.need(layers, weights, 1, 1, Pass::Training);
+        let (needed, at) = self.need(layers, weights, 1, 1, pass);
         CompileError::DoesNotFit {
             layer: self.graph.layers.get(at).map_or_else(String::new, |layer| layer.name.clone()),
             needed,
-            weights: weights.bytes(self.encoding.bytes() as u64, 1).total(),
+            weights: self.weight_bytes(weights, 1, pass).total(),
             available: self.memory,
         }
     }

@@ -20,6 +20,7 @@ pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<Request, CompileE
     Ok(Request {
         graph: families::gpt(&job.model, sequence)?,
         train: batch(&job.train_input),
+        trains: job.run.mode.trains(),
         eval: eval.map(batch),
         encoding: match job.model.precision {
             Precision::F32 => Encoding::F32,

@@ -39,6 +39,8 @@ pub struct Request {
     pub graph: Graph,
     /// Training batch.
     pub train: Batch,
+    /// Whether the job trains; where it does not, only its evaluation has to fit.
+    pub trains: bool,
     /// Evaluation batch; `None` where the job does not evaluate, and the plan then repeats the training batch's leaves.
     pub eval: Option<Batch>,
     /// How weights travel, and the type of activations on the wafer.
@@ -59,7 +61,7 @@ pub const MEMORYX_BYTES: u64 = 16;
 /// # Errors
 /// When the graph is no model, a batch is empty, or one sample does not fit on the wafer.
 pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
-    let Request { graph, train, eval, encoding, wafer_memory, chunk_elements, memoryx_memory } = request;
+    let Request { graph, train, trains, eval, encoding, wafer_memory, chunk_elements, memoryx_memory } = request;
     graph.validate()?;
     let eval = eval.unwrap_or(train);
     train.check("train_input")?;
@@ -69,8 +71,10 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
         return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
     }
 
-    let search =
-        |graph: &Graph, cut: &groups::Cut| fit::Search { graph, cut, encoding, memory: wafer_memory }.fit(train, eval);
+    let search = |graph: &Graph, cut: &groups::Cut| {
+        let search = fit::Search { graph, cut, encoding, memory: wafer_memory };
+        if trains { search.fit(train, eval) } else { search.fit_evaluation(train, eval) }
+    };
     let (mut cut, mut graph) = (groups::Cut::new(&graph, encoding), graph);
     let mut fit = search(&graph, &cut);
     if !fit.as_ref().is_ok_and(|fit| fit.recompute.iter().all(|recompute| !recompute)) {

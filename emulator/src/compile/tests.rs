@@ -171,6 +171,22 @@ fn evaluation_leaves_are_cut_from_the_evaluation_batch() {
     assert!(error.to_string().contains("eval_input"), "{error}");
 }
 
+/// A job that only evaluates is refused only where its evaluation does not fit.
+#[test]
+fn an_evaluation_needs_no_room_to_train() {
+    let eval = Some(Batch { samples: 16, leaf_bound: 2 });
+    let request = |memory, trains| Request { eval, trains, ..TINY.request(16, 2, memory) };
+    let least = |trains| (1..).map(|kib| kib << 10).find(|&memory| compile(request(memory, trains)).is_ok()).unwrap();
+    let (training, evaluation) = (least(true), least(false));
+    assert!(evaluation < training, "{evaluation} and {training}");
+    let plan = compile(request(training - 1024, false)).unwrap();
+    assert!(plan.layers.iter().all(|layer| !layer.recompute));
+    let needed = system_bytes(&plan, plan.leaves_per_round.min(plan.eval_leaves.count), false).wafer.total();
+    assert!(needed < training, "{needed} of {training}");
+    let error = compile(request(evaluation - 1024, false)).unwrap_err();
+    assert!(matches!(error, CompileError::DoesNotFit { needed, .. } if needed <= evaluation), "{error}");
+}
+
 #[test]
 fn what_is_wrong_with_a_model_is_named() {
     let error = crate::families::gpt(&TINY.spec(), TINY.sequence + 1).unwrap_err();

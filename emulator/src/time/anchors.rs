@@ -108,6 +108,7 @@ impl Anchor {
         compile(Request {
             graph: families::gpt(&self.spec(), self.sequence).ok()?,
             train: Batch { samples: self.batch, leaf_bound: 1 },
+            trains: true,
             eval: None,
             encoding: Encoding::Bf16,
             wafer_memory: appliance.wafer.memory_bytes,

@@ -66,7 +66,8 @@ pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: Batch, wafer: u64) -> 
 /// The plan of any graph.
 pub fn plan(graph: Graph, train: Batch, encoding: Encoding, wafer_memory: u64) -> Arc<StreamPlan> {
     let (chunk_elements, memoryx_memory) = (CHUNK_ELEMENTS, u64::MAX);
-    let request = Request { graph, train, eval: None, encoding, wafer_memory, chunk_elements, memoryx_memory };
+    let request =
+        Request { graph, train, trains: true, eval: None, encoding, wafer_memory, chunk_elements, memoryx_memory };
     Arc::new(compile(request).unwrap())
 }
 
@@ -79,6 +80,7 @@ pub fn recomputing(graph: Graph, train: Batch) -> Arc<StreamPlan> {
         let request = Request {
             graph: graph.clone(),
             train,
+            trains: true,
             eval: None,
             encoding: Encoding::F32,
             wafer_memory: wafer,
