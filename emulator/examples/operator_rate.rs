@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use millrace_emulator::kernels::attention::{self, Attention, AttentionWorkspace, QkvLayout};
-use millrace_emulator::kernels::loss::{self, Classifier, Gradients, LossWorkspace};
+use millrace_emulator::kernels::loss::{self, Classifier, Gradients, LossWorkspace, Tokens};
 use millrace_emulator::kernels::optimizer::{Adam, Decay, adam};
 use millrace_emulator::kernels::{Accumulate, Context, Pool, Simd, activation, dropout, norm, peak};
 use millrace_emulator::numerics::Precision;
@@ -60,11 +60,14 @@ fn loss_rate(cx: Context<'_>, tokens: usize, hidden: usize, vocabulary: usize) -
     let (mut dx, mut dw) = (x.clone(), w.clone());
     let labels: Vec<i32> = (0..tokens).map(|t| (t * 7919 % vocabulary) as i32).collect();
     let classifier = Classifier { weights: &w, vocabulary, hidden, bias: None };
+    let tokens_in = Tokens { x: &x, labels: &labels };
+    let (mut lse, mut logits) = (vec![0.0; tokens], vec![0.0; loss::logits_len(tokens, vocabulary)]);
     let mut ws = LossWorkspace::new();
     let seconds = time(|| {
         let accumulate = Accumulate::Add;
         let gradients = Gradients { dx: &mut dx, dweights: Some(&mut dw), dbias: None, accumulate };
-        black_box(loss::forward_backward(cx, &classifier, &x, &labels, gradients, &mut ws));
+        black_box(loss::forward(cx, &classifier, tokens_in, &mut lse, &mut logits, &mut ws));
+        loss::backward(cx, &classifier, tokens_in, &lse, gradients, &mut logits, &mut ws);
     });
     6.0 * (tokens * hidden * vocabulary) as f64 / 1e9 / seconds
 }

@@ -44,7 +44,7 @@ pub struct LeafLoss {
     pub loss: f64,
     /// Tokens that count.
     pub tokens: u64,
-    /// Tokens whose label had the largest logit; counted in an evaluation only.
+    /// Of these, how many have no logit above that of their label.
     pub correct: u64,
     /// Where a loss is not finite: the first layer that made a number which is not. In an evaluation, where activations
     /// are gone by then, always `None`.

@@ -1,13 +1,11 @@
 //! The classifier over the vocabulary with its cross-entropy, by blocks of the vocabulary.
 //!
 //! The loss of a token is ln Σ exp(logit) - logit of its label; a negative label leaves the token out. Logits exist
-//! for [`VOCABULARY_BLOCK`] words at a time. Forward goes through the blocks in rising order with a running maximum
-//! and sum; backward goes through them in falling order, recomputing the logits, except those of the last block where
-//! [`forward_backward`] still has them: a vocabulary of one block costs no recomputation. Both ways give the same bits.
+//! for [`VOCABULARY_BLOCK`] words at a time, in memory that the caller gives. Forward goes through the blocks in rising
+//! order with a running maximum and sum; backward goes through them in falling order and makes the logits again.
 //!
 //! Gradients are those of the *sum* of the tokens' losses.
 
-use super::buffer::Buffer;
 use super::gemm::{Accumulate, PackedB, Workspace, gemm};
 use super::isa::{LANES, max_lanes, simd_fn, sum_lanes};
 use super::math::exp;
@@ -32,6 +30,15 @@ pub struct Classifier<'a> {
     pub hidden: usize,
     /// One value for each word.
     pub bias: Option<&'a [f32]>,
+}
+
+/// What goes through the classifier.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// Their vectors, tokens x hidden.
+    pub x: &'a [f32],
+    /// One for each token; a negative one leaves it out.
+    pub labels: &'a [i32],
 }
 
 /// Sums over the tokens of a leaf.
@@ -61,8 +68,6 @@ pub struct Gradients<'a> {
 /// Scratch memory; grows to the largest use and stays.
 #[derive(Debug, Default)]
 pub struct LossWorkspace {
-    logits: Buffer,
-    lse: Buffer,
     tokens: Vec<TokenState>,
     packed_x: PackedB,
     gemm: Workspace,
@@ -77,7 +82,7 @@ impl LossWorkspace {
     /// Bytes of memory held.
     pub fn bytes(&self) -> usize {
         let tokens = self.tokens.capacity() * size_of::<TokenState>();
-        self.logits.bytes() + self.lse.bytes() + tokens + self.packed_x.bytes() + self.gemm.bytes()
+        tokens + self.packed_x.bytes() + self.gemm.bytes()
     }
 }
 
@@ -95,21 +100,27 @@ pub fn check_labels(labels: &[i32], vocabulary: usize) -> Result<(), (usize, i32
     labels.iter().position(bad).map_or(Ok(()), |place| Err((place, labels[place])))
 }
 
-/// Losses of the tokens `x` (tokens x hidden); `lse` gets each token's ln Σ exp(logit) for [`backward`].
+/// Numbers of memory that the logits of `tokens` tokens need.
+pub fn logits_len(tokens: usize, vocabulary: usize) -> usize {
+    tokens * vocabulary.min(VOCABULARY_BLOCK)
+}
+
+/// Losses of the tokens; `lse` gets each one's ln Σ exp(logit) for [`backward`]. `logits` is memory of
+/// [`logits_len`] numbers.
 ///
 /// # Panics
 /// If lengths do not match or a label is no word (see [`check_labels`]).
 pub fn forward(
     cx: Context<'_>,
     classifier: &Classifier<'_>,
-    x: &[f32],
-    labels: &[i32],
+    Tokens { x, labels }: Tokens<'_>,
     lse: &mut [f32],
+    logits: &mut [f32],
     workspace: &mut LossWorkspace,
 ) -> LossSums {
     classifier.check(x, labels);
     assert_eq!(lse.len(), labels.len());
-    let LossWorkspace { logits, tokens, gemm, .. } = workspace;
+    let LossWorkspace { tokens, gemm, .. } = workspace;
     tokens.clear();
     tokens.resize(labels.len(), TokenState { max: f32::NEG_INFINITY, sum: 0.0, label_logit: 0.0 });
     for block in classifier.blocks() {
@@ -133,71 +144,33 @@ pub fn forward(
     sums
 }
 
-/// Gradients of the sum of losses, from what [`forward`] saved.
+/// Gradients of the sum of losses, from what [`forward`] saved. `logits` is memory of [`logits_len`] numbers.
 ///
 /// # Panics
 /// If lengths do not match or a label is no word.
 pub fn backward(
     cx: Context<'_>,
     classifier: &Classifier<'_>,
-    x: &[f32],
-    labels: &[i32],
+    Tokens { x, labels }: Tokens<'_>,
     lse: &[f32],
     gradients: Gradients<'_>,
+    logits: &mut [f32],
     workspace: &mut LossWorkspace,
 ) {
     classifier.check(x, labels);
-    backward_blocks(cx, classifier, x, labels, lse, gradients, workspace, false);
-}
-
-/// [`forward`] and [`backward`] in one, which spares the last block's logits the second computation.
-///
-/// # Panics
-/// If lengths do not match or a label is no word.
-pub fn forward_backward(
-    cx: Context<'_>,
-    classifier: &Classifier<'_>,
-    x: &[f32],
-    labels: &[i32],
-    gradients: Gradients<'_>,
-    workspace: &mut LossWorkspace,
-) -> LossSums {
-    let mut lse = std::mem::take(&mut workspace.lse);
-    let sums = forward(cx, classifier, x, labels, lse.resize(labels.len()), workspace);
-    backward_blocks(cx, classifier, x, labels, lse.as_slice(), gradients, workspace, true);
-    workspace.lse = lse;
-    sums
-}
-
-/// `have_last`: the workspace holds the logits of the last block.
-#[allow(clippy::too_many_arguments)]
-fn backward_blocks(
-    cx: Context<'_>,
-    classifier: &Classifier<'_>,
-    x: &[f32],
-    labels: &[i32],
-    lse: &[f32],
-    gradients: Gradients<'_>,
-    workspace: &mut LossWorkspace,
-    have_last: bool,
-) {
     let Gradients { dx, mut dweights, mut dbias, accumulate } = gradients;
     let (count, hidden) = (labels.len(), classifier.hidden);
     assert!(lse.len() == count && dx.len() == x.len());
     assert!(dweights.as_ref().is_none_or(|d| d.len() == classifier.weights.len()));
     assert!(dbias.as_ref().is_none_or(|d| d.len() == classifier.vocabulary));
-    let LossWorkspace { logits, packed_x, gemm: scratch, .. } = workspace;
+    let LossWorkspace { packed_x, gemm: scratch, .. } = workspace;
     if dweights.is_some() {
         packed_x.pack(cx, MatRef::row_major(x, count, hidden));
     }
     let mut dx_mode = Accumulate::Store;
     for block in classifier.blocks().rev() {
         let width = block.len();
-        let errors = if have_last && block.end == classifier.vocabulary {
-            logits.resize(count * width)
-        } else {
-            classifier.logits(cx, x, count, block.clone(), logits, scratch)
-        };
+        let errors = classifier.logits(cx, x, count, block.clone(), logits, scratch);
         let data = (rows_mut(errors, width), rows(labels, 1), rows(lse, 1));
         cx.pool.for_each_rows(count, GRAIN, data, |_, (errors, labels, lse)| {
             to_errors(cx.simd, errors.data, width, block.start, labels.data, lse.data);
@@ -233,18 +206,18 @@ impl Classifier<'_> {
         (0..vocabulary).step_by(VOCABULARY_BLOCK).map(move |start| start..(start + VOCABULARY_BLOCK).min(vocabulary))
     }
 
-    /// Logits of the words of `block` for all tokens, in `logits`.
+    /// Logits of the words of `block` for all tokens, at the beginning of `logits`.
     fn logits<'l>(
         &self,
         cx: Context<'_>,
         x: &[f32],
         tokens: usize,
         block: std::ops::Range<usize>,
-        logits: &'l mut Buffer,
+        logits: &'l mut [f32],
         workspace: &mut Workspace,
     ) -> &'l mut [f32] {
         let width = block.len();
-        let logits = logits.resize(tokens * width);
+        let logits = &mut logits[..tokens * width];
         let weights =
             MatRef::row_major(&self.weights[block.start * self.hidden..block.end * self.hidden], width, self.hidden);
         let (x, c) = (MatRef::row_major(x, tokens, self.hidden), MatMut::row_major(logits, tokens, width));

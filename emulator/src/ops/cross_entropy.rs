@@ -56,7 +56,7 @@ impl Operator for CrossEntropy {
 mod run {
     use super::CrossEntropy;
     use crate::kernels::Accumulate;
-    use crate::kernels::loss::{self, Classifier, Gradients};
+    use crate::kernels::loss::{self, Classifier, Gradients, Tokens};
     use crate::ops::execute::{Backward, Execute, Forward, Kit, NodeShape, TargetMut, Weights};
 
     fn classifier<'a>(shape: &NodeShape, weights: &Weights<'a>) -> Classifier<'a> {
@@ -68,17 +68,19 @@ mod run {
         fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
             let classifier = classifier(io.shape, &io.weights);
             let [x, labels] = io.inputs;
-            *kit.sums = loss::forward(kit.cx, &classifier, x.values(), labels.tokens(), io.extra, kit.loss);
+            let tokens = Tokens { x: x.values(), labels: labels.tokens() };
+            *kit.sums = loss::forward(kit.cx, &classifier, tokens, io.extra, io.scratch, kit.loss);
         }
 
         fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
             let [TargetMut::Memory(dx, _), _] = io.targets else { return };
             let classifier = classifier(io.shape, &io.weights);
             let [x, labels] = io.inputs;
+            let tokens = Tokens { x: x.values(), labels: labels.tokens() };
             let [weight, bias] = io.tensors;
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
             let gradients = Gradients { dx, dweights: weight.map(|g| g.data), dbias: bias.map(|g| g.data), accumulate };
-            loss::backward(kit.cx, &classifier, x.values(), labels.tokens(), io.extra, gradients, kit.loss);
+            loss::backward(kit.cx, &classifier, tokens, io.extra, gradients, io.scratch, kit.loss);
         }
     }
 }

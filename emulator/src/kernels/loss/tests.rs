@@ -27,8 +27,8 @@ fn reference(case: &Case, all: &[f64]) -> f64 {
     total
 }
 
-/// Sums, then the gradients of x, W and bias one after the other. `fused`: in one call.
-fn run(simd: Simd, threads: usize, fused: bool, case: &Case, all: &[f32]) -> (LossSums, Vec<f32>) {
+/// Sums, then the gradients of x, W and bias one after the other.
+fn run(simd: Simd, threads: usize, case: &Case, all: &[f32]) -> (LossSums, Vec<f32>) {
     let pool = Pool::new(threads).unwrap();
     let cx = Context { simd, pool: &pool, precision: Precision::F32 };
     let (x, rest) = all.split_at(case.tokens * case.hidden);
@@ -39,14 +39,11 @@ fn run(simd: Simd, threads: usize, fused: bool, case: &Case, all: &[f32]) -> (Lo
     let (dw, db) = rest.split_at_mut(weights.len());
     let gradients = Gradients { dx, dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
     let mut workspace = LossWorkspace::new();
-    let sums = if fused {
-        forward_backward(cx, &classifier, x, &case.labels, gradients, &mut workspace)
-    } else {
-        let mut lse = vec![f32::NAN; case.tokens];
-        let sums = forward(cx, &classifier, x, &case.labels, &mut lse, &mut workspace);
-        backward(cx, &classifier, x, &case.labels, &lse, gradients, &mut workspace);
-        sums
-    };
+    let tokens = Tokens { x, labels: &case.labels };
+    let mut lse = vec![f32::NAN; case.tokens];
+    let mut logits = vec![f32::NAN; logits_len(case.tokens, case.vocabulary)];
+    let sums = forward(cx, &classifier, tokens, &mut lse, &mut logits, &mut workspace);
+    backward(cx, &classifier, tokens, &lse, gradients, &mut logits, &mut workspace);
     (sums, grads)
 }
 
@@ -58,7 +55,7 @@ fn values(case: &Case) -> Vec<f32> {
 fn gradients_agree_with_differences_of_f64() {
     let case = Case { tokens: 5, hidden: 7, vocabulary: 35, labels: vec![3, -1, 34, 0, 3] };
     let all = values(&case);
-    let (sums, grads) = every_simd(|simd| run(simd, 1, true, &case, &all));
+    let (sums, grads) = every_simd(|simd| run(simd, 1, &case, &all));
     let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
     assert!((sums.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
     assert_eq!(sums.tokens, 4);
@@ -69,15 +66,13 @@ fn gradients_agree_with_differences_of_f64() {
 }
 
 #[test]
-fn blocks_fit_together_fused_or_not_on_any_team() {
+fn blocks_fit_together_on_any_team() {
     let vocabulary = 2 * VOCABULARY_BLOCK + 77;
     let labels = vec![5, 2047, 2048, 4172, -1, 4095, 0];
     let case = Case { tokens: 7, hidden: 4, vocabulary, labels };
     let all = values(&case);
-    let results = every_simd(|simd| run(simd, 1, true, &case, &all));
-    for (threads, fused) in [(1, false), (2, true), (2, false)] {
-        assert!(run(Simd::detect(), threads, fused, &case, &all) == results, "{threads} {fused}");
-    }
+    let results = every_simd(|simd| run(simd, 1, &case, &all));
+    assert!(run(Simd::detect(), 2, &case, &all) == results);
     let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
     assert!((results.0.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
     // The gradient's components over words add up to zero for each token: Σ dbias = 0 here, besides what was there.
@@ -99,7 +94,7 @@ fn blocks_fit_together_fused_or_not_on_any_team() {
 fn correct_means_no_logit_is_higher() {
     let case = Case { tokens: 3, hidden: 1, vocabulary: 2, labels: vec![1, 0, -1] };
     let all = [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0];
-    let (sums, _) = every_simd(|simd| run(simd, 1, true, &case, &all));
+    let (sums, _) = every_simd(|simd| run(simd, 1, &case, &all));
     assert_eq!((sums.tokens, sums.correct), (2, 1));
 }
 
@@ -115,6 +110,6 @@ fn a_non_finite_logit_makes_the_loss_non_finite() {
     for bad in [f32::NAN, f32::INFINITY] {
         let mut all = vec![1.0; 41];
         all[0] = bad;
-        assert!(!every_simd(|simd| run(simd, 1, true, &case, &all).0.loss.is_finite()));
+        assert!(!every_simd(|simd| run(simd, 1, &case, &all).0.loss.is_finite()));
     }
 }
