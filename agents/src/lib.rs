@@ -5,6 +5,7 @@
 //! * `control`: every agent's stream to the coordinator; `links`: the data tree.
 //! * [`cli`]: the command line.
 
+mod checkpoints;
 pub mod cli;
 mod control;
 mod failure;

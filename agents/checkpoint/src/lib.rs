@@ -47,7 +47,7 @@ pub use layout::{Layout, Moments, Section};
 pub use list::{Broken, Check, Listing, list, newest_whole, retain, tidy};
 pub use lock::{LockError, LockRequest, ModelDirLock};
 pub use manifest::{FORMAT, Facts, MANIFEST, WriterEpoch};
-pub use plan_reader::PlanReader;
+pub use plan_reader::{PlanReader, Strictness};
 pub use read::{Checkpoint, FileEntry, verify};
 pub use write::{RangeWriter, Staging};
 

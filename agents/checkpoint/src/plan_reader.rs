@@ -12,6 +12,16 @@ use crate::error::{Difference, Error, Result};
 use crate::layout::{Layout, Moments, Section};
 use crate::read::{Checkpoint, RangeCache};
 
+/// How closely the tensors of a checkpoint must be those of the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// The same names and shapes, none missing and none besides.
+    Strict,
+    /// What fits is taken: tensors of the plan that the checkpoint does not have in the same shape are
+    /// [absent](PlanReader::absent_tensors), tensors it has besides are ignored.
+    Partial,
+}
+
 /// See the module text.
 #[derive(Debug)]
 pub struct PlanReader {
@@ -29,24 +39,17 @@ impl PlanReader {
     /// A reader of `from` by the chunks of `plan`. Moments are matched by name.
     ///
     /// # Errors
-    /// [`Error::OtherModel`] with the first tensor that is missing, of another shape or unknown to the plan.
-    pub fn new(from: Checkpoint, plan: &StreamPlan, moments: &Moments) -> Result<Self> {
-        let reader = Self::partial(from, plan, moments)?;
-        let found = reader.from.layout().graph().tensors.iter();
-        let found = found.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
-        match first_difference(&reader.layout, found) {
-            Some(difference) => Err(Error::OtherModel { path: reader.from.path().to_owned(), difference }),
-            None => Ok(reader),
-        }
-    }
-
-    /// A reader that takes what fits: tensors of the plan that the checkpoint does not have in the same shape are
-    /// [absent](PlanReader::absent_tensors), tensors it has besides are ignored.
-    ///
-    /// # Errors
-    /// When the plan is not valid.
-    pub fn partial(from: Checkpoint, plan: &StreamPlan, moments: &Moments) -> Result<Self> {
+    /// [`Error::OtherModel`], where strict, with the first tensor that is missing, of another shape or unknown to the
+    /// plan.
+    pub fn new(from: Checkpoint, plan: &StreamPlan, moments: &Moments, strictness: Strictness) -> Result<Self> {
         let layout = Layout::of(plan)?;
+        if strictness == Strictness::Strict {
+            let found = from.layout().graph().tensors.iter();
+            let found = found.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
+            if let Some(difference) = first_difference(&layout, found) {
+                return Err(Error::OtherModel { path: from.path().to_owned(), difference });
+            }
+        }
         let all = from.layout().places();
         let tensors = from.layout().graph().tensors.iter().zip(all);
         let known: HashMap<_, _> = tensors.map(|(tensor, place)| ((&tensor.name, &tensor.shape), place)).collect();
@@ -58,7 +61,7 @@ impl PlanReader {
         Ok(Self { layout, places, sections, absent, cache: RangeCache::default(), from })
     }
 
-    /// The plan's tensors that the checkpoint does not have; none unless [`PlanReader::partial`] made the reader.
+    /// The plan's tensors that the checkpoint does not have; none unless the reader is [`Strictness::Partial`].
     pub fn absent_tensors(&self) -> Vec<&str> {
         let tensors = self.layout.graph().tensors.iter().zip(&self.places);
         tensors.filter(|(_, place)| place.is_none()).map(|(tensor, _)| tensor.name.as_str()).collect()

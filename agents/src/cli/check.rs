@@ -11,6 +11,7 @@ use millrace_params::{InputSpec, Job};
 use super::arguments::RunFlags;
 use super::job::Prepared;
 use super::refusal::Refusal;
+use crate::checkpoints::{check_profile, strictness};
 use crate::failure::Failure;
 use crate::input;
 
@@ -66,19 +67,19 @@ fn check_model_dir(model_dir: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A checkpoint that the user named must be whole, to its last byte, and of this model and profile. Of model_dir's own
-/// checkpoints the newest whole one is chosen later; where nothing is trained, there must be one.
+/// A checkpoint that the user named must be one, of this model and profile; the coordinator reads its every byte before
+/// it writes any. Of model_dir's own checkpoints the newest whole one is chosen there; where nothing is trained, there
+/// must be one.
 fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
     let run = &prepared.resolved.job.run;
     if let Some(path) = run.checkpoint_path.as_ref().map(PathBuf::from) {
         let checkpoint = Checkpoint::open(path)?;
-        checkpoint.verify()?;
         if run.mode.trains() {
-            check_profile(prepared, flags, &checkpoint)?;
+            // Everything runs on this machine, so the profile is known before anything is started.
+            let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(Failure::own)?;
+            check_profile(checkpoint.numerics_profile(), &now, flags.accept_other_profile)?;
         }
-        if !run.disable_strict_checkpoint_loading {
-            PlanReader::new(checkpoint, &prepared.plan, &Moments::none())?;
-        }
+        PlanReader::new(checkpoint, &prepared.plan, &Moments::none(), strictness(&prepared.resolved.job))?;
         return Ok(());
     }
     if !run.mode.trains() && newest_whole(Path::new(&run.model_dir), Check::Quick)?.0.is_none() {
@@ -86,15 +87,4 @@ fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
         return Err(refusal.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
     }
     Ok(())
-}
-
-/// Everything runs on this machine, so the profile is known before anything is started.
-fn check_profile(prepared: &Prepared, flags: &RunFlags, checkpoint: &Checkpoint) -> Result<(), Refusal> {
-    let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(Failure::own)?;
-    let then = checkpoint.numerics_profile();
-    if flags.accept_other_profile || then == now {
-        return Ok(());
-    }
-    let refusal = Refusal::bad_input(format!("the checkpoint was computed as {then}, this run would compute as {now}"));
-    Err(refusal.hint("the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa"))
 }

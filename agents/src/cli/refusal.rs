@@ -6,6 +6,7 @@ use std::path::Path;
 use millrace_emulator::compile::CompileError;
 use millrace_params::{ParamsError, ProblemKind};
 
+use crate::checkpoints::checkpoint_failure;
 use crate::failure::{Cause, Failure};
 use crate::launch::Exit;
 
@@ -80,7 +81,6 @@ impl From<CompileError> for Refusal {
 
 impl From<millrace_checkpoint::Error> for Refusal {
     fn from(error: millrace_checkpoint::Error) -> Self {
-        let cause = if error.is_bad_input() { Cause::BadInput } else { Cause::Own };
-        Failure { cause, reason: error.to_string(), hint: error.hint() }.into()
+        checkpoint_failure(&error).into()
     }
 }

@@ -15,6 +15,7 @@ use millrace_telemetry::logs::{AgentName, Level, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+pub(crate) use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::{Introduction, Session};
 use crate::failure::{Cause, Failure};
 use crate::http::{self, Readiness};
@@ -134,14 +135,5 @@ impl Context {
             None => bound.to_string(),
         };
         Ok((listener, address))
-    }
-}
-
-/// A checkpoint's error as a failure with its hint.
-pub(crate) fn checkpoint_failure(error: &millrace_checkpoint::Error) -> Failure {
-    let failure = if error.is_bad_input() { Failure::bad_input(error) } else { Failure::own(error) };
-    match error.hint() {
-        Some(hint) => failure.hint(hint),
-        None => failure,
     }
 }

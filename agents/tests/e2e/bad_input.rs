@@ -2,16 +2,8 @@
 
 use super::harness::Place;
 
-/// A mistake: what is changed in the params, further flags, and what the error must say.
-struct Mistake {
-    changes: &'static [(&'static str, &'static str)],
-    flags: &'static str,
-    says: &'static str,
-}
-
-const fn mistake(changes: &'static [(&'static str, &'static str)], flags: &'static str, says: &'static str) -> Mistake {
-    Mistake { changes, flags, says }
-}
+/// Each `(from, to)` of the params.
+type Changes = &'static [(&'static str, &'static str)];
 
 const SYNTHETIC: &str = "data_processor: SyntheticDataProcessor";
 /// Bytes of a text file in place of synthetic samples.
@@ -23,34 +15,39 @@ macro_rules! text {
 /// The vocabulary that bytes need.
 const BYTES: (&str, &str) = ("vocab_size: 64", "vocab_size: 256");
 
-const MISTAKES: &[Mistake] = &[
-    mistake(&[("hidden_size: 32", "hiden_size: 32")], "", "hiden_size"),
-    mistake(&[("hidden_size: 32", "hidden_size: wide")], "", "hidden_size"),
-    mistake(&[("hidden_size: 32", "hidden_size: 32\n    hidden_size: 32")], "", "hidden_size"),
-    mistake(&[("seed: 3", "seed: [")], "", "line"),
-    mistake(&[("batch_size: 8", "batch_size: 0")], "", "batch_size"),
-    mistake(&[("num_heads: 2", "num_heads: 5")], "", "num_heads"),
-    mistake(&[("max_position_embeddings: 16", "max_position_embeddings: 8")], "", "16"),
-    mistake(&[("max_steps: 6", "max_steps: 0")], "", "max_steps"),
-    mistake(&[(SYNTHETIC, "data_processor: GptHDF5DataProcessor\n    data_dir: d")], "", "HDF5"),
-    mistake(&[BYTES, text!("gone.txt")], "", "gone.txt"),
-    mistake(&[BYTES, text!("'*.none'")], "", "*.none"),
-    mistake(&[BYTES, text!("empty.txt")], "", "empty"),
-    mistake(&[BYTES, text!("short.txt")], "", "17"),
-    mistake(&[text!("text.txt")], "", "vocab_size"),
-    mistake(&[(SYNTHETIC, "data_processor: GptTokenDataProcessor\n    data_files: large.bin")], "", "vocabulary of 64"),
-    mistake(&[], "--num_csx 9", "--num_csx is 9"),
-    mistake(&[], "--num_csx 0", "--num_csx"),
-    mistake(&[], "--num_csx two", "two"),
-    mistake(&[], "--num_csy 2", "--num_csy"),
-    mistake(&[], "--num_csx 3 --appliance two.yaml", "2"),
-    mistake(&[], "--appliance small.yaml", "wafer"),
-    mistake(&[], "--appliance wrong.yaml", "wafr"),
-    mistake(&[], "--appliance gone.yaml", "gone.yaml"),
-    mistake(&[], "--checkpoint_path gone", "gone"),
-    mistake(&[], "--load_checkpoint_states everything", "everything"),
-    mistake(&[], "--base_port 65530", "65530"),
-    mistake(&[], "-o text.txt", "text.txt"),
+/// What is changed in the params, and what the error must say.
+const WRONG_PARAMS: &[(Changes, &str)] = &[
+    (&[("hidden_size: 32", "hiden_size: 32")], "hiden_size"),
+    (&[("hidden_size: 32", "hidden_size: wide")], "hidden_size"),
+    (&[("hidden_size: 32", "hidden_size: 32\n    hidden_size: 32")], "hidden_size"),
+    (&[("seed: 3", "seed: [")], "line"),
+    (&[("batch_size: 8", "batch_size: 0")], "batch_size"),
+    (&[("num_heads: 2", "num_heads: 5")], "num_heads"),
+    (&[("max_position_embeddings: 16", "max_position_embeddings: 8")], "16"),
+    (&[("max_steps: 6", "max_steps: 0")], "max_steps"),
+    (&[(SYNTHETIC, "data_processor: GptHDF5DataProcessor\n    data_dir: d")], "HDF5"),
+    (&[BYTES, text!("gone.txt")], "gone.txt"),
+    (&[BYTES, text!("'*.none'")], "*.none"),
+    (&[BYTES, text!("empty.txt")], "empty"),
+    (&[BYTES, text!("short.txt")], "17"),
+    (&[text!("text.txt")], "vocab_size"),
+    (&[(SYNTHETIC, "data_processor: GptTokenDataProcessor\n    data_files: large.bin")], "vocabulary of 64"),
+];
+
+/// Flags, and what the error must say.
+const WRONG_FLAGS: &[(&str, &str)] = &[
+    ("--num_csx 9", "--num_csx is 9"),
+    ("--num_csx 0", "--num_csx"),
+    ("--num_csx two", "two"),
+    ("--num_csy 2", "--num_csy"),
+    ("--num_csx 3 --appliance two.yaml", "2"),
+    ("--appliance small.yaml", "wafer"),
+    ("--appliance wrong.yaml", "wafr"),
+    ("--appliance gone.yaml", "gone.yaml"),
+    ("--checkpoint_path gone", "gone"),
+    ("--load_checkpoint_states everything", "everything"),
+    ("--base_port 65530", "65530"),
+    ("-o text.txt", "text.txt"),
 ];
 
 #[test]
@@ -63,7 +60,9 @@ fn a_mistake_is_one_sentence_with_a_hint_and_nothing_is_written() {
     place.write("two.yaml", "systems: 2\n");
     place.write("small.yaml", "wafer: {memoryBytes: 4kB}\n");
     place.write("wrong.yaml", "wafr: {}\n");
-    for Mistake { changes, flags, says } in MISTAKES {
+    let by_params = WRONG_PARAMS.iter().map(|&(changes, says)| (changes, "", says));
+    let by_flags = WRONG_FLAGS.iter().map(|&(flags, says)| (&[] as Changes, flags, says));
+    for (changes, flags, says) in by_params.chain(by_flags) {
         place.params("bad.yaml", changes);
         let before = place.files();
         let model_dir = if flags.contains("-o ") { "" } else { "-o m" };

@@ -54,7 +54,7 @@ fn damage_is_found_named_and_never_trained_on() {
         let before = place.files();
         let refused = place.run(&format!("train -p params.yaml -o new --checkpoint_path {name} --num_csx 1"));
         assert_eq!(refused.code(), 2, "{name}: {}", refused.stderr);
-        assert!(refused.stderr.contains("error: the checkpoint is damaged"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("the checkpoint is damaged"), "{}", refused.stderr);
         assert!(refused.stderr.contains("\nhint: "), "{}", refused.stderr);
         assert_eq!(place.files(), before, "{name}");
     }

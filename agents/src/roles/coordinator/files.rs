@@ -1,6 +1,5 @@
 //! Everything the coordinator keeps in `model_dir` besides checkpoints.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use millrace_engine::coordinator::Evaluation;
@@ -127,12 +126,11 @@ impl RunFiles {
     pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64) -> Result<(), Failure> {
         let share = evaluation.correct as f64 / evaluation.tokens.max(1) as f64;
         let perplexity = evaluation.loss.exp();
-        let metrics = [("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)]
-            .map(|(k, v)| (k.to_owned(), v));
+        let metrics = [("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)];
         let (step, tokens) = (evaluation.step, evaluation.tokens);
-        self.point(EvalPoint { step, loss, tokens, seconds, metrics: BTreeMap::from(metrics) }.into())?;
-        let values =
-            [(tags::EVAL_LOSS, loss), ("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)];
+        let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        self.point(EvalPoint { step, loss, tokens, seconds, metrics: by_name }.into())?;
+        let values: Vec<_> = std::iter::once((tags::EVAL_LOSS, loss)).chain(metrics).collect();
         self.scalars(step, &values)
     }
 

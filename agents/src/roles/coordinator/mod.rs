@@ -147,12 +147,13 @@ async fn prepare(launch: Launch, console: &Console) -> Result<Prepared, Failure>
     });
     let inputs = opened.await.map_err(Failure::own)??;
     let eval_batches = eval_batches(&launch, &inputs)?;
+    let named = resume::named(&launch)?;
 
     let lock = Arc::new(take_model_dir(&launch).await?);
     for removed in millrace_checkpoint::tidy(&lock).map_err(|error| super::checkpoint_failure(&error))? {
         log::info!("removed what an earlier run left unfinished: {removed}");
     }
-    let beginning = resume::choose(&launch, &compiled)?;
+    let beginning = resume::choose(&launch, &compiled, named)?;
     let files = files::RunFiles::open(&launch, lock.attempt())?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
     Ok(Prepared { launch, compiled, beginning, eval_batches, lock, files })

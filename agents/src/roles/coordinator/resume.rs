@@ -6,10 +6,10 @@ use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
 use millrace_engine::message::Source;
 use millrace_params::Job;
 
+use crate::checkpoints::{self, checkpoint_failure, strictness};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 use crate::launch::Launch;
-use crate::roles::checkpoint_failure;
 
 /// Where a run begins.
 #[derive(Debug)]
@@ -26,19 +26,26 @@ pub struct Beginning {
     pub report: Vec<String>,
 }
 
-/// Chooses the checkpoint: the one named, else the newest whole one of `model_dir`, else none.
+/// The checkpoint that the user named, verified to its last byte: what is damaged is to be refused before anything is
+/// written.
 ///
 /// # Errors
-/// The named one can't be used, is of another model, or there is nothing to evaluate.
-pub fn choose(launch: &Launch, compiled: &CompiledJob) -> Result<Beginning, Failure> {
+/// It is none, or damaged.
+pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
+    let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
+    let whole = Checkpoint::open(path).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint));
+    whole.map(Some).map_err(|error| checkpoint_failure(&error))
+}
+
+/// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none.
+///
+/// # Errors
+/// It is of another model, or there is nothing to evaluate.
+pub fn choose(launch: &Launch, compiled: &CompiledJob, named: Option<Checkpoint>) -> Result<Beginning, Failure> {
     let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
     let mut report = Vec::new();
-    let checkpoint = match &launch.resume.checkpoint_path {
-        Some(path) => {
-            let checkpoint = Checkpoint::open(path).map_err(failed)?;
-            checkpoint.verify().map_err(failed)?;
-            Some(checkpoint)
-        }
+    let checkpoint = match named {
+        Some(checkpoint) => Some(checkpoint),
         None if launch.resume.autoload || !launch.mode.trains() => {
             report.push(format!(
                 "Checkpoint autoloading is enabled. Looking for latest checkpoint in \"{}\".",
@@ -55,14 +62,10 @@ pub fn choose(launch: &Launch, compiled: &CompiledJob) -> Result<Beginning, Fail
         None => None,
     };
     let Some(checkpoint) = checkpoint else { return without_checkpoint(launch, report) };
-    let (again, model) = (Checkpoint::open(checkpoint.path()).map_err(failed)?, Moments::none());
-    if compiled.job.run.disable_strict_checkpoint_loading {
-        let reader = PlanReader::partial(again, &compiled.plan, &model).map_err(failed)?;
-        report.extend(reader.absent_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
-    } else {
-        PlanReader::new(again, &compiled.plan, &model).map_err(failed)?;
-    }
-    from_checkpoint(launch, compiled, &checkpoint, report)
+    let strictness = strictness(&compiled.job);
+    let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), strictness).map_err(failed)?;
+    report.extend(reader.absent_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
+    from_checkpoint(launch, compiled, reader.checkpoint(), report)
 }
 
 fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginning, Failure> {
@@ -132,18 +135,15 @@ fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes
     }
 }
 
-/// Refuses to go on under another numerics profile unless the user insists; returns the note for the manifests.
+/// Compares the pinned numerics profile with that of the checkpoint, if there is one that training goes on from.
 ///
 /// # Errors
-/// The profiles differ.
+/// As [`checkpoints::check_profile`].
 pub fn check_profile(launch: &Launch, compiled: &CompiledJob, then: Option<&str>) -> Result<Option<String>, Failure> {
-    let now = profile_json(compiled);
-    let Some(then) = then.filter(|then| launch.mode.trains() && *then != now) else { return Ok(None) };
-    if launch.resume.accept_other_profile {
-        return Ok(Some(format!("numerics profile changed from {then} to {now} by the user's flag")));
+    match then.filter(|_| launch.mode.trains()) {
+        Some(then) => checkpoints::check_profile(then, &profile_json(compiled), launch.resume.accept_other_profile),
+        None => Ok(None),
     }
-    Err(Failure::bad_input(format!("the checkpoint was computed as {then}, this run would compute as {now}"))
-        .hint("the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa"))
 }
 
 /// The profile as manifests hold it.

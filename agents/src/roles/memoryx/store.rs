@@ -140,13 +140,12 @@ impl Store {
         let failed = |error: millrace_checkpoint::Error| crate::roles::checkpoint_failure(&error);
         let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
         let moments = if optimizer { self.moments.clone() } else { Moments::none() };
-        let mut reader = if self.job.job.run.disable_strict_checkpoint_loading {
+        let strictness = crate::checkpoints::strictness(&self.job.job);
+        let mut reader = PlanReader::new(checkpoint, &self.job.plan, &moments, strictness).map_err(failed)?;
+        if !reader.absent_tensors().is_empty() {
             // What the checkpoint has not got keeps its initial values.
             self.initialise();
-            PlanReader::partial(checkpoint, &self.job.plan, &moments).map_err(failed)?
-        } else {
-            PlanReader::new(checkpoint, &self.job.plan, &moments).map_err(failed)?
-        };
+        }
         for chunk in self.own() {
             let Some(mut cell) = self.cell(chunk) else { continue };
             cell.step = step;

@@ -1,0 +1,38 @@
+//! What command line, coordinator and MemoryX share about the checkpoint a run begins with.
+
+use millrace_checkpoint::{Error, Strictness};
+use millrace_params::Job;
+
+use crate::failure::Failure;
+
+/// A checkpoint's error as a failure with its hint.
+pub fn checkpoint_failure(error: &Error) -> Failure {
+    let failure = if error.is_bad_input() { Failure::bad_input(error) } else { Failure::own(error) };
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// How closely the checkpoint must be of the job's model.
+pub const fn strictness(job: &Job) -> Strictness {
+    if job.run.disable_strict_checkpoint_loading { Strictness::Partial } else { Strictness::Strict }
+}
+
+/// Refuses to go on under the numerics profile `now` from a checkpoint computed under `then`, unless the user `accepts`
+/// it; returns the note for the next manifests. Profiles are JSON, as manifests have them.
+///
+/// # Errors
+/// The profiles differ.
+pub fn check_profile(then: &str, now: &str, accepts: bool) -> Result<Option<String>, Failure> {
+    match (then == now, accepts) {
+        (true, _) => Ok(None),
+        (false, true) => Ok(Some(format!("numerics profile changed from {then} to {now} by the user's flag"))),
+        (false, false) => {
+            Err(Failure::bad_input(format!("the checkpoint was computed as {then}, this run would compute as {now}"))
+                .hint(
+                    "the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa",
+                ))
+        }
+    }
+}
