@@ -33,6 +33,7 @@ pub mod hf;
 
 mod info;
 mod layout;
+mod line;
 mod list;
 pub mod lock;
 mod manifest;
@@ -44,7 +45,8 @@ pub use digest::{ChunkDigests, Digest};
 pub use error::{Damage, Difference, Error, Result};
 pub use info::CheckpointInfo;
 pub use layout::{Layout, Moments, Section};
-pub use list::{Broken, Check, Listing, list, newest_whole, retain, tidy};
+pub use line::{Before, Point, begin_line, take_over_line};
+pub use list::{Check, Listing, PassedOver, list, newest_whole, retain, tidy};
 pub use lock::{LockError, LockRequest, ModelDirLock};
 pub use manifest::{FORMAT, Facts, MANIFEST, WriterEpoch};
 pub use plan_reader::{PlanReader, Strictness};

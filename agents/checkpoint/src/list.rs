@@ -1,4 +1,4 @@
-//! The checkpoints of a model_dir: listing, choosing the newest whole one, keeping only so many, tidying up.
+//! The checkpoints of a model_dir: listing, choosing the one to go on from, keeping only so many, tidying up.
 //!
 //! Names: `checkpoint_<step>` is a checkpoint; `checkpoint_<step>.partial-<epoch>` one being written;
 //! `.replaced-<epoch>` one that a new one of the same step is taking the place of; `.deleted` one being deleted. A
@@ -12,14 +12,18 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::files::{remove_dir, rename_synced};
 use crate::info::CheckpointInfo;
+use crate::line::{History, Point};
 use crate::lock::ModelDirLock;
-use crate::manifest::WriterEpoch;
+use crate::manifest::{Manifest, WriterEpoch};
 use crate::read::Checkpoint;
 
 const PREFIX: &str = "checkpoint_";
 const PARTIAL: &str = "partial-";
 const REPLACED: &str = "replaced-";
 const DELETED: &str = "deleted";
+
+const LEFT: &str =
+    "a later run went back to an older one and left its line; name it with --checkpoint_path to go on from it";
 
 pub(crate) fn name_of(step: u64) -> String {
     format!("{PREFIX}{step}")
@@ -39,19 +43,19 @@ pub struct Listing {
     /// Checkpoints whose manifest, file lengths and headers are right; newest (highest step) last.
     pub whole: Vec<CheckpointInfo>,
     /// Checkpoints that can't be used, newest last.
-    pub broken: Vec<Broken>,
+    pub broken: Vec<PassedOver>,
     /// Directories of checkpoints that were never finished, or are being written.
     pub partial: Vec<PathBuf>,
 }
 
-/// A checkpoint that can't be used.
+/// A checkpoint that can't be used, or is not to be.
 #[derive(Debug, Serialize)]
-pub struct Broken {
+pub struct PassedOver {
     /// The step its name says.
     pub step: u64,
     /// Its directory.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Why.
     pub reason: String,
 }
 
@@ -79,13 +83,24 @@ pub fn list(model_dir: &Path) -> Result<Listing> {
     Ok(listing)
 }
 
-/// The newest checkpoint that passes `check`, and the newer ones that did not. Without any: `None`.
+/// The newest checkpoint of the [line](crate::begin_line) of the last attempt that passes `check`, and those of higher steps
+/// that did not or belong to a line that was left. Without any: `None`.
 ///
 /// # Errors
 /// When the directory can't be read.
-pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint>, Vec<Broken>)> {
-    let mut skipped = Vec::new();
-    for (step, path) in entries(model_dir)?.steps.into_iter().rev() {
+pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint>, Vec<PassedOver>)> {
+    let history = History::read(model_dir);
+    let (mut candidates, mut passed) = (Vec::new(), Vec::new());
+    for (step, path) in entries(model_dir)?.steps {
+        match Manifest::read(&path).map(|manifest| Point { attempt: manifest.epoch.attempt, step }) {
+            Ok(point) if history.continues(point) => candidates.push((point, path)),
+            Ok(_) => passed.push(PassedOver { step, path, reason: LEFT.to_owned() }),
+            Err(error) => passed.push(broken(step, path, &error)?),
+        }
+    }
+    candidates.sort();
+    let mut found = None;
+    while let (None, Some((point, path))) = (&found, candidates.pop()) {
         let opened = Checkpoint::open(&path).and_then(|checkpoint| {
             if check == Check::Full {
                 checkpoint.verify()?;
@@ -93,15 +108,18 @@ pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint
             Ok(checkpoint)
         });
         match opened {
-            Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
-            Err(error) => skipped.push(broken(step, path, &error)?),
+            Ok(checkpoint) => found = Some(checkpoint),
+            Err(error) => passed.push(broken(point.step, path, &error)?),
         }
     }
-    Ok((None, skipped))
+    passed.retain(|passed| found.as_ref().is_none_or(|found| passed.step > found.step()));
+    passed.sort_by_key(|passed| std::cmp::Reverse(passed.step));
+    Ok((found, passed))
 }
 
-/// Deletes the oldest checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and
-/// returns what was deleted. Broken ones are neither counted nor touched; the newest is always kept.
+/// Deletes checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and returns what
+/// was deleted: first those of lines that were left, then the oldest. Broken ones are neither counted nor touched; the
+/// newest is always kept.
 ///
 /// # Errors
 /// When the lock was lost or the file system refuses.
@@ -109,7 +127,9 @@ pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf
     if max_checkpoints == 0 {
         return Ok(Vec::new());
     }
-    let mut whole = list(lock.model_dir())?.whole;
+    let (mut whole, history) = (list(lock.model_dir())?.whole, History::read(lock.model_dir()));
+    let point = |info: &CheckpointInfo| Point { attempt: info.epoch.attempt, step: info.step };
+    whole.sort_by_key(|info| (history.continues(point(info)), point(info)));
     whole.truncate(whole.len().saturating_sub(max_checkpoints));
     if !whole.is_empty() {
         lock.still_mine()?;
@@ -154,10 +174,10 @@ fn delete(path: &Path) -> Result<()> {
 }
 
 /// An error of the file system ends a search, damage only a candidate.
-fn broken(step: u64, path: PathBuf, error: &Error) -> Result<Broken> {
+fn broken(step: u64, path: PathBuf, error: &Error) -> Result<PassedOver> {
     let reason = error.to_string();
     match error {
-        Error::Damaged(_) | Error::NotACheckpoint { .. } | Error::Io { .. } => Ok(Broken { step, path, reason }),
+        Error::Damaged(_) | Error::NotACheckpoint { .. } | Error::Io { .. } => Ok(PassedOver { step, path, reason }),
         _ => Err(Error::Argument(reason)),
     }
 }

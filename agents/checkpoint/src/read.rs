@@ -17,6 +17,7 @@ use crate::files::read_limited;
 use crate::header;
 use crate::info::CheckpointInfo;
 use crate::layout::{ELEMENT, Layout, Moments, Section};
+use crate::line::Point;
 use crate::manifest::{DataFile, JOB, LAYOUT, MANIFEST, Manifest, WholeFile};
 
 /// Bytes read and hashed at a time.
@@ -83,6 +84,11 @@ impl Checkpoint {
     /// The step after which it was taken.
     pub const fn step(&self) -> u64 {
         self.manifest.step
+    }
+
+    /// Which attempt wrote it, and after which step.
+    pub const fn point(&self) -> Point {
+        Point { attempt: self.manifest.epoch.attempt, step: self.manifest.step }
     }
 
     /// Files, chunks and tensors, as cut by the plan of the run that wrote it.

@@ -213,7 +213,8 @@ pub fn chunk_values(plan: &StreamPlan, chunk: usize, section: usize) -> Vec<f32>
 
 /// Writes a checkpoint the way two shards do.
 pub fn write(lock: &Arc<ModelDirLock>, plan: &StreamPlan, step: u64, moments: &Moments) -> PathBuf {
-    let mut staging = Staging::create(lock, plan, step, WriterEpoch { attempt: 1, number: 2 }, moments).unwrap();
+    let epoch = WriterEpoch { attempt: lock.attempt(), number: 2 };
+    let mut staging = Staging::create(lock, plan, step, epoch, moments).unwrap();
     for shard in 0..2 {
         let mut writer = RangeWriter::open(staging.path(), plan, moments).unwrap();
         let mut written = Vec::new();

@@ -73,6 +73,36 @@ fn a_broken_newest_checkpoint_is_passed_over() {
 }
 
 #[test]
+fn a_run_that_goes_back_to_an_older_checkpoint_is_what_later_ones_go_on_from() {
+    let place = Place::new();
+    let often = ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 2");
+    place.params("params.yaml", &[often]);
+    place.params("slower.yaml", &[often, ("learning_rate: 1e-2", "learning_rate: 1e-3")]);
+    place.succeed("train -p params.yaml -o m --num_csx 1");
+    let left = place.result("m", 6);
+    place.succeed("train -p slower.yaml -o whole --num_csx 1 --checkpoint_path m/checkpoint_2");
+
+    place.succeed("train -p slower.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_2 --max_steps 4");
+    assert_eq!(place.train_lines("m").len(), 4);
+    // The left one is whole and newer by its number.
+    place.succeed("checkpoint verify m/checkpoint_6");
+    let again = place.succeed("train -p slower.yaml -o m --num_csx 2");
+    assert!(again.stdout.contains("checkpoint_6 is passed over"), "{}", again.stdout);
+    assert!(again.stdout.contains("of step 4 from"), "{}", again.stdout);
+
+    let (new, whole) = (place.result("m", 6), place.result("whole", 6));
+    assert_eq!((&new.parameters, &new.optimizer), (&whole.parameters, &whole.optimizer));
+    assert_ne!(new.parameters, left.parameters);
+    assert_eq!(new.steps, [&left.steps[..2], &whole.steps].concat());
+
+    // And back to the line that was left, by one of its checkpoints that is still there.
+    place.succeed("train -p params.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_2 --max_steps 3");
+    place.succeed("train -p slower.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_6 --max_steps 7");
+    let steps = place.result("m", 7).steps;
+    assert_eq!((steps.len(), &steps[..6]), (7, &new.steps[..]));
+}
+
+#[test]
 fn a_checkpoint_of_another_model_is_refused() {
     let place = trained();
     place.params("wider.yaml", &[("filter_size: 64", "filter_size: 96")]);

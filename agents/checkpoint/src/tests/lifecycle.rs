@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::testing::{facts, lock, plan, write};
 use crate::{
-    Check, Checkpoint, Error, LockError, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging,
-    WriterEpoch, list, newest_whole, retain, tidy,
+    Before, Check, Checkpoint, Error, LockError, LockRequest, ModelDirLock, Moments, Point, RangeWriter, Section,
+    Staging, WriterEpoch, begin_line, list, newest_whole, retain, tidy,
 };
 
 const EPOCH: WriterEpoch = WriterEpoch { attempt: 4, number: 1 };
@@ -108,6 +108,45 @@ fn the_newest_whole_one_is_found_and_old_ones_go() {
     assert!(retain(&lock, 0).unwrap().is_empty());
     assert_eq!(retain(&lock, 2).unwrap(), [dir.path().join("checkpoint_2"), dir.path().join("checkpoint_9")]);
     assert_eq!(names(dir.path()), ["checkpoint_0100", "checkpoint_10", "checkpoint_100", "checkpoint_200"]);
+}
+
+/// Four attempts: the second goes back to step 4 and dies at once, the third tries again, the fourth returns to the line
+/// that was left.
+#[test]
+fn a_run_that_went_back_is_what_the_next_one_goes_on_from() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let next = |from, steps: &[u64]| {
+        let lock = lock(dir.path());
+        let before = begin_line(&lock, from).unwrap();
+        steps.iter().for_each(|&step| drop(write(&lock, &plan, step, &Moments::none())));
+        (before.shared, before.made_by)
+    };
+    let newest = || {
+        let (found, passed) = newest_whole(dir.path(), Check::Full).unwrap();
+        (found.map(|found| found.point()), passed.iter().map(|passed| passed.step).collect::<Vec<_>>())
+    };
+    let point = |attempt, step| Some(Point { attempt, step });
+    assert_eq!(next(None, &[4, 8, 10]), (0, vec![]));
+    assert_eq!(newest(), (point(1, 10), vec![]));
+    assert_eq!(next(point(1, 4), &[]), (4, vec![]));
+    assert_eq!(newest(), (point(1, 4), vec![10, 8]));
+    assert_eq!(next(point(1, 4), &[6, 8]), (4, vec![]));
+    assert_eq!(newest(), (point(3, 8), vec![10]));
+    // A line's own end is found however its checkpoints are damaged.
+    fs::remove_file(dir.path().join("checkpoint_8/manifest.json")).unwrap();
+    assert_eq!(newest(), (point(3, 6), vec![10, 8]));
+    assert_eq!(next(point(1, 10), &[12]), (4, vec![(1, 5..=10)]));
+    assert_eq!(newest(), (point(4, 12), vec![]));
+    // What is on no line any more goes first.
+    let lock = lock(dir.path());
+    assert_eq!(retain(&lock, 3).unwrap(), [dir.path().join("checkpoint_6")]);
+    assert_eq!(steps(dir.path()), [4, 10, 12]);
+    // Anew: nothing in common with what there is.
+    assert_eq!(begin_line(&lock, None).unwrap(), Before::default());
+    assert_eq!(newest().0, None);
+    // Without the notes, the last attempt's are the newest.
+    fs::write(dir.path().join("attempts.json"), "{").unwrap();
+    assert_eq!(newest(), (point(4, 12), vec![]));
 }
 
 #[test]

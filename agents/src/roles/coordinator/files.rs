@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use millrace_checkpoint::Before;
 use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
-use millrace_telemetry::journal::{Event, Journal, Outcome};
+use millrace_telemetry::journal::{Event, Journal, JournalReader, Outcome};
 use millrace_telemetry::logs::{LogFiles, Record};
 use millrace_telemetry::metrics::{self, EvalPoint, MetricsLog, Point, TrainPoint};
 use millrace_telemetry::tensorboard::{EventWriter, tags};
@@ -66,16 +67,16 @@ impl RunFiles {
         open().map_err(|error: Error| file_failure(&error))
     }
 
-    /// Opens the files that points go to, for a run that continues after `step`: what they say of later steps is
-    /// dropped.
+    /// Opens the files that points go to, for a run that continues after `step`, to which the steps `before` led: what
+    /// they say of others is dropped.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn begin(&mut self, step: u64) -> Result<(), Failure> {
+    pub fn begin(&mut self, step: u64, before: &Before) -> Result<(), Failure> {
         let dir = self.model_dir.as_path();
         let open = || {
             let metrics =
-                if self.trains { MetricsLog::open(dir, step)? } else { MetricsLog::open_for_evaluation(dir)? };
+                if self.trains { metrics_of_line(dir, before)? } else { MetricsLog::open_for_evaluation(dir)? };
             let trained = |point: &Point| matches!(point, Point::Train(_));
             let newest = metrics::read(dir)?.iter().filter(|point| trained(point)).map(Point::step).max();
             let events = EventWriter::create(&self.summaries, self.journal.attempt(), step)?;
@@ -186,6 +187,26 @@ impl RunFiles {
     }
 }
 
+/// `metrics.jsonl` with the steps `before` this run, each once: what is of another line goes, what is missing of this one
+/// comes back from the journal.
+fn metrics_of_line(model_dir: &Path, before: &Before) -> Result<MetricsLog, Error> {
+    let mut metrics = MetricsLog::open(model_dir, before.shared)?;
+    if before.made_by.is_empty() {
+        return Ok(metrics);
+    }
+    let of_line = |attempt: u64, step: u64| {
+        before.made_by.iter().any(|(maker, steps)| u64::from(*maker) == attempt && steps.contains(&step))
+    };
+    let mut journal = JournalReader::open(model_dir, 0)?;
+    while let Some(entry) = journal.next_entry()? {
+        match entry.event {
+            Event::Metric(point) if of_line(entry.attempt, point.step()) => metrics.append(&point)?,
+            _ => {}
+        }
+    }
+    Ok(metrics)
+}
+
 /// Where event files go: a relative `summary_dir` other than model_dir's own lies in model_dir.
 fn summary_dir(model_dir: &Path, run: &RunSpec) -> PathBuf {
     let summary = Path::new(&run.summary_dir);
@@ -208,13 +229,13 @@ mod tests {
         launch.model_dir = dir.path().to_owned();
         let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
         let mut first = RunFiles::open(&launch, 1).unwrap();
-        first.begin(0).unwrap();
+        first.begin(0, &Before::default()).unwrap();
         (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()).unwrap());
         drop(first);
         // It came to write step 3, or it did not: its successor is told the newest step in either case.
         for (attempt, newest) in [(2, 3), (3, 4)] {
             let mut next = RunFiles::open(&launch, attempt).unwrap();
-            next.begin(newest).unwrap();
+            next.begin(newest, &Before { shared: newest, ..Before::default() }).unwrap();
             next.step(&record(newest), 0.5, Rates::default()).unwrap();
         }
         let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(Point::step).collect();

@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
-use super::RoleArgs;
+use super::{RoleArgs, checkpoint_failure};
 use crate::control::agent::CONTROL_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
 use crate::control::server::{ControlEvent, ControlService};
@@ -150,7 +150,7 @@ async fn prepare(launch: Launch, console: &Console) -> Result<Prepared, Failure>
     let named = resume::named(&launch)?;
 
     let lock = Arc::new(take_model_dir(&launch).await?);
-    for removed in millrace_checkpoint::tidy(&lock).map_err(|error| super::checkpoint_failure(&error))? {
+    for removed in millrace_checkpoint::tidy(&lock).map_err(|error| checkpoint_failure(&error))? {
         log::info!("removed what an earlier run left unfinished: {removed}");
     }
     let beginning = resume::choose(&launch, &compiled, named)?;

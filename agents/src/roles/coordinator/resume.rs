@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
+use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, newest_whole};
 use millrace_engine::message::Source;
 use millrace_params::Job;
 
@@ -20,6 +20,8 @@ pub struct Beginning {
     pub step: u64,
     /// Whether that step is in `model_dir` as a checkpoint.
     pub saved: bool,
+    /// Which one of `model_dir`'s it is, if it is one.
+    pub from: Option<Point>,
     /// The profile of the checkpoint, JSON, where there is one.
     pub profile: Option<String>,
     /// Sentences for the user.
@@ -75,7 +77,7 @@ fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginn
             .hint("name one with --checkpoint_path, or train first"));
     }
     report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
-    Ok(Beginning { source: Source::Initial, step: 0, saved: false, profile: None, report })
+    Ok(Beginning { source: Source::Initial, step: 0, saved: false, from: None, profile: None, report })
 }
 
 fn from_checkpoint(
@@ -101,6 +103,7 @@ fn from_checkpoint(
         source: Source::Checkpoint { path: path.to_string_lossy().into_owned(), optimizer, step },
         step,
         saved,
+        from: saved.then(|| checkpoint.point()),
         profile: Some(checkpoint.numerics_profile().to_owned()),
         report,
     })

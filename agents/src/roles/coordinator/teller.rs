@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use millrace_checkpoint::Before;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::coordinator::{Evaluation, LossScaling, Outcome};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
@@ -121,12 +122,13 @@ impl Teller {
         Ok(())
     }
 
-    /// Everyone is there; the run goes on after `step`, which the shards hold already where `held` says so.
+    /// Everyone is there; the run goes on after `step`, to which the steps `before` led and which the shards hold already
+    /// where `held` says so.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn gathered(&mut self, systems: usize, step: u64, held: bool) -> Result<(), Failure> {
-        self.files.begin(step)?;
+    pub fn gathered(&mut self, systems: usize, step: u64, before: &Before, held: bool) -> Result<(), Failure> {
+        self.files.begin(step, before)?;
         if held {
             self.console.line(format!("MemoryX holds the parameters of step {step} of this job: going on from there."));
         }

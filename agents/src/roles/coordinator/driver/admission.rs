@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use millrace_checkpoint::{Before, begin_line, take_over_line};
 use millrace_emulator::numerics::Isa;
 use millrace_engine::coordinator::{Coordinator, Done, Event, Known, Outcome, Wanted};
 use millrace_engine::message::ShardState;
@@ -18,6 +19,7 @@ use super::Driver;
 use crate::control::job::JobDocument;
 use crate::control::server::{Hello, StreamNumber};
 use crate::failure::Failure;
+use crate::roles::checkpoint_failure;
 
 impl Driver {
     /// An agent waits until all have said hello, so that the job can be pinned to an instruction set they all have.
@@ -90,7 +92,12 @@ impl Driver {
         };
         let held = committed.filter(|&step| step >= beginning.step);
         let step = held.unwrap_or(beginning.step);
-        self.teller.gathered(launch.wanted.systems, step, held.is_some())?;
+        let before = match held {
+            _ if !launch.mode.trains() => Before::default(),
+            Some(step) => take_over_line(lock, step).map_err(|error| checkpoint_failure(&error))?,
+            None => begin_line(lock, beginning.from).map_err(|error| checkpoint_failure(&error))?,
+        };
+        self.teller.gathered(launch.wanted.systems, step, &before, held.is_some())?;
         let saved = beginning.saved && step == beginning.step;
         let done = Done { evaluated: evaluated(&launch.model_dir, step), saved };
         let known = Known { step, done: if launch.mode.trains() { done } else { Done::default() } };

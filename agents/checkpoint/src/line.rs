@@ -1,0 +1,124 @@
+//! Lines: which checkpoints of a model_dir follow from one another.
+//!
+//! A run may go back to an older checkpoint. The newer ones of the line it leaves stay where they are, until the new line
+//! reaches their steps and replaces them or retention takes them; but they are no longer what a later run goes on from.
+//! So every attempt that trains notes where it begins, in `attempts.json`, before it changes anything else.
+//!
+//! The *line* of an attempt is all that it wrote, what it began with, and the line of that.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::files::{read_limited, rename_synced, write_synced};
+use crate::lock::ModelDirLock;
+
+const FILE: &str = "attempts.json";
+
+/// More than a million attempts take.
+const MOST_BYTES: u64 = 1 << 26;
+
+/// A state of the model: after so many updates, the last of them made, or saved, by this attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Point {
+    /// The attempt.
+    pub attempt: u32,
+    /// Updates.
+    pub step: u64,
+}
+
+/// What each attempt began with: `None` where that was no checkpoint of the model_dir.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct History(BTreeMap<u32, Option<Point>>);
+
+impl History {
+    /// What is noted in `model_dir`. A file that can't be read is as good as none: every checkpoint then counts.
+    pub fn read(model_dir: &Path) -> Self {
+        let text = read_limited(&model_dir.join(FILE), MOST_BYTES).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    /// Whether `point` belongs to the line of the last attempt, or is newer than that (imported since).
+    pub fn continues(&self, point: Point) -> bool {
+        self.head().is_none_or(|head| {
+            let mut line = self.line(head);
+            point.attempt > head.attempt || line.any(|at| at.attempt == point.attempt && point.step <= at.step)
+        })
+    }
+
+    /// The last step that `point` and the last attempt have in common.
+    fn shared(&self, point: Point) -> u64 {
+        let Some(head) = self.head() else { return point.step };
+        let joins = |at: Point| self.line(head).find(|of| of.attempt == at.attempt).map(|of| of.step.min(at.step));
+        self.line(point).find_map(joins).unwrap_or(0)
+    }
+
+    /// How the steps up to `point` came about.
+    fn before(&self, point: Point) -> Before {
+        let shared = self.shared(point);
+        let mut line: Vec<Point> = self.line(point).collect();
+        line.reverse();
+        let mut last = shared;
+        let made_by = line.into_iter().filter(|point| point.step > shared).map(|point| {
+            let first = std::mem::replace(&mut last, point.step) + 1;
+            (point.attempt, first..=point.step)
+        });
+        Before { shared, made_by: made_by.collect() }
+    }
+
+    /// All that the last attempt may have written.
+    fn head(&self) -> Option<Point> {
+        self.0.last_key_value().map(|(&attempt, _)| Point { attempt, step: u64::MAX })
+    }
+
+    /// `point`, what its attempt began with, and so on: of each attempt the last point that belongs to the line.
+    fn line(&self, point: Point) -> impl Iterator<Item = Point> {
+        // Nobody begins with what comes later; a file that says so must not be followed for ever.
+        let before = |at: &Point| self.0.get(&at.attempt).copied().flatten().filter(|from| from.attempt < at.attempt);
+        std::iter::successors(Some(point), before)
+    }
+}
+
+/// How the steps before an attempt's first came about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Up to this one they are those of the last attempt, too.
+    pub shared: u64,
+    /// Which attempts made those that follow, and which of them; rising.
+    pub made_by: Vec<(u32, RangeInclusive<u64>)>,
+}
+
+/// Notes that the lock's attempt trains on from `from`, a checkpoint of its model_dir, or from anything else.
+///
+/// # Errors
+/// When the lock was lost or the file system refuses.
+pub fn begin_line(lock: &ModelDirLock, from: Option<Point>) -> Result<Before> {
+    let history = History::read(lock.model_dir());
+    let before = from.map_or_else(Before::default, |from| history.before(from));
+    note(lock, history, from)?;
+    Ok(before)
+}
+
+/// Notes that the lock's attempt goes on where the one before it was cut off, after `step` updates.
+///
+/// # Errors
+/// As for [`begin_line`].
+pub fn take_over_line(lock: &ModelDirLock, step: u64) -> Result<Before> {
+    let history = History::read(lock.model_dir());
+    let from = history.head().map(|head| Point { step, ..head });
+    note(lock, history, from)?;
+    Ok(Before { shared: step, ..Before::default() })
+}
+
+fn note(lock: &ModelDirLock, mut history: History, from: Option<Point>) -> Result<()> {
+    history.0.insert(lock.attempt(), from);
+    let text = serde_json::to_vec(&history).map_err(|error| Error::Argument(error.to_string()))?;
+    lock.still_mine()?;
+    let draft = lock.model_dir().join(format!("{FILE}.draft"));
+    write_synced(&draft, &text)?;
+    rename_synced(&draft, &lock.model_dir().join(FILE))
+}
