@@ -86,7 +86,12 @@ impl Place {
     }
 
     fn command(&self, arguments: &[impl AsRef<OsStr>]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-agent"));
+        self.command_of(env!("CARGO_BIN_EXE_millrace-agent"), arguments)
+    }
+
+    /// A command that runs here.
+    pub fn command_of(&self, program: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
+        let mut command = Command::new(program);
         command
             .args(arguments)
             .current_dir(self.0.path())
@@ -123,6 +128,14 @@ impl Place {
             String::from_utf8_lossy(&text).into_owned()
         });
         Running { child, stdout, said: String::new(), stderr }
+    }
+
+    /// Processes that work here, by their command lines.
+    pub fn processes(&self) -> Vec<String> {
+        let here = |process: &Path| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == self.0.path());
+        let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        let line = |process: PathBuf| std::fs::read_to_string(process.join("cmdline")).unwrap_or_default();
+        processes.filter(|process| here(process)).map(line).collect()
     }
 
     /// Everything in the working directory but the token cache, relative to it.

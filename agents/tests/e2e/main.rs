@@ -3,6 +3,7 @@
 mod bad_input;
 mod bits;
 mod checkpoints;
+mod disk;
 mod ends;
 mod harness;
 mod job;

@@ -34,9 +34,12 @@ struct Points {
     newest: u64,
 }
 
-/// A telemetry error as a failure with its hint.
+/// A telemetry error as a failure with its cause and hint.
 pub fn file_failure(error: &Error) -> Failure {
-    let failure = Failure::own(error);
+    let failure = match std::error::Error::source(error) {
+        Some(cause) => Failure::own(format!("{error}: {cause}")),
+        None => Failure::own(error),
+    };
     match error.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,
