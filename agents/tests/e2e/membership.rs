@@ -84,3 +84,31 @@ fn agents_refuse_the_coordinator_of_another_job() {
         assert_eq!(code, Some(3), "{agent}");
     }
 }
+
+/// A fleet is as good as its least member: all compute as that one does, to the bit, and say so.
+#[test]
+fn one_system_with_less_pins_the_whole_job_to_what_it_has() {
+    const STEPS: u64 = 4;
+    let cases: [(Isa, Restriction); 2] = [
+        (Isa::Avx2, |agent| (agent == "cs2-1").then_some(Isa::Avx2)),
+        (Isa::Portable, |agent| (agent == "cs2-0").then_some(Isa::Portable)),
+    ];
+    for (least, isa) in cases.into_iter().filter(|(least, _)| *least < Isa::detect()) {
+        let place = Place::new();
+        assert_eq!(Job::start(&place, STEPS, isa).end(), 0);
+        place.succeed(&format!("train -p params.yaml -o all --num_csx 2 --max_steps {STEPS} --isa {least}"));
+        assert_eq!(place.result("m", STEPS), place.result("all", STEPS));
+        let info = place.info(&format!("m/checkpoint_{STEPS}"));
+        assert_eq!(info["numerics_profile"]["isa"], least.to_string());
+
+        // On machines that all have more, only by the user's word, and then on record.
+        let further = format!("train -p params.yaml -o m --num_csx 2 --max_steps {}", STEPS + 1);
+        let refused = place.run(&further);
+        assert_eq!(refused.code(), 2, "{}", refused.stderr);
+        assert!(refused.stderr.contains("--accept_other_profile"), "{}", refused.stderr);
+        place.succeed(&format!("{further} --accept_other_profile"));
+        let info = place.info(&format!("m/checkpoint_{}", STEPS + 1));
+        assert_eq!(info["numerics_profile"]["isa"], Isa::detect().to_string());
+        assert!(info["notes"].to_string().contains(&format!("from {{\\\"isa\\\":\\\"{least}")), "{info}");
+    }
+}
