@@ -28,7 +28,8 @@ pub struct Members {
     pub swarmx: Vec<SwarmId>,
     /// Most children of a SwarmX node, at least 2.
     pub fan_out: u32,
-    /// Number of activation servers.
+    /// Number of activation servers. Systems share them where there are fewer than systems; more are not asked, as a
+    /// system reads from one at a time.
     pub activation_servers: u32,
 }
 
@@ -299,6 +300,22 @@ mod tests {
                         assert!(round.owned.iter().all(|range| range.len() as u32 <= per_system));
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn activation_servers_are_shared_evenly_or_one_each() {
+        let plan = crate::testing::TINY.plan(8, 1, crate::testing::CS2).unwrap();
+        for systems in 1..=8u32 {
+            for servers in 0..=10 {
+                let (systems, swarmx) = ((0..systems).collect::<Vec<_>>(), (0..9).collect());
+                let members = Members { systems, shards: 1, swarmx, fan_out: 4, activation_servers: servers };
+                let placement = Placement::new(&plan, &members).unwrap();
+                let mut served = vec![0; servers.max(1) as usize];
+                placement.systems.iter().for_each(|system| served[system.activation as usize] += 1);
+                let (least, most) = (served.iter().min().unwrap(), served.iter().max().unwrap());
+                assert!(most - least <= 1, "{served:?}");
             }
         }
     }

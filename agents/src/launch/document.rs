@@ -72,8 +72,8 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// What `job` asks of `appliance`. A job's own number of shards beats the appliance's. A system reads from one
-    /// activation server, so there are never more of them than systems.
+    /// What `job` asks of `appliance`. A job's own number of shards beats the appliance's. Of activation servers both say
+    /// how many a system has at most; it reads from one at a time, so it gets one.
     pub fn of(job: &Job, appliance: &ApplianceSpec) -> Self {
         let run = &job.run;
         let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
@@ -91,8 +91,12 @@ impl Wanted {
 impl Launch {
     /// The launch of a job on this machine.
     pub fn local(resolved: Resolved, appliance: ApplianceSpec, params_yaml: String) -> Self {
-        let Resolved { job, notes, without_effect } = resolved;
+        let Resolved { job, notes, mut without_effect } = resolved;
         let run = &job.run;
+        if run.num_act_servers > 1 {
+            without_effect
+                .push("num_act_servers above 1 (a system reads from one activation server at a time)".to_owned());
+        }
         Self {
             mode: run.mode,
             model_dir: PathBuf::from(&run.model_dir),

@@ -5,7 +5,7 @@ use super::harness::{Place, RunResult};
 /// Numbers of agents, threads and flags that must not matter.
 const VARIANTS: &[&str] = &[
     "train --num_csx 2",
-    "train --num_csx 3 --num_wgt_servers 1",
+    "train --num_csx 3 --num_wgt_servers 1 --num_act_servers 2",
     "train --num_csx 4 --num_wgt_servers 3 --threads 2",
     "train --num_csx 4 --appliance fan2.yaml",
     "train --num_csx 1 --appliance tiny.yaml",

@@ -7,7 +7,8 @@ use super::harness::Place;
 #[test]
 fn model_dir_has_every_file_and_the_lines_are_as_documented() {
     let place = Place::new();
-    let ended = place.succeed("train_and_eval -p params.yaml -o m --num_csx 2");
+    let ended = place.succeed("train_and_eval -p params.yaml -o m --num_csx 2 --num_act_servers 3");
+    assert!(ended.stdout.contains("Without effect on this appliance: num_act_servers above 1"), "{}", ended.stdout);
     assert!(ended.stdout.contains("| Train Device=CSX, Step=6, Loss="), "{}", ended.stdout);
     assert!(ended.stdout.contains("| Eval Device=CSX, GlobalStep=6, Batch=2, Loss="), "{}", ended.stdout);
     assert!(!ended.stdout.contains("listening"), "{}", ended.stdout);

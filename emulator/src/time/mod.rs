@@ -96,7 +96,7 @@ pub fn nominal_placement(
         shards: appliance.memoryx.shards as u32,
         swarmx: (0..swarm_nodes(systems as usize, fan_out) as u32).collect(),
         fan_out,
-        activation_servers: appliance.activation_servers as u32,
+        activation_servers: systems,
     };
     Placement::new(plan, &members)
 }

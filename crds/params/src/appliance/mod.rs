@@ -30,7 +30,7 @@ pub struct ApplianceSpec {
     pub memoryx: MemoryXSpec,
     /// The broadcast and reduce tree.
     pub swarmx: SwarmXSpec,
-    /// Activation servers of a system.
+    /// Most activation servers of a system. In this emulation a system reads from one at a time.
     pub activation_servers: usize,
     /// Compute threads of a system's agent; 0 shares the machine's cores among the agents that run on it.
     pub threads: usize,
