@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::memory::{self, LayerMemory};
 use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, wafer_activation_bytes};
+use crate::graph::OpNode;
+use crate::ops::{Signature, operator};
 use crate::plan::StreamPlan;
 
 /// Bytes a system needs at its fullest, on one machine.
@@ -11,6 +13,8 @@ use crate::plan::StreamPlan;
 pub struct SystemBytes {
     /// Weights and partial sums of gradients; independent of the number of layers.
     pub weights: WeightBytes,
+    /// Copies of the weights of the layer at work, in the order in which products read them; in the process only.
+    pub packed: u64,
     /// Activations of all leaves held at once, and the working memory of one.
     pub activations: u64,
 }
@@ -18,7 +22,7 @@ pub struct SystemBytes {
 impl SystemBytes {
     /// All of it.
     pub const fn total(self) -> u64 {
-        self.weights.total() + self.activations
+        self.weights.total() + self.packed + self.activations
     }
 }
 
@@ -34,10 +38,19 @@ pub struct SystemMemory {
 /// What a system needs that holds `leaves` leaves of a training round, or of an evaluation round.
 pub fn system_bytes(plan: &StreamPlan, leaves: u32, training: bool) -> SystemMemory {
     let encoded = plan.encoding.bytes() as u64;
+    let host = bytes(plan, leaves, training, HOST_ACTIVATION_BYTES, 4);
     SystemMemory {
         wafer: bytes(plan, leaves, training, wafer_activation_bytes(plan.encoding), encoded),
-        host: bytes(plan, leaves, training, HOST_ACTIVATION_BYTES, 4),
+        host: SystemBytes { packed: packed_bytes(plan, training), ..host },
     }
+}
+
+/// Layers share the memory of their copies: forward ones, and in training backward ones.
+fn packed_bytes(plan: &StreamPlan, training: bool) -> u64 {
+    let graph = &plan.graph;
+    let of = |node: &OpNode| operator(&node.op).packed(&Signature::of(graph, node));
+    let layers = graph.layers.iter().map(|layer| graph.nodes[layer.nodes.clone()].iter().map(of).sum::<u64>());
+    layers.max().unwrap_or(0) * 4 * if training { 2 } else { 1 }
 }
 
 fn bytes(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64, weight_bytes: u64) -> SystemBytes {
@@ -55,5 +68,5 @@ fn bytes(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64, 
     if !training {
         weights.gradients = 0;
     }
-    SystemBytes { weights, activations }
+    SystemBytes { weights, packed: 0, activations }
 }

@@ -32,6 +32,11 @@ impl Operator for Linear {
         param == 0
     }
 
+    fn packed(&self, io: &Signature<'_>) -> u64 {
+        let (outputs, inputs) = io.matrix(0);
+        outputs * inputs
+    }
+
     fn gradient(&self, _: usize) -> GradientForm {
         GradientForm::StoreOrAdd
     }

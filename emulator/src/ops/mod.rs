@@ -320,6 +320,13 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Weights that products read from a copy in the order in which they take them, which the emulation makes once for all
+    /// leaves of a pass: so many numbers for each direction.
+    fn packed(&self, io: &Signature<'_>) -> u64 {
+        let _ = io;
+        0
+    }
+
     /// f32 numbers a sample needed only while the operator computes, in the pass that needs more of them.
     fn scratch(&self, io: &Signature<'_>) -> u64 {
         let _ = io;

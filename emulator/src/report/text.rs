@@ -77,10 +77,12 @@ impl PlanReport {
             let parts = [
                 (weights.resident, "resident weights"),
                 (weights.window, "window"),
+                (system.packed, "packed copies"),
                 (weights.gradients, "gradients"),
                 (system.activations, "activations"),
             ];
-            parts.map(|(size, name)| format!("{} {name}", bytes(size))).join(", ")
+            let there = parts.into_iter().filter(|(size, _)| *size > 0);
+            there.map(|(size, name)| format!("{} {name}", bytes(size))).collect::<Vec<_>>().join(", ")
         };
         let wafer = roles.cs2.wafer;
         writeln!(f, "\nWafer memory (modelled machine)")?;
