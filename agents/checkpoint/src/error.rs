@@ -155,14 +155,16 @@ impl std::fmt::Display for Damage {
     }
 }
 
+/// Whether the file system, or the user's quota on it, is full.
+fn is_full(cause: &io::Error) -> bool {
+    matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 impl Error {
     /// An error of the file system, told apart by whether space ran out.
     pub(crate) fn io(action: &'static str, path: impl AsRef<Path>, cause: io::Error) -> Self {
         let path = path.as_ref().to_owned();
-        match cause.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace { path },
-            _ => Self::Io { action, path, cause },
-        }
+        if is_full(&cause) { Self::NoSpace { path } } else { Self::Io { action, path, cause } }
     }
 
     /// What the user can do, where the sentence itself does not say it.
@@ -176,16 +178,23 @@ impl Error {
                 "use the params this checkpoint was trained with (their `model` section), or another model_dir to start anew"
                     .into(),
             ),
+            Self::Lock(LockError::Io { cause, .. }) if is_full(cause) => {
+                Some("free some space, or choose another model_dir with -o".into())
+            }
+            Self::Lock(LockError::Io { .. }) => Some("choose another model_dir with -o".into()),
             Self::NotGpt2 { hint, .. } | Self::NotImportable { hint, .. } => Some(hint.clone()),
             _ => None,
         }
     }
 
     /// Whether what the user named is at fault (exit code 2) rather than something that broke while running (1).
-    pub const fn is_bad_input(&self) -> bool {
+    pub fn is_bad_input(&self) -> bool {
         match self {
             Self::NoSpace { .. } | Self::Io { .. } | Self::Argument(_) => false,
-            Self::Lock(error) => matches!(error, LockError::InUse { .. } | LockError::Contended { .. }),
+            Self::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => true,
+            // Named wrongly, or not this user's to write; a full disk is neither.
+            Self::Lock(LockError::Io { cause, .. }) => !is_full(cause),
+            Self::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => false,
             _ => true,
         }
     }
