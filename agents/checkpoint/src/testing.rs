@@ -111,7 +111,7 @@ pub fn graph(model: Model) -> Graph {
     b.graph.layers = names
         .iter()
         .zip(cuts.windows(2))
-        .map(|(name, cut)| Layer { name: (*name).into(), nodes: cut[0]..cut[1] })
+        .map(|(name, cut)| Layer { name: (*name).into(), nodes: cut[0]..cut[1], block: None })
         .collect();
     b.graph
 }

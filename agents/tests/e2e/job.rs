@@ -9,6 +9,9 @@ use serde_json::Value;
 
 use super::harness::{Place, kill};
 
+/// The agents of a job on two systems.
+pub const AGENTS: [&str; 7] = ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"];
+
 /// A job on two systems that goes on with one. Its agents are this test's own children; they die with it.
 pub struct Job<'a> {
     place: &'a Place,
@@ -23,9 +26,7 @@ impl<'a> Job<'a> {
     /// Starts a job into `m`, and every agent of it.
     pub fn start(place: &'a Place, max_steps: u64) -> Self {
         let mut job = Self::coordinator_only(place, max_steps, &[]);
-        for agent in ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"] {
-            job.join(agent);
-        }
+        AGENTS.into_iter().for_each(|agent| job.join(agent));
         job
     }
 

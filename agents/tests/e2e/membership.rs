@@ -1,7 +1,9 @@
 //! Agents that come and go while a job runs, and coordinators that do.
 
+use millrace_emulator::numerics::Isa;
+
 use super::harness::Place;
-use super::job::Job;
+use super::job::{AGENTS, Job};
 
 /// Evaluations far apart: the line a test waits for comes soon.
 fn place() -> Place {
@@ -89,14 +91,14 @@ fn agents_refuse_the_coordinator_of_another_job() {
 #[test]
 fn one_system_with_less_pins_the_whole_job_to_what_it_has() {
     const STEPS: u64 = 4;
-    let cases: [(Isa, Restriction); 2] = [
-        (Isa::Avx2, |agent| (agent == "cs2-1").then_some(Isa::Avx2)),
-        (Isa::Portable, |agent| (agent == "cs2-0").then_some(Isa::Portable)),
-    ];
-    for (least, isa) in cases.into_iter().filter(|(least, _)| *least < Isa::detect()) {
+    let cases = [("cs2-1", Isa::Avx2), ("cs2-0", Isa::Portable)];
+    for (lesser, least) in cases.into_iter().filter(|(_, least)| *least < Isa::detect()) {
         let place = Place::new();
-        assert_eq!(Job::start(&place, STEPS, isa).end(), 0);
-        place.succeed(&format!("train -p params.yaml -o all --num_csx 2 --max_steps {STEPS} --isa {least}"));
+        let mut job = Job::coordinator_only(&place, STEPS, &[]);
+        job.join_with(lesser, &["--isa", &least.to_string()]);
+        AGENTS.into_iter().filter(|agent| *agent != lesser).for_each(|agent| job.join(agent));
+        assert_eq!(job.end(), Some(0));
+        place.succeed(&format!("train_and_eval -p params.yaml -o all --num_csx 2 --max_steps {STEPS} --isa {least}"));
         assert_eq!(place.result("m", STEPS), place.result("all", STEPS));
         let info = place.info(&format!("m/checkpoint_{STEPS}"));
         assert_eq!(info["numerics_profile"]["isa"], least.to_string());

@@ -176,7 +176,7 @@ async fn take_model_dir(launch: &Launch) -> Result<ModelDirLock, Failure> {
                 log::info!("waiting for {owner} to let go of model_dir");
                 tokio::time::sleep(LOCK_PAUSE).await;
             }
-            taken => return taken.map_err(Failure::bad_input),
+            taken => return taken.map_err(|error| checkpoint_failure(&error.into())),
         }
     }
 }
