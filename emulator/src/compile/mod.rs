@@ -77,7 +77,8 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
     };
     let (mut cut, mut graph) = (groups::Cut::new(&graph, encoding), graph);
     let mut fit = search(&graph, &cut);
-    if !fit.as_ref().is_ok_and(|fit| fit.recompute.iter().all(|recompute| !recompute)) {
+    let saves_all = |fit: &fit::Fit| !fit.recompute.contains(&true);
+    if trains && !fit.as_ref().is_ok_and(saves_all) {
         let (joined, places) = graph.joined();
         (graph, cut) = (joined, cut.joined(&places));
         fit = search(&graph, &cut);

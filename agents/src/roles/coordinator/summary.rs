@@ -11,6 +11,8 @@ use millrace_telemetry::performance::{AgentUsage, Performance, Work};
 use millrace_telemetry::progress::Rates;
 use millrace_telemetry::stall::StallReason;
 
+use super::files::file_failure;
+
 /// What each agent has used.
 pub type Usages = BTreeMap<AgentId, proto::Usage>;
 
@@ -84,6 +86,6 @@ pub fn write(mut performance: Performance, usages: &Usages, model_dir: &Path) {
         }
     }
     if let Err(error) = performance.write(model_dir) {
-        log::warn!("{error}");
+        log::warn!("{}", file_failure(&error));
     }
 }
