@@ -15,7 +15,6 @@ use millrace_telemetry::logs::{AgentName, Level, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-pub(crate) use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::{Introduction, Session};
 use crate::failure::{Cause, Failure};
 use crate::http::{self, Readiness};

@@ -27,10 +27,7 @@ fn ctrl_c_saves_the_last_committed_step_and_the_run_can_go_on() {
 
     let last = place.train_lines("m").len() as u64;
     assert_eq!(place.info(&format!("m/checkpoint_{last}"))["step"], last);
-    let more = last + 2;
-    place.succeed(&format!("train -p params.yaml -o m --num_csx 3 --max_steps {more}"));
-    place.succeed(&format!("train -p params.yaml -o whole --num_csx 1 --max_steps {more}"));
-    assert_eq!(place.result("m", more), place.result("whole", more));
+    place.assert_goes_on("m", 3, 2);
 }
 
 #[test]

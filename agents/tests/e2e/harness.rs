@@ -173,6 +173,15 @@ impl Place {
         }
     }
 
+    /// Goes on with what ended in `model_dir`, on `num_csx` systems, for `steps` more: it must come to the same result as
+    /// a run of its own, into `whole`.
+    pub fn assert_goes_on(&self, model_dir: &str, num_csx: u32, steps: u64) {
+        let last = self.train_lines(model_dir).len() as u64 + steps;
+        self.succeed(&format!("train -p params.yaml -o {model_dir} --num_csx {num_csx} --max_steps {last}"));
+        self.succeed(&format!("train -p params.yaml -o whole --num_csx 1 --max_steps {last}"));
+        assert_eq!(self.result(model_dir, last), self.result("whole", last));
+    }
+
     /// The training lines of `metrics.jsonl`.
     pub fn train_lines(&self, model_dir: &str) -> Vec<String> {
         let mut lines = self.lines(model_dir);

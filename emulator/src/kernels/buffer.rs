@@ -20,11 +20,9 @@ enum Memory {
 impl Memory {
     /// Zeros: at least `len` elements beyond the first one that is aligned.
     fn new(len: usize) -> Self {
-        if len < MAPPED {
-            return Memory::Heap(vec![0.0; len + ALIGN - 1]);
-        }
-        let Ok(map) = MmapMut::map_anon((len + HUGE_PAGE) * size_of::<f32>()) else {
-            // Ends the process as for any other memory that is not there.
+        let map = || MmapMut::map_anon((len + HUGE_PAGE) * size_of::<f32>()).ok();
+        // Memory that can't be mapped is asked for once more, so that its lack ends the process as any other.
+        let Some(map) = (len >= MAPPED).then(map).flatten() else {
             return Memory::Heap(vec![0.0; len + ALIGN - 1]);
         };
         // A kernel without huge pages is slower, not wrong.

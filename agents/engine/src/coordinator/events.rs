@@ -94,6 +94,18 @@ pub struct Evaluation {
     pub batches: u64,
 }
 
+impl Evaluation {
+    /// Share of the tokens predicted right.
+    pub fn accuracy(&self) -> f64 {
+        self.correct as f64 / self.tokens.max(1) as f64
+    }
+
+    /// The exponential of the loss.
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+}
+
 /// What to do.
 #[derive(Clone, Debug)]
 pub enum Command {

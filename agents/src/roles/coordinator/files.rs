@@ -128,9 +128,8 @@ impl RunFiles {
     /// # Errors
     /// The file system refuses.
     pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64) -> Result<(), Failure> {
-        let share = evaluation.correct as f64 / evaluation.tokens.max(1) as f64;
-        let perplexity = evaluation.loss.exp();
-        let metrics = [("eval/lm_perplexity", perplexity as f32), ("eval/accuracy", share as f32)];
+        let (perplexity, accuracy) = (evaluation.perplexity() as f32, evaluation.accuracy() as f32);
+        let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         self.point(EvalPoint { step, loss, tokens, seconds, metrics: by_name }.into())?;

@@ -27,7 +27,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
-use super::{RoleArgs, checkpoint_failure};
+use super::RoleArgs;
+use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::CONTROL_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
 use crate::control::server::{ControlEvent, ControlService};

@@ -8,9 +8,9 @@ use millrace_engine::message::{ChunkDigests, Snapshot};
 use millrace_engine::types::{CommitRecord, Epoch};
 
 use super::resume::profile_json;
+use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
-use crate::roles::checkpoint_failure;
 
 /// Stages and publishes; its work blocks and is done off the runtime's thread.
 pub struct Saver {

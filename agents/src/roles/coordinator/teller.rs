@@ -235,10 +235,10 @@ impl Teller {
             self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
         }
         self.console.line(avg_eval_loss(loss));
-        let accuracy = evaluation.correct as f64 / evaluation.tokens.max(1) as f64;
         self.console.line(format!(
-            "Evaluation metrics: eval/accuracy = {accuracy:.5}, eval/lm_perplexity = {:.5}",
-            evaluation.loss.exp()
+            "Evaluation metrics: eval/accuracy = {:.5}, eval/lm_perplexity = {:.5}",
+            evaluation.accuracy(),
+            evaluation.perplexity()
         ));
         self.gauges.eval_loss.set(loss.into());
         let pause = now.duration_since(began);

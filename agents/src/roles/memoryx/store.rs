@@ -137,7 +137,7 @@ impl Store {
     /// # Errors
     /// The checkpoint is damaged or of another model.
     pub fn restore(&self, path: &str, optimizer: bool, step: u64) -> Result<(), Failure> {
-        let failed = |error: millrace_checkpoint::Error| crate::roles::checkpoint_failure(&error);
+        let failed = |error: millrace_checkpoint::Error| crate::checkpoints::checkpoint_failure(&error);
         let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
         let moments = if optimizer { self.moments.clone() } else { Moments::none() };
         let strictness = crate::checkpoints::strictness(&self.job.job);

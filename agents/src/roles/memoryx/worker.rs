@@ -13,9 +13,9 @@ use millrace_telemetry::stall::{StallClock, StallReason};
 use tokio::sync::mpsc;
 
 use super::store::Store;
+use crate::checkpoints::checkpoint_failure;
 use crate::failure::Failure;
 use crate::links::End;
-use crate::roles::checkpoint_failure;
 
 /// Work for the store's thread.
 pub enum Job {

@@ -16,10 +16,10 @@ use super::super::policy::policy;
 use super::super::resume::{check_profile, evaluated};
 use super::super::saver::Saver;
 use super::Driver;
+use crate::checkpoints::checkpoint_failure;
 use crate::control::job::JobDocument;
 use crate::control::server::{Hello, StreamNumber};
 use crate::failure::Failure;
-use crate::roles::checkpoint_failure;
 
 impl Driver {
     /// An agent waits until all have said hello, so that the job can be pinned to an instruction set they all have.
