@@ -240,10 +240,34 @@ impl StreamPlan {
             .collect()
     }
 
+    /// How many slots a window of `bytes` has: the most of which any run, in either direction and from one round into
+    /// the next, fits into it as f32. At least one: a chunk larger than the window must pass.
+    pub fn slots_within(&self, bytes: u64) -> u64 {
+        let bytes_of = |chunk: ChunkId| self.chunks[chunk].elements as u64 * 4;
+        let down: Vec<u64> = self.down_train.iter().map(|slot| bytes_of(slot.chunk)).collect();
+        let up: Vec<u64> = self.up.iter().map(|slot| bytes_of(slot.chunk)).collect();
+        shortest_run_beyond(bytes, &down).min(shortest_run_beyond(bytes, &up)).saturating_sub(1).max(1) as u64
+    }
+
     /// Whether `group` stays on the wafer between its uses.
     pub fn is_resident(&self, group: GroupId) -> bool {
         self.resident.contains(&group)
     }
+}
+
+/// Length of the shortest run of `sizes`, which repeat without end, that sums to more than `limit`; one more than there
+/// are sizes if none does.
+fn shortest_run_beyond(limit: u64, sizes: &[u64]) -> usize {
+    let (mut shortest, mut sum, mut from) = (sizes.len() + 1, 0, 0);
+    for (at, size) in sizes.iter().chain(sizes).enumerate() {
+        sum += size;
+        while sum > limit && from <= at {
+            shortest = shortest.min(at + 1 - from);
+            sum -= sizes[from % sizes.len()];
+            from += 1;
+        }
+    }
+    shortest
 }
 
 struct HashWriter(blake3::Hasher);
@@ -256,5 +280,20 @@ impl std::io::Write for HashWriter {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shortest_run_beyond;
+
+    #[test]
+    fn a_window_is_what_fits_at_the_densest_place() {
+        let sizes = [1, 5, 5, 1, 1];
+        assert_eq!(shortest_run_beyond(4, &sizes), 1, "a chunk alone is too much");
+        assert_eq!(shortest_run_beyond(10, &sizes), 3, "1, 5, 5 is the densest");
+        assert_eq!(shortest_run_beyond(12, &[5, 1, 1, 5]), 5, "from one round into the next: 1, 5, 5, 1, 1");
+        assert_eq!(shortest_run_beyond(100, &sizes), 6, "all fit");
+        assert_eq!(shortest_run_beyond(0, &[]), 1);
     }
 }

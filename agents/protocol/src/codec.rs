@@ -13,12 +13,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
-use crate::proto;
+use crate::packet::Packet;
 
 const MAGIC: [u8; 2] = *b"MR";
 const VERSION: u8 = 1;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 72;
+/// Where in it the payload's length stands.
+const LENGTH_AT: usize = 4;
 
 /// What a link adds to a machine's frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +86,7 @@ impl Reader<'_> {
 }
 
 /// Packs a frame, with the checksum it came with or, if it was made here, a new one.
-pub fn pack(frame: Frame, context: LinkContext) -> proto::Frame {
+pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     let Frame { place, payload, checksum } = frame;
     let mut writer = Writer([0; HEADER_BYTES], 0);
     writer.put(MAGIC);
@@ -99,17 +101,17 @@ pub fn pack(frame: Frame, context: LinkContext) -> proto::Frame {
         writer.put(number.to_le_bytes());
     }
     writer.put(checksum.unwrap_or_else(|| XxHash3_64::oneshot(&payload)).to_le_bytes());
-    proto::Frame { header: Bytes::copy_from_slice(&writer.0), payload }
+    Packet { head: Bytes::copy_from_slice(&writer.0), payload }
 }
 
 /// Unpacks and checks a frame for a link of `plan`.
 ///
 /// # Errors
 /// When it is damaged or of another plan or version.
-pub fn unpack(frame: proto::Frame, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
-    let proto::Frame { header, payload } = frame;
-    let mut reader = Reader(&header);
-    if header.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [VERSION] {
+pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
+    let Packet { head, payload } = packet;
+    let mut reader = Reader(&head);
+    if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [VERSION] {
         return Err(CodecError::Header);
     }
     let encoding = match reader.take::<1>()? {
@@ -135,6 +137,12 @@ pub fn unpack(frame: proto::Frame, plan: PlanHash) -> Result<(Frame, LinkContext
     Ok((Frame { place, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
 }
 
+/// The payload length that a header announces.
+pub(crate) fn payload_length(head: &[u8]) -> usize {
+    let mut reader = Reader(head.get(LENGTH_AT..).unwrap_or_default());
+    reader.u32().map_or(usize::MAX, |length| length as usize)
+}
+
 /// A control message as bytes.
 pub fn encode<T: Serialize>(message: &T) -> Bytes {
     // Plain data into a growing vector: the only errors postcard knows are of types these messages don't have.
@@ -153,7 +161,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
 mod tests {
     use super::*;
 
-    fn packed() -> proto::Frame {
+    fn packed() -> Packet {
         let place = Place {
             epoch: Epoch { attempt: 1, number: 2 },
             turn: 3,
@@ -178,11 +186,11 @@ mod tests {
         for byte in 0..good.payload.len() {
             let mut payload = good.payload.to_vec();
             payload[byte] ^= 1;
-            let bad = proto::Frame { payload: payload.into(), ..good.clone() };
+            let bad = Packet { payload: payload.into(), ..good.clone() };
             assert_eq!(unpack(bad, PlanHash(9)).err(), Some(CodecError::Damaged { chunk: 6 }));
         }
         for length in 0..HEADER_BYTES {
-            let bad = proto::Frame { header: good.header.slice(..length), ..good.clone() };
+            let bad = Packet { head: good.head.slice(..length), ..good.clone() };
             assert!(unpack(bad, PlanHash(9)).is_err(), "header cut to {length}");
         }
         assert!(matches!(unpack(good, PlanHash(8)), Err(CodecError::Plan { .. })));

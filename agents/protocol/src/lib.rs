@@ -1,11 +1,13 @@
 //! The wire protocol: control messages, data frames, samples, the coordinator's journal.
 //!
-//! [`proto`] is generated from `proto/`. [`codec`] packs the engine's frames and messages; [`transport`] has the HTTP/2
+//! [`proto`] is generated from `proto/`. [`codec`] packs the engine's frames and messages, [`packet`] carries frames over
+//! the links of the data tree; [`transport`] has the HTTP/2
 //! settings both ends of every link must share; [`journal`] is how the coordinator's stream is served and dialled, in the
 //! clear or with mutual TLS.
 
 pub mod codec;
 pub mod journal;
+pub mod packet;
 pub mod transport;
 
 /// Generated services and messages.

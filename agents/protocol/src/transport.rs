@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint, Server};
 
-/// Bytes of an HTTP/2 frame: with the 16 KiB default a link moves less than half as much per CPU second.
-const FRAME_BYTES: u32 = 1 << 20;
+use crate::packet::PAYLOAD_BYTES;
+
+/// Bytes of an HTTP/2 frame: a chunk that comes in one is received without a copy. With the 16 KiB default a link moves
+/// less than half as much per CPU second.
+const FRAME_BYTES: u32 = PAYLOAD_BYTES as u32;
 /// Bytes in flight per stream and connection; the links' own credits are what bounds them.
 const WINDOW_BYTES: u32 = 16 << 20;
-/// Most bytes of one gRPC message: a 4 MiB chunk with its header and some air.
-pub const MESSAGE_BYTES: usize = (4 << 20) + (64 << 10);
+/// Most bytes of one gRPC message: a chunk and some air.
+pub const MESSAGE_BYTES: usize = PAYLOAD_BYTES + (64 << 10);
 /// A peer that doesn't answer a ping for this long is gone.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const PING_EVERY: Duration = Duration::from_secs(10);

@@ -87,13 +87,8 @@ impl CompiledJob {
         (if asked > 0 { asked } else { self.appliance.memoryx.shards }) as u32
     }
 
-    /// Slots a receiver lets be in flight to it: the largest layer, so that the next layer travels while this one
-    /// computes, and a few chunks of air.
+    /// Slots a receiver lets be in flight to it.
     pub fn window(&self) -> u64 {
-        let chunks = |layer: &millrace_emulator::plan::LayerPlan| {
-            layer.groups.iter().map(|&group| self.plan.groups[group].chunks.len()).sum::<usize>()
-        };
-        let largest = self.plan.layers.iter().map(chunks).max().unwrap_or(1);
-        (largest + self.appliance.link.window_chunks) as u64
+        self.plan.slots_within(self.appliance.link.window_bytes())
     }
 }

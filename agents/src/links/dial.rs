@@ -1,14 +1,17 @@
 //! Dialling a parent: both directions of the link, each its own stream.
 
+use std::future::poll_fn;
+
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
 use millrace_engine::types::{AgentId, Epoch};
-use millrace_protocol::proto::link_client::LinkClient;
+use millrace_protocol::packet::{self, AGENT_KEY, EPOCH_KEY, Incoming};
 use millrace_protocol::transport;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::Request;
+use tonic::body::Body;
+use tonic::codegen::Service;
 use tonic::transport::Channel;
 
-use super::{AGENT_KEY, DirectionKey, EPOCH_KEY, End, Happening, LinkKey, Settings, read_frames, read_grants, send};
+use super::{DirectionKey, End, Happening, LinkKey, Settings, read_frames, read_grants, send};
 
 /// Opens the link from `me` to `peer` at `address` for `epoch`; what happens to it comes as events.
 pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings: Settings) {
@@ -21,41 +24,41 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
         };
         let down = open_down(me, key(DirectionKey::Down), channel.clone(), settings.clone());
         let up = open_up(me, key(DirectionKey::Up), channel, settings.clone());
-        if let Err(status) = tokio::try_join!(down, up) {
-            broken(format!("{peer} at {address} refused the link: {}", status.message()));
+        if let Err(reason) = tokio::try_join!(down, up) {
+            broken(format!("{peer} at {address} refused the link: {reason}"));
         }
     });
 }
 
-fn client(channel: Channel) -> LinkClient<Channel> {
-    LinkClient::new(channel)
-        .max_decoding_message_size(transport::MESSAGE_BYTES)
-        .max_encoding_message_size(transport::MESSAGE_BYTES)
-}
-
-fn request<T>(me: AgentId, key: LinkKey, receiver: mpsc::UnboundedReceiver<T>) -> Request<UnboundedReceiverStream<T>> {
-    let mut request = Request::new(UnboundedReceiverStream::new(receiver));
-    for (name, text) in [(EPOCH_KEY, key.epoch.to_string()), (AGENT_KEY, me.to_string())] {
-        // Digits, letters, dots and dashes are all valid in metadata.
-        if let Ok(value) = text.parse() {
-            request.metadata_mut().insert(name, value);
-        }
-    }
-    request
-}
-
-async fn open_down(me: AgentId, key: LinkKey, channel: Channel, settings: Settings) -> Result<(), tonic::Status> {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let frames = client(channel).down(request(me, key, receiver)).await?.into_inner();
+async fn open_down(me: AgentId, key: LinkKey, channel: Channel, settings: Settings) -> Result<(), String> {
+    let (sender, body) = packet::outgoing();
+    let frames = open(packet::DOWN, me, key, body, channel).await?;
     send(&settings.events, key, Happening::Open(End::Grants(sender)));
     tokio::spawn(read_frames(key, frames, settings));
     Ok(())
 }
 
-async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: Settings) -> Result<(), tonic::Status> {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let grants = client(channel).up(request(me, key, receiver)).await?.into_inner();
+async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: Settings) -> Result<(), String> {
+    let (sender, body) = packet::outgoing();
+    let grants = open(packet::UP, me, key, body, channel).await?;
     send(&settings.events, key, Happening::Open(settings.frames(key, sender)));
     tokio::spawn(read_grants(key, grants, settings.events));
     Ok(())
+}
+
+/// Sends `body` to `path`; what comes back.
+async fn open(path: &str, me: AgentId, key: LinkKey, body: Body, mut channel: Channel) -> Result<Incoming, String> {
+    let request = Request::post(path)
+        .header(EPOCH_KEY, key.epoch.to_string())
+        .header(AGENT_KEY, me.to_string())
+        .body(body)
+        .map_err(|error| error.to_string())?;
+    poll_fn(|cx| channel.poll_ready(cx)).await.map_err(|error| error.to_string())?;
+    let response = channel.call(request).await.map_err(|error| error.to_string())?;
+    let status = response.status();
+    if status == StatusCode::OK {
+        return Ok(Incoming::new(response.into_body()));
+    }
+    let reason = response.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    Err(format!("{status} {}", String::from_utf8_lossy(&reason)))
 }

@@ -14,7 +14,8 @@ use millrace_emulator::plan::PlanHash;
 use millrace_engine::course::Direction;
 use millrace_engine::frame::Frame;
 use millrace_engine::types::{AgentId, Epoch};
-use millrace_protocol::proto;
+use millrace_protocol::codec;
+use millrace_protocol::packet::{Incoming, Packet};
 use millrace_telemetry::metric_definitions::{Direction as Way, RoleMetrics};
 use millrace_telemetry::prometheus::Counter;
 use tokio::sync::mpsc;
@@ -56,9 +57,9 @@ impl From<Direction> for DirectionKey {
 #[derive(Clone)]
 pub enum End {
     /// This agent sends frames and receives grants.
-    Frames(mpsc::UnboundedSender<proto::Frame>, Counter),
+    Frames(mpsc::UnboundedSender<Packet>, Counter),
     /// This agent receives frames and sends grants.
-    Grants(mpsc::UnboundedSender<proto::Grant>),
+    Grants(mpsc::UnboundedSender<Packet>),
 }
 
 /// What happens on a link.
@@ -102,9 +103,9 @@ pub struct Settings {
 
 impl End {
     /// Sends a frame; one into a closed link is dropped, its `Broken` event is on the way.
-    pub fn frame(&self, frame: proto::Frame) {
+    pub fn frame(&self, frame: Packet) {
         if let End::Frames(sender, bytes) = self {
-            bytes.add((frame.header.len() + frame.payload.len()) as u64);
+            bytes.add(frame.len() as u64);
             let _ = sender.send(frame);
         }
     }
@@ -112,30 +113,25 @@ impl End {
     /// Sends a grant; as for frames.
     pub fn grant(&self, total: u64) {
         if let End::Grants(sender) = self {
-            let _ = sender.send(proto::Grant { total });
+            let _ = sender.send(Packet::grant(total));
         }
     }
 }
 
-/// Metadata key naming the epoch.
-const EPOCH_KEY: &str = "millrace-epoch";
-/// Metadata key naming the dialling agent.
-const AGENT_KEY: &str = "millrace-agent";
-
 /// Reads incoming frames into events until the stream ends.
-async fn read_frames(key: LinkKey, mut stream: tonic::Streaming<proto::Frame>, settings: Settings) {
+async fn read_frames(key: LinkKey, mut incoming: Incoming, settings: Settings) {
     let Settings { events, plan, metrics } = settings;
     let bytes = metrics.bytes(Way::In, &key.peer.to_string());
     let reason = loop {
-        let frame = match stream.message().await {
-            Ok(Some(frame)) => frame,
+        let packet = match incoming.frame().await {
+            Ok(Some(packet)) => packet,
             Ok(None) => break "the peer closed the link".to_owned(),
-            Err(status) => break status.message().to_owned(),
+            Err(error) => break error.to_string(),
         };
-        bytes.add((frame.header.len() + frame.payload.len()) as u64);
+        bytes.add(packet.len() as u64);
         // A link is opened for an epoch, an epoch comes after the job: the plan is known by then.
         let Some(&plan) = plan.get() else { break "a frame came before the job".to_owned() };
-        match millrace_protocol::codec::unpack(frame, plan) {
+        match codec::unpack(packet, plan) {
             Ok((frame, _)) => send(&events, key, Happening::Frame(frame)),
             Err(error) => break error.to_string(),
         }
@@ -144,12 +140,12 @@ async fn read_frames(key: LinkKey, mut stream: tonic::Streaming<proto::Frame>, s
 }
 
 /// Reads incoming grants into events until the stream ends.
-async fn read_grants(key: LinkKey, mut stream: tonic::Streaming<proto::Grant>, events: Events) {
+async fn read_grants(key: LinkKey, mut incoming: Incoming, events: Events) {
     let reason = loop {
-        match stream.message().await {
-            Ok(Some(proto::Grant { total })) => send(&events, key, Happening::Grant(total)),
+        match incoming.grant().await {
+            Ok(Some(total)) => send(&events, key, Happening::Grant(total)),
             Ok(None) => break "the peer closed the link".to_owned(),
-            Err(status) => break status.message().to_owned(),
+            Err(error) => break error.to_string(),
         }
     };
     send(&events, key, Happening::Broken(reason));
@@ -172,7 +168,7 @@ fn parse_agent(text: &str) -> Option<AgentId> {
 }
 
 impl Settings {
-    fn frames(&self, key: LinkKey, sender: mpsc::UnboundedSender<proto::Frame>) -> End {
+    fn frames(&self, key: LinkKey, sender: mpsc::UnboundedSender<Packet>) -> End {
         End::Frames(sender, self.metrics.bytes(Way::Out, &key.peer.to_string()))
     }
 }

@@ -1,19 +1,20 @@
 //! Accepting links.
 
-use std::pin::Pin;
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::task::{Context, Poll};
 
-use millrace_protocol::proto;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
-use tokio_stream::{Stream, StreamExt};
-use tonic::{Request, Response, Status};
+use http::{Request, Response, StatusCode};
+use millrace_protocol::packet::{self, AGENT_KEY, EPOCH_KEY, Incoming};
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::server::NamedService;
 
 use super::{
-    AGENT_KEY, DirectionKey, EPOCH_KEY, End, Happening, LinkKey, Settings, parse_agent, parse_epoch, read_frames,
-    read_grants, send,
+    DirectionKey, End, Happening, LinkKey, Settings, parse_agent, parse_epoch, read_frames, read_grants, send,
 };
 
-/// The `Link` service of shards and SwarmX nodes.
+/// The service that shards and SwarmX nodes offer their children.
 #[derive(Clone)]
 pub struct LinkService {
     settings: Settings,
@@ -25,44 +26,50 @@ impl LinkService {
         Self { settings }
     }
 
-    fn key<T>(request: &Request<T>, direction: DirectionKey) -> Result<LinkKey, Status> {
-        let text = |key| request.metadata().get(key).and_then(|value| value.to_str().ok());
-        let epoch = text(EPOCH_KEY).and_then(parse_epoch);
-        let peer = text(AGENT_KEY).and_then(parse_agent);
-        let (Some(epoch), Some(peer)) = (epoch, peer) else {
-            return Err(Status::invalid_argument("a link must name its epoch and agent"));
-        };
-        Ok(LinkKey { epoch, peer, direction })
+    /// Opens one direction of a link: what is sent back to the child. `None` for a request that is none for a link.
+    fn open(&self, request: Request<Body>) -> Option<Body> {
+        let text = |key| request.headers().get(key).and_then(|value| value.to_str().ok());
+        let (epoch, peer) = (parse_epoch(text(EPOCH_KEY)?)?, parse_agent(text(AGENT_KEY)?)?);
+        let key = |direction| LinkKey { epoch, peer, direction };
+        let (sender, body) = packet::outgoing();
+        match request.uri().path() {
+            packet::DOWN => {
+                let key = key(DirectionKey::Down);
+                send(&self.settings.events, key, Happening::Open(self.settings.frames(key, sender)));
+                let grants = Incoming::new(request.into_body());
+                tokio::spawn(read_grants(key, grants, self.settings.events.clone()));
+            }
+            packet::UP => {
+                let key = key(DirectionKey::Up);
+                send(&self.settings.events, key, Happening::Open(End::Grants(sender)));
+                let frames = Incoming::new(request.into_body());
+                tokio::spawn(read_frames(key, frames, self.settings.clone()));
+            }
+            _ => return None,
+        }
+        Some(body)
     }
 }
 
-type Outgoing<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-fn outgoing<T: Send + 'static>(receiver: mpsc::UnboundedReceiver<T>) -> Response<Outgoing<T>> {
-    Response::new(Box::pin(UnboundedReceiverStream::new(receiver).map(Ok)))
+impl NamedService for LinkService {
+    const NAME: &'static str = packet::SERVICE;
 }
 
-#[tonic::async_trait]
-impl proto::link_server::Link for LinkService {
-    type DownStream = Outgoing<proto::Frame>;
-    type UpStream = Outgoing<proto::Grant>;
+impl Service<Request<Body>> for LinkService {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
 
-    async fn down(
-        &self,
-        request: Request<tonic::Streaming<proto::Grant>>,
-    ) -> Result<Response<Self::DownStream>, Status> {
-        let key = Self::key(&request, DirectionKey::Down)?;
-        let (sender, receiver) = mpsc::unbounded_channel();
-        send(&self.settings.events, key, Happening::Open(self.settings.frames(key, sender)));
-        tokio::spawn(read_grants(key, request.into_inner(), self.settings.events.clone()));
-        Ok(outgoing(receiver))
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
     }
 
-    async fn up(&self, request: Request<tonic::Streaming<proto::Frame>>) -> Result<Response<Self::UpStream>, Status> {
-        let key = Self::key(&request, DirectionKey::Up)?;
-        let (sender, receiver) = mpsc::unbounded_channel();
-        send(&self.settings.events, key, Happening::Open(End::Grants(sender)));
-        tokio::spawn(read_frames(key, request.into_inner(), self.settings.clone()));
-        Ok(outgoing(receiver))
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let response = self.open(request).map(Response::new).unwrap_or_else(|| {
+            let mut refusal = Response::new(Body::new("a link must name its epoch and agent".to_owned()));
+            *refusal.status_mut() = StatusCode::BAD_REQUEST;
+            refusal
+        });
+        ready(Ok(response))
     }
 }

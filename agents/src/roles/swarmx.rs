@@ -8,7 +8,7 @@ use millrace_engine::message::{Configure, Order, Report};
 use millrace_engine::swarm::{Command, SwarmX};
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::codec::{self, LinkContext};
-use millrace_protocol::{proto, transport};
+use millrace_protocol::transport;
 use tokio::signal::unix::Signal;
 use tokio_stream::wrappers::TcpListenerStream;
 
@@ -32,9 +32,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
 
 /// Serves the data port for as long as the process lives.
 pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
-    let service = proto::link_server::LinkServer::new(LinkService::new(settings))
-        .max_decoding_message_size(transport::MESSAGE_BYTES)
-        .max_encoding_message_size(transport::MESSAGE_BYTES);
+    let service = LinkService::new(settings);
     tokio::spawn(async move {
         let incoming = TcpListenerStream::new(listener);
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use millrace_engine::types::{AgentId, Task, Turn};
-use millrace_protocol::proto;
+use millrace_protocol::packet::Packet;
 
 use crate::links::{DirectionKey, End, LinkKey};
 
@@ -41,7 +41,7 @@ impl Ends {
     }
 
     /// Sends a frame to `peer`.
-    pub fn frame(&self, peer: AgentId, frame: proto::Frame) {
+    pub fn frame(&self, peer: AgentId, frame: Packet) {
         if let Some(end) = self.frames(peer) {
             end.frame(frame);
         }

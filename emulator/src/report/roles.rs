@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compile::{MEMORYX_BYTES, SystemMemory, system_bytes};
 use crate::placement::{Child, Placement, Round};
-use crate::plan::{CHUNK_ELEMENTS, GroupId, StreamPlan};
+use crate::plan::{GroupId, StreamPlan};
 
 /// Batches an activation server holds ready for each of its systems.
 const PREFETCHED_BATCHES: u64 = 2;
@@ -36,7 +36,7 @@ impl RoleBytes {
         Self {
             memoryx: memoryx_shards.iter().sum(),
             memoryx_shards,
-            swarmx: swarm_bytes(plan, placement, link),
+            swarmx: swarm_bytes(placement, link),
             activation: activation_bytes(plan, placement),
             cs2: most_system_bytes(plan, placement),
             process: PROCESS_BYTES,
@@ -61,15 +61,18 @@ fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     shards
 }
 
-/// Windows of the busiest node: chunks of weights from its parent, and of each child the partial sums of as many chunks.
-fn swarm_bytes(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> u64 {
-    let chunk = (CHUNK_ELEMENTS as u64 * 4).min(plan.chunks.iter().map(|c| c.elements as u64 * 4).max().unwrap_or(0));
+/// Windows of the busiest node: of weights from each of its parents, and of each child's partial sums, of which a slot
+/// may have several.
+fn swarm_bytes(placement: &Placement, link: &LinkSpec) -> u64 {
     let sums = |children: &[Child], round| {
         children.iter().map(|&child| placement.child_nodes(child, round).len() as u64).sum::<u64>()
     };
-    let most =
-        placement.swarm.iter().flat_map(|node| (0..placement.rounds.len()).map(|round| sums(&node.children, round)));
-    chunk * link.window_chunks as u64 * (1 + most.max().unwrap_or(0))
+    let windows = |node: &crate::placement::SwarmNode| {
+        let parents = if node.parent.is_none() { u64::from(placement.shards) } else { 1 };
+        let rounds = 0..placement.rounds.len();
+        parents + rounds.map(|round| sums(&node.children, round)).max().unwrap_or(0)
+    };
+    link.window_bytes() * placement.swarm.iter().map(windows).max().unwrap_or(0)
 }
 
 fn activation_bytes(plan: &StreamPlan, placement: &Placement) -> u64 {

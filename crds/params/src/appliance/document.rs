@@ -84,7 +84,7 @@ section! {
     pub struct LinkDocument {
         /// Largest chunk; 4MiB by default and at most.
         chunk_bytes: Bytes,
-        /// Chunks a receiver grants credit for at a time; 4 by default.
+        /// Chunks of that size a receiver has room for; 8 by default. More smaller ones fit in the same room.
         window_chunks: u64,
     }
     without_effect {}

@@ -86,8 +86,15 @@ pub struct SwarmXSpec {
 pub struct LinkSpec {
     /// Largest chunk, in bytes.
     pub chunk_bytes: u64,
-    /// Chunks a receiver grants credit for at a time, in each direction.
+    /// Chunks of that size a receiver has room for, in each direction.
     pub window_chunks: usize,
+}
+
+impl LinkSpec {
+    /// Bytes a receiver lets be in flight to it, in each direction.
+    pub const fn window_bytes(&self) -> u64 {
+        self.chunk_bytes * self.window_chunks as u64
+    }
 }
 
 impl Default for ApplianceSpec {
@@ -111,7 +118,7 @@ impl Default for ApplianceSpec {
             swarmx: SwarmXSpec { fan_out: 4 },
             activation_servers: 1,
             threads: 0,
-            link: LinkSpec { chunk_bytes: MOST_CHUNK_BYTES, window_chunks: 4 },
+            link: LinkSpec { chunk_bytes: MOST_CHUNK_BYTES, window_chunks: 8 },
         }
     }
 }
