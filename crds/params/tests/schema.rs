@@ -24,13 +24,12 @@ fn undescribed(at: &str, schema: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn every_key_is_described_and_no_other_is_allowed() {
+fn every_key_is_described() {
     for schema in [schemars::schema_for!(Params), schemars::schema_for!(ApplianceDocument)] {
         let schema = schema.to_value();
         let mut found = Vec::new();
         undescribed("", &schema, &mut found);
         assert_eq!(found, Vec::<String>::new());
-        assert_eq!(schema["additionalProperties"], false);
     }
     let schema = schemars::schema_for!(Params).to_value();
     for (section, keys) in [

@@ -167,5 +167,30 @@ fn the_document_survives_json() {
     let back: Params = serde_json::from_str(&json).unwrap();
     assert_eq!(back, params);
     assert_eq!(Params::parse_yaml(&json).unwrap(), params, "JSON is YAML too");
-    assert!(serde_json::from_str::<Params>(r#"{"model": {"hiden_size": 1}}"#).is_err());
+    assert_eq!(Params::read_json(&serde_json::from_str(&json).unwrap()).unwrap(), params);
+}
+
+/// An object of an API server may be newer than this program; a document that is read to be run may not.
+#[test]
+fn json_is_read_strictly_and_only_deserialised_leniently() {
+    let json = serde_json::json!({
+        "model": {"hiden_size": 1, "dropout_rate": null},
+        "optimizer": {"learning_rate": {"schedular": "Linear"}, "eps": 1e-8, "betas": [0.9, "0.95"]},
+    });
+    let lenient: Params = serde_json::from_value(json.clone()).unwrap_or_default();
+    assert_eq!(lenient.model, None, "betas hold a string, which no leniency can read");
+    let error = Params::read_json(&json).unwrap_err();
+    let problems: Vec<_> = error.problems().map(|p| (p.key.as_str(), p.line, p.hint.as_deref())).collect();
+    assert_eq!(
+        problems,
+        [
+            ("model.hiden_size", None, Some("did you mean hidden_size?")),
+            ("optimizer.betas.1", None, Some("leave the quotes out")),
+            ("optimizer.learning_rate.schedular", None, Some("did you mean scheduler?")),
+        ]
+    );
+    let newer = serde_json::json!({"model": {"hidden_size": 8, "a_new_key": 1}});
+    let lenient: Params = serde_json::from_value(newer.clone()).unwrap();
+    assert_eq!(lenient.model.unwrap().hidden_size, Some(8));
+    assert!(Params::read_json(&newer).is_err());
 }

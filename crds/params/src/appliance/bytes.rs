@@ -18,7 +18,6 @@ impl From<Bytes> for u64 {
 
 /// The two ways to write a size.
 #[derive(Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 enum Written {
     /// Bytes.
@@ -45,10 +44,18 @@ impl schemars::JsonSchema for Bytes {
         "Bytes".into()
     }
 
-    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let mut schema = Written::json_schema(generator);
-        schema.insert("description".into(), "A number of bytes, or a number with a unit, as in 40GB or 4MiB.".into());
-        schema
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "A number of bytes, or a number with a unit, as in 40GB or 4MiB.",
+            "anyOf": [
+                {"type": "integer"},
+                {"type": "string"},
+            ],
+            "pattern": r"^[0-9.][0-9_.]*([eE]\+?[0-9]+)? ?[kKmMgGtTpP]?i?[bB]?$",
+            "maxLength": 32,
+            // A number or a string is the one choice of shapes that an API server knows.
+            "x-kubernetes-int-or-string": true,
+        })
     }
 }
 

@@ -25,6 +25,10 @@ section! {
     }
     without_effect {}
     not_yet {}
+    elsewhere {
+        // How pods run: what only a cluster reads.
+        "image", "image_pull_policy", "image_pull_secrets", "storage", "resources", "node_selector", "tolerations",
+    }
 }
 
 section! {

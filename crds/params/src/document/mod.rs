@@ -17,7 +17,7 @@ pub use run::RunParams;
 pub use unions::{InitializerChoice, InitializerParams, LearningRate, MicroBatchChoice, MicroBatchRange, OneOrMany};
 
 use crate::error::ParamsError;
-use crate::yaml::{Dialect, Lines, Section, read_document, section};
+use crate::yaml::{Dialect, Lines, Node, Section, read_document, read_tree, section};
 
 section! {
     /// The user's params document.
@@ -53,10 +53,17 @@ impl Params {
     /// type, each with its line; all of them are collected. Whether the values make sense together is for
     /// [`Params::resolve`] to say.
     pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
-        let dialect = Dialect { camel_case: false, homes };
-        let (mut params, lines): (Self, Lines) = read_document(text, dialect)?;
+        let (mut params, lines): (Self, Lines) = read_document(text, DIALECT)?;
         params.lines = lines;
         Ok(params)
+    }
+
+    /// Reads a params document that came as JSON, as strictly and in the same words.
+    ///
+    /// # Errors
+    /// As [`Params::parse_yaml`], without lines.
+    pub fn read_json(json: &serde_json::Value) -> Result<Self, ParamsError> {
+        Ok(read_tree(&Node::from(json), DIALECT)?.0)
     }
 
     /// The keys given that have no effect here because they only tune the real machine, as `train_input.num_workers`.
@@ -79,6 +86,8 @@ impl Params {
         keys
     }
 }
+
+const DIALECT: Dialect = Dialect { camel_case: false, homes };
 
 /// The sections that know `key`, for a key that stands in another one.
 fn homes(key: &str) -> Vec<&'static str> {

@@ -11,6 +11,6 @@ mod section;
 mod tree;
 
 pub(crate) use nearest::nearest;
-pub(crate) use read::{Dialect, FromNode, Lines, Reader, read_document};
+pub(crate) use read::{Dialect, FromNode, Lines, Reader, read_document, read_tree};
 pub(crate) use section::{Section, section};
 pub(crate) use tree::{Node, Value};

@@ -44,9 +44,13 @@ pub(crate) struct Dialect {
 
 /// Reads a whole document as `T`; `T::default()` when the text is empty.
 pub(crate) fn read_document<T: FromNode + Default>(text: &str, dialect: Dialect) -> Result<(T, Lines), ParamsError> {
-    let root = parse(text)?;
+    read_tree(&parse(text)?, dialect)
+}
+
+/// Reads a tree as `T`; `T::default()` when it is a null.
+pub(crate) fn read_tree<T: FromNode + Default>(root: &Node, dialect: Dialect) -> Result<(T, Lines), ParamsError> {
     let mut reader = Reader { dialect, path: Vec::new(), problems: Vec::new(), lines: Lines::default() };
-    let document = if root.is_null() { T::default() } else { reader.value(&root).unwrap_or_default() };
+    let document = if root.is_null() { T::default() } else { reader.value(root).unwrap_or_default() };
     ParamsError::check(reader.problems)?;
     Ok((document, reader.lines))
 }
@@ -99,7 +103,9 @@ impl Reader {
 
     fn within(&mut self, key: &str, line: usize, read: impl FnOnce(&mut Self)) {
         self.path.push(key.to_owned());
-        self.lines.0.insert(self.at(), line);
+        if line > 0 {
+            self.lines.0.insert(self.at(), line);
+        }
         read(self);
         self.path.pop();
     }
@@ -118,7 +124,10 @@ impl Reader {
                     ProblemKind::DuplicateKey,
                     entry.line,
                     &entry.key,
-                    format!("is given twice, first on line {first}"),
+                    match first {
+                        0 => "is given twice".into(),
+                        first => format!("is given twice, first on line {first}"),
+                    },
                     Some("keep one of the two".into()),
                 ),
                 None => {
@@ -173,7 +182,8 @@ impl Reader {
             path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         }
         let subject = if path.is_empty() { "the document" } else { &path };
-        self.problems.push(Problem { kind, line: Some(line), message: format!("{subject} {says}"), key: path, hint });
+        let line = (line > 0).then_some(line);
+        self.problems.push(Problem { kind, line, message: format!("{subject} {says}"), key: path, hint });
     }
 
     fn at(&self) -> String {

@@ -6,7 +6,11 @@
 /// * the struct's fields are keys that are honoured (or refused with a reason when resolved);
 /// * `without_effect` are keys that only tune the real machine: typed, accepted, and named once to the user;
 /// * `not_yet` are keys of the public model zoo refused by name, each with what to do instead;
+/// * `elsewhere` are keys of the same document that others read: let pass here;
 /// * `beside` is a field of ours that is no key.
+///
+/// The reader is strict; serde is not, and leaves out what it does not know: objects that come from an API server may be
+/// newer than this program.
 macro_rules! section {
     (
         $(#[$meta:meta])*
@@ -15,12 +19,12 @@ macro_rules! section {
         }
         without_effect { $( $(#[$wmeta:meta])* $wfield:ident : $wty:ty, )* }
         not_yet { $( $nkey:literal => $remedy:expr, )* }
+        $( elsewhere { $( $ekey:literal, )* } )?
         $( beside { $(#[$bmeta:meta])* $bfield:ident : $bty:ty, } )?
     ) => {
         #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         $(#[$meta])*
-        #[serde(deny_unknown_fields)]
         pub struct $name {
             $(
                 $(#[$fmeta])*
@@ -62,6 +66,7 @@ macro_rules! section {
                     match reader.key(entry).as_ref() {
                         $( stringify!($field) => reader.field(entry, &mut section.$field), )*
                         $( stringify!($wfield) => reader.field(entry, &mut section.$wfield), )*
+                        $( $( $ekey => {} )* )?
                         _ => reader.unknown(entry, Self::KEYS, Self::NOT_YET),
                     }
                 }

@@ -15,7 +15,7 @@ const MAX_NODES: usize = 100_000;
 /// One value of the document.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    /// Line of its first character, counted from 1.
+    /// Line of its first character, counted from 1; 0 in a tree that was no text.
     pub line: usize,
     pub value: Value,
 }
@@ -152,6 +152,29 @@ impl Builder {
             (Value::Scalar { .. }, Some(_)) => {} // scalars are never open
         }
         Ok(())
+    }
+}
+
+impl From<&serde_json::Value> for Node {
+    /// The same tree as text would have given. `serde_json` has bounded its depth where it came from text, and an object of
+    /// an API server its size.
+    fn from(json: &serde_json::Value) -> Self {
+        use serde_json::Value as Json;
+        let plain = |text: String| Value::Scalar { text, plain: true };
+        let value = match json {
+            Json::Null => plain(String::new()),
+            Json::Bool(bool) => plain(bool.to_string()),
+            Json::Number(number) => plain(number.to_string()),
+            Json::String(text) => Value::Scalar { text: text.clone(), plain: false },
+            Json::Array(items) => Value::List(items.iter().map(Self::from).collect()),
+            Json::Object(entries) => Value::Map(
+                entries
+                    .iter()
+                    .map(|(key, value)| Entry { key: key.clone(), line: 0, value: Self::from(value) })
+                    .collect(),
+            ),
+        };
+        Self { line: 0, value }
     }
 }
 

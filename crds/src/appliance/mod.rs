@@ -1,0 +1,168 @@
+//! `Appliance`: the machine jobs run on, and the ledger of who uses what of it.
+
+mod status;
+
+pub use status::{Amounts, ApplianceStatus, Grant};
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Toleration;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::{CustomResource, KubeSchema};
+use millrace_params::ApplianceDocument;
+use schemars::{JsonSchema, Schema};
+use serde::{Deserialize, Serialize};
+
+use crate::RoleResources;
+use crate::quantity::{amount, quantity_schema};
+use crate::schema::{keyed_by, ranges};
+
+/// What the appliance is made of, and how its pods run. What is left out is that of a cluster of CS-2s.
+#[allow(clippy::duplicated_attributes, reason = "columns of one type, rules by one function")]
+#[derive(CustomResource, KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "millrace.dev",
+    version = "v1alpha1",
+    kind = "Appliance",
+    plural = "appliances",
+    category = "millrace",
+    status = "ApplianceStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    doc = "A cluster of emulated CS-2 systems, with MemoryX and SwarmX, that TrainJobs run on.",
+    printcolumn(
+        name = "Systems",
+        type_ = "integer",
+        json_path = ".status.capacity.systems",
+        description = "Systems that exist."
+    ),
+    printcolumn(
+        name = "Used",
+        type_ = "integer",
+        json_path = ".status.used.systems",
+        description = "Systems that are some job's."
+    ),
+    printcolumn(
+        name = "Waiting",
+        type_ = "integer",
+        json_path = ".status.waiting",
+        description = "Jobs in the queue."
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = crate::schema::spec, transform = machine_ranges)]
+pub struct ClusterSpec {
+    /// The machine, as a local run knows it too.
+    #[serde(flatten)]
+    pub machine: ApplianceDocument,
+
+    /// Image of all pods; the operator's own by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    pub image: Option<String>,
+
+    /// When a node fetches the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<PullPolicy>,
+
+    /// Secrets in the job's namespace with credentials for the image's registry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), transform = by_name)]
+    pub image_pull_secrets: Vec<SecretName>,
+
+    /// Storage of a job that brings no volume for its checkpoints.
+    #[serde(default)]
+    pub storage: Storage,
+
+    /// Resources of each role's pods, where a job does not say otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<RoleResources>,
+
+    /// Labels of the nodes that pods may run on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+
+    /// Taints of nodes that pods put up with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub tolerations: Vec<Toleration>,
+}
+
+/// Where checkpoints, metrics and logs go when a job brings no volume for them: a claim named after the job, found again
+/// by a job of the same name, and never deleted with it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Storage {
+    /// StorageClass of the claim; the cluster's default class where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub storage_class_name: Option<String>,
+    /// How large the claim is.
+    #[serde(default = "default_size", deserialize_with = "amount")]
+    #[schemars(schema_with = "quantity_schema")]
+    pub size: Quantity,
+    /// Who may write: with ReadWriteOnce the coordinator and MemoryX run on one node.
+    #[serde(default)]
+    pub access_mode: AccessMode,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { storage_class_name: None, size: default_size(), access_mode: AccessMode::default() }
+    }
+}
+
+fn default_size() -> Quantity {
+    Quantity("10Gi".into())
+}
+
+/// From how many nodes a claim can be written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AccessMode {
+    /// From one node at a time.
+    #[default]
+    ReadWriteOnce,
+    /// From any number of nodes.
+    ReadWriteMany,
+}
+
+/// When a node fetches an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PullPolicy {
+    /// At every start of a pod.
+    Always,
+    /// When the node does not have it.
+    IfNotPresent,
+    /// Never: it has been put there.
+    Never,
+}
+
+/// A Secret by its name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SecretName {
+    /// Name of the Secret.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+/// As the reader of an appliance's description has them, but for the number of systems, which the ledger bounds: it must
+/// fit in one object.
+fn machine_ranges(schema: &mut Schema) {
+    ranges(
+        schema,
+        &[
+            ("systems", 1.0, 1024.0),
+            ("wafer.utilisation", 0.0, 1.0),
+            ("memoryx.shards", 1.0, 4096.0),
+            ("swarmx.fanOut", 2.0, 4.0),
+            ("activationServers", 1.0, 4096.0),
+            ("threads", 0.0, 4096.0),
+            ("link.windowChunks", 1.0, 4096.0),
+        ],
+    );
+}
+
+fn by_name(schema: &mut Schema) {
+    keyed_by(schema, "name");
+}

@@ -1,0 +1,118 @@
+//! Conditions, as every Kubernetes tool reads them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+/// The conditions of a TrainJob. All of them are set from the first visit on, so that `kubectl wait` always has something
+/// to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConditionType {
+    /// The params were understood and the job can run on the appliance.
+    Accepted,
+    /// The systems the job asked for are its own.
+    Admitted,
+    /// Every agent of every role is there and ready.
+    RolesReady,
+    /// Steps are being committed.
+    Progressing,
+    /// The newest committed step that matters is in a checkpoint: after a suspension, all of them.
+    Checkpointed,
+    /// The job was asked to pause, has saved its state and holds no systems.
+    Suspended,
+    /// The summary. Unknown while the job lives; its reason is the job's [`State`](crate::State).
+    Succeeded,
+    /// The job is over, one way or the other.
+    Finished,
+}
+
+impl ConditionType {
+    /// All of them, in the order in which a job meets them.
+    pub const ALL: [Self; 8] = [
+        Self::Accepted,
+        Self::Admitted,
+        Self::RolesReady,
+        Self::Progressing,
+        Self::Checkpointed,
+        Self::Suspended,
+        Self::Succeeded,
+        Self::Finished,
+    ];
+
+    /// The name in `conditions[].type`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Accepted => "Accepted",
+            Self::Admitted => "Admitted",
+            Self::RolesReady => "RolesReady",
+            Self::Progressing => "Progressing",
+            Self::Checkpointed => "Checkpointed",
+            Self::Suspended => "Suspended",
+            Self::Succeeded => "Succeeded",
+            Self::Finished => "Finished",
+        }
+    }
+}
+
+/// Puts `new` in its place among `conditions`, which is that of its type. Its time of transition is `new`'s only if the
+/// status (True, False, Unknown) changes; otherwise the old one stays.
+pub fn set_condition(conditions: &mut Vec<Condition>, new: Condition) {
+    match conditions.iter_mut().find(|condition| condition.type_ == new.type_) {
+        Some(old) if old.status == new.status => {
+            let since: Time = old.last_transition_time.clone();
+            *old = Condition { last_transition_time: since, ..new };
+        }
+        Some(old) => *old = new,
+        None => conditions.push(new),
+    }
+}
+
+/// Kubernetes' own schema of conditions, with its bounds.
+pub(crate) fn conditions_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 16,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "description": "One aspect of the object's state.",
+            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "properties": {
+                "type": {
+                    "type": "string",
+                    "description": "Which aspect.",
+                    "maxLength": 63,
+                    "pattern": "^[A-Z][A-Za-z0-9]*$",
+                },
+                "status": {
+                    "type": "string",
+                    "description": "Whether it holds: True, False or Unknown.",
+                    "enum": ["True", "False", "Unknown"],
+                },
+                "observedGeneration": {
+                    "type": "integer",
+                    "format": "int64",
+                    "minimum": 0,
+                    "description": "The generation of the spec this was said of.",
+                },
+                "lastTransitionTime": {
+                    "type": "string",
+                    "format": "date-time",
+                    "description": "When the status last changed.",
+                },
+                "reason": {
+                    "type": "string",
+                    "description": "One word that says why, for programs.",
+                    "minLength": 1,
+                    "maxLength": 63,
+                    "pattern": "^[A-Z][A-Za-z0-9]*$",
+                },
+                "message": {
+                    "type": "string",
+                    "description": "One sentence that says why, for people.",
+                    "maxLength": 4096,
+                },
+            },
+        },
+    })
+}

@@ -1,0 +1,66 @@
+//! Amounts of CPU, memory and storage as Kubernetes writes them: `2`, `500m`, `4Gi`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// What Kubernetes itself takes.
+const PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
+/// Amounts by name, as `cpu: 500m` and `memory: 2Gi`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Quantities(#[serde(deserialize_with = "amounts")] pub BTreeMap<String, Quantity>);
+
+impl JsonSchema for Quantities {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Quantities".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "object", "maxProperties": 16, "additionalProperties": amount_schema()})
+    }
+}
+
+/// The schema of one amount, for `schemars(schema_with)`.
+pub(crate) fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
+    amount_schema()
+}
+
+fn amount_schema() -> Schema {
+    json_schema!({
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "pattern": PATTERN,
+        "maxLength": 32,
+        "x-kubernetes-int-or-string": true,
+    })
+}
+
+/// An amount as users write it: `cpu: 2` is a number, `cpu: 500m` a string.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Whole(i64),
+    Text(String),
+}
+
+impl From<Written> for Quantity {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::Whole(amount) => Self(amount.to_string()),
+            Written::Text(text) => Self(text),
+        }
+    }
+}
+
+fn amounts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Quantity>, D::Error> {
+    let written = BTreeMap::<String, Written>::deserialize(deserializer)?;
+    Ok(written.into_iter().map(|(name, amount)| (name, amount.into())).collect())
+}
+
+/// Reads one amount, for `serde(deserialize_with)`.
+pub(crate) fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quantity, D::Error> {
+    Ok(Written::deserialize(deserializer)?.into())
+}

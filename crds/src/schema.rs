@@ -1,0 +1,246 @@
+//! From the schemas of Rust types to what an API server takes, with a bound on everything.
+//!
+//! An API server takes only *structural* schemas: no unions of shapes, no type lists. And it prices CEL rules by the
+//! largest value that could come, so what has no bound makes every rule near it too dear. [`spec`], [`params`] and
+//! [`status`] do both, each for its part of a resource; what one has done another leaves alone.
+
+use schemars::Schema;
+use serde_json::{Map, Value, json};
+
+/// Longest string, where a type does not say otherwise.
+const MOST_CHARACTERS: u64 = 1024;
+/// Longest list.
+const MOST_ITEMS: u64 = 256;
+/// Largest map.
+const MOST_ENTRIES: u64 = 64;
+/// Largest integer that every JSON reader keeps exactly.
+const MOST_INTEGER: u64 = (1 << 53) - 1;
+
+/// Which part of a resource a schema describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// What a user asks for: defaults are shown, and filled in by the API server.
+    Spec,
+    /// The params document within it. A `null` counts as absent, since the public model zoo's files are full of them, and
+    /// nothing is filled in: what a key means by default, its description says.
+    Params,
+    /// What is found to be true: nothing is filled in.
+    Status,
+}
+
+/// Makes the schema of a `spec` structural and bounded.
+pub(crate) fn spec(schema: &mut Schema) {
+    node(schema.ensure_object(), Part::Spec);
+}
+
+/// Makes the schema of the params document structural and bounded.
+pub(crate) fn params(schema: &mut Schema) {
+    node(schema.ensure_object(), Part::Params);
+}
+
+/// Makes the schema of a `status` structural and bounded.
+pub(crate) fn status(schema: &mut Schema) {
+    node(schema.ensure_object(), Part::Status);
+}
+
+/// Bounds integers and numbers: each row is the path of a key, the least and the most.
+pub(crate) fn ranges(schema: &mut Schema, rows: &[(&str, f64, f64)]) {
+    for (path, least, most) in rows {
+        let pointer = path.split('.').map(|key| format!("/properties/{key}")).collect::<String>();
+        if let Some(Value::Object(key)) = schema.pointer_mut(&pointer) {
+            key.insert("minimum".into(), number(*least));
+            key.insert("maximum".into(), number(*most));
+        }
+    }
+}
+
+/// Whole numbers as such, which is how they are best read.
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 { json!(value as i64) } else { json!(value) }
+}
+
+/// A list that is a map in the API server's eyes: no two items may have the same `key`, and each is merged on its own.
+pub(crate) fn keyed_by(schema: &mut Schema, key: &str) {
+    schema.insert("x-kubernetes-list-type".into(), "map".into());
+    schema.insert("x-kubernetes-list-map-keys".into(), json!([key]));
+}
+
+/// A list without duplicates.
+pub(crate) fn set(schema: &mut Schema) {
+    schema.insert("x-kubernetes-list-type".into(), "set".into());
+}
+
+fn node(schema: &mut Map<String, Value>, part: Part) {
+    schema.remove("title");
+    let mut nullable = take_null(schema);
+    documented_enum(schema);
+    if is_open(schema) {
+        nullable = true;
+        let description = schema.remove("description");
+        schema.clear();
+        schema.extend(description.map(|text| ("description".to_owned(), text)));
+        schema.insert("x-kubernetes-preserve-unknown-fields".into(), true.into());
+    }
+    if nullable && part == Part::Params {
+        schema.insert("nullable".into(), true.into());
+    }
+    if part != Part::Spec || schema.get("default").is_some_and(is_empty) {
+        schema.remove("default");
+    }
+    if schema.contains_key("x-kubernetes-int-or-string") {
+        // The same said in another way, which the next hand would garble.
+        schema.remove("anyOf");
+        schema.entry("nullable").or_insert(false.into());
+    }
+    if let Some(Value::String(text)) = schema.get_mut("description") {
+        *text = flowing(text);
+    }
+    bound(schema);
+    children(schema, part);
+}
+
+/// Text whose lines are as long as whoever shows it wants: only paragraphs and list items begin new ones.
+fn flowing(text: &str) -> String {
+    let mut flow = String::with_capacity(text.len());
+    for line in text.lines().map(str::trim_end) {
+        match flow.chars().last() {
+            None => {}
+            Some('\n') => {}
+            Some(_) if line.is_empty() || line.starts_with("- ") => flow.push('\n'),
+            Some(_) => flow.push(' '),
+        }
+        if line.is_empty() {
+            flow.push('\n');
+        }
+        flow.push_str(line);
+    }
+    flow
+}
+
+fn children(schema: &mut Map<String, Value>, part: Part) {
+    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
+        for property in properties.values_mut() {
+            node(as_object(property), part);
+        }
+        // Said by the properties: an API server prunes what they do not name, or refuses it.
+        schema.remove("additionalProperties");
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(child) = schema.get_mut(key) {
+            node(as_object(child), part);
+        }
+    }
+}
+
+/// The schema's keywords; the schema `true`, which allows anything, has none.
+fn as_object(schema: &mut Value) -> &mut Map<String, Value> {
+    if !schema.is_object() {
+        *schema = Value::Object(Map::new());
+    }
+    match schema {
+        Value::Object(map) => map,
+        _ => unreachable!("it was made one"),
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+        _ => false,
+    }
+}
+
+/// Takes `null` out of the types and alternatives; tells whether it was there. A single alternative left moves up.
+fn take_null(schema: &mut Map<String, Value>) -> bool {
+    let mut found = false;
+    if let Some(Value::Array(types)) = schema.get_mut("type") {
+        types.retain(|name| name != "null");
+        found = true;
+        if let [only] = types.as_slice() {
+            let only = only.clone();
+            schema.insert("type".into(), only);
+        }
+    }
+    if let Some(Value::Array(mut alternatives)) = schema.remove("anyOf") {
+        let before = alternatives.len();
+        alternatives.retain(|alternative| alternative.get("type") != Some(&json!("null")));
+        found |= alternatives.len() < before;
+        match (alternatives.len(), alternatives.pop()) {
+            (1, Some(Value::Object(only))) => {
+                for (key, value) in only {
+                    schema.entry(key).or_insert(value);
+                }
+                found |= take_null(schema);
+            }
+            (_, last) => {
+                alternatives.extend(last);
+                schema.insert("anyOf".into(), alternatives.into());
+            }
+        }
+    }
+    found
+}
+
+/// An enum whose variants are documented comes as alternatives of one constant each: a plain `enum` instead, with what
+/// the variants mean in the description, where `kubectl explain` shows it.
+fn documented_enum(schema: &mut Map<String, Value>) {
+    let Some(Value::Array(variants)) = schema.get("oneOf") else { return };
+    let constant = |variant: &Value| match (variant.get("const"), variant.get("enum")) {
+        (Some(value), _) => vec![value.clone()],
+        (None, Some(Value::Array(values))) => values.clone(),
+        _ => Vec::new(),
+    };
+    let values: Vec<Value> = variants.iter().flat_map(constant).collect();
+    if values.len() < variants.len() {
+        return;
+    }
+    let mut text = schema.get("description").and_then(Value::as_str).unwrap_or_default().to_owned();
+    for variant in variants {
+        let means = variant.get("description").and_then(Value::as_str).unwrap_or_default();
+        for value in constant(variant).iter().filter_map(Value::as_str) {
+            text.push_str(&format!("\n- `{value}`: {means}"));
+        }
+    }
+    schema.remove("oneOf");
+    schema.insert("type".into(), "string".into());
+    schema.insert("enum".into(), values.into());
+    schema.insert("description".into(), text.into());
+}
+
+/// Whether the schema allows several shapes, which only the operator can tell apart.
+fn is_open(schema: &Map<String, Value>) -> bool {
+    let says = |key: &str| schema.contains_key(key);
+    if says("x-kubernetes-int-or-string") {
+        return false;
+    }
+    says("anyOf") || says("oneOf") || !(says("type") || says("enum") || says("x-kubernetes-preserve-unknown-fields"))
+}
+
+fn bound(schema: &mut Map<String, Value>) {
+    let of_type = |schema: &Map<String, Value>, name: &str| schema.get("type") == Some(&json!(name));
+    if schema.contains_key("enum") || schema.get("format") == Some(&json!("date-time")) {
+        return;
+    }
+    if of_type(schema, "string") || schema.contains_key("x-kubernetes-int-or-string") {
+        schema.entry("maxLength").or_insert(MOST_CHARACTERS.into());
+    }
+    if of_type(schema, "array") {
+        schema.entry("maxItems").or_insert(MOST_ITEMS.into());
+    }
+    if of_type(schema, "object") && schema.get("additionalProperties").is_some_and(|a| !a.is_boolean()) {
+        schema.entry("maxProperties").or_insert(MOST_ENTRIES.into());
+    }
+    if of_type(schema, "integer") {
+        // An API server knows int32 and int64. The lower bound of the unsigned ones stands beside them already.
+        let most = match schema.get("format").and_then(Value::as_str) {
+            Some("int32") => return,
+            Some("uint32") => u64::from(u32::MAX),
+            _ => MOST_INTEGER,
+        };
+        schema.insert("format".into(), "int64".into());
+        schema.entry("maximum").or_insert(most.into());
+        schema.entry("minimum").or_insert((-(most as i64)).into());
+    }
+}

@@ -1,0 +1,338 @@
+//! `TrainJob`: one training job, as its user asks for it and as the operator finds it.
+
+mod params;
+mod progress;
+mod state;
+mod status;
+mod volumes;
+
+pub use params::StoredParams;
+pub use progress::{CheckpointRecord, Failure, Progress, QueuePlace, QueueReason, RoleStatus};
+pub use state::State;
+pub(crate) use status::never_less;
+pub use status::{Difference, Resolution, TrainJobStatus};
+pub use volumes::{ClaimSource, ConfigSource, JobVolume, MountDir};
+
+use std::collections::BTreeMap;
+
+use kube::core::{Reason, Rule};
+use kube::{CustomResource, KubeSchema};
+use millrace_params::Mode;
+use schemars::{JsonSchema, Schema};
+use serde::{Deserialize, Serialize};
+
+use crate::RoleResources;
+use crate::schema::keyed_by;
+
+/// A training job: the model, its data and its optimizer as a params document, and how many CS-2 systems to use. Going
+/// from one system to sixteen changes numCsx and nothing else; the results are the same, bit for bit.
+#[allow(clippy::duplicated_attributes, reason = "columns of one type, rules by one function")]
+#[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "millrace.dev",
+    version = "v1alpha1",
+    kind = "TrainJob",
+    plural = "trainjobs",
+    shortname = "tj",
+    category = "millrace",
+    namespaced,
+    status = "TrainJobStatus",
+    derive = "PartialEq",
+    doc = "A training job on an appliance of emulated CS-2 systems.",
+    validation = job_name_rule(),
+    scale(
+        spec_replicas_path = ".spec.numCsx",
+        status_replicas_path = ".status.numCsx",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(
+        name = "State",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Succeeded")].reason"#,
+        description = "What the job is doing, or why it ended."
+    ),
+    printcolumn(
+        name = "Step",
+        type_ = "integer",
+        json_path = ".status.progress.step",
+        description = "The last committed step."
+    ),
+    printcolumn(
+        name = "Of",
+        type_ = "integer",
+        json_path = ".status.progress.totalSteps",
+        description = "The step the job trains to."
+    ),
+    printcolumn(
+        name = "Loss",
+        type_ = "string",
+        json_path = ".status.progress.loss",
+        description = "The loss of the last step."
+    ),
+    printcolumn(
+        name = "Rate",
+        type_ = "string",
+        json_path = ".status.progress.rate",
+        description = "Samples per second."
+    ),
+    printcolumn(
+        name = "CSX",
+        type_ = "integer",
+        json_path = ".spec.numCsx",
+        description = "Systems asked for."
+    ),
+    printcolumn(
+        name = "Restarts",
+        type_ = "integer",
+        json_path = ".status.restarts",
+        description = "How often the job had to start again."
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = crate::schema::spec)]
+#[x_kube(
+    validation = fixed("params"),
+    validation = fixed("appliance"),
+    validation = fixed_or_absent("mode"),
+    validation = fixed_or_absent("volumes"),
+    validation = fixed_or_absent("mountDirs"),
+    validation = fixed_or_absent("resources"),
+    validation = fixed_or_absent("labels"),
+    validation = mounts_name_volumes(),
+    validation = volumes_are_mounted(),
+)]
+pub struct TrainJobSpec {
+    /// How many CS-2 systems to use. May be changed while the job runs (kubectl scale): it then saves its state and goes
+    /// on from the same step with the new number. At most the number of leaves of a batch, which params decide.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_csx: u32,
+
+    /// The params document, as the users of the public model zoo know it: train_input, eval_input, model, optimizer and
+    /// runconfig, keys in snake case. Where its runconfig says something that a field beside params says too, that field
+    /// wins, and status.resolved tells the difference. Cannot be changed.
+    pub params: StoredParams,
+
+    /// What to do; params.runconfig.mode where it is left out, else train. Cannot be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+
+    /// The Appliance to run on. Cannot be changed.
+    #[serde(default = "default_appliance")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub appliance: String,
+
+    /// Whether the job is to pause. A running job saves its state, gives its systems back, and goes on from the same step
+    /// when this becomes false again. A job that is created suspended waits without queueing.
+    #[serde(default)]
+    pub suspend: bool,
+
+    /// PriorityClass of the job: jobs of a higher value are first in the queue, and among equals the older one. Without
+    /// one the cluster's default class counts, or 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub priority_class_name: Option<String>,
+
+    /// Volumes with training data or checkpoints. Without any, checkpoints, metrics and logs go to a claim of the
+    /// appliance's storage that is found again by the job's name and never deleted with the job. Cannot be changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), transform = by_name)]
+    pub volumes: Vec<JobVolume>,
+
+    /// Where the volumes appear in the job's pods, so that the paths in params find them. The mount that holds
+    /// runconfig.model_dir is written by the coordinator and MemoryX; all others are read-only, and seen by the
+    /// coordinator and the activation servers. Cannot be changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), transform = by_path)]
+    pub mount_dirs: Vec<MountDir>,
+
+    /// How the state is saved when the job must stop.
+    #[serde(default)]
+    pub checkpoint: CheckpointPolicy,
+
+    /// How long the job may take to start, to make a step, and in all.
+    #[serde(default)]
+    pub deadlines: Deadlines,
+
+    /// What happens when an agent fails.
+    #[serde(default)]
+    pub failure_policy: FailurePolicy,
+
+    /// Seconds after its end when the job and its pods are deleted; never, where it is left out. Checkpoints and logs stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 31_536_000))]
+    pub ttl_seconds_after_finished: Option<u32>,
+
+    /// Labels of the job's pods, services and claims beside the operator's own. Cannot be changed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(transform = label_values)]
+    #[x_kube(validation = label_keys())]
+    pub labels: BTreeMap<String, String>,
+
+    /// Resources of the job's pods, where they are to differ from the appliance's. Cannot be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<RoleResources>,
+}
+
+/// How the state is saved when the job must stop.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointPolicy {
+    /// Seconds a job that is suspended, scaled or moved gets to save its state; after that its pods are stopped, and it
+    /// goes on from its last checkpoint.
+    #[serde(default = "default_grace")]
+    #[schemars(range(min = 0, max = 86_400))]
+    pub grace_period_seconds: u32,
+}
+
+/// How long the job may take. A deadline that passes ends the job as DeadlineExceeded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Deadlines {
+    /// Seconds from the moment systems are given until every agent is ready. What is missing meanwhile, as an image or a
+    /// volume, is named in the condition RolesReady.
+    #[serde(default = "default_startup")]
+    #[schemars(range(min = 1, max = 2_592_000))]
+    pub startup_seconds: u32,
+    /// Seconds between one committed step and the next, or one evaluated batch and the next; a job that takes longer is
+    /// started again, from its last committed step, as often as failurePolicy allows.
+    #[serde(default = "default_progress")]
+    #[schemars(range(min = 1, max = 2_592_000))]
+    pub progress_seconds: u32,
+    /// Seconds the job may hold systems, all attempts together; no limit where it is left out. Time in the queue and time
+    /// suspended do not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315_360_000))]
+    pub active_seconds: Option<u32>,
+}
+
+/// What happens when an agent fails.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailurePolicy {
+    /// How often the job may be started again from its last committed step; then it ends as RetriesExhausted. Bad input is
+    /// never tried again. A suspension, a change of numCsx and a drained node cost nothing.
+    #[serde(default = "default_restarts")]
+    #[schemars(range(min = 0, max = 10_000))]
+    pub max_restarts: u32,
+}
+
+fn default_appliance() -> String {
+    "default".into()
+}
+
+const fn default_grace() -> u32 {
+    300
+}
+
+const fn default_startup() -> u32 {
+    900
+}
+
+const fn default_progress() -> u32 {
+    1800
+}
+
+const fn default_restarts() -> u32 {
+    10
+}
+
+impl Default for CheckpointPolicy {
+    fn default() -> Self {
+        Self { grace_period_seconds: default_grace() }
+    }
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { startup_seconds: default_startup(), progress_seconds: default_progress(), active_seconds: None }
+    }
+}
+
+impl Default for FailurePolicy {
+    fn default() -> Self {
+        Self { max_restarts: default_restarts() }
+    }
+}
+
+impl TrainJobSpec {
+    /// A job of these params on `num_csx` systems of the appliance `default`, everything else as by default.
+    pub fn new(num_csx: u32, params: StoredParams) -> Self {
+        Self {
+            num_csx,
+            params,
+            mode: None,
+            appliance: default_appliance(),
+            suspend: false,
+            priority_class_name: None,
+            volumes: Vec::new(),
+            mount_dirs: Vec::new(),
+            checkpoint: CheckpointPolicy::default(),
+            deadlines: Deadlines::default(),
+            failure_policy: FailurePolicy::default(),
+            ttl_seconds_after_finished: None,
+            labels: BTreeMap::new(),
+            resources: None,
+        }
+    }
+}
+
+/// A name that names of services, labels and claims can be made from.
+fn job_name_rule() -> Rule {
+    Rule::new("size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
+        .message("a job's name has at most 63 lower-case letters, digits and hyphens, and begins with a letter")
+        .field_path(".metadata.name")
+}
+
+/// A field that defines the training and is always there.
+fn fixed(field: &str) -> Rule {
+    unchangeable(field, format!("self.{field} == oldSelf.{field}"))
+}
+
+/// A field that defines the training and may be absent, from the beginning.
+fn fixed_or_absent(field: &str) -> Rule {
+    let same = format!("has(self.{field}) == has(oldSelf.{field})");
+    unchangeable(field, format!("{same} && (!has(self.{field}) || self.{field} == oldSelf.{field})"))
+}
+
+fn unchangeable(field: &str, rule: String) -> Rule {
+    let message = format!("{field} defines the training and cannot be changed: create another job instead");
+    Rule::new(rule).message(message.as_str()).field_path(format!(".{field}")).reason(Reason::FieldValueForbidden)
+}
+
+fn mounts_name_volumes() -> Rule {
+    Rule::new(
+        "!has(self.mountDirs) || self.mountDirs.all(m, has(self.volumes) && self.volumes.exists(v, v.name == m.volume))",
+    )
+    .message("each of mountDirs must name one of the volumes")
+    .field_path(".mountDirs")
+}
+
+fn volumes_are_mounted() -> Rule {
+    Rule::new(
+        "!has(self.volumes) || self.volumes.all(v, has(self.mountDirs) && self.mountDirs.exists(m, m.volume == v.name))",
+    )
+    .message("each of the volumes must be mounted by one of mountDirs")
+    .field_path(".volumes")
+}
+
+fn label_keys() -> Rule {
+    Rule::new("self.all(key, !format.qualifiedName().validate(key).hasValue() && !key.contains('millrace.dev/'))")
+        .message("a label's key is a name, with a prefix other than millrace.dev where it has one")
+}
+
+fn label_values(schema: &mut Schema) {
+    schema.insert(
+        "additionalProperties".into(),
+        serde_json::json!({"type": "string", "maxLength": 63, "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"}),
+    );
+    schema.insert("maxProperties".into(), 32.into());
+}
+
+fn by_name(schema: &mut Schema) {
+    keyed_by(schema, "name");
+}
+
+fn by_path(schema: &mut Schema) {
+    keyed_by(schema, "path");
+}

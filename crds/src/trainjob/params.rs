@@ -1,0 +1,110 @@
+//! The params of a job, as they stand in the object.
+
+use std::borrow::Cow;
+
+use millrace_params::{Params, ParamsError};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::schema::{params, ranges};
+
+/// The params document of a TrainJob, kept as it stands.
+///
+/// An API server has held it to its schema, but some keys have several shapes, which a schema can't tell apart, and it may
+/// come from a newer version. So it is read when it is needed ([`StoredParams::read`]), and an object whose params can't
+/// be read is an object all the same.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StoredParams(pub Value);
+
+const MOST: f64 = ((1_u64 << 53) - 1) as f64;
+
+/// Ranges of keys, as the reader of params has them, so that the commonest mistakes are refused at once.
+const RANGES: &[(&str, f64, f64)] = &[
+    ("train_input.batch_size", 1.0, 16_777_216.0),
+    ("train_input.max_sequence_length", 1.0, 4_194_304.0),
+    ("train_input.validation_fraction", 0.0, 1.0),
+    ("eval_input.batch_size", 1.0, 16_777_216.0),
+    ("eval_input.max_sequence_length", 1.0, 4_194_304.0),
+    ("eval_input.validation_fraction", 0.0, 1.0),
+    ("model.vocab_size", 1.0, 16_777_216.0),
+    ("model.hidden_size", 1.0, 1_048_576.0),
+    ("model.num_hidden_layers", 1.0, 16_384.0),
+    ("model.num_heads", 1.0, 1_048_576.0),
+    ("model.filter_size", 1.0, 1_048_576.0),
+    ("model.max_position_embeddings", 1.0, 4_194_304.0),
+    ("model.dropout_rate", 0.0, 1.0),
+    ("model.embedding_dropout_rate", 0.0, 1.0),
+    ("model.attention_dropout_rate", 0.0, 1.0),
+    ("runconfig.max_steps", 1.0, MOST),
+    ("runconfig.eval_steps", 1.0, MOST),
+    ("runconfig.eval_frequency", 1.0, MOST),
+    ("runconfig.max_checkpoints", 1.0, MOST),
+    ("runconfig.num_csx", 1.0, 65_536.0),
+];
+
+impl StoredParams {
+    /// Reads the document strictly.
+    ///
+    /// # Errors
+    /// As [`Params::read_json`]: in the words a user gets for a file, with keys instead of lines.
+    pub fn read(&self) -> Result<Params, ParamsError> {
+        Params::read_json(&self.0)
+    }
+}
+
+impl From<&Params> for StoredParams {
+    fn from(params: &Params) -> Self {
+        // A document that was read holds only finite numbers, strings, lists and mappings, none of which JSON refuses.
+        Self(serde_json::to_value(params).unwrap_or_default())
+    }
+}
+
+impl JsonSchema for StoredParams {
+    fn schema_name() -> Cow<'static, str> {
+        Params::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = Params::json_schema(generator);
+        params(&mut schema);
+        ranges(&mut schema, RANGES);
+        schema
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_params::Overrides;
+    use serde_json::json;
+
+    use super::*;
+
+    fn with(mut document: Value, path: &str, value: f64) -> StoredParams {
+        let (section, key) = path.split_once('.').unwrap();
+        let value = if value.fract() == 0.0 { json!(value as i64) } else { json!(value) };
+        document[section][key] = value;
+        StoredParams(document)
+    }
+
+    /// What the API server refuses, the reader refuses too: the ranges only say it earlier.
+    #[test]
+    fn ranges_are_the_readers() {
+        let example = Params::parse_yaml(include_str!("../../../examples/gpt2-kjv.yaml")).unwrap();
+        let inline = schemars::generate::SchemaSettings::openapi3().with(|settings| settings.inline_subschemas = true);
+        let schema = inline.into_generator().into_root_schema_for::<StoredParams>().to_value();
+        let document = StoredParams::from(&example).0;
+        for (path, least, most) in RANGES {
+            let pointer = path.split('.').map(|key| format!("/properties/{key}")).collect::<String>();
+            let minimum = schema.pointer(&pointer).and_then(|key| key["minimum"].as_f64());
+            assert_eq!(minimum, Some(*least), "{path}");
+            let outside = [least - 1.0, most + 1.0];
+            for value in outside.into_iter().filter(|value| *value <= MOST) {
+                let params = with(document.clone(), path, value).read();
+                let refused = params.and_then(|params| params.resolve(&Overrides::default())).unwrap_err();
+                assert!(refused.problems().any(|problem| problem.key == *path), "{path}: {value}: {refused}");
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The parts of a job's status that change while it runs.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How far the job is. Written every few seconds at most, by a field manager of its own; every point of every metric is in
+/// the metrics stream.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// The attempt that reported it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// The last committed step; in the modes that only evaluate, the last evaluated batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// The step the job trains to; in the modes that only evaluate, the batches there are, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+    /// The loss of that step, as the shortest decimal that reads back to the same number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub loss: Option<String>,
+    /// Samples per second since the attempt began, as a decimal with two places.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub rate: Option<String>,
+    /// Tokens per second since the attempt began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<u64>,
+    /// When the last step will be committed, at the present rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_finish_time: Option<Time>,
+    /// When this was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_update_time: Option<Time>,
+}
+
+/// The newest whole checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointRecord {
+    /// The step it was saved after; the directory is `checkpoint_<step>` in model_dir.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// BLAKE3 digest of its parameters, in hexadecimal: two runs that ended in the same weights have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub digest: Option<String>,
+    /// When it was whole and on disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}
+
+/// A waiting job's place.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QueuePlace {
+    /// Its place among the jobs that wait for this appliance, counted from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub position: Option<u32>,
+    /// Why it waits: Waiting (its turn, or systems, have yet to come), ExceedsAppliance (it asks for more than exists) or
+    /// NoAppliance (the appliance it names does not exist).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub reason: Option<String>,
+    /// The same as a sentence, with numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Why a job waits: the words of [`QueuePlace::reason`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QueueReason {
+    /// Its turn, or enough free systems, have yet to come.
+    Waiting,
+    /// It asks for more than the whole appliance has, and blocks nobody.
+    ExceedsAppliance,
+    /// The appliance it names does not exist.
+    NoAppliance,
+}
+
+impl QueueReason {
+    /// The word in `queue.reason`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "Waiting",
+            Self::ExceedsAppliance => "ExceedsAppliance",
+            Self::NoAppliance => "NoAppliance",
+        }
+    }
+}
+
+/// One role's agents.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleStatus {
+    /// The role: coordinator, memoryx, swarmx, activation or cs2.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// Agents the job needs.
+    #[serde(default)]
+    pub desired: u32,
+    /// Agents that are ready.
+    #[serde(default)]
+    pub ready: u32,
+    /// Agents that have failed in this attempt.
+    #[serde(default)]
+    pub failed: u32,
+}
+
+/// The first thing that went wrong in an attempt: the cause, not what it pulled down.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Failure {
+    /// The attempt that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// The role of the agent that failed first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub role: Option<String>,
+    /// Its pod, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub pod: Option<String>,
+    /// The node that pod ran on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub node: Option<String>,
+    /// What the agent's process ended with, where it ended by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// One word for what happened, as OOMKilled or Evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub reason: Option<String>,
+    /// The same as a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub message: Option<String>,
+    /// The last lines of the agent's log, the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub log_tail: Vec<String>,
+    /// When it was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}

@@ -1,0 +1,180 @@
+//! The generated definitions: the same as the files, and as the API conventions want them.
+
+use std::path::Path;
+
+use millrace_crds::{ApplianceStatus, TrainJobStatus, definitions};
+use serde_json::{Value, json};
+
+/// Keys the public model zoo allows in several shapes, which no API server can tell apart. Nothing else is left open.
+const OPEN: &[&str] = &[
+    "spec.params.eval_input.data_dir",
+    "spec.params.eval_input.data_files",
+    "spec.params.eval_input.micro_batch_size",
+    "spec.params.model.embedding_initializer",
+    "spec.params.model.initializer",
+    "spec.params.model.output_layer_initializer",
+    "spec.params.optimizer.learning_rate",
+    "spec.params.optimizer.loss_scaling_factor",
+    "spec.params.runconfig.debug_args",
+    "spec.params.runconfig.fabric_type_blacklist",
+    "spec.params.runconfig.ini",
+    "spec.params.runconfig.job_labels",
+    "spec.params.runconfig.mount_dirs",
+    "spec.params.runconfig.python_paths",
+    "spec.params.runconfig.wsc_log_level",
+    "spec.params.train_input.data_dir",
+    "spec.params.train_input.data_files",
+    "spec.params.train_input.micro_batch_size",
+];
+
+/// Every schema of a definition with its path: properties by name, items as `[]`, values of maps as `*`.
+fn schemas(definition: &Value) -> Vec<(String, Value)> {
+    let root = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let mut found = Vec::new();
+    let mut next = vec![(String::new(), root.clone())];
+    while let Some((path, schema)) = next.pop() {
+        let join = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            next.push((join(name), property.clone()));
+        }
+        for (key, name) in [("items", "[]"), ("additionalProperties", "*")] {
+            if schema[key].is_object() {
+                next.push((join(name), schema[key].clone()));
+            }
+        }
+        found.push((path, schema));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+fn all() -> Vec<(String, Value)> {
+    let definitions = definitions().map(|definition| serde_json::to_value(definition).unwrap());
+    definitions.iter().flat_map(schemas).collect()
+}
+
+fn assert_none(what: &str, found: Vec<String>) {
+    assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
+}
+
+fn where_not(holds: impl Fn(&str, &Value) -> bool) -> Vec<String> {
+    all().into_iter().filter(|(path, schema)| !holds(path, schema)).map(|(path, _)| path).collect()
+}
+
+#[test]
+fn the_files_are_what_the_types_say() {
+    for definition in definitions() {
+        let name = definition.metadata.name.clone().unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.yaml"));
+        let file = std::fs::read_to_string(&path).unwrap_or_default();
+        let types = serde_saphyr::to_string(&definition).unwrap();
+        assert!(file == types, "{name}.yaml is stale: cargo run -p millrace-crds --example generate");
+    }
+}
+
+#[test]
+fn every_field_is_described() {
+    let nameless = |path: &str| path.is_empty() || path.ends_with("[]") || path.ends_with('*');
+    let described = |schema: &Value| {
+        schema["description"].as_str().is_some_and(|text| text.ends_with('.') || text.contains("\n- "))
+    };
+    assert_none(
+        "say what these are, in a sentence",
+        where_not(|path, schema| nameless(path) || path == "status" || described(schema)),
+    );
+}
+
+#[test]
+fn strings_lists_maps_and_integers_are_bounded() {
+    let bounded = |schema: &Value| {
+        let says = |key: &str| schema.get(key).is_some();
+        let free = says("enum") || schema["format"] == "date-time";
+        match schema["type"].as_str() {
+            Some("string") => free || says("maxLength"),
+            Some("array") => says("maxItems"),
+            Some("object") if says("additionalProperties") => says("maxProperties"),
+            Some("integer") => schema["format"] == "int32" || (says("minimum") && says("maximum")),
+            None if says("x-kubernetes-int-or-string") => says("maxLength") && says("pattern"),
+            _ => true,
+        }
+    };
+    assert_none("bound these", where_not(|_, schema| bounded(schema)));
+}
+
+#[test]
+fn only_the_zoos_unions_are_left_open() {
+    let open = |schema: &Value| schema.get("x-kubernetes-preserve-unknown-fields").is_some();
+    assert_eq!(where_not(|_, schema| !open(schema)), OPEN);
+    assert_none(
+        "an API server wants a type here",
+        where_not(|_, schema| {
+            open(schema) || schema.get("type").is_some() || schema.get("x-kubernetes-int-or-string").is_some()
+        }),
+    );
+    for forbidden in ["anyOf", "oneOf", "allOf", "not", "$ref", "title"] {
+        assert_none(forbidden, where_not(|path, schema| path.is_empty() || schema.get(forbidden).is_none()));
+    }
+}
+
+#[test]
+fn params_have_no_defaults_and_may_hold_nulls() {
+    let inside = |path: &str| path.starts_with("spec.params.");
+    assert_none(
+        "defaults",
+        where_not(|path, schema| !(inside(path) || path.starts_with("status")) || schema.get("default").is_none()),
+    );
+    let optional = |path: &str| inside(path) && !path.ends_with("[]");
+    assert_none("absent or null is the same", where_not(|path, schema| !optional(path) || schema["nullable"] == true));
+    let elsewhere = |path: &str| !inside(path) && path != "status";
+    assert_none("no nulls here", where_not(|path, schema| !elsewhere(path) || schema["nullable"] != true));
+}
+
+#[test]
+fn status_follows_the_api_conventions() {
+    assert_none("no phase", where_not(|path, _| !path.ends_with("phase") && !path.ends_with("Phase")));
+    for (path, schema) in all() {
+        if path == "status" {
+            assert!(schema.get("required").is_none(), "every field of a status is optional: {}", schema["required"]);
+            let conditions = &schema["properties"]["conditions"];
+            assert_eq!(conditions["x-kubernetes-list-type"], "map");
+            assert_eq!(conditions["x-kubernetes-list-map-keys"], json!(["type"]));
+        }
+        assert_ne!(schema.get("required"), Some(&json!(["status"])), "a new object has no status");
+    }
+    // The first field; a definition's own order is the alphabet's.
+    let condition = json!({
+        "type": "Accepted", "status": "True", "reason": "Understood", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    let status = json!({"conditions": [condition], "observedGeneration": 1, "attempt": 1, "grants": [{"uid": "u"}]});
+    let job: TrainJobStatus = serde_json::from_value(status.clone()).unwrap();
+    let appliance: ApplianceStatus = serde_json::from_value(status).unwrap();
+    for text in [serde_json::to_string(&job).unwrap(), serde_json::to_string(&appliance).unwrap()] {
+        assert!(text.starts_with(r#"{"conditions":[{"#), "{text}");
+    }
+}
+
+#[test]
+fn columns_and_scale_find_their_fields() {
+    let [appliance, job] = definitions().map(|definition| serde_json::to_value(definition).unwrap());
+    for (definition, columns) in [
+        (&job, ["State", "Step", "Of", "Loss", "Rate", "CSX", "Restarts", "Age"].as_slice()),
+        (&appliance, &["Systems", "Used", "Waiting", "Age"]),
+    ] {
+        let paths: Vec<String> = schemas(definition).into_iter().map(|(path, _)| format!(".{path}")).collect();
+        let version = &definition["spec"]["versions"][0];
+        let shown = version["additionalPrinterColumns"].as_array().unwrap();
+        assert_eq!(shown.iter().map(|column| column["name"].as_str().unwrap()).collect::<Vec<_>>(), columns);
+        for column in shown {
+            let path = column["jsonPath"].as_str().unwrap();
+            assert!(!path.contains("[-1"), "{path}: a condition has no fixed place");
+            let path = path.replace(r#"[?(@.type=="Succeeded")]"#, ".[]");
+            assert!(paths.contains(&path) || path == ".metadata.creationTimestamp", "{path}");
+        }
+        for path in version["subresources"]["scale"].as_object().into_iter().flat_map(|scale| scale.values()) {
+            assert!(paths.contains(&path.as_str().unwrap().to_owned()), "{path}");
+        }
+    }
+    assert_eq!(job["spec"]["names"]["shortNames"], json!(["tj"]));
+    assert_eq!((&job["spec"]["scope"], &appliance["spec"]["scope"]), (&json!("Namespaced"), &json!("Cluster")));
+}
