@@ -1,12 +1,14 @@
-//! The wire protocol: control messages, data frames, samples, the coordinator's journal.
+//! What the processes of a job say to each other and to whoever starts them: control messages, data frames, samples, the
+//! coordinator's journal, the launch document.
 //!
 //! [`proto`] is generated from `proto/`. [`codec`] packs the engine's frames and messages, [`packet`] carries frames over
 //! the links of the data tree; [`transport`] has the HTTP/2
 //! settings both ends of every link must share; [`journal`] is how the coordinator's stream is served and dialled, in the
-//! clear or with mutual TLS.
+//! clear or with mutual TLS. [`launch`] is what a job's processes are started with and how they end.
 
 pub mod codec;
 pub mod journal;
+pub mod launch;
 pub mod packet;
 pub mod transport;
 

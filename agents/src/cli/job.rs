@@ -7,10 +7,11 @@ use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
 use millrace_emulator::plan::{Encoding, StreamPlan};
 use millrace_emulator::report::PlanReport;
 use millrace_params::{ApplianceSpec, Overrides, Params, Resolved};
+use millrace_protocol::launch::Wanted;
 
 use super::arguments::JobFlags;
 use super::refusal::Refusal;
-use crate::launch::{Exit, Wanted};
+use crate::launch::Exit;
 
 /// A job that can be run: understood, and it fits.
 #[derive(Debug)]

@@ -56,8 +56,10 @@ fn dispatch(task: Task) -> Result<Exit, Refusal> {
         Task::Plan { json, flags } => job::print_plan(&flags, json),
         Task::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
         Task::Checkpoint { task } => checkpoint::run(&task),
-        Task::Role { .. } => Err(Refusal::bad_input("role is for processes that a launcher starts")
-            .hint(format!("set {} in the environment of a role started by hand", crate::launch::ROLE_VARIABLE))),
+        Task::Role { .. } => Err(Refusal::bad_input("role is for processes that a launcher starts").hint(format!(
+            "set {} in the environment of a role started by hand",
+            millrace_protocol::launch::ROLE_VARIABLE
+        ))),
     }
 }
 

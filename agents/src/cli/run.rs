@@ -73,7 +73,7 @@ fn check_isa(flags: &RunFlags) -> Result<(), Refusal> {
 
 fn local_run(flags: &RunFlags, prepared: Prepared) -> LocalRun {
     let Prepared { resolved, appliance, params_yaml, .. } = prepared;
-    let mut launch = Launch::local(resolved, appliance, params_yaml);
+    let mut launch = Launch::new(resolved, appliance, params_yaml);
     launch.isa = flags.isa;
     launch.resume.accept_other_profile = flags.accept_other_profile;
     // Roles run where this process does; their messages should name what the user knows.

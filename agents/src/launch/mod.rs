@@ -26,8 +26,6 @@
 //! * A role that dies ends the run; the launcher names it and shows its last lines.
 //! * A terminal's Ctrl-C reaches the launcher only: every role has a process group of its own.
 
-mod document;
-mod exit;
 mod fleet;
 mod parent;
 mod process;
@@ -38,9 +36,8 @@ mod supervise;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use document::{Launch, Resume, Wanted};
-pub use exit::Exit;
+pub use millrace_protocol::launch::{Exit, Launch};
 pub use parent::watch_parent;
 pub use ready::{Listening, announce};
-pub use role::{BY_LAUNCHER, ROLE_VARIABLE, parse_isa, role_process};
+pub use role::{parse_isa, role_process};
 pub use run::{LaunchError, LocalRun, run_local, supervise};

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::sync::Once;
 
 use super::Exit;
-use super::role::{ROLE_VARIABLE, started_by_launcher};
+use super::role::started_by_launcher;
 
 /// Ends this process with [`Exit::PeerLost`] once its standard input closes, if a local launcher started it. A role that
 /// something else started (a container has no standard input) is left alone. Harmless to repeat.
@@ -15,7 +15,7 @@ use super::role::{ROLE_VARIABLE, started_by_launcher};
 /// What a role had in hand is lost, as with any crash: checkpoints are published whole or not at all.
 pub fn watch_parent() {
     static WATCHED: Once = Once::new();
-    if !started_by_launcher(std::env::var_os(ROLE_VARIABLE).as_deref()) {
+    if !started_by_launcher() {
         return;
     }
     WATCHED.call_once(|| {

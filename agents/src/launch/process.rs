@@ -7,12 +7,12 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::launch::{ALLOCATOR, BY_LAUNCHER, ROLE_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
 use super::fleet::Member;
-use super::role::{ALLOCATOR, BY_LAUNCHER, ROLE_VARIABLE};
 use super::supervise::Ending;
 
 /// Lines kept of what an agent prints.

@@ -1,8 +1,7 @@
 //! Being a role: the command line of a role's process, and the one entry point that runs it.
 //!
 //! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment, and `PROGRAM` may be any program
-//! whose `main` asks [`role_process`] first. The variable makes sure that no argument of a user's can turn a program into
-//! a role by accident.
+//! whose `main` asks [`role_process`] first.
 
 use std::ffi::{OsStr, OsString};
 use std::io::BufRead;
@@ -14,21 +13,11 @@ use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
 use millrace_params::LogLevel;
 use millrace_protocol::journal::TlsFiles;
+use millrace_protocol::launch::{BY_LAUNCHER, ROLE_VARIABLE};
 use millrace_telemetry::logs::Level;
 
 use super::{Exit, Launch, watch_parent};
 use crate::roles::{self, RoleArgs};
-
-/// Environment that a role process wants: glibc gives memory of the size of a chunk back to the system as soon as it is
-/// freed, and pays with a page fault for every 4 KiB of the next chunk. Other allocators don't look at it.
-pub const ALLOCATOR: [(&str, &str); 2] =
-    [("MALLOC_MMAP_THRESHOLD_", "33554432"), ("MALLOC_TRIM_THRESHOLD_", "268435456")];
-
-/// Present in the environment of every role: [`BY_LAUNCHER`] where a local launcher holds the other end of the role's
-/// standard input, anything else where something else runs it.
-pub const ROLE_VARIABLE: &str = "MILLRACE_ROLE_PROCESS";
-/// See [`ROLE_VARIABLE`].
-pub const BY_LAUNCHER: &str = "launcher";
 
 /// The command line of a role.
 #[derive(Debug, Parser)]
@@ -99,9 +88,9 @@ pub fn role_process() -> Option<ExitCode> {
     })
 }
 
-/// Whether the value of [`ROLE_VARIABLE`] says that standard input is a launcher's pipe.
-pub(super) fn started_by_launcher(value: Option<&OsStr>) -> bool {
-    value == Some(OsStr::new(BY_LAUNCHER))
+/// Whether a local launcher runs this process, and holds the other end of its standard input.
+pub(super) fn started_by_launcher() -> bool {
+    std::env::var_os(ROLE_VARIABLE).is_some_and(|value| value == BY_LAUNCHER)
 }
 
 /// Reads the arguments after `role`, and a coordinator's launch document.

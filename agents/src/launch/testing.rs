@@ -13,5 +13,5 @@ optimizer: {optimizer_type: SGD, learning_rate: 0.1}
 runconfig: {max_steps: 1}
 ";
     let resolved = Params::parse_yaml(params_yaml).and_then(|params| params.resolve(&Overrides::default()));
-    LocalRun::new(Launch::local(resolved.unwrap(), ApplianceSpec::default(), params_yaml.into()))
+    LocalRun::new(Launch::new(resolved.unwrap(), ApplianceSpec::default(), params_yaml.into()))
 }

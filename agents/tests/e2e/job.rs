@@ -130,7 +130,7 @@ pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
         ..Overrides::default()
     };
     let resolved = Params::parse_yaml(&yaml).unwrap().resolve(&overrides).unwrap();
-    let mut launch = Launch::local(resolved, ApplianceSpec::default(), yaml);
+    let mut launch = Launch::new(resolved, ApplianceSpec::default(), yaml);
     launch.wanted.least_systems = 1;
     place.write("launch.json", launch.to_json().unwrap());
 }

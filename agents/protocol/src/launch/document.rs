@@ -89,8 +89,9 @@ impl Wanted {
 }
 
 impl Launch {
-    /// The launch of a job on this machine.
-    pub fn local(resolved: Resolved, appliance: ApplianceSpec, params_yaml: String) -> Self {
+    /// The launch of a resolved job on `appliance`, as a run that nobody restarts. Whoever restarts it sets `attempt` and
+    /// `job_uid`.
+    pub fn new(resolved: Resolved, appliance: ApplianceSpec, params_yaml: String) -> Self {
         let Resolved { job, notes, mut without_effect } = resolved;
         let run = &job.run;
         if run.num_act_servers > 1 {

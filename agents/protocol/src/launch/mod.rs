@@ -1,0 +1,23 @@
+//! What whoever starts a job's processes shares with them: the coordinator's launch document, the environment of a role's
+//! process, and the exit codes.
+//!
+//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] and [`ALLOCATOR`] in its environment. The README has
+//! its flags.
+
+mod document;
+mod exit;
+
+pub use document::{Launch, Resume, Wanted};
+pub use exit::Exit;
+
+/// Present in the environment of every role: [`BY_LAUNCHER`] where a local launcher holds the other end of the role's
+/// standard input, anything else where something else runs it. It makes sure that no argument of a user's can turn a
+/// program into a role by accident.
+pub const ROLE_VARIABLE: &str = "MILLRACE_ROLE_PROCESS";
+/// See [`ROLE_VARIABLE`].
+pub const BY_LAUNCHER: &str = "launcher";
+
+/// Environment that a role process wants: glibc gives memory of the size of a chunk back to the system as soon as it is
+/// freed, and pays with a page fault for every 4 KiB of the next chunk. Other allocators don't look at it.
+pub const ALLOCATOR: [(&str, &str); 2] =
+    [("MALLOC_MMAP_THRESHOLD_", "33554432"), ("MALLOC_TRIM_THRESHOLD_", "268435456")];
