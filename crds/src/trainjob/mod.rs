@@ -279,10 +279,9 @@ impl TrainJobSpec {
 
 /// A name that names of services, labels and claims can be made from.
 fn job_name_rule() -> Rule {
-    Rule::new("size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
-        .message(
-            "metadata.name: a job's name has at most 63 lower-case letters, digits and hyphens, and begins with a letter",
-        )
+    Rule::new("size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message(
+        "metadata.name: a job's name has at most 63 lower-case letters, digits and hyphens, and begins with a letter",
+    )
 }
 
 /// A field that defines the training and is always there.

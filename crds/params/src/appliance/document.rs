@@ -2,7 +2,7 @@
 
 use super::Bytes;
 use crate::error::ParamsError;
-use crate::yaml::{Dialect, Lines, read_document, section};
+use crate::yaml::{Dialect, Lines, Value, parse, read_tree, section};
 
 section! {
     /// What an appliance is made of; what is left out is that of a cluster of CS-2s.
@@ -118,12 +118,13 @@ const DIALECT: Dialect = Dialect { camel_case: true, homes: |_| Vec::new() };
 
 /// Reads a bare spec or a whole document; also where the spec's keys stand: at the top, or under `spec.`.
 pub(super) fn read(text: &str) -> Result<(ApplianceDocument, &'static str, Lines), ParamsError> {
+    let root = parse(text)?;
     // A whole document is told by the keys every Kubernetes document has.
-    let begins = |key: &str| text.lines().any(|line| line.starts_with(key));
-    if begins("apiVersion:") || begins("kind:") || begins("spec:") {
-        let (wrapped, lines) = read_document::<Wrapped>(text, DIALECT)?;
+    let of_kubernetes = |key: &str| ["apiVersion", "kind", "spec"].contains(&key);
+    if matches!(&root.value, Value::Map(entries) if entries.iter().any(|entry| of_kubernetes(&entry.key))) {
+        let (wrapped, lines) = read_tree::<Wrapped>(&root, DIALECT)?;
         return Ok((wrapped.spec.unwrap_or_default(), "spec.", lines));
     }
-    let (bare, lines) = read_document(text, DIALECT)?;
+    let (bare, lines) = read_tree(&root, DIALECT)?;
     Ok((bare, "", lines))
 }

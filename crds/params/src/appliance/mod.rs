@@ -133,6 +133,36 @@ impl ApplianceSpec {
         let (document, at, lines) = document::read(text)?;
         document.resolve_at(at, &lines)
     }
+
+    /// The document that says all of this, every key given: what a job keeps of the machine it was admitted to.
+    pub fn to_document(&self) -> ApplianceDocument {
+        let count = |count: usize| Some(count as u64);
+        ApplianceDocument {
+            systems: count(self.systems),
+            wafer: Some(WaferDocument {
+                memory_bytes: Some(Bytes(self.wafer.memory_bytes)),
+                memory_bandwidth: Some(self.wafer.memory_bandwidth),
+                fabric_bandwidth: Some(self.wafer.fabric_bandwidth),
+                cores: Some(self.wafer.cores),
+                clock_hz: Some(self.wafer.clock_hz),
+                peak_flops: Some(self.wafer.peak_flops),
+                utilisation: Some(self.wafer.utilisation),
+                link_bytes_per_s: Some(self.wafer.link_bytes_per_s),
+            }),
+            memoryx: Some(MemoryXDocument {
+                shards: count(self.memoryx.shards),
+                memory_bytes: Some(Bytes(self.memoryx.memory_bytes)),
+                memory_bandwidth: Some(self.memoryx.memory_bandwidth),
+            }),
+            swarmx: Some(SwarmXDocument { fan_out: count(self.swarmx.fan_out) }),
+            activation_servers: count(self.activation_servers),
+            threads: count(self.threads),
+            link: Some(LinkDocument {
+                chunk_bytes: Some(Bytes(self.link.chunk_bytes)),
+                window_chunks: count(self.link.window_chunks),
+            }),
+        }
+    }
 }
 
 impl ApplianceDocument {

@@ -22,13 +22,13 @@ use crate::yaml::{Dialect, Lines, Node, Section, read_document, read_tree, secti
 section! {
     /// The user's params document.
     pub struct Params {
-        /// What the model is trained on.
+        /// What the model is trained on: where samples come from, and how many make a batch.
         train_input: InputParams,
-        /// What the model is evaluated on.
+        /// What the model is evaluated on; what it does not say is that of `train_input`.
         eval_input: InputParams,
-        /// The model.
+        /// The model: a decoder of the GPT-2 or GPT-3 family, its sizes, its initial values and its precision.
         model: ModelParams,
-        /// How gradients change the weights.
+        /// How gradients change the weights: the optimizer, its learning rate and the clipping of gradients.
         optimizer: OptimizerParams,
         /// How long, how often, where, and on how many systems.
         runconfig: RunParams,

@@ -58,12 +58,15 @@ section! {
         use_bias_in_output: bool,
         /// Standard deviation of the default initializers; 0.02 by default.
         initializer_range: f64,
-        /// Initial values of token and position embeddings; truncated normal of `initializer_range` by default.
+        /// Initial values of token and position embeddings; truncated normal of `initializer_range` by default. A name, or a
+        /// mapping of `name` (`normal`, `truncated_normal`, `uniform`, `constant`, `zeros` or `ones`) and its arguments:
+        /// `mean`, `std`, `a`, `b`, `val`.
         embedding_initializer: InitializerChoice,
-        /// Initial values of projections and the first feed-forward layer; as the embeddings' by default.
+        /// Initial values of projections and the first feed-forward layer, written as the embeddings' and the same by
+        /// default.
         initializer: InitializerChoice,
         /// Initial values of the layers that write into the residual stream; truncated normal of `initializer_range`
-        /// over the square root of twice the number of layers by default.
+        /// over the square root of twice the number of layers by default. Written as the embeddings'.
         output_layer_initializer: InitializerChoice,
         /// What the summed loss is divided by: `num_tokens` (the default) or `batch_size`.
         loss_scaling: String,

@@ -8,7 +8,9 @@ section! {
     pub struct OptimizerParams {
         /// `AdamW`, `Adam` or `SGD`.
         optimizer_type: String,
-        /// The learning rate: a number, one schedule, or a list of schedules.
+        /// The learning rate: a number, one schedule, or a list of schedules that follow each other. A schedule is a
+        /// mapping: `scheduler` is `Linear`, `CosineDecay` or `Constant`; the first two go from `initial_learning_rate` to
+        /// `end_learning_rate` in `total_iters` steps, the last holds `learning_rate`.
         learning_rate: LearningRate,
         /// Adam's two decay rates; [0.9, 0.999] by default.
         betas: Vec<f64>,

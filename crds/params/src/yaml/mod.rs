@@ -13,4 +13,4 @@ mod tree;
 pub(crate) use nearest::nearest;
 pub(crate) use read::{Dialect, FromNode, Lines, Reader, read_document, read_tree};
 pub(crate) use section::{Section, section};
-pub(crate) use tree::{Node, Value};
+pub(crate) use tree::{Node, Value, parse};

@@ -5,6 +5,8 @@ use std::path::Path;
 use millrace_crds::{ApplianceStatus, TrainJobStatus, definitions};
 use serde_json::{Value, json};
 
+use crate::schemas::{all, of};
+
 /// Keys the public model zoo allows in several shapes, which no API server can tell apart. Nothing else is left open.
 const OPEN: &[&str] = &[
     "spec.params.eval_input.data_dir",
@@ -26,32 +28,6 @@ const OPEN: &[&str] = &[
     "spec.params.train_input.data_files",
     "spec.params.train_input.micro_batch_size",
 ];
-
-/// Every schema of a definition with its path: properties by name, items as `[]`, values of maps as `*`.
-fn schemas(definition: &Value) -> Vec<(String, Value)> {
-    let root = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-    let mut found = Vec::new();
-    let mut next = vec![(String::new(), root.clone())];
-    while let Some((path, schema)) = next.pop() {
-        let join = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-            next.push((join(name), property.clone()));
-        }
-        for (key, name) in [("items", "[]"), ("additionalProperties", "*")] {
-            if schema[key].is_object() {
-                next.push((join(name), schema[key].clone()));
-            }
-        }
-        found.push((path, schema));
-    }
-    found.sort_by(|a, b| a.0.cmp(&b.0));
-    found
-}
-
-fn all() -> Vec<(String, Value)> {
-    let definitions = definitions().map(|definition| serde_json::to_value(definition).unwrap());
-    definitions.iter().flat_map(schemas).collect()
-}
 
 fn assert_none(what: &str, found: Vec<String>) {
     assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
@@ -161,7 +137,7 @@ fn columns_and_scale_find_their_fields() {
         (&job, ["State", "Step", "Of", "Loss", "Rate", "CSX", "Restarts", "Age"].as_slice()),
         (&appliance, &["Systems", "Used", "Waiting", "Age"]),
     ] {
-        let paths: Vec<String> = schemas(definition).into_iter().map(|(path, _)| format!(".{path}")).collect();
+        let paths: Vec<String> = of(definition).into_iter().map(|(path, _)| format!(".{path}")).collect();
         let version = &definition["spec"]["versions"][0];
         let shown = version["additionalPrinterColumns"].as_array().unwrap();
         assert_eq!(shown.iter().map(|column| column["name"].as_str().unwrap()).collect::<Vec<_>>(), columns);

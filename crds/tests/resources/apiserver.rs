@@ -1,0 +1,217 @@
+//! The definitions on a real API server: `cargo test -p millrace-crds --test resources -- --ignored`, with KUBECONFIG set and
+//! kubectl in PATH. No operator is needed, and none may run.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use millrace_crds::definitions;
+use serde_json::{Value, json};
+
+use crate::cases::{Case, appliance, cases, job};
+
+/// Runs kubectl in `namespace`; what it said, and whether it went well.
+fn kubectl(namespace: &str, arguments: &[&str], input: &str) -> Result<String, String> {
+    let mut child = Command::new("kubectl")
+        .args(["--namespace", namespace])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kubectl is in PATH");
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() { Ok(out.into_owned()) } else { Err(err.into_owned()) }
+}
+
+/// A namespace of the test's own, gone at its end; what lies in it is deleted at once, since no controller may be there to
+/// do it.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(name: &str) -> Self {
+        let name = format!("crds-{name}-{}", std::process::id());
+        for definition in definitions() {
+            let definition = serde_json::to_string(&definition).unwrap();
+            let apply =
+                ["apply", "--server-side", "--force-conflicts", "--field-manager=millrace-crds-test", "-f", "-"];
+            kubectl("default", &apply, &definition).unwrap();
+        }
+        let established =
+            ["wait", "--for=condition=Established", "crd/trainjobs.millrace.dev", "crd/appliances.millrace.dev"];
+        kubectl("default", &established, "").unwrap();
+        kubectl("default", &["create", "namespace", &name], "").unwrap();
+        Self(name)
+    }
+
+    fn kubectl(&self, arguments: &[&str], input: &Value) -> Result<String, String> {
+        kubectl(&self.0, arguments, &input.to_string())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = kubectl(&self.0, &["delete", "trainjobs.millrace.dev", "--all"], "");
+        let _ = kubectl("default", &["delete", "namespace", &self.0, "--wait=false"], "");
+    }
+}
+
+fn attempt(namespace: &Namespace, case: &Case) -> Result<String, String> {
+    let Some(before) = &case.before else { return namespace.kubectl(&["create", "-f", "-"], &case.after) };
+    namespace.kubectl(&["create", "-f", "-"], before).expect(case.name);
+    if case.of_status() {
+        let replace = ["replace", "--subresource=status", "-f", "-"];
+        namespace.kubectl(&replace, before).expect(case.name);
+        return namespace.kubectl(&replace, &case.after);
+    }
+    namespace.kubectl(&["replace", "-f", "-"], &case.after)
+}
+
+#[test]
+#[ignore = "needs an API server"]
+fn the_rules_hold() {
+    let namespace = Namespace::new("rules");
+    for case in cases() {
+        match (attempt(&namespace, &case), case.refusal) {
+            (Ok(_), None) => {}
+            (Err(says), Some(refusal)) if says.contains(refusal) => {}
+            (verdict, refusal) => panic!("{}: {verdict:?} instead of {refusal:?}", case.name),
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an API server"]
+fn every_example_is_accepted() {
+    let namespace = Namespace::new("examples");
+    let examples = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples")).unwrap();
+    let paths = examples.map(|entry| entry.unwrap().path());
+    let paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|extension| extension == "yaml")).collect();
+    assert!(paths.len() > 5, "{paths:?}");
+    for path in paths {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let Ok(params) = millrace_params::Params::parse_yaml(&text) else { continue }; // no params document
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        // The text itself, as a user would paste it.
+        let indented: String = text.lines().map(|line| format!("    {line}\n")).collect();
+        let head = format!("apiVersion: millrace.dev/v1alpha1\nkind: TrainJob\nmetadata: {{name: {name}}}\n");
+        let yaml = format!("{head}spec:\n  numCsx: 2\n  params:\n{indented}");
+        kubectl(&namespace.0, &["apply", "-f", "-"], &yaml).expect(name);
+        let stored: Value =
+            serde_json::from_str(&kubectl(&namespace.0, &["get", "tj", name, "-o", "json"], "").unwrap()).unwrap();
+        let job: millrace_crds::TrainJob = serde_json::from_value(stored).unwrap();
+        assert_eq!(job.spec.params.read().unwrap(), params, "{name}: what was stored is what was written");
+    }
+}
+
+#[test]
+#[ignore = "needs an API server"]
+fn mistakes_are_refused_where_they_are_made() {
+    let namespace = Namespace::new("mistakes");
+    for (path, value, refusal) in [
+        ("/params/model/hiden_size", json!(1), r#"unknown field "spec.params.model.hiden_size""#),
+        ("/num_csx", json!(1), r#"unknown field "spec.num_csx""#),
+        ("/numCsx", json!(0), "spec.numCsx in body should be greater than or equal to 1"),
+        ("/numCsx", json!("2"), "spec.numCsx in body must be of type integer"),
+        ("/numCsx", Value::Null, "spec.numCsx: Required value"),
+        ("/params", Value::Null, "spec.params: Required value"),
+        ("/params/optimizer/eps", json!("1e-8"), "spec.params.optimizer.eps in body must be of type number"),
+        (
+            "/params/model/hidden_size",
+            json!(0),
+            "spec.params.model.hidden_size in body should be greater than or equal to 1",
+        ),
+        ("/mode", json!("inference"), r#"supported values: "train", "eval", "train_and_eval", "eval_all""#),
+        ("/ttlSecondsAfterFinished", json!(-1), "should be greater than or equal to 0"),
+        ("/resources", json!({"cs2": {"limits": {"memory": "much"}}}), "should match"),
+        ("/mountDirs", json!([{"path": "../x", "volume": "a"}]), "spec.mountDirs[0].path in body should match"),
+        (
+            "/volumes",
+            json!([{"name": "a", "configMap": {"name": "a"}}, {"name": "a", "configMap": {"name": "b"}}]),
+            "Duplicate value",
+        ),
+    ] {
+        let wrong = job("wrong", |job| {
+            let (at, key) = path.rsplit_once('/').unwrap();
+            let section = job["spec"].pointer_mut(at).unwrap().as_object_mut().unwrap();
+            section.insert(key.into(), value.clone());
+        });
+        let says = namespace.kubectl(&["apply", "-f", "-"], &wrong).expect_err(path);
+        assert!(says.contains(refusal), "{path} {value}: {says}");
+    }
+}
+
+/// Without strict validation, which kubectl asks for and other clients may not, the API server drops what it does not know;
+/// what it leaves open, the reader refuses in its own words.
+#[test]
+#[ignore = "needs an API server"]
+fn what_the_schema_cannot_say_the_reader_says() {
+    let namespace = Namespace::new("reader");
+    let odd = job("odd", |job| {
+        job["spec"]["params"]["model"]["hiden_size"] = json!(1);
+        job["spec"]["params"]["model"]["dropout_rate"] = Value::Null;
+        job["spec"]["params"]["optimizer"]["learning_rate"] = json!({"schedular": "Linear"});
+    });
+    let create = ["create", "--validate=ignore", "-f", "-"];
+    namespace.kubectl(&create, &odd).unwrap();
+    let stored = namespace.kubectl(&["get", "tj", "odd", "-o", "json"], &Value::Null).unwrap();
+    let job: millrace_crds::TrainJob = serde_json::from_str(&stored).unwrap();
+    let error = job.spec.params.read().unwrap_err();
+    assert_eq!(
+        error.report(),
+        "optimizer.learning_rate.schedular is not a known key\n  hint: did you mean scheduler?\n"
+    );
+}
+
+#[test]
+#[ignore = "needs an API server"]
+fn columns_scale_and_explain() {
+    let namespace = Namespace::new("shown");
+    let status = json!({
+        "conditions": [
+            {"type": "Succeeded", "status": "Unknown", "reason": "Training", "message": "", "observedGeneration": 1,
+             "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            {"type": "Finished", "status": "False", "reason": "Active", "message": "", "observedGeneration": 1,
+             "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        ],
+        "progress": {"step": 50, "totalSteps": 1100, "loss": "3.5", "rate": "69.37"},
+        "restarts": 1, "numCsx": 2, "selector": "a=b",
+    });
+    namespace.kubectl(&["create", "-f", "-"], &job("shown", |_| ())).unwrap();
+    let with_status = job("shown", |job| job["status"] = status);
+    namespace.kubectl(&["replace", "--subresource=status", "-f", "-"], &with_status).unwrap();
+    let table = namespace.kubectl(&["get", "trainjobs"], &Value::Null).unwrap();
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["NAME", "STATE", "STEP", "OF", "LOSS", "RATE", "CSX", "RESTARTS", "AGE"]);
+    assert_eq!(rows[1][..8], ["shown", "Training", "50", "1100", "3.5", "69.37", "2", "1"]);
+    namespace.kubectl(&["scale", "trainjob/shown", "--replicas=4"], &Value::Null).unwrap();
+    let asked = namespace.kubectl(&["get", "tj/shown", "-o", "jsonpath={.spec.numCsx}"], &Value::Null).unwrap();
+    assert_eq!(asked, "4");
+    let zero = namespace.kubectl(&["scale", "trainjob/shown", "--replicas=0"], &Value::Null).unwrap_err();
+    assert!(zero.contains("greater than or equal to 1"), "{zero}");
+    for (field, says) in [
+        ("trainjob.spec.params.model", "hidden_size <integer> Width of the residual stream."),
+        ("trainjob.spec.params.optimizer.learning_rate", "schedules that follow each other"),
+        ("trainjob.status.conditions", "Wait for Finished"),
+        ("appliance.spec.wafer", "Memory; 40GB by default."),
+    ] {
+        let text = namespace.kubectl(&["explain", field], &Value::Null).unwrap();
+        let flowing = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flowing.contains(says), "{field}:\n{text}");
+    }
+}
+
+/// The machine of an Appliance is read from the same file by a local run.
+#[test]
+#[ignore = "needs an API server"]
+fn an_appliance_is_accepted_whole() {
+    let namespace = Namespace::new("appliance");
+    let whole = appliance(&namespace.0);
+    namespace.kubectl(&["create", "-f", "-"], &whole).unwrap();
+    let stored = namespace.kubectl(&["get", "appliance", &namespace.0, "-o", "json"], &Value::Null);
+    namespace.kubectl(&["delete", "appliance", &namespace.0], &Value::Null).unwrap();
+    let stored: millrace_crds::Appliance = serde_json::from_str(&stored.unwrap()).unwrap();
+    assert_eq!(stored.spec, serde_json::from_value(whole["spec"].clone()).unwrap());
+    assert_eq!(stored.spec.machine.resolve().unwrap().systems, 8);
+}

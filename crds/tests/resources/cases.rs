@@ -1,0 +1,181 @@
+//! Objects and what the rules say to them: one table, put to a CEL interpreter and to a real API server.
+
+use millrace_crds::StoredParams;
+use millrace_params::Params;
+use serde_json::{Value, json};
+
+/// An object, or a change of one, and what a user is told if it is refused.
+pub struct Case {
+    /// A word for messages; also what the object is called.
+    pub name: &'static str,
+    /// What was there before, where the case is a change.
+    pub before: Option<Value>,
+    /// What is asked for.
+    pub after: Value,
+    /// Part of the refusal; `None` where it is accepted.
+    pub refusal: Option<&'static str>,
+}
+
+impl Case {
+    /// Whether the change is one of the status.
+    pub fn of_status(&self) -> bool {
+        self.after.get("status").is_some()
+    }
+}
+
+/// The params of a shipped example, as JSON.
+pub fn example(name: &str) -> Value {
+    let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    StoredParams::from(&Params::parse_yaml(&text).unwrap()).0
+}
+
+/// A job called `name`, with `change` applied to it.
+pub fn job(name: &str, change: impl FnOnce(&mut Value)) -> Value {
+    let mut job = json!({
+        "apiVersion": "millrace.dev/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": {"numCsx": 2, "params": example("gpt2-kjv")},
+    });
+    change(&mut job);
+    job
+}
+
+/// An appliance that says everything there is to say.
+pub fn appliance(name: &str) -> Value {
+    json!({
+        "apiVersion": "millrace.dev/v1alpha1",
+        "kind": "Appliance",
+        "metadata": {"name": name},
+        "spec": {
+            "systems": 8,
+            "wafer": {
+                "memoryBytes": "4GiB", "memoryBandwidth": 20e15, "fabricBandwidth": 28e15, "cores": 1000, "clockHz": 1.1e9,
+                "peakFlops": 7.5e15, "utilisation": 0.3, "linkBytesPerS": 150e9,
+            },
+            "memoryx": {"shards": 2, "memoryBytes": 64_000_000_000_u64, "memoryBandwidth": 4e12},
+            "swarmx": {"fanOut": 2},
+            "activationServers": 1,
+            "threads": 1,
+            "link": {"chunkBytes": "1MiB", "windowChunks": 2},
+            "image": "registry.example/millrace:1",
+            "imagePullPolicy": "IfNotPresent",
+            "imagePullSecrets": [{"name": "registry"}],
+            "storage": {"storageClassName": "fast", "size": "20Gi", "accessMode": "ReadWriteMany"},
+            "resources": {"cs2": {"requests": {"cpu": 2, "memory": "1Gi"}, "limits": {"memory": "2Gi"}}},
+            "nodeSelector": {"kubernetes.io/arch": "amd64"},
+            "tolerations": [{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}],
+        },
+    })
+}
+
+/// Every rule, kept and broken.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    new_objects(&mut cases);
+    changes(&mut cases);
+    statuses(&mut cases);
+    cases
+}
+
+fn new_objects(cases: &mut Vec<Case>) {
+    let mut new = |name: &'static str, refusal: Option<&'static str>, change: &dyn Fn(&mut Value)| {
+        cases.push(Case { name, before: None, after: job(name, change), refusal });
+    };
+    let volumes = json!([
+        {"name": "data", "configMap": {"name": "text"}},
+        {"name": "out", "persistentVolumeClaim": {"claimName": "out"}},
+    ]);
+    let mounts = json!([
+        {"path": "/data", "volume": "data"},
+        {"path": "/out", "volume": "out", "subPath": "a/b"},
+    ]);
+    new("minimal", None, &|_| ());
+    new("with-volumes", None, &|job| {
+        job["spec"]["volumes"] = volumes.clone();
+        job["spec"]["mountDirs"] = mounts.clone();
+    });
+    new("unmounted", Some("each of the volumes must be mounted"), &|job| job["spec"]["volumes"] = volumes.clone());
+    new("unknown-volume", Some("must name one of the volumes"), &|job| job["spec"]["mountDirs"] = mounts.clone());
+    new("two-sources", Some("a volume has one source"), &|job| {
+        job["spec"]["volumes"] = volumes.clone();
+        job["spec"]["volumes"][0]["persistentVolumeClaim"] = json!({"claimName": "other"});
+        job["spec"]["mountDirs"] = mounts.clone();
+    });
+    new("no-source", Some("a volume has one source"), &|job| {
+        job["spec"]["volumes"] = json!([{"name": "data"}]);
+        job["spec"]["mountDirs"] = json!([{"path": "/data", "volume": "data"}]);
+    });
+    new("with-labels", None, &|job| job["spec"]["labels"] = json!({"team": "a", "example.org/cost": "7"}));
+    new("bad-label", Some("a label's key is a name"), &|job| job["spec"]["labels"] = json!({"no spaces": "a"}));
+    new("our-label", Some("other than millrace.dev"), &|job| job["spec"]["labels"] = json!({"millrace.dev/role": "a"}));
+    new("a23456789-123456789-123456789-123456789-123456789-123456789-123", None, &|_| ());
+    new("a23456789-123456789-123456789-123456789-123456789-123456789-1234", Some("at most 63"), &|_| ());
+    new("7up", Some("begins with a letter"), &|_| ());
+    new("dotted.name", Some("lower-case letters, digits and hyphens"), &|_| ());
+}
+
+fn changes(cases: &mut Vec<Case>) {
+    let mut change = |name: &'static str, refusal: Option<&'static str>, change: &dyn Fn(&mut Value)| {
+        let before = job(name, |job| job["spec"]["resources"] = json!({"cs2": {"requests": {"cpu": 1}}}));
+        let mut after = before.clone();
+        change(&mut after["spec"]);
+        cases.push(Case { name, before: Some(before), after, refusal });
+    };
+    change("scaled", None, &|spec| spec["numCsx"] = json!(4));
+    change("suspended", None, &|spec| spec["suspend"] = json!(true));
+    change("prioritised", None, &|spec| spec["priorityClassName"] = json!("high"));
+    change("extended", None, &|spec| spec["deadlines"] = json!({"activeSeconds": 60}));
+    change("forgiven", None, &|spec| spec["failurePolicy"] = json!({"maxRestarts": 99}));
+    change("to-be-deleted", None, &|spec| spec["ttlSecondsAfterFinished"] = json!(0));
+    for (name, path, value) in [
+        ("other-model", "/params/model/hidden_size", json!(256)),
+        // Left open in the schema, and yet part of what must not change.
+        ("other-rate", "/params/optimizer/learning_rate/0/end_learning_rate", json!(0.1)),
+    ] {
+        change(name, Some("params defines the training"), &|spec| *spec.pointer_mut(path).unwrap() = value.clone());
+    }
+    change("other-mode", Some("mode defines the training"), &|spec| spec["mode"] = json!("eval"));
+    change("other-appliance", Some("appliance defines"), &|spec| spec["appliance"] = json!("other"));
+    change("other-labels", Some("labels defines the training"), &|spec| spec["labels"] = json!({"a": "b"}));
+    change("other-cpu", Some("resources defines"), &|spec| spec["resources"]["cs2"]["requests"]["cpu"] = json!("2"));
+    change("no-resources", Some("resources defines"), &|spec| {
+        spec.as_object_mut().unwrap().remove("resources");
+    });
+    change("late-mount", Some("mountDirs defines the training"), &|spec| {
+        spec["mountDirs"] = json!([{"path": "/data", "volume": "data"}]);
+    });
+    change("late-volume", Some("volumes defines the training"), &|spec| {
+        spec["volumes"] = json!([{"name": "data", "configMap": {"name": "text"}}]);
+        spec["mountDirs"] = json!([{"path": "/data", "volume": "data"}]);
+    });
+}
+
+fn statuses(cases: &mut Vec<Case>) {
+    let condition = |of: &str, status: &str| {
+        json!({
+            "type": of, "status": status, "reason": "Because", "message": "", "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let mut status = |name: &'static str, refusal: Option<&'static str>, before: Value, after: Value| {
+        let with = |status: Value| job(name, |job| job["status"] = status);
+        cases.push(Case { name, before: Some(with(before)), after: with(after), refusal });
+    };
+    let resolved = json!({"mode": "train", "job": "{}", "appliance": {"systems": 2, "wafer": {"memoryBytes": "40GB"}}});
+    status("first-visit", None, json!({}), json!({"leaderEpoch": 1, "attempt": 1, "resolved": resolved}));
+    status("next-leader", None, json!({"leaderEpoch": 1}), json!({"leaderEpoch": 2}));
+    status("old-leader", Some("leads no more"), json!({"leaderEpoch": 2}), json!({"leaderEpoch": 1}));
+    status("no-leader", Some("leads no more"), json!({"leaderEpoch": 2}), json!({"attempt": 1}));
+    status("attempt-back", Some("never taken back"), json!({"attempt": 2}), json!({"attempt": 1}));
+    status("restart-back", Some("never taken back"), json!({"restarts": 2}), json!({"restarts": 0}));
+    let mut other = resolved.clone();
+    other["appliance"]["wafer"]["memoryBytes"] = json!("41GB");
+    status("resolved-again", Some("never changes"), json!({"resolved": resolved}), json!({"resolved": other}));
+    status("unresolved", Some("never changes"), json!({"resolved": resolved}), json!({"attempt": 1}));
+    let ongoing = json!({"conditions": [condition("Finished", "False"), condition("Succeeded", "Unknown")]});
+    let finished = json!({"conditions": [condition("Finished", "True"), condition("Succeeded", "True")]});
+    status("finishing", None, ongoing.clone(), finished.clone());
+    status("risen", Some("finished stays so"), finished, ongoing);
+}

@@ -1,0 +1,8 @@
+//! The custom resources: the definitions, the rules in process, and both on a real API server.
+
+mod apiserver;
+mod cases;
+mod definitions;
+mod reading;
+mod rules;
+mod schemas;

@@ -1,0 +1,96 @@
+//! Objects as a program finds them: newer than itself, damaged, or a user's own.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::core::DeserializeGuard;
+use millrace_crds::{ConditionType, State, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus, set_condition};
+use serde_json::{Value, json};
+
+use crate::cases::{appliance, example, job};
+
+#[test]
+fn what_is_not_known_is_left_out_and_what_is_damaged_stops_nothing() {
+    let newer = job("newer", |job| {
+        job["spec"]["minCsx"] = json!(1);
+        job["spec"]["params"]["model"]["of_tomorrow"] = json!(1);
+        job["status"] = json!({"roles": [{"name": "cs2", "zone": "a"}], "of_tomorrow": {}});
+    });
+    let newer: TrainJob = serde_json::from_value(newer).unwrap();
+    assert_eq!(newer.spec.num_csx, 2);
+    let error = newer.spec.params.read().unwrap_err();
+    assert_eq!(error.key(), "model.of_tomorrow", "what would be trained is not what was asked for");
+
+    let open = job("open", |job| job["spec"]["params"]["optimizer"]["learning_rate"] = json!("fast"));
+    let open: TrainJob = serde_json::from_value(open).unwrap();
+    let error = open.spec.params.read().unwrap_err();
+    assert_eq!(error.to_string(), "optimizer.learning_rate must be a finite number, not the string \"fast\"");
+
+    let damaged = job("damaged", |job| job["spec"]["numCsx"] = json!("two"));
+    let damaged: DeserializeGuard<TrainJob> = serde_json::from_value(damaged).unwrap();
+    assert_eq!(damaged.0.unwrap_err().metadata.name.as_deref(), Some("damaged"));
+}
+
+#[test]
+fn a_spec_made_here_is_one_an_api_server_fills_in_the_same() {
+    let params = StoredParams(example("gpt2-tiny"));
+    let made = TrainJob::new("made", TrainJobSpec::new(3, params.clone()));
+    let written = json!({"metadata": {"name": "made"}, "spec": {"numCsx": 3, "params": params}});
+    let mut written: Value = written;
+    written["apiVersion"] = json!("millrace.dev/v1alpha1");
+    written["kind"] = json!("TrainJob");
+    assert_eq!(serde_json::from_value::<TrainJob>(written).unwrap().spec, made.spec);
+}
+
+/// One file describes the machine to a cluster and to a local run.
+#[test]
+fn a_local_run_reads_the_whole_of_an_appliance() {
+    let whole = appliance("default");
+    let machine = millrace_params::ApplianceSpec::parse_yaml(&whole.to_string()).unwrap();
+    let resource: millrace_crds::Appliance = serde_json::from_value(whole).unwrap();
+    assert_eq!(resource.spec.machine.resolve().unwrap(), machine);
+    assert_eq!((machine.systems, machine.wafer.memory_bytes), (8, 4 << 30));
+    let cpu = &resource.spec.resources.unwrap().cs2.unwrap().requests.unwrap().0["cpu"];
+    assert_eq!(cpu.0, "2", "a number is an amount too");
+}
+
+#[test]
+fn a_record_of_the_machine_is_the_machine() {
+    for spec in [
+        millrace_params::ApplianceSpec::default(),
+        millrace_params::ApplianceSpec::parse_yaml(&appliance("default").to_string()).unwrap(),
+    ] {
+        let record = serde_json::to_value(spec.to_document()).unwrap();
+        let back: millrace_params::ApplianceDocument = serde_json::from_value(record).unwrap();
+        assert_eq!(back.resolve().unwrap(), spec);
+    }
+}
+
+fn condition(of: ConditionType, status: &str, reason: &str, second: i64) -> Condition {
+    Condition {
+        type_: of.as_str().into(),
+        status: status.into(),
+        reason: reason.into(),
+        message: String::new(),
+        observed_generation: Some(1),
+        last_transition_time: Time(Timestamp::from_second(second).unwrap()),
+    }
+}
+
+#[test]
+fn a_condition_keeps_its_time_until_its_status_changes() {
+    use ConditionType::{Finished, Succeeded};
+    let mut status = TrainJobStatus::default();
+    assert_eq!(status.state(), None);
+    set_condition(&mut status.conditions, condition(Succeeded, "Unknown", "Queued", 1));
+    set_condition(&mut status.conditions, condition(Finished, "False", "Active", 1));
+    set_condition(&mut status.conditions, condition(Succeeded, "Unknown", "Training", 2));
+    let since = |status: &TrainJobStatus| status.condition(Succeeded).unwrap().last_transition_time.0.as_second();
+    assert_eq!((status.state(), since(&status), status.conditions.len()), (Some(State::Training), 1, 2));
+    set_condition(&mut status.conditions, condition(Succeeded, "True", "Succeeded", 3));
+    assert_eq!((status.state(), since(&status)), (Some(State::Succeeded), 3));
+    assert!(status.is(Succeeded) && !status.is(Finished));
+    for state in State::ALL {
+        assert_eq!(State::from_name(state.as_str()), Some(state));
+        assert!(!state.is_failure() || state.is_final());
+    }
+}

@@ -1,0 +1,34 @@
+//! The CEL rules, in process: kept and broken.
+
+use kube_cel::Validator;
+use millrace_crds::definitions;
+
+use crate::cases::cases;
+use crate::schemas::all;
+
+#[test]
+fn every_rule_is_kept_or_refused_with_its_message() {
+    let [_, definition] = definitions().map(|definition| serde_json::to_value(definition).unwrap());
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    for case in cases() {
+        let verdict = Validator::new().validate(schema, &case.after, case.before.as_ref());
+        match (verdict, case.refusal) {
+            (Ok(()), None) => {}
+            (Err(errors), Some(refusal)) if errors.to_string().contains(refusal) => {}
+            (verdict, refusal) => panic!("{}: {verdict:?} instead of {refusal:?}", case.name),
+        }
+    }
+}
+
+/// A rule that nobody breaks is a rule that nobody has tried.
+#[test]
+fn every_rule_is_tried() {
+    let cases = cases();
+    let tried = |message: &str| cases.iter().filter_map(|case| case.refusal).any(|part| message.contains(part));
+    for (path, schema) in all() {
+        for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+            let message = rule["message"].as_str().unwrap_or_default();
+            assert!(tried(message), "no case breaks this rule of {path}: {message}");
+        }
+    }
+}
