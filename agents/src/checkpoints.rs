@@ -1,13 +1,21 @@
 //! What command line, coordinator and MemoryX share about the checkpoint a run begins with.
 
-use millrace_checkpoint::{Error, Strictness};
+use millrace_checkpoint::{Error, LockError, Strictness};
 use millrace_params::Job;
+use millrace_telemetry::journal::Reason;
 
 use crate::failure::Failure;
 
 /// A checkpoint's error as a failure with its hint.
 pub fn checkpoint_failure(error: &Error) -> Failure {
-    let failure = if error.is_bad_input() { Failure::bad_input(error) } else { Failure::own(error) };
+    let reason = match error {
+        Error::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => Reason::ModelDirInUse,
+        Error::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => Reason::Superseded,
+        full if full.is_full() => Reason::OutOfSpace,
+        bad if bad.is_bad_input() => Reason::BadParams,
+        _ => Reason::Failed,
+    };
+    let failure = Failure::of(reason, error);
     match error.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,

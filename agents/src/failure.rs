@@ -2,15 +2,17 @@
 
 use std::fmt;
 
+use millrace_emulator::compile::CompileError;
+use millrace_engine::message;
+use millrace_telemetry::journal::Reason;
+
 use crate::launch::Exit;
 
 /// Whose failure it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// This process.
-    Own,
-    /// The user's input.
-    BadInput,
+    /// This process's, or its user's: what the run ends for.
+    Own(Reason),
     /// A peer is gone.
     Peer,
     /// Nobody's: the process was asked to leave before it had a part in anything.
@@ -23,30 +25,39 @@ pub struct Failure {
     /// Whose it is.
     pub cause: Cause,
     /// The sentence.
-    pub reason: String,
+    pub sentence: String,
     /// What may help.
     pub hint: Option<String>,
 }
 
 impl Failure {
+    fn new(cause: Cause, sentence: impl fmt::Display) -> Self {
+        Self { cause, sentence: sentence.to_string(), hint: None }
+    }
+
+    /// The run ends for `reason`.
+    pub fn of(reason: Reason, sentence: impl fmt::Display) -> Self {
+        Self::new(Cause::Own(reason), sentence)
+    }
+
     /// This process can't go on.
-    pub fn own(reason: impl fmt::Display) -> Self {
-        Self { cause: Cause::Own, reason: reason.to_string(), hint: None }
+    pub fn own(sentence: impl fmt::Display) -> Self {
+        Self::of(Reason::Failed, sentence)
     }
 
     /// The user's input is to blame.
-    pub fn bad_input(reason: impl fmt::Display) -> Self {
-        Self { cause: Cause::BadInput, reason: reason.to_string(), hint: None }
+    pub fn bad_input(sentence: impl fmt::Display) -> Self {
+        Self::of(Reason::BadParams, sentence)
     }
 
     /// A peer is gone.
-    pub fn peer(reason: impl fmt::Display) -> Self {
-        Self { cause: Cause::Peer, reason: reason.to_string(), hint: None }
+    pub fn peer(sentence: impl fmt::Display) -> Self {
+        Self::new(Cause::Peer, sentence)
     }
 
     /// The process was asked to leave, and has nothing to finish.
-    pub fn asked(reason: impl fmt::Display) -> Self {
-        Self { cause: Cause::Asked, reason: reason.to_string(), hint: None }
+    pub fn asked(sentence: impl fmt::Display) -> Self {
+        Self::new(Cause::Asked, sentence)
     }
 
     /// Adds what may help.
@@ -57,19 +68,55 @@ impl Failure {
     }
 
     /// How the process ends for it.
-    pub const fn exit(&self) -> Exit {
+    pub fn exit(&self) -> Exit {
         match self.cause {
-            Cause::Own => Exit::Failed,
-            Cause::BadInput => Exit::BadInput,
+            Cause::Own(reason) => reason.into(),
             Cause::Peer => Exit::PeerLost,
             Cause::Asked => Exit::Done,
+        }
+    }
+
+    /// What a run ends for that ends with it.
+    pub const fn reason(&self) -> Reason {
+        match self.cause {
+            Cause::Own(reason) => reason,
+            Cause::Peer => Reason::Failed,
+            Cause::Asked => Reason::Interrupted,
+        }
+    }
+
+    /// The failure as an agent reports it to its coordinator.
+    pub fn report(&self) -> message::Report {
+        message::Report::Failed { reason: self.to_string(), cause: self.kind() }
+    }
+
+    /// What kind of failure it is to the coordinator that hears of it.
+    pub const fn kind(&self) -> message::Cause {
+        match self.reason() {
+            Reason::BadParams => message::Cause::BadInput,
+            Reason::NonFiniteLoss => message::Cause::NotFinite,
+            Reason::ShardLost => message::Cause::ShardLost,
+            Reason::OutOfSpace => message::Cause::NoSpace,
+            Reason::Succeeded | Reason::Interrupted | Reason::ModelDirInUse | Reason::Superseded | Reason::Failed => {
+                message::Cause::Other
+            }
+        }
+    }
+}
+
+impl From<CompileError> for Failure {
+    fn from(error: CompileError) -> Self {
+        let failure = Self::bad_input(&error);
+        match error.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
         }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.reason)?;
+        write!(f, "{}", self.sentence)?;
         match &self.hint {
             Some(hint) => write!(f, "\nhint: {hint}"),
             None => Ok(()),

@@ -12,7 +12,8 @@ use tokio::net::TcpListener;
 
 use crate::failure::Failure;
 
-/// Whether the role is ready: it has joined its job and every link is up.
+/// Whether the role is ready. A coordinator is once agents may join it, and every other role while it has joined its job
+/// and all its links are up.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<AtomicBool>);
 

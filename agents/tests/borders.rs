@@ -31,7 +31,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("millrace-crds", &["millrace-params"]),
     ("millrace-emulator", &["millrace-params"]),
     ("millrace-engine", &["millrace-emulator", "millrace-params"]),
-    ("millrace-protocol", &["millrace-engine", "millrace-emulator", "millrace-params"]),
+    ("millrace-protocol", &["millrace-engine", "millrace-emulator", "millrace-params", "millrace-telemetry"]),
     ("millrace-data", &[]),
     ("millrace-checkpoint", &["millrace-emulator"]),
     ("millrace-telemetry", &[]),

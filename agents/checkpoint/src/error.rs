@@ -167,6 +167,15 @@ impl Error {
         if is_full(&cause) { Self::NoSpace { path } } else { Self::Io { action, path, cause } }
     }
 
+    /// Whether the file system, or the user's quota on it, is full.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::NoSpace { .. } => true,
+            Self::Io { cause, .. } | Self::Lock(LockError::Io { cause, .. }) => is_full(cause),
+            _ => false,
+        }
+    }
+
     /// What the user can do, where the sentence itself does not say it.
     pub fn hint(&self) -> Option<String> {
         match self {

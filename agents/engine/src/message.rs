@@ -59,6 +59,21 @@ pub struct Snapshot {
 /// blake3 of a chunk: parameters first, then each moment.
 pub type ChunkDigests = Vec<[u8; 32]>;
 
+/// What kind of failure ends a run, for programs that act on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// The user's input.
+    BadInput,
+    /// A loss or a gradient that is not finite.
+    NotFinite,
+    /// A shard whose parameters are gone.
+    ShardLost,
+    /// A full disk.
+    NoSpace,
+    /// Anything else.
+    Other,
+}
+
 /// From the coordinator to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Order {
@@ -146,6 +161,8 @@ pub enum Report {
         step: u64,
         /// Why, in one sentence.
         reason: String,
+        /// What kind of failure.
+        cause: Cause,
     },
     /// A link to `peer` broke. The coordinator decides what it means.
     LinkLost {
@@ -158,7 +175,7 @@ pub enum Report {
     Failed {
         /// Why, in one sentence.
         reason: String,
-        /// Whether it is the user's to mend (exit code 2).
-        bad_input: bool,
+        /// What kind of failure.
+        cause: Cause,
     },
 }

@@ -4,28 +4,54 @@
 //! other one trusts. TLS is behind the feature `tls`; without it, asking for it is an error, never a connection in the
 //! clear.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
+use millrace_telemetry::journal::Entry;
 use tonic::transport::{Channel, Server};
 
+use crate::proto;
 use crate::proto::journal_client::JournalClient;
 use crate::transport;
 
-/// One end's identity and whom it trusts; PEM files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// This end's certificate, and those between it and the authority.
-    pub cert: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-    /// The authority that the other end's certificate must be of.
-    pub ca: PathBuf,
+/// One end's identity and whom it trusts, as the bytes of PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Tls {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+    ca: Vec<u8>,
+}
+
+impl Tls {
+    /// `cert` is this end's certificate, with those between it and the authority behind it, and `key` its private key;
+    /// `ca` is the authority that the other end's certificate must be of. All three are PEM, and looked at when they are
+    /// used.
+    pub fn new(cert: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>, ca: impl Into<Vec<u8>>) -> Self {
+        Self { cert: cert.into(), key: key.into(), ca: ca.into() }
+    }
+
+    /// As [`Tls::new`], from files.
+    ///
+    /// # Errors
+    /// [`JournalError::File`].
+    pub fn read(cert: &Path, key: &Path, ca: &Path) -> Result<Self, JournalError> {
+        let read =
+            |path: &Path| std::fs::read(path).map_err(|cause| JournalError::File { path: path.to_owned(), cause });
+        Ok(Self { cert: read(cert)?, key: read(key)?, ca: read(ca)? })
+    }
+}
+
+/// Says nothing of the bytes: one of them is a secret.
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
 }
 
 /// Why the journal can't be served or reached.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// A file of [`TlsFiles`].
+    /// A file that [`Tls::read`] was to read.
     #[error("can't read {}: {cause}", path.display())]
     File {
         /// The file.
@@ -37,29 +63,18 @@ pub enum JournalError {
     #[error("this build has no TLS: it was made without the feature `tls`")]
     NoTls,
     /// The certificates are no good, or nobody listens, or it is not who it should be.
-    #[error("{}", causes(.0))]
+    #[error("{}", transport::causes(.0))]
     Transport(#[from] tonic::transport::Error),
-}
-
-/// The error with all that it was caused by: its own words only say in which layer it happened.
-fn causes(error: &tonic::transport::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = std::error::Error::source(error);
-    while let Some(cause) = next {
-        text.push_str(&format!(": {cause}"));
-        next = cause.source();
-    }
-    text
 }
 
 /// Dials the journal at `address` (`host:port`). With `tls`, the coordinator must show a certificate for that host.
 ///
 /// # Errors
 /// See [`JournalError`].
-pub async fn connect(address: &str, tls: Option<&TlsFiles>) -> Result<JournalClient<Channel>, JournalError> {
+pub async fn connect(address: &str, tls: Option<&Tls>) -> Result<JournalClient<Channel>, JournalError> {
     let channel = match tls {
         None => transport::dial(address).await?,
-        Some(files) => secure::dial(address, files).await?,
+        Some(tls) => secure::dial(address, tls).await?,
     };
     Ok(JournalClient::new(channel))
 }
@@ -68,44 +83,67 @@ pub async fn connect(address: &str, tls: Option<&TlsFiles>) -> Result<JournalCli
 ///
 /// # Errors
 /// See [`JournalError`].
-pub fn server(tls: Option<&TlsFiles>) -> Result<Server, JournalError> {
+pub fn server(tls: Option<&Tls>) -> Result<Server, JournalError> {
     match tls {
         None => Ok(transport::server()),
-        Some(files) => secure::server(files),
+        Some(tls) => secure::server(tls),
     }
+}
+
+/// An entry as it travels.
+pub fn pack(entry: &Entry) -> proto::Entry {
+    let kind = entry.event.kind();
+    // An event in JSON is an object with its kind as the only key.
+    let event = serde_json::to_string(&entry.event).unwrap_or_default();
+    let body = event.strip_prefix(&format!("{{\"{kind}\":")).and_then(|body| body.strip_suffix('}'));
+    proto::Entry {
+        number: entry.seq,
+        attempt: u32::try_from(entry.attempt).unwrap_or(u32::MAX),
+        time_ms: entry.unix_ms,
+        kind: kind.to_owned(),
+        body: body.unwrap_or_default().to_owned(),
+    }
+}
+
+/// The reverse of [`pack`].
+///
+/// # Errors
+/// A kind of a later version, to be passed over.
+pub fn unpack(entry: &proto::Entry) -> serde_json::Result<Entry> {
+    let event = format!("{{{}:{}}}", serde_json::Value::from(entry.kind.as_str()), entry.body);
+    Ok(Entry {
+        seq: entry.number,
+        attempt: entry.attempt.into(),
+        unix_ms: entry.time_ms,
+        event: serde_json::from_str(&event)?,
+    })
 }
 
 #[cfg(feature = "tls")]
 mod secure {
-    use std::path::Path;
-
     use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity, Server, ServerTlsConfig};
 
-    use super::{JournalError, TlsFiles};
+    use super::{JournalError, Tls};
     use crate::transport;
 
-    pub async fn dial(address: &str, files: &TlsFiles) -> Result<Channel, JournalError> {
-        let tls = ClientTlsConfig::new().identity(files.identity()?).ca_certificate(files.authority()?);
+    pub async fn dial(address: &str, tls: &Tls) -> Result<Channel, JournalError> {
+        let tls = ClientTlsConfig::new().identity(tls.identity()).ca_certificate(tls.authority());
         Ok(transport::endpoint(&format!("https://{address}"))?.tls_config(tls)?.connect().await?)
     }
 
-    pub fn server(files: &TlsFiles) -> Result<Server, JournalError> {
-        let tls = ServerTlsConfig::new().identity(files.identity()?).client_ca_root(files.authority()?);
+    pub fn server(tls: &Tls) -> Result<Server, JournalError> {
+        let tls = ServerTlsConfig::new().identity(tls.identity()).client_ca_root(tls.authority());
         Ok(transport::server().tls_config(tls)?)
     }
 
-    impl TlsFiles {
-        fn identity(&self) -> Result<Identity, JournalError> {
-            Ok(Identity::from_pem(read(&self.cert)?, read(&self.key)?))
+    impl Tls {
+        fn identity(&self) -> Identity {
+            Identity::from_pem(&self.cert, &self.key)
         }
 
-        fn authority(&self) -> Result<Certificate, JournalError> {
-            Ok(Certificate::from_pem(read(&self.ca)?))
+        fn authority(&self) -> Certificate {
+            Certificate::from_pem(&self.ca)
         }
-    }
-
-    fn read(path: &Path) -> Result<Vec<u8>, JournalError> {
-        std::fs::read(path).map_err(|cause| JournalError::File { path: path.to_owned(), cause })
     }
 }
 
@@ -113,24 +151,57 @@ mod secure {
 mod secure {
     use tonic::transport::{Channel, Server};
 
-    use super::{JournalError, TlsFiles};
+    use super::{JournalError, Tls};
 
-    pub async fn dial(_: &str, _: &TlsFiles) -> Result<Channel, JournalError> {
+    pub async fn dial(_: &str, _: &Tls) -> Result<Channel, JournalError> {
         Err(JournalError::NoTls)
     }
 
-    pub fn server(_: &TlsFiles) -> Result<Server, JournalError> {
+    pub fn server(_: &Tls) -> Result<Server, JournalError> {
         Err(JournalError::NoTls)
     }
 }
 
-#[cfg(all(test, not(feature = "tls")))]
+#[cfg(test)]
 mod tests {
+    use millrace_telemetry::journal::{Event, Outcome, Stage, State};
+    use millrace_telemetry::logs::{AgentName, Level, Record};
+    use millrace_telemetry::metrics::TrainPoint;
+
     use super::*;
 
     #[test]
+    fn entries_survive_the_wire() {
+        let point =
+            TrainPoint { step: 1, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 8, seconds: 0.5, rate: 2.0 };
+        let state = State { state: Stage::Training, step: 0, total_steps: Some(5), num_csx: 2, epoch: None };
+        let events = [
+            Event::Metric(point.into()),
+            Event::Log(Record::new(Level::Info, AgentName::new("cs2", 1).unwrap(), "a \"word\"".to_owned())),
+            Event::State(state),
+            Event::Checkpoint { step: 3, digest: "ab".into() },
+            Event::Outcome(Outcome::default()),
+        ];
+        for event in events {
+            let entry = Entry { seq: 4, attempt: 2, unix_ms: 17, event };
+            let packed = pack(&entry);
+            assert_eq!(unpack(&packed).unwrap(), entry);
+            // The shortest decimals are what tells that bits are the same.
+            assert!(packed.kind != "metric" || packed.body.contains("\"loss\":0.1,"), "{packed:?}");
+        }
+        for (kind, body) in [("weather", "{}"), ("metric", "{"), ("a\"b", "1"), ("", "")] {
+            unpack(&proto::Entry { kind: kind.into(), body: body.into(), ..Default::default() }).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_key_is_not_for_debugging() {
+        assert_eq!(format!("{:?}", Tls::new("cert", "key", "ca")), "Tls { .. }");
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
     fn a_build_without_tls_refuses_to_do_without() {
-        let files = TlsFiles { cert: "c".into(), key: "k".into(), ca: "a".into() };
-        assert!(matches!(server(Some(&files)), Err(JournalError::NoTls)));
+        assert!(matches!(server(Some(&Tls::new("c", "k", "a"))), Err(JournalError::NoTls)));
     }
 }

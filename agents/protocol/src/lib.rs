@@ -10,6 +10,8 @@ pub mod codec;
 pub mod journal;
 pub mod launch;
 pub mod packet;
+#[cfg(feature = "tls-test")]
+pub mod testing;
 pub mod transport;
 
 /// Generated services and messages.

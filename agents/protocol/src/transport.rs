@@ -36,6 +36,17 @@ pub async fn dial(address: &str) -> Result<Channel, tonic::transport::Error> {
     endpoint(&format!("http://{address}"))?.connect().await
 }
 
+/// The error with all that it was caused by: its own words only say in which layer it happened.
+pub fn causes(error: &tonic::transport::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        text.push_str(&format!(": {cause}"));
+        next = cause.source();
+    }
+    text
+}
+
 /// How `uri` is dialled.
 pub(crate) fn endpoint(uri: &str) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(uri.to_owned())?

@@ -7,7 +7,7 @@ use millrace_emulator::compile::CompileError;
 use millrace_params::{ParamsError, ProblemKind};
 
 use crate::checkpoints::checkpoint_failure;
-use crate::failure::{Cause, Failure};
+use crate::failure::Failure;
 use crate::launch::Exit;
 
 /// At least one failure; each is shown as `error: …` with its `hint: …`.
@@ -31,13 +31,12 @@ impl Refusal {
 
     /// Every problem of a document that was read from `path`, which is named where a problem has a line.
     pub fn of_document(path: &Path, error: &ParamsError) -> Self {
-        let mut all = error.problems().map(|problem| Failure {
-            cause: Cause::BadInput,
-            reason: match problem.line {
-                Some(_) => format!("{}: {problem}", path.display()),
-                None => problem.to_string(),
-            },
-            hint: Some(problem.hint.clone().unwrap_or_else(|| general_hint(problem.kind).to_owned())),
+        let mut all = error.problems().map(|problem| {
+            let failure = match problem.line {
+                Some(_) => Failure::bad_input(format!("{}: {problem}", path.display())),
+                None => Failure::bad_input(problem),
+            };
+            failure.hint(problem.hint.as_deref().unwrap_or_else(|| general_hint(problem.kind)))
         });
         // There is always a first problem.
         let first = all.next().unwrap_or_else(|| Failure::bad_input(error));
@@ -75,7 +74,7 @@ impl From<Failure> for Refusal {
 
 impl From<CompileError> for Refusal {
     fn from(error: CompileError) -> Self {
-        Failure { cause: Cause::BadInput, reason: error.to_string(), hint: error.hint().map(str::to_owned) }.into()
+        Failure::from(error).into()
     }
 }
 

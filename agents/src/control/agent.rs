@@ -2,7 +2,7 @@
 //!
 //! A coordinator may end and another one take its place at the same address; the job goes on from what the MemoryX
 //! shards hold. So an agent whose coordinator is lost keeps what it has, lets go of its epoch, and knocks at the same
-//! door until [`JOIN_DEADLINE`] has passed.
+//! door, whose name is looked up anew each time, until [`JOIN_PATIENCE`] is over.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,10 +24,12 @@ use tonic::{Code, Status, Streaming};
 use super::job::{CompiledJob, JobDocument};
 use crate::failure::Failure;
 
-/// How long an agent looks for a coordinator before it gives up.
-const JOIN_DEADLINE: Duration = Duration::from_secs(120);
-/// Pause between two attempts to reach it.
-const JOIN_PAUSE: Duration = Duration::from_millis(100);
+/// How long an agent looks for a coordinator before it gives up: long enough for one that is only being brought here.
+const JOIN_PATIENCE: Duration = Duration::from_secs(600);
+/// Pause after the first attempt to reach it; each one is twice as long as the one before, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// See [`FIRST_PAUSE`].
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// What an agent says of itself.
 #[derive(Clone, Debug)]
@@ -247,17 +249,26 @@ async fn knock(
     outbox: &Outbox,
     words: mpsc::UnboundedReceiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
-    let mut deadline = Instant::now() + JOIN_DEADLINE;
+    let mut deadline = Instant::now() + JOIN_PATIENCE;
+    let mut pause = FIRST_PAUSE;
     let mut words = Some(words);
     loop {
         let channel = match transport::dial(address).await {
             Ok(channel) => channel,
             Err(error) if Instant::now() >= deadline => {
-                return Err(Failure::peer(format!("the coordinator at {address} can't be reached: {error}")));
+                let why = transport::causes(&error);
+                return Err(Failure::peer(format!("the coordinator at {address} can't be reached: {why}")));
             }
-            Err(_) => {
+            Err(error) => {
+                if pause == FIRST_PAUSE {
+                    let (why, minutes) = (transport::causes(&error), JOIN_PATIENCE.as_secs() / 60);
+                    log::info!(
+                        "the coordinator at {address} can't be reached yet ({why}); trying for {minutes} minutes"
+                    );
+                }
                 // Nobody tells when a port begins to listen.
-                tokio::time::sleep(JOIN_PAUSE).await;
+                tokio::time::sleep(pause).await;
+                pause = LONGEST_PAUSE.min(2 * pause);
                 continue;
             }
         };
@@ -275,7 +286,7 @@ async fn knock(
         if Instant::now() >= deadline {
             return Err(Failure::peer(format!("the coordinator at {address} does not tell the job")));
         }
-        tokio::time::sleep(JOIN_PAUSE).await;
+        tokio::time::sleep(FIRST_PAUSE).await;
     }
 }
 

@@ -40,7 +40,7 @@ impl JobDocument {
     /// # Errors
     /// The model does not fit; the user's to mend.
     pub fn compile(self, isa: Isa) -> Result<CompiledJob, Failure> {
-        let plan = compile_job(&self.job, &self.appliance).map_err(|error| Failure::bad_input(error.to_string()))?;
+        let plan = compile_job(&self.job, &self.appliance)?;
         let hash = plan.hash();
         let precision = match plan.encoding {
             Encoding::F32 => Precision::F32,

@@ -3,7 +3,7 @@
 //! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment, and `PROGRAM` may be any program
 //! whose `main` asks [`role_process`] first.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,12 +12,13 @@ use clap::Parser;
 use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
 use millrace_params::LogLevel;
-use millrace_protocol::journal::TlsFiles;
 use millrace_protocol::launch::{BY_LAUNCHER, ROLE_VARIABLE};
+use millrace_telemetry::journal::Outcome;
 use millrace_telemetry::logs::Level;
 
 use super::{Exit, Launch, watch_parent};
-use crate::roles::{self, RoleArgs};
+use crate::failure::Failure;
+use crate::roles::{self, LastReport, RoleArgs, TlsFiles};
 
 /// The command line of a role.
 #[derive(Debug, Parser)]
@@ -65,6 +66,9 @@ struct Line {
     /// A coordinator's launch document: a file, or `-` for the first line of standard input.
     #[arg(long)]
     launch: Option<PathBuf>,
+    /// Where a coordinator leaves its outcome when it ends, as a line of JSON of at most 4096 bytes.
+    #[arg(long)]
+    termination_log: Option<PathBuf>,
 }
 
 const ANY_PORT: &str = "127.0.0.1:0";
@@ -76,16 +80,28 @@ pub fn role_process() -> Option<ExitCode> {
     if arguments.next().as_deref() != Some(OsStr::new("role")) || std::env::var_os(ROLE_VARIABLE).is_none() {
         return None;
     }
-    Some(match role_args(arguments) {
-        Ok(args) => {
-            watch_parent();
-            roles::run(args).into()
+    let exit = match Line::try_parse_from(crate::cli::with_underscores(arguments)) {
+        Ok(line) => {
+            let last_report = LastReport::new(line.termination_log.clone());
+            match role_args(line, last_report.clone()) {
+                Ok(args) => {
+                    watch_parent();
+                    roles::run(args)
+                }
+                Err(failure) => {
+                    last_report.write(&Outcome::from(&failure));
+                    refuse(&failure)
+                }
+            }
         }
-        Err(reason) => {
-            eprintln!("error: {reason}");
-            Exit::BadInput.into()
-        }
-    })
+        Err(error) => refuse(&Failure::bad_input(crate::cli::sentence(&error))),
+    };
+    Some(exit.into())
+}
+
+fn refuse(failure: &Failure) -> Exit {
+    eprintln!("error: {failure}");
+    failure.exit()
 }
 
 /// Whether a local launcher runs this process, and holds the other end of its standard input.
@@ -93,18 +109,20 @@ pub(super) fn started_by_launcher() -> bool {
     std::env::var_os(ROLE_VARIABLE).is_some_and(|value| value == BY_LAUNCHER)
 }
 
-/// Reads the arguments after `role`, and a coordinator's launch document.
-fn role_args(arguments: impl IntoIterator<Item = OsString>) -> Result<RoleArgs, String> {
-    let line = Line::try_parse_from(crate::cli::with_underscores(arguments)).map_err(|e| crate::cli::sentence(&e))?;
+/// What the arguments mean; reads a coordinator's launch document.
+fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
     let name = line.role.name();
     let launch = match (line.role, &line.launch) {
         (Role::Coordinator, Some(path)) => Some(Box::new(read_launch(path)?)),
-        (Role::Coordinator, None) => return Err("a coordinator needs --launch FILE".into()),
-        (_, Some(_)) => return Err(format!("--launch is for a coordinator, not for {name}")),
+        (Role::Coordinator, None) => return Err(Failure::bad_input("a coordinator needs --launch FILE")),
+        (_, Some(_)) => return Err(Failure::bad_input(format!("--launch is for a coordinator, not for {name}"))),
         (_, None) => None,
     };
     if line.role != Role::Coordinator && line.coordinator.is_none() {
-        return Err(format!("{name} needs --coordinator HOST:PORT"));
+        return Err(Failure::bad_input(format!("{name} needs --coordinator HOST:PORT")));
+    }
+    if line.role != Role::Coordinator && line.termination_log.is_some() {
+        return Err(Failure::bad_input(format!("--termination_log is for a coordinator, not for {name}")));
     }
     let journal_tls = match (line.journal_cert, line.journal_key, line.journal_ca) {
         (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
@@ -122,10 +140,12 @@ fn role_args(arguments: impl IntoIterator<Item = OsString>) -> Result<RoleArgs, 
         isa: line.isa,
         level: line.logging,
         launch,
+        last_report,
+        by_launcher: started_by_launcher(),
     })
 }
 
-fn read_launch(path: &Path) -> Result<Launch, String> {
+fn read_launch(path: &Path) -> Result<Launch, Failure> {
     let text = if path == Path::new("-") {
         let mut line = String::new();
         // Only this line: what follows on standard input is the launcher's silence.
@@ -134,8 +154,14 @@ fn read_launch(path: &Path) -> Result<Launch, String> {
         std::fs::read_to_string(path)
     };
     let name = path.display();
-    let text = text.map_err(|error| format!("can't read the launch document {name}: {error}"))?;
-    Launch::from_json(&text).map_err(|error| format!("the launch document {name} can't be understood: {error}"))
+    let text = text.map_err(|error| {
+        Failure::bad_input(format!("can't read the launch document {name}: {error}"))
+            .hint("whoever starts the coordinator writes it; see that the file is there and may be read")
+    })?;
+    Launch::from_json(&text).map_err(|error| {
+        Failure::bad_input(format!("the launch document {name} can't be understood: {error}"))
+            .hint("start the coordinator with the version that wrote the document")
+    })
 }
 
 fn parse_role(name: &str) -> Result<Role, String> {

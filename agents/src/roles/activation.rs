@@ -30,10 +30,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
         Ok(inputs) => {
             let _ = ready.send(Some(Arc::new(inputs)));
         }
-        Err(failure) => {
-            let bad_input = failure.cause == crate::failure::Cause::BadInput;
-            session.outbox.report(&Report::Failed { reason: failure.to_string(), bad_input });
-        }
+        Err(failure) => session.outbox.report(&failure.report()),
     }
     loop {
         match session.next().await? {

@@ -3,15 +3,18 @@
 mod activation;
 mod coordinator;
 mod cs2;
+mod last_report;
 mod memoryx;
 mod swarmx;
 mod tree;
 
+use std::path::PathBuf;
+
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
-use millrace_protocol::journal::TlsFiles;
-use millrace_telemetry::logs::{AgentName, Level, Logger};
+use millrace_telemetry::journal::{Outcome, Reason};
+use millrace_telemetry::logs::{AgentName, Level, Logger, print_to_stderr};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -19,6 +22,7 @@ use crate::control::agent::{Introduction, Session};
 use crate::failure::{Cause, Failure};
 use crate::http::{self, Readiness};
 use crate::launch::{Exit, Launch};
+pub use last_report::LastReport;
 
 /// How a role process was started.
 #[derive(Clone, Debug)]
@@ -45,6 +49,21 @@ pub struct RoleArgs {
     pub level: Level,
     /// The job; the coordinator's only.
     pub launch: Option<Box<Launch>>,
+    /// Where the coordinator's last report goes.
+    pub last_report: LastReport,
+    /// Whether a local launcher runs this process, which shows the user what has to be shown.
+    pub by_launcher: bool,
+}
+
+/// One end's identity and whom it trusts, as paths of PEM files.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authority of the other end's certificate.
+    pub ca: PathBuf,
 }
 
 /// What every driver has at hand.
@@ -67,14 +86,21 @@ pub fn run(args: RoleArgs) -> Exit {
         }
     };
     millrace_emulator::kernels::ftz::enable();
-    let agent = args.agent;
+    let (agent, by_launcher, last_report) = (args.agent, args.by_launcher, args.last_report.clone());
     match runtime.block_on(start(args)) {
         Ok(exit) => exit,
         Err(failure) => {
-            // A victim says nothing on stderr: the cause speaks there.
-            if matches!(failure.cause, Cause::Own | Cause::BadInput) {
-                eprintln!("error: {agent}: {failure}");
+            match failure.cause {
+                Cause::Own(Reason::Interrupted) | Cause::Asked => {
+                    // Work that blocks, such as looking up a name, is nothing that anybody waits for any more.
+                    runtime.shutdown_background();
+                    eprintln!("{failure}");
+                }
+                // To the user of a local run a victim says nothing: the cause speaks.
+                Cause::Peer if by_launcher => {}
+                Cause::Own(_) | Cause::Peer => eprintln!("error: {agent}: {failure}"),
             }
+            last_report.write(&Outcome::from(&failure));
             failure.exit()
         }
     }
@@ -96,8 +122,14 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
         let equipment = coordinator::Equipment { name, metrics, ready, metrics_address, terminate };
         return coordinator::run(args, equipment).await;
     }
-    // An agent's lines reach the user through the coordinator, its last words by way of `run`.
-    let logger = Logger::new(name, args.level, |_| {});
+    // In a local run an agent's lines reach the user through the coordinator, its last words by way of `run`.
+    let by_launcher = args.by_launcher;
+    let console = move |line: &str| {
+        if !by_launcher {
+            print_to_stderr(line);
+        }
+    };
+    let logger = Logger::new(name, args.level, console);
     logger.install().map_err(Failure::own)?;
     let context = Context { args, logger, metrics, ready };
     match role {

@@ -42,13 +42,19 @@ impl Error {
         move |source| Self::Io { action, path: path.to_path_buf(), source }
     }
 
+    /// Whether the disk, or the user's quota on it, is full.
+    pub fn is_full(&self) -> bool {
+        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        matches!(self, Self::Io { source, .. } if full(source.kind()))
+    }
+
     /// What the user can do about it, as one sentence, where there is something to do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
+            full if full.is_full() => {
+                Some("free some space and run again: training resumes from its newest checkpoint")
+            }
             Self::Io { source, .. } => match source.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    Some("free some space and run again: training resumes from its newest checkpoint")
-                }
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                     Some("choose a directory you may write to with --model_dir")
                 }

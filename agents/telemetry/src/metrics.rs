@@ -1,8 +1,8 @@
 //! `metrics.jsonl`: what training measured, one JSON line a step, for scripts.
 //!
 //! ```json
-//! {"step":1,"loss":5.560123,"learning_rate":0.0006,"grad_norm":1.25,"tokens":4096,"seconds":0.42}
-//! {"step":100,"mode":"eval","loss":1.9871,"tokens":65536,"seconds":3.1,"metrics":{"eval/lm_perplexity":7.294}}
+//! {"step":1,"loss":5.560123,"learning_rate":0.0006,"grad_norm":1.25,"tokens":4096,"seconds":0.42,"rate":1.9}
+//! {"step":100,"mode":"eval","loss":1.9871,"tokens":65536,"seconds":3.1,"rate":41.2,"metrics":{"eval/lm_perplexity":7.294}}
 //! ```
 //!
 //! Invariants:
@@ -40,6 +40,9 @@ pub struct TrainPoint {
     pub tokens: u64,
     /// Wall time of this step.
     pub seconds: f64,
+    /// Samples per second, as progress lines tell it: over the last log interval, smoothed. Before the first such line,
+    /// those of this step.
+    pub rate: f64,
 }
 
 /// One evaluation.
@@ -53,6 +56,8 @@ pub struct EvalPoint {
     pub tokens: u64,
     /// Wall time of the evaluation.
     pub seconds: f64,
+    /// Samples per second of the evaluation.
+    pub rate: f64,
     /// Further results by the model zoo's names: `eval/lm_perplexity`, `eval/accuracy`.
     pub metrics: BTreeMap<String, f32>,
 }
@@ -234,6 +239,8 @@ struct Fields {
     tokens: u64,
     #[serde(default)]
     seconds: f64,
+    #[serde(default)]
+    rate: f64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f32>>,
 }
@@ -257,6 +264,7 @@ impl From<Point> for Fields {
                 grad_norm: Some(point.grad_norm),
                 tokens: point.tokens,
                 seconds: point.seconds,
+                rate: point.rate,
                 metrics: BTreeMap::new(),
             },
             Point::Eval(point) => Self {
@@ -267,6 +275,7 @@ impl From<Point> for Fields {
                 grad_norm: None,
                 tokens: point.tokens,
                 seconds: point.seconds,
+                rate: point.rate,
                 metrics: point.metrics.into_iter().map(|(name, value)| (name, Some(value))).collect(),
             },
         }
@@ -281,6 +290,7 @@ impl From<Fields> for Point {
                 loss: fields.loss,
                 tokens: fields.tokens,
                 seconds: fields.seconds,
+                rate: fields.rate,
                 metrics: fields.metrics.into_iter().map(|(name, value)| (name, or_nan(value))).collect(),
             })
         } else {
@@ -291,6 +301,7 @@ impl From<Fields> for Point {
                 grad_norm: or_nan(fields.grad_norm),
                 tokens: fields.tokens,
                 seconds: fields.seconds,
+                rate: fields.rate,
             })
         }
     }
@@ -309,6 +320,7 @@ mod tests {
             grad_norm: 0.1 + 0.2,
             tokens: 4096,
             seconds: 0.42,
+            rate: 1.9,
         })
     }
 
@@ -318,6 +330,7 @@ mod tests {
             loss: 1.9871,
             tokens: 65_536,
             seconds: 3.1,
+            rate: 41.2,
             metrics: [("eval/lm_perplexity".to_owned(), 7.294)].into(),
         })
     }
@@ -330,8 +343,8 @@ mod tests {
         log.append(&eval(1)).unwrap();
         assert_eq!(
             fs::read_to_string(log.path()).unwrap(),
-            "{\"step\":1,\"loss\":5.560123,\"learning_rate\":0.0006,\"grad_norm\":0.3,\"tokens\":4096,\"seconds\":0.42}\n\
-             {\"step\":1,\"mode\":\"eval\",\"loss\":1.9871,\"tokens\":65536,\"seconds\":3.1,\"metrics\":{\"eval/lm_perplexity\":7.294}}\n"
+            "{\"step\":1,\"loss\":5.560123,\"learning_rate\":0.0006,\"grad_norm\":0.3,\"tokens\":4096,\"seconds\":0.42,\"rate\":1.9}\n\
+             {\"step\":1,\"mode\":\"eval\",\"loss\":1.9871,\"tokens\":65536,\"seconds\":3.1,\"rate\":41.2,\"metrics\":{\"eval/lm_perplexity\":7.294}}\n"
         );
         assert_eq!(read(dir.path()).unwrap(), [train(1), eval(1)]);
     }
@@ -350,6 +363,7 @@ mod tests {
                 grad_norm: value,
                 tokens: 0,
                 seconds: 0.0,
+                rate: 0.0,
             });
             let Point::Train(read) = serde_json::from_slice(&to_line(&point).unwrap()).unwrap() else {
                 panic!("a training line read as an evaluation")

@@ -95,6 +95,11 @@ impl<'a> Job<'a> {
         self.wait_for(&format!("Step={step},"));
     }
 
+    /// Sends a signal to the coordinator.
+    pub fn signal_coordinator(&self, name: &str) {
+        kill(self.coordinator.id(), name);
+    }
+
     /// Waits until every agent has ended by itself; returns their exit codes.
     pub fn agents_end(&mut self) -> Vec<(String, Option<i32>)> {
         self.agents.drain(..).map(|(agent, mut child)| (agent, child.wait().unwrap().code())).collect()
@@ -135,10 +140,12 @@ pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
     place.write("launch.json", launch.to_json().unwrap());
 }
 
-/// Starts a coordinator; returns it with what it says where it listens.
+/// Starts a coordinator as a launcher would; returns it with what it says where it listens. It ends when its standard
+/// input is closed, which is when it is waited for.
 fn start_coordinator(place: &Place, arguments: &[&str]) -> (Child, BufReader<ChildStdout>, Value) {
     let mut command = role(place, "coordinator", 0);
     command.arg("--launch").arg(place.path("launch.json")).args(arguments);
+    command.env("MILLRACE_ROLE_PROCESS", "launcher").stdin(Stdio::piped());
     let mut coordinator = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(coordinator.stdout.take().unwrap());
     let mut line = String::new();

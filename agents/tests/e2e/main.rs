@@ -9,4 +9,7 @@ mod harness;
 mod job;
 mod membership;
 mod outputs;
+mod pods;
 mod ports;
+#[cfg(feature = "tls-test")]
+mod tls;

@@ -7,7 +7,7 @@ use super::harness::Place;
 use super::job::{Job, role, write_launch};
 
 /// A port that was free just now.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::{Members, Placement, PlacementError};
 
-use crate::message::{Configure, Order, ShardState};
+use crate::message::{Cause, Configure, Order, ShardState};
 use crate::types::{AgentId, Role};
 
 use super::{Command, Coordinator, Member, Outcome, Phase};
@@ -124,7 +124,7 @@ impl Coordinator {
                 }
             }
             Err(error) => {
-                self.end(Outcome::Failed { reason: error.to_string(), agent: None, bad_input: true }, out);
+                self.end(Outcome::Failed { reason: error.to_string(), agent: None, cause: Cause::BadInput }, out);
             }
         }
     }
@@ -145,7 +145,7 @@ impl Coordinator {
         if let Some(&(shard, _)) = states.iter().find(|(_, state)| !state.loaded) {
             let reason =
                 "a MemoryX shard came back without its parameters; resume from the newest checkpoint".to_owned();
-            self.end(Outcome::Failed { reason, agent: Some(shard), bad_input: false }, out);
+            self.end(Outcome::Failed { reason, agent: Some(shard), cause: Cause::ShardLost }, out);
             return false;
         }
         if self.deciding.is_some() {

@@ -159,10 +159,10 @@ impl Coordinator {
             Report::Prepared { epoch, step, norms } if epoch == self.epoch => self.prepared(agent, step, &norms, out),
             Report::Committed { step } => self.committed(agent, step, out),
             Report::Written { step, digests } => self.written(agent, step, digests, out),
-            Report::NotWritten { step, reason } => self.not_written(agent, step, &reason, out),
+            Report::NotWritten { step, reason, cause } => self.not_written(agent, step, &reason, cause, out),
             Report::LinkLost { epoch, .. } if epoch == self.epoch => self.regather(),
-            Report::Failed { reason, bad_input } => {
-                self.end(Outcome::Failed { reason, agent: Some(agent), bad_input }, out);
+            Report::Failed { reason, cause } => {
+                self.end(Outcome::Failed { reason, agent: Some(agent), cause }, out);
             }
             // Words of an older epoch.
             Report::Linked { .. } | Report::Leaves { .. } | Report::Prepared { .. } | Report::LinkLost { .. } => {}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::message::{ChunkDigests, Order, Snapshot};
+use crate::message::{Cause, ChunkDigests, Order, Snapshot};
 use crate::types::{AgentId, CommitRecord, Epoch};
 
 use super::{Command, Coordinator, Outcome};
@@ -94,14 +94,21 @@ impl Coordinator {
             out.push(Command::Publish { step, digests, record, epoch });
         } else {
             let reason = format!("the checkpoint of step {step} lacks chunks though every shard has written its own");
-            self.end(Outcome::Failed { reason, agent: None, bad_input: false }, out);
+            self.end(Outcome::Failed { reason, agent: None, cause: Cause::Other }, out);
         }
     }
 
-    pub(super) fn not_written(&mut self, agent: AgentId, step: u64, reason: &str, out: &mut Vec<Command>) {
+    pub(super) fn not_written(
+        &mut self,
+        agent: AgentId,
+        step: u64,
+        reason: &str,
+        cause: Cause,
+        out: &mut Vec<Command>,
+    ) {
         if self.saving.as_ref().is_some_and(|saving| saving.step == step) {
             let reason = format!("the checkpoint of step {step} could not be written: {reason}");
-            self.end(Outcome::Failed { reason, agent: Some(agent), bad_input: false }, out);
+            self.end(Outcome::Failed { reason, agent: Some(agent), cause }, out);
         }
     }
 

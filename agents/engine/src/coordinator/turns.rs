@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::message::Order;
+use crate::message::{Cause, Order};
 use crate::types::{AgentId, CommitRecord, LeafResult, Task, Turn};
 
 use super::members::serves;
@@ -67,6 +67,7 @@ impl Coordinator {
             Next::Evaluate { .. } => {
                 let sums = Evaluation { step: self.step, loss: 0.0, tokens: 0, correct: 0, batches: 0 };
                 self.evaluating = Some(Evaluating { sums, loss_sum: 0.0 });
+                out.push(Command::Evaluating);
                 return true;
             }
             Next::Checkpoint => self.save(out),
@@ -114,7 +115,7 @@ impl Coordinator {
              are kept: resume from one with a lower learning rate, or with max_gradient_norm",
             self.step + 1
         );
-        self.end(Outcome::Failed { reason, agent: None, bad_input: false }, out);
+        self.end(Outcome::Failed { reason, agent: None, cause: Cause::NotFinite }, out);
     }
 
     fn eval_batch(&mut self, total: LeafResult, out: &mut Vec<Command>) {
@@ -162,7 +163,7 @@ impl Coordinator {
                 "the gradient of step {step} is not finite in {group}. Older checkpoints are kept: resume from one with a \
                  lower learning rate, or with max_gradient_norm"
             );
-            self.end(Outcome::Failed { reason, agent: None, bad_input: false }, out);
+            self.end(Outcome::Failed { reason, agent: None, cause: Cause::NotFinite }, out);
             return;
         }
         let record = CommitRecord {

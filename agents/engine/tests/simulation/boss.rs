@@ -116,7 +116,7 @@ impl Boss {
                     self.chores.push(Chore::Publish { step, digests, record });
                 }
                 Command::Epoch { .. } => history.epochs += 1,
-                Command::Running => {}
+                Command::Running | Command::Evaluating => {}
                 Command::Step(record) => self.step(record, task, history)?,
                 Command::EvalBatch(sums) => {
                     if sums.batches == 0 || sums.step != self.machine.step() {

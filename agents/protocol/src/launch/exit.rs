@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use millrace_telemetry::journal::Reason;
+
 /// The exit codes of every process of a run; stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -36,6 +38,20 @@ impl Exit {
         [Exit::Done, Exit::Failed, Exit::BadInput, Exit::PeerLost, Exit::Interrupted]
             .into_iter()
             .find(|exit| i32::from(exit.code()) == code)
+    }
+}
+
+/// How a whole run ends for that reason.
+impl From<Reason> for Exit {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::Succeeded => Self::Done,
+            Reason::Interrupted => Self::Interrupted,
+            Reason::BadParams | Reason::ModelDirInUse => Self::BadInput,
+            Reason::Superseded | Reason::NonFiniteLoss | Reason::OutOfSpace | Reason::ShardLost | Reason::Failed => {
+                Self::Failed
+            }
+        }
     }
 }
 

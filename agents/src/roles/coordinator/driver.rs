@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_checkpoint::{ModelDirLock, Staging};
-use millrace_engine::coordinator::{Command, Coordinator, Event, Outcome};
+use millrace_engine::coordinator::{Command, Coordinator, Event};
 use millrace_engine::message::{ChunkDigests, Order, Snapshot};
 use millrace_engine::types::{AgentId, CommitRecord, Role};
 use millrace_protocol::proto;
+use millrace_telemetry::journal::Reason;
 use millrace_telemetry::logs::Record;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::Signal;
@@ -18,14 +19,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Prepared;
 use super::console::Console;
+use super::ending::Ending;
 use super::journal::UserCommand;
 use super::resume::Beginning;
 use super::saver::{Saved, Saver};
 use super::teller::Teller;
 use crate::control::job::CompiledJob;
 use crate::control::server::{ControlEvent, Hello, Post, StreamNumber};
-use crate::failure::{Cause, Failure};
-use crate::http::Readiness;
+use crate::failure::Failure;
 use crate::launch::{Exit, Launch};
 
 /// How long a shard may be gone before the attempt is given up: its numbers are nowhere else.
@@ -67,7 +68,6 @@ pub struct Driver {
     eval_batches: u64,
     lock: Arc<ModelDirLock>,
     teller: Teller,
-    ready: Readiness,
     inbox: Inbox,
     machine: Option<Coordinator>,
     waiting: WaitingRoom,
@@ -85,15 +85,16 @@ pub struct Driver {
     stop_by: Option<Instant>,
     /// The shard whose leaving ends the run.
     leaver: Option<AgentId>,
-    outcome: Option<Outcome>,
+    ending: Option<Ending>,
 }
 
 impl Driver {
     /// Drives the run that was prepared.
-    pub fn new(prepared: Prepared, console: Console, metrics: RoleMetrics, ready: Readiness, inbox: Inbox) -> Self {
+    pub fn new(prepared: Prepared, console: Console, metrics: RoleMetrics, inbox: Inbox) -> Self {
         let (work, worked) = mpsc::unbounded_channel();
         let Prepared { launch, compiled, beginning, eval_batches, lock, files } = prepared;
-        let teller = Teller::new(&compiled, launch.mode, eval_batches > 0, files, console, metrics);
+        let teller = Teller::new(&launch, &compiled, eval_batches > 0, files, console, metrics);
+        let last_saved = beginning.saved.clone();
         Self {
             launch,
             compiled,
@@ -101,7 +102,6 @@ impl Driver {
             eval_batches,
             lock,
             teller,
-            ready,
             inbox,
             machine: None,
             waiting: WaitingRoom::new(),
@@ -112,26 +112,26 @@ impl Driver {
             work,
             replies: Vec::new(),
             checkpoint_replies: Vec::new(),
-            last_saved: None,
+            last_saved,
             lost_shards: BTreeMap::new(),
             stop_by: None,
             leaver: None,
-            outcome: None,
+            ending: None,
         }
     }
 
     /// Runs the job to its end; the exit is that of the whole run.
     pub async fn run(mut self) -> Result<Exit, Failure> {
-        self.teller.waiting(self.launch.wanted.systems)?;
+        self.teller.waiting(self.beginning.step)?;
         if let Err(failure) = self.turns().await {
-            self.give_up(failure);
+            self.give_up(&failure);
         }
         self.farewell().await;
         Ok(self.conclude())
     }
 
     async fn turns(&mut self) -> Result<(), Failure> {
-        while self.outcome.is_none() {
+        while self.ending.is_none() {
             let lost = self.lost_shards.values().min().map(|&since| since + SHARD_GRACE);
             let deadline = lost.into_iter().chain(self.stop_by).min();
             tokio::select! {
@@ -151,12 +151,12 @@ impl Driver {
     /// Somebody has been waited for too long.
     fn overdue(&mut self) -> Result<(), Failure> {
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
-            self.outcome = Some(Outcome::Stopped);
+            self.ending = Some(Ending::stopped(self.leaver));
             return Ok(());
         }
         let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
-        Err(Failure::own(format!("{} is gone, and with it parameters since the last checkpoint", lost.join(", ")))
-            .hint("run the job again: it continues from the newest checkpoint"))
+        let sentence = format!("{} is gone, and with it parameters since the last checkpoint", lost.join(", "));
+        Err(Failure::of(Reason::ShardLost, sentence).hint("run the job again: it continues from the newest checkpoint"))
     }
 
     fn agent(&mut self, event: ControlEvent) -> Result<(), Failure> {
@@ -199,19 +199,21 @@ impl Driver {
                 self.stop()
             }
             UserCommand::Checkpoint(reply) => {
-                let step = self.machine.as_ref().map_or(0, Coordinator::step);
-                match &self.last_saved {
-                    Some(saved) if saved.step == step => {
-                        let _ = reply.send(reply_of(saved));
-                        Ok(())
-                    }
-                    _ => {
-                        self.checkpoint_replies.push(reply);
-                        self.event(Event::CheckpointWanted)
-                    }
+                let (step, saved) = self.standing();
+                if saved.is_none() && self.machine.is_some() && self.launch.mode.trains() {
+                    self.checkpoint_replies.push(reply);
+                    return self.event(Event::CheckpointWanted);
                 }
+                let _ = reply.send(reply_of(step, saved));
+                Ok(())
             }
         }
+    }
+
+    /// Updates made, and the checkpoint of exactly these, if there is one.
+    fn standing(&self) -> (u64, Option<&Saved>) {
+        let step = self.machine.as_ref().map_or(self.beginning.step, Coordinator::step);
+        (step, self.last_saved.as_ref().filter(|saved| saved.step == step))
     }
 
     fn stop(&mut self) -> Result<(), Failure> {
@@ -245,7 +247,7 @@ impl Driver {
                 let step = saved.step;
                 self.teller.saved(&saved)?;
                 for reply in self.checkpoint_replies.drain(..) {
-                    let _ = reply.send(reply_of(&saved));
+                    let _ = reply.send(reply_of(step, Some(&saved)));
                 }
                 self.last_saved = Some(saved);
                 self.event(Event::Published { step })
@@ -267,17 +269,14 @@ impl Driver {
             Command::Stage { step } => self.stage(step),
             Command::Publish { digests, record, .. } => self.publish(digests, record),
             Command::Epoch { epoch, placement } => {
-                self.ready.set(false);
                 self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len())?;
             }
-            Command::Running => {
-                self.ready.set(true);
-                self.teller.running()?;
-            }
+            Command::Running => self.teller.running()?,
+            Command::Evaluating => self.teller.evaluating()?,
             Command::Step(record) => self.teller.step(&record)?,
             Command::EvalBatch(evaluation) => self.teller.eval_batch(&evaluation),
             Command::Evaluated(evaluation) => self.teller.evaluated(&evaluation)?,
-            Command::End(outcome) => self.outcome = Some(outcome),
+            Command::End(outcome) => self.ending = Some(Ending::of(outcome, self.launch.mode, self.leaver)),
         }
         Ok(())
     }
@@ -302,12 +301,11 @@ impl Driver {
     }
 
     /// The run can't go on: tells everybody.
-    fn give_up(&mut self, failure: Failure) {
+    fn give_up(&mut self, failure: &Failure) {
         for (_, post) in self.joined.values() {
             post.order(&Order::Finish);
         }
-        let bad_input = failure.cause == Cause::BadInput;
-        self.outcome = Some(Outcome::Failed { reason: failure.to_string(), agent: None, bad_input });
+        self.ending = Some(Ending::failed(failure));
     }
 
     /// Hears everybody's last words.
@@ -337,11 +335,11 @@ impl Driver {
 
     /// Says how it ended, to everybody who waits for it.
     fn conclude(mut self) -> Exit {
-        let outcome = self.outcome.take().unwrap_or(Outcome::Stopped);
-        let step = self.machine.as_ref().map_or(self.beginning.step, Coordinator::step);
-        let saved = self.last_saved.take().filter(|saved| saved.step == step);
-        let exit = self.teller.conclude(&outcome, self.leaver, step, saved.as_ref());
-        let reply = saved.as_ref().map_or(proto::CommandReply { step, parameters_blake3: String::new() }, reply_of);
+        let ending = self.ending.take().unwrap_or_else(|| Ending::stopped(self.leaver));
+        let (step, saved) = self.standing();
+        let reply = reply_of(step, saved);
+        let digest = saved.map(|saved| saved.digest.clone());
+        let exit = self.teller.conclude(ending, step, digest);
         for waiting in self.replies.drain(..).chain(self.checkpoint_replies.drain(..)) {
             let _ = waiting.send(reply.clone());
         }
@@ -349,6 +347,8 @@ impl Driver {
     }
 }
 
-fn reply_of(saved: &Saved) -> proto::CommandReply {
-    proto::CommandReply { step: saved.step, parameters_blake3: saved.digest.clone() }
+/// What a command is answered after `step` updates, which `saved` has where they are saved.
+fn reply_of(step: u64, saved: Option<&Saved>) -> proto::CommandReply {
+    let parameters_blake3 = saved.map(|saved| saved.digest.clone()).unwrap_or_default();
+    proto::CommandReply { step, parameters_blake3 }
 }

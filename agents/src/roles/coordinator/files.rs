@@ -6,7 +6,7 @@ use millrace_checkpoint::Before;
 use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
-use millrace_telemetry::journal::{Event, Journal, JournalReader, Outcome};
+use millrace_telemetry::journal::{Event, Journal, JournalReader, Outcome, Reason};
 use millrace_telemetry::logs::{LogFiles, Record};
 use millrace_telemetry::metrics::{self, EvalPoint, MetricsLog, Point, TrainPoint};
 use millrace_telemetry::tensorboard::{EventWriter, tags};
@@ -14,6 +14,7 @@ use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
 use crate::failure::Failure;
 use crate::launch::Launch;
+use crate::roles::LastReport;
 
 /// The run's files.
 pub struct RunFiles {
@@ -24,6 +25,7 @@ pub struct RunFiles {
     logs: LogFiles,
     journal: Journal,
     summary_steps: u64,
+    last_report: LastReport,
 }
 
 /// Where points go, once it is known from which step on.
@@ -36,9 +38,14 @@ struct Points {
 
 /// A telemetry error as a failure with its cause and hint.
 pub fn file_failure(error: &Error) -> Failure {
+    let reason = match error {
+        Error::StaleAttempt { .. } => Reason::Superseded,
+        full if full.is_full() => Reason::OutOfSpace,
+        _ => Reason::Failed,
+    };
     let failure = match std::error::Error::source(error) {
-        Some(cause) => Failure::own(format!("{error}: {cause}")),
-        None => Failure::own(error),
+        Some(cause) => Failure::of(reason, format!("{error}: {cause}")),
+        None => Failure::of(reason, error),
     };
     match error.hint() {
         Some(hint) => failure.hint(hint),
@@ -51,7 +58,7 @@ impl RunFiles {
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn open(launch: &Launch, attempt: u32) -> Result<Self, Failure> {
+    pub fn open(launch: &Launch, attempt: u32, last_report: LastReport) -> Result<Self, Failure> {
         let dir = launch.model_dir.as_path();
         let run = &launch.job.run;
         let open = || {
@@ -64,6 +71,7 @@ impl RunFiles {
                 logs: LogFiles::open(dir, attempt.into())?,
                 journal: Journal::open(dir, attempt.into())?,
                 summary_steps: run.summary_steps.max(1),
+                last_report,
                 model_dir: dir.to_owned(),
             })
         };
@@ -107,6 +115,7 @@ impl RunFiles {
             grad_norm: record.norm,
             tokens: record.tokens,
             seconds,
+            rate: rates.rate,
         }
         .into();
         self.point(point)?;
@@ -127,12 +136,18 @@ impl RunFiles {
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64) -> Result<(), Failure> {
+    pub fn evaluation(
+        &mut self,
+        evaluation: &Evaluation,
+        loss: f32,
+        seconds: f64,
+        rates: Rates,
+    ) -> Result<(), Failure> {
         let (perplexity, accuracy) = (evaluation.perplexity() as f32, evaluation.accuracy() as f32);
         let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        self.point(EvalPoint { step, loss, tokens, seconds, metrics: by_name }.into())?;
+        self.point(EvalPoint { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into())?;
         let values: Vec<_> = std::iter::once((tags::EVAL_LOSS, loss)).chain(metrics).collect();
         self.scalars(step, &values)
     }
@@ -161,20 +176,12 @@ impl RunFiles {
         self.journal.append(event).map(drop).map_err(|error| file_failure(&error))
     }
 
-    /// The run is in another state.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn state(&self, state: &str, detail: &[(&str, String)]) -> Result<(), Failure> {
-        let detail = detail.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
-        self.record(Event::State { state: state.to_owned(), detail })
-    }
-
-    /// The last entry.
-    pub fn outcome(&self, outcome: Outcome) {
-        if let Err(error) = self.record(Event::Outcome(outcome)) {
+    /// The last entry, and the last report.
+    pub fn outcome(&self, outcome: &Outcome) {
+        if let Err(error) = self.record(Event::Outcome(outcome.clone())) {
             log::error!("the outcome could not be written: {error}");
         }
+        self.last_report.write(outcome);
     }
 
     /// A line of an agent's log. A log that can't be written never ends a run.
@@ -230,13 +237,13 @@ mod tests {
         let mut launch = local_run().launch;
         launch.model_dir = dir.path().to_owned();
         let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
-        let mut first = RunFiles::open(&launch, 1).unwrap();
+        let mut first = RunFiles::open(&launch, 1, LastReport::default()).unwrap();
         first.begin(0, &Before::default()).unwrap();
         (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()).unwrap());
         drop(first);
         // It came to write step 3, or it did not: its successor is told the newest step in either case.
         for (attempt, newest) in [(2, 3), (3, 4)] {
-            let mut next = RunFiles::open(&launch, attempt).unwrap();
+            let mut next = RunFiles::open(&launch, attempt, LastReport::default()).unwrap();
             next.begin(newest, &Before { shared: newest, ..Before::default() }).unwrap();
             next.step(&record(newest), 0.5, Rates::default()).unwrap();
         }

@@ -1,10 +1,13 @@
 //! The `Journal` service: the run's numbered stream and its two commands.
 
 use std::pin::Pin;
+use std::time::Duration;
 
+use millrace_protocol::journal::pack;
 use millrace_protocol::proto;
-use millrace_telemetry::journal::{Entry, Journal};
+use millrace_telemetry::journal::{Event, Journal};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::Server;
@@ -25,24 +28,42 @@ pub struct JournalService {
     commands: mpsc::UnboundedSender<UserCommand>,
 }
 
+/// The service at work.
+pub struct Served {
+    end: oneshot::Sender<()>,
+    server: JoinHandle<()>,
+}
+
+impl Served {
+    /// Takes no more calls, and waits for those in progress to end, but no longer than `patience`: whoever follows has
+    /// heard the last entry by then, and whoever gave a command has its answer.
+    pub async fn finish(self, patience: Duration) {
+        let _ = self.end.send(());
+        let _ = tokio::time::timeout(patience, self.server).await;
+    }
+}
+
 /// Entries read from the journal at a time.
 const BATCH: usize = 256;
 
 impl JournalService {
-    /// Serves on `listener`, in `server`'s way, for as long as the process lives.
+    /// Serves on `listener`, in `server`'s way, until the process ends or [`Served::finish`] is called.
     pub fn serve(
         mut server: Server,
         listener: tokio::net::TcpListener,
         journal: watch::Receiver<Option<Journal>>,
         commands: mpsc::UnboundedSender<UserCommand>,
-    ) {
+    ) -> Served {
         let service = proto::journal_server::JournalServer::new(Self { journal, commands });
-        tokio::spawn(async move {
+        let (end, ended) = oneshot::channel::<()>();
+        let server = tokio::spawn(async move {
             let incoming = TcpListenerStream::new(listener);
-            if let Err(error) = server.add_service(service).serve_with_incoming(incoming).await {
+            let ended = async { drop(ended.await) };
+            if let Err(error) = server.add_service(service).serve_with_incoming_shutdown(incoming, ended).await {
                 log::error!("the journal is no longer served: {error}");
             }
         });
+        Served { end, server }
     }
 
     async fn command(
@@ -60,13 +81,13 @@ impl proto::journal_server::Journal for JournalService {
     type FollowStream = Pin<Box<dyn Stream<Item = Result<proto::Entry, Status>> + Send>>;
 
     async fn follow(&self, request: Request<proto::FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
-        let from = request.into_inner().from;
+        let request = request.into_inner();
         let (sender, receiver) = mpsc::channel(BATCH);
         let mut journal = self.journal.clone();
         tokio::spawn(async move {
             let opened = journal.wait_for(Option::is_some).await.ok().and_then(|journal| journal.clone());
             if let Some(journal) = opened {
-                follow(&journal, from, &sender).await;
+                follow(&journal, &request, &sender).await;
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
@@ -85,15 +106,26 @@ impl proto::journal_server::Journal for JournalService {
     }
 }
 
-/// Sends every entry from number `from` on, for as long as somebody listens.
-async fn follow(journal: &Journal, from: u64, sender: &mpsc::Sender<Result<proto::Entry, Status>>) {
+/// Sends what was asked for, for as long as somebody listens, up to the attempt's outcome.
+async fn follow(
+    journal: &Journal,
+    request: &proto::FollowRequest,
+    sender: &mpsc::Sender<Result<proto::Entry, Status>>,
+) {
     let (newest, mut appended) = watch::channel(0);
     let _subscription = journal.subscribe(move |number| {
         let _ = newest.send(number);
     });
-    let mut follower = journal.follow(from);
+    let (mut entries, mut follower) =
+        if request.newest { journal.follow_newest() } else { (Vec::new(), journal.follow(request.from)) };
     loop {
-        let entries = match follower.poll(BATCH) {
+        for entry in std::mem::take(&mut entries) {
+            let last = entry.attempt == journal.attempt() && matches!(entry.event, Event::Outcome(_));
+            if sender.send(Ok(pack(&entry))).await.is_err() || last {
+                return;
+            }
+        }
+        entries = match follower.poll(BATCH) {
             Ok(entries) => entries,
             Err(error) => {
                 let _ = sender.send(Err(Status::data_loss(error.to_string()))).await;
@@ -106,17 +138,5 @@ async fn follow(journal: &Journal, from: u64, sender: &mpsc::Sender<Result<proto
                 () = sender.closed() => return,
             }
         }
-        for entry in entries {
-            if sender.send(Ok(message(&entry))).await.is_err() {
-                return;
-            }
-        }
     }
-}
-
-fn message(entry: &Entry) -> proto::Entry {
-    let body = serde_json::to_value(&entry.event).unwrap_or_default();
-    let kind = body.as_object().and_then(|body| body.keys().next().cloned()).unwrap_or_default();
-    let body = body.get(&kind).map(ToString::to_string).unwrap_or_default();
-    proto::Entry { number: entry.seq, attempt: entry.attempt as u32, time_ms: entry.unix_ms, kind, body }
 }

@@ -2,6 +2,7 @@
 
 mod console;
 mod driver;
+mod ending;
 mod files;
 mod journal;
 mod policy;
@@ -17,8 +18,9 @@ use millrace_checkpoint::lock::LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::PlanReport;
-use millrace_protocol::journal::{JournalError, TlsFiles};
+use millrace_protocol::journal::{JournalError, Tls};
 use millrace_protocol::{proto, transport};
+use millrace_telemetry::journal::Reason;
 use millrace_telemetry::logs::{AgentName, Logger, Record};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::net::TcpListener;
@@ -27,7 +29,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
-use super::RoleArgs;
+use super::{LastReport, RoleArgs, TlsFiles};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::CONTROL_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
@@ -38,10 +40,12 @@ use crate::input::Inputs;
 use crate::launch::{Exit, Launch, Listening, announce};
 use console::Console;
 use driver::Driver;
-use journal::JournalService;
+use journal::{JournalService, UserCommand};
 
 /// How long a dead coordinator of the same job is waited for to be known dead; twice the lock's lease.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LEASE.as_secs());
+/// For those who follow the journal to hear its last entry.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Pause between two looks at the lock.
 const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -61,7 +65,7 @@ pub struct Equipment {
 
 /// Runs the job to its end.
 pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> {
-    let Equipment { name, metrics, ready, metrics_address, terminate } = equipment;
+    let Equipment { name, metrics, ready, metrics_address, mut terminate } = equipment;
     let launch = args.launch.ok_or_else(|| Failure::bad_input("a coordinator needs its launch document"))?;
     let console = Console::new();
     let speaker = console.clone();
@@ -71,29 +75,61 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     let journal_server = journal_server(args.journal_tls.as_ref())?;
     let control = http::listen(&args.listen).await?;
     let journal_port = http::listen(&args.journal_listen).await?;
-    let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).map_err(Failure::own);
-    let listening =
-        Listening { control: address(&control)?, journal: address(&journal_port)?, metrics: metrics_address };
-    announce(&listening).map_err(Failure::own)?;
+    if args.by_launcher {
+        let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).map_err(Failure::own);
+        let listening =
+            Listening { control: address(&control)?, journal: address(&journal_port)?, metrics: metrics_address };
+        announce(&listening).map_err(Failure::own)?;
+    }
 
     let (events, agents) = mpsc::unbounded_channel();
     serve_control(control, events);
+    // Agents find it by a name that leads to whoever is ready: it is as soon as they may join, and stays so.
+    ready.set(true);
     let (journal, journal_ready) = watch::channel(None);
-    let (commands, user) = mpsc::unbounded_channel();
-    JournalService::serve(journal_server, journal_port, journal_ready, commands);
+    let (commands, mut user) = mpsc::unbounded_channel();
+    let served = JournalService::serve(journal_server, journal_port, journal_ready, commands);
 
-    let prepared = prepare(*launch, &console).await?;
+    let prepared = tokio::select! {
+        prepared = prepare(*launch, args.last_report, &console) => prepared?,
+        () = asked_to_stop(&mut terminate, &mut user) => {
+            console.end();
+            return Err(Failure::of(Reason::Interrupted, "Stopped before the run began."));
+        }
+    };
     let _ = journal.send(Some(prepared.files.journal().clone()));
     let (records, logs) = mpsc::unbounded_channel::<Record>();
     logger.forward(move |record| {
         let _ = records.send(record);
     });
-    Driver::new(prepared, console, metrics, ready, driver::Inbox { agents, user, logs, terminate }).run().await
+    let exit = Driver::new(prepared, console, metrics, driver::Inbox { agents, user, logs, terminate }).run().await?;
+    served.finish(LAST_WORDS).await;
+    Ok(exit)
+}
+
+/// Waits until somebody wants the run to end, while nothing has been done that could be saved.
+async fn asked_to_stop(terminate: &mut Signal, user: &mut mpsc::UnboundedReceiver<UserCommand>) {
+    loop {
+        tokio::select! {
+            Some(()) = terminate.recv() => return,
+            Some(command) = user.recv() => match command {
+                UserCommand::Stop(reply) => {
+                    let _ = reply.send(proto::CommandReply::default());
+                    return;
+                }
+                UserCommand::Checkpoint(reply) => {
+                    let _ = reply.send(proto::CommandReply::default());
+                }
+            },
+            else => std::future::pending().await,
+        }
+    }
 }
 
 /// The journal's server, as the user wants it.
-fn journal_server(tls: Option<&TlsFiles>) -> Result<Server, Failure> {
-    millrace_protocol::journal::server(tls).map_err(|error| {
+fn journal_server(files: Option<&TlsFiles>) -> Result<Server, Failure> {
+    let tls = files.map(|TlsFiles { cert, key, ca }| Tls::read(cert, key, ca)).transpose();
+    tls.and_then(|tls| millrace_protocol::journal::server(tls.as_ref())).map_err(|error| {
         let hint = match error {
             JournalError::NoTls => "build it with `--features tls`, which needs a C compiler",
             JournalError::File { .. } | JournalError::Transport(_) => {
@@ -133,7 +169,7 @@ pub struct Prepared {
 }
 
 /// Checks everything the user gave before anything is written, then takes model_dir.
-async fn prepare(launch: Launch, console: &Console) -> Result<Prepared, Failure> {
+async fn prepare(launch: Launch, last_report: LastReport, console: &Console) -> Result<Prepared, Failure> {
     say_notes(&launch, console);
     let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone() };
     let compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
@@ -155,7 +191,7 @@ async fn prepare(launch: Launch, console: &Console) -> Result<Prepared, Failure>
         log::info!("removed what an earlier run left unfinished: {removed}");
     }
     let beginning = resume::choose(&launch, &compiled, named)?;
-    let files = files::RunFiles::open(&launch, lock.attempt())?;
+    let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
     Ok(Prepared { launch, compiled, beginning, eval_batches, lock, files })
 }

@@ -6,6 +6,7 @@ use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, newest_
 use millrace_engine::message::Source;
 use millrace_params::Job;
 
+use super::saver::Saved;
 use crate::checkpoints::{self, checkpoint_failure, strictness};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
@@ -18,8 +19,8 @@ pub struct Beginning {
     pub source: Source,
     /// Updates made already.
     pub step: u64,
-    /// Whether that step is in `model_dir` as a checkpoint.
-    pub saved: bool,
+    /// The checkpoint of that step in `model_dir`, where it is the one begun with.
+    pub saved: Option<Saved>,
     /// Which one of `model_dir`'s it is, if it is one.
     pub from: Option<Point>,
     /// The profile of the checkpoint, JSON, where there is one.
@@ -77,7 +78,7 @@ fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginn
             .hint("name one with --checkpoint_path, or train first"));
     }
     report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
-    Ok(Beginning { source: Source::Initial, step: 0, saved: false, from: None, profile: None, report })
+    Ok(Beginning { source: Source::Initial, step: 0, saved: None, from: None, profile: None, report })
 }
 
 fn from_checkpoint(
@@ -98,12 +99,14 @@ fn from_checkpoint(
     report.push(format!("Loaded {what} of step {} from {}.", checkpoint.step(), path.display()));
     report.extend(changes(&compiled.job, checkpoint.job()));
     let here = path.parent().and_then(|parent| parent.canonicalize().ok());
-    let saved = step == checkpoint.step() && here == launch.model_dir.canonicalize().ok();
+    let is_own = step == checkpoint.step() && here == launch.model_dir.canonicalize().ok();
+    let digest = || checkpoint.info().parameters_blake3.to_string();
+    let saved = is_own.then(|| Saved { path: path.to_owned(), step, digest: digest() });
     Ok(Beginning {
         source: Source::Checkpoint { path: path.to_string_lossy().into_owned(), optimizer, step },
         step,
         saved,
-        from: saved.then(|| checkpoint.point()),
+        from: is_own.then(|| checkpoint.point()),
         profile: Some(checkpoint.numerics_profile().to_owned()),
         report,
     })

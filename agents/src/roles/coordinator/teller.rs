@@ -6,23 +6,24 @@ use std::time::Instant;
 
 use millrace_checkpoint::Before;
 use millrace_emulator::plan::StreamPlan;
-use millrace_engine::coordinator::{Evaluation, LossScaling, Outcome};
+use millrace_engine::coordinator::{Evaluation, LossScaling};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 use millrace_params::{Job, Mode};
 use millrace_protocol::proto;
-use millrace_telemetry::journal;
+use millrace_telemetry::journal::{self, Reason, Stage, State};
 use millrace_telemetry::logs::{AgentName, Level, Record};
 use millrace_telemetry::metric_definitions::{CoordinatorMetrics, RoleMetrics};
 use millrace_telemetry::progress::{EvalLine, RateMeter, Rates, Remaining, TrainLine, avg_eval_loss, time_for};
 
 use super::console::Console;
+use super::ending::Ending;
 use super::files::RunFiles;
 use super::policy;
 use super::saver::Saved;
 use super::summary::{self, Usages};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
-use crate::launch::Exit;
+use crate::launch::{Exit, Launch};
 
 /// The run's voice; see the module text.
 pub struct Teller {
@@ -33,6 +34,8 @@ pub struct Teller {
     job: Arc<Job>,
     plan: Arc<StreamPlan>,
     mode: Mode,
+    /// What the run is doing, as it was told last.
+    state: State,
     /// Whether evaluations are part of the run.
     evaluates: bool,
     usages: Usages,
@@ -62,10 +65,10 @@ impl Progress {
 }
 
 impl Teller {
-    /// Speaks of a run of `compiled` in `mode`, with evaluations or without.
+    /// Speaks of the run of `launch`, with evaluations or without.
     pub fn new(
+        launch: &Launch,
         compiled: &CompiledJob,
-        mode: Mode,
         evaluates: bool,
         files: RunFiles,
         console: Console,
@@ -75,7 +78,14 @@ impl Teller {
             gauges: CoordinatorMetrics::register(metrics.registry()),
             job: compiled.job.clone(),
             plan: compiled.plan.clone(),
-            mode,
+            mode: launch.mode,
+            state: State {
+                state: Stage::Starting,
+                step: 0,
+                total_steps: launch.mode.trains().then_some(compiled.job.run.max_steps),
+                num_csx: launch.wanted.systems as u32,
+                epoch: None,
+            },
             evaluates,
             usages: Usages::new(),
             progress: Progress::new(),
@@ -112,12 +122,19 @@ impl Teller {
         self.usages.insert(agent, usage);
     }
 
-    /// The run waits for its agents.
+    /// Tells what the run is doing now.
+    fn turn_to(&mut self, stage: Stage) -> Result<(), Failure> {
+        self.state.state = stage;
+        self.files.record(journal::Event::State(self.state.clone()))
+    }
+
+    /// The run waits for its agents, to go on after `step`.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn waiting(&self, systems: usize) -> Result<(), Failure> {
-        self.files.state("Starting", &[("num_csx", systems.to_string())])?;
+    pub fn waiting(&mut self, step: u64) -> Result<(), Failure> {
+        self.state.step = step;
+        self.turn_to(Stage::Starting)?;
         self.console.line("Waiting for all agents to be running.");
         Ok(())
     }
@@ -129,6 +146,7 @@ impl Teller {
     /// The file system refuses.
     pub fn gathered(&mut self, systems: usize, step: u64, before: &Before, held: bool) -> Result<(), Failure> {
         self.files.begin(step, before)?;
+        self.state.step = step;
         if held {
             self.console.line(format!("MemoryX holds the parameters of step {step} of this job: going on from there."));
         }
@@ -143,10 +161,11 @@ impl Teller {
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn epoch(&self, epoch: Epoch, systems: usize, rounds: usize) -> Result<(), Failure> {
+    pub fn epoch(&mut self, epoch: Epoch, systems: usize, rounds: usize) -> Result<(), Failure> {
         self.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         log::info!("epoch {epoch} with {systems} system(s), {rounds} round(s)");
-        self.files.state("Starting", &[("epoch", epoch.to_string()), ("num_csx", systems.to_string())])
+        (self.state.epoch, self.state.num_csx) = (Some(epoch.to_string()), systems as u32);
+        self.turn_to(Stage::Starting)
     }
 
     /// Turns begin.
@@ -155,7 +174,9 @@ impl Teller {
     /// The file system refuses.
     pub fn running(&mut self) -> Result<(), Failure> {
         self.console.end();
-        self.files.state(if self.mode.trains() { "Training" } else { "Evaluating" }, &[])?;
+        if self.mode.trains() {
+            self.turn_to(Stage::Training)?;
+        }
         let now = Instant::now();
         if !std::mem::replace(&mut self.progress.running, true) {
             self.progress.meter = RateMeter::new(now);
@@ -171,6 +192,7 @@ impl Teller {
     pub fn step(&mut self, record: &CommitRecord) -> Result<(), Failure> {
         let (run, samples) = (&self.job.run, self.plan.leaves.batch());
         let now = Instant::now();
+        self.state.step = record.step;
         let progress = &mut self.progress;
         let seconds = now.duration_since(std::mem::replace(&mut progress.mark, now)).as_secs_f64();
         // Before turns begin, it is a step that an earlier coordinator came to decide: not this one's work.
@@ -193,7 +215,11 @@ impl Teller {
         self.gauges.loss.set(record.loss.into());
         self.gauges.grad_norm.set(record.norm.into());
         self.gauges.learning_rate.set(record.learning_rate.into());
-        self.files.step(record, seconds, self.progress.rates)
+        let mut rates = self.progress.rates;
+        if rates.rate == 0.0 && self.progress.running {
+            rates.rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
+        }
+        self.files.step(record, seconds, rates)
     }
 
     /// The loss as users of the params' scaling expect it.
@@ -204,6 +230,14 @@ impl Teller {
             LossScaling::Tokens => evaluation.loss as f32,
             by_batch @ LossScaling::BatchSize { .. } => (sum * by_batch.factor(evaluation.tokens)) as f32,
         }
+    }
+
+    /// An evaluation begins.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn evaluating(&mut self) -> Result<(), Failure> {
+        self.turn_to(Stage::Evaluating)
     }
 
     /// A batch of an evaluation is done.
@@ -244,7 +278,8 @@ impl Teller {
         let pause = now.duration_since(began);
         self.progress.meter.leave_out(pause);
         self.progress.mark = now;
-        self.files.evaluation(evaluation, loss, pause.as_secs_f64())
+        self.files.evaluation(evaluation, loss, pause.as_secs_f64(), rates)?;
+        if self.mode.trains() { self.turn_to(Stage::Training) } else { Ok(()) }
     }
 
     /// A checkpoint is published.
@@ -257,48 +292,21 @@ impl Teller {
         self.files.record(journal::Event::Checkpoint { step: saved.step, digest: saved.digest.clone() })
     }
 
-    /// Says how the run ended, `step` updates in, the last of them saved or not. `leaver` is the shard that had to leave,
-    /// where that stopped the run.
-    pub fn conclude(mut self, outcome: &Outcome, leaver: Option<AgentId>, step: u64, saved: Option<&Saved>) -> Exit {
+    /// Says how the run ended, `step` updates in; `digest` is that of their parameters where they are saved.
+    pub fn conclude(mut self, ending: Ending, step: u64, digest: Option<String>) -> Exit {
         self.console.end();
-        let (exit, reason, message) = self.verdict(outcome, leaver);
-        let mut failed_agent = leaver.map(|agent| agent.to_string());
-        if let Outcome::Failed { agent, .. } = outcome {
-            failed_agent = agent.map(|agent| agent.to_string());
+        let Ending { reason, message, agent } = ending;
+        let exit = Exit::from(reason);
+        let failed_agent = agent.map(|agent| agent.to_string());
+        if matches!(reason, Reason::Succeeded | Reason::Interrupted) {
+            self.console.line(&message);
+        } else {
             let who = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
             self.console.log(&format!("error: {who}{message}"));
-        } else {
-            self.console.line(&message);
         }
         self.sum_up();
-        self.files.outcome(journal::Outcome {
-            exit_code: exit.code(),
-            reason: reason.to_owned(),
-            message,
-            step,
-            digest: saved.map(|saved| saved.digest.clone()),
-            failed_agent,
-        });
+        self.files.outcome(&journal::Outcome { exit_code: exit.code(), reason, message, step, digest, failed_agent });
         exit
-    }
-
-    /// Exit, reason in one word, and a sentence for the user.
-    fn verdict(&self, outcome: &Outcome, leaver: Option<AgentId>) -> (Exit, &'static str, String) {
-        match outcome {
-            Outcome::Complete if self.mode.trains() => {
-                (Exit::Done, "Succeeded", "Training completed successfully!".to_owned())
-            }
-            Outcome::Complete => (Exit::Done, "Succeeded", "Evaluation completed successfully!".to_owned()),
-            Outcome::Stopped => {
-                let message = match leaver {
-                    Some(shard) => format!("Stopped: {shard} was asked to leave, and a run needs all its shards."),
-                    None => "Stopped by the user.".to_owned(),
-                };
-                (Exit::Interrupted, "Interrupted", message)
-            }
-            Outcome::Failed { reason, bad_input: true, .. } => (Exit::BadInput, "BadParams", reason.clone()),
-            Outcome::Failed { reason, .. } => (Exit::Failed, "Failed", reason.clone()),
-        }
     }
 
     /// What was done, how fast, and who waited for what.

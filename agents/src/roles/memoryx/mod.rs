@@ -262,10 +262,7 @@ impl Driver {
         match (next, result) {
             (Some(next), _) => self.begin_loading(next)?,
             (None, Ok(())) => out.push(Command::Report(self.shard.loaded(source.step()))),
-            (None, Err(failure)) => {
-                let bad_input = failure.cause == crate::failure::Cause::BadInput;
-                self.session.outbox.report(&Report::Failed { reason: failure.to_string(), bad_input });
-            }
+            (None, Err(failure)) => self.session.outbox.report(&failure.report()),
         }
         Ok(())
     }

@@ -105,8 +105,7 @@ impl StoreWorker {
                 Ok(digests) => Report::Written { step: snapshot.step, digests },
                 Err(error) => {
                     store.abandon_snapshot();
-                    let reason = checkpoint_failure(&error).to_string();
-                    Report::NotWritten { step: snapshot.step, reason }
+                    not_written(&snapshot, &checkpoint_failure(&error))
                 }
             };
             let _ = done.send(Done::Snapshot { snapshot, report });
@@ -115,9 +114,13 @@ impl StoreWorker {
             Ok(writer) => self.writer = Some(writer),
             Err(failure) => {
                 self.store.abandon_snapshot();
-                let report = Report::NotWritten { step: ordered.step, reason: failure.to_string() };
+                let report = not_written(&ordered, &failure);
                 let _ = self.done.send(Done::Snapshot { snapshot: ordered, report });
             }
         }
     }
+}
+
+fn not_written(snapshot: &Snapshot, failure: &Failure) -> Report {
+    Report::NotWritten { step: snapshot.step, reason: failure.to_string(), cause: failure.kind() }
 }

@@ -1,9 +1,8 @@
 //! What stands in the journal.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
+use super::Outcome;
 use crate::{logs::Record, metrics::Point};
 
 /// One numbered entry.
@@ -27,14 +26,8 @@ pub enum Event {
     Metric(Point),
     /// A role said something.
     Log(Record),
-    /// The job is in another state.
-    State {
-        /// Its name, as in the job's status: `Starting`, `Training`, `Evaluating`.
-        state: String,
-        /// What else there is to say, by key: `epoch`, `num_csx`, `message`.
-        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-        detail: BTreeMap<String, String>,
-    },
+    /// The run does something else than before.
+    State(State),
     /// A checkpoint is whole.
     Checkpoint {
         /// The step it holds.
@@ -46,32 +39,64 @@ pub enum Event {
     Outcome(Outcome),
 }
 
+/// What a run does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// In one word.
+    pub state: Stage,
+    /// Updates made; those of the checkpoint that is evaluated, where nothing is trained.
+    #[serde(default)]
+    pub step: u64,
+    /// The step it trains to; none where nothing is trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+    /// Systems it works with; before the first epoch, those it waits for.
+    #[serde(default)]
+    pub num_csx: u32,
+    /// The epoch, `attempt.number`; none before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<String>,
+}
+
+/// What a run does, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Stage {
+    /// Waits for agents, parameters or links, at the beginning or after a change of membership.
+    Starting,
+    /// Makes updates.
+    Training,
+    /// Evaluates.
+    Evaluating,
+}
+
 impl Event {
+    /// What kind of event it is: its key in JSON.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Metric(_) => "metric",
+            Self::Log(_) => "log",
+            Self::State(_) => "state",
+            Self::Checkpoint { .. } => "checkpoint",
+            Self::Outcome(_) => "outcome",
+        }
+    }
+
+    /// Of which other events it takes the place for somebody who only wants to know how things stand; none of a log's
+    /// lines.
+    pub(super) const fn topic(&self) -> Option<&'static str> {
+        match self {
+            Self::Metric(Point::Train(_)) => Some("train"),
+            Self::Metric(Point::Eval(_)) => Some("eval"),
+            Self::Log(_) => None,
+            Self::State(_) | Self::Checkpoint { .. } | Self::Outcome(_) => Some(self.kind()),
+        }
+    }
+
     /// Whether it must be on the disk before anybody sees it.
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Metric(_) | Self::Log(_) => false,
-            Self::State { .. } | Self::Checkpoint { .. } | Self::Outcome(_) => true,
+            Self::State(_) | Self::Checkpoint { .. } | Self::Outcome(_) => true,
         }
     }
-}
-
-/// How an attempt ended.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// The exit code of the run: 0 done, 1 failed, 2 bad input, 130 interrupted.
-    pub exit_code: u8,
-    /// One word: `Succeeded`, `Interrupted`, or the cause of failure.
-    pub reason: String,
-    /// One sentence for people.
-    #[serde(default)]
-    pub message: String,
-    /// The last committed step.
-    pub step: u64,
-    /// blake3 of the parameters of that step, where a checkpoint of it was written.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<String>,
-    /// The agent that failed first, if one did: `cs2-1`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failed_agent: Option<String>,
 }

@@ -28,8 +28,8 @@ impl Tail {
         self.entries.back().map_or(self.dropped, |(entry, _)| entry.seq)
     }
 
-    pub(super) fn push(&mut self, entry: Entry, bytes: usize) {
-        self.entries.push_back((Arc::new(entry), bytes));
+    pub(super) fn push(&mut self, entry: Arc<Entry>, bytes: usize) {
+        self.entries.push_back((entry, bytes));
         self.bytes += bytes;
         while self.entries.len() > TAIL_ENTRIES || self.bytes > TAIL_BYTES {
             let Some((oldest, bytes)) = self.entries.pop_front() else {
@@ -57,7 +57,7 @@ pub struct Follower {
 
 impl Follower {
     pub(super) fn new(journal: Journal, from: u64) -> Self {
-        Self { journal, next_seq: from.max(1), files: None }
+        Self { journal, next_seq: from, files: None }
     }
 
     /// The next entries, at most `limit`; none if it has caught up. Waits for nothing but the disk.

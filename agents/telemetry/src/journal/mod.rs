@@ -1,7 +1,7 @@
 //! The journal: everything a follower of a job needs, numbered, in `model_dir/journal/attempt-<n>.jsonl`.
 //!
 //! ```json
-//! {"seq":1,"attempt":1,"unix_ms":1700000000000,"event":{"state":{"state":"Training"}}}
+//! {"seq":1,"attempt":1,"unix_ms":1700000000000,"event":{"state":{"state":"Training","step":0,"total_steps":300,"num_csx":2,"epoch":"1.1"}}}
 //! {"seq":2,"attempt":1,"unix_ms":1700000000420,"event":{"metric":{"step":1,"loss":5.56,...}}}
 //! ```
 //!
@@ -17,6 +17,7 @@
 
 mod entry;
 mod follow;
+mod outcome;
 mod reader;
 
 use std::{
@@ -30,8 +31,9 @@ use std::{
     time::Duration,
 };
 
-pub use entry::{Entry, Event, Outcome};
+pub use entry::{Entry, Event, Stage, State};
 pub use follow::Follower;
+pub use outcome::{LAST_REPORT_BYTES, Outcome, Reason};
 pub use reader::JournalReader;
 
 use crate::{
@@ -59,18 +61,20 @@ pub struct Journal {
 struct Shared {
     model_dir: PathBuf,
     attempt: u64,
-    state: Mutex<State>,
+    state: Mutex<Writing>,
     appended: Condvar,
     subscribers: Subscribers,
 }
 
 #[derive(Debug)]
-struct State {
+struct Writing {
     file: Appender,
     next_seq: u64,
     /// Entries since the last fsync.
     unsynced: u64,
     tail: Tail,
+    /// The newest of each topic, of this attempt.
+    newest: BTreeMap<&'static str, Arc<Entry>>,
 }
 
 impl Journal {
@@ -102,11 +106,12 @@ impl Journal {
             shared: Arc::new(Shared {
                 model_dir: model_dir.to_path_buf(),
                 attempt,
-                state: Mutex::new(State {
+                state: Mutex::new(Writing {
                     file,
                     next_seq: last_seq + skipped + 1,
                     unsynced: 0,
                     tail: Tail::after(last_seq),
+                    newest: BTreeMap::new(),
                 }),
                 appended: Condvar::new(),
                 subscribers: Subscribers::default(),
@@ -127,7 +132,10 @@ impl Journal {
             state.file.append(&line, sync)?;
             state.unsynced = if sync { 0 } else { state.unsynced + 1 };
             state.next_seq += 1;
-            let seq = entry.seq;
+            let (seq, entry) = (entry.seq, Arc::new(entry));
+            if let Some(topic) = entry.event.topic() {
+                state.newest.insert(topic, entry.clone());
+            }
             state.tail.push(entry, line.len());
             seq
         };
@@ -146,9 +154,21 @@ impl Journal {
         self.state().tail.last_seq()
     }
 
-    /// Follows the journal from number `from` on, over all attempts; 0 and 1 are the beginning.
+    /// Follows the journal from number `from` on, over all attempts; 0 and 1 are the beginning, a number beyond the newest
+    /// is the next one to come.
     pub fn follow(&self, from: u64) -> Follower {
-        Follower::new(self.clone(), from)
+        Follower::new(self.clone(), from.clamp(1, self.last_seq() + 1))
+    }
+
+    /// How things stand, and a follower for what comes: of this attempt the newest state, training step, evaluation,
+    /// checkpoint and outcome, where there is one, in the order of their numbers.
+    pub fn follow_newest(&self) -> (Vec<Arc<Entry>>, Follower) {
+        let (mut newest, next) = {
+            let state = self.state();
+            (state.newest.values().cloned().collect::<Vec<_>>(), state.tail.last_seq() + 1)
+        };
+        newest.sort_by_key(|entry| entry.seq);
+        (newest, Follower::new(self.clone(), next))
     }
 
     /// Calls `appended` with the newest number after every append, on the thread that appended; it must return at once.
@@ -160,13 +180,13 @@ impl Journal {
     }
 
     /// The state is whole after every append, also one that failed, so a panic elsewhere has not spoilt it.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Writing> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until there is an entry numbered `seq` or later, or `timeout` is over.
     fn wait_for(&self, seq: u64, timeout: Duration) {
-        let missing = |state: &mut State| state.tail.last_seq() < seq;
+        let missing = |state: &mut Writing| state.tail.last_seq() < seq;
         // A poisoned lock only means that a follower panicked: the caller looks for itself.
         let _ = self.shared.appended.wait_timeout_while(self.state(), timeout, missing);
     }

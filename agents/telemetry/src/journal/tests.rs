@@ -5,16 +5,17 @@ use crate::metrics::TrainPoint;
 
 fn metric(step: u64) -> Event {
     Event::Metric(
-        TrainPoint { step, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 4096, seconds: 0.5 }.into(),
+        TrainPoint { step, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 4096, seconds: 0.5, rate: 8.0 }
+            .into(),
     )
 }
 
-fn state(name: &str) -> Event {
-    Event::State { state: name.into(), detail: BTreeMap::new() }
+fn state(state: Stage) -> Event {
+    Event::State(super::State { state, step: 7, total_steps: Some(9), num_csx: 2, epoch: Some("1.2".into()) })
 }
 
 fn outcome() -> Event {
-    Event::Outcome(Outcome { reason: "Succeeded".into(), step: 3, ..Outcome::default() })
+    Event::Outcome(Outcome { reason: Reason::Succeeded, step: 3, ..Outcome::default() })
 }
 
 fn read_all(model_dir: &Path, from: u64) -> Vec<(u64, u64)> {
@@ -32,13 +33,15 @@ fn lines_as_documented() {
     let journal = Journal::open(dir.path(), 1).unwrap();
     journal.append(metric(1)).unwrap();
     journal.append(Event::Checkpoint { step: 1, digest: "ab".into() }).unwrap();
+    journal.append(state(Stage::Evaluating)).unwrap();
     let text = fs::read_to_string(dir.path().join("journal/attempt-1.jsonl")).unwrap();
     let events: Vec<_> = text.lines().map(|line| line.split_once("\"event\":").unwrap().1).collect();
     assert_eq!(
         events,
         [
-            r#"{"metric":{"step":1,"loss":0.1,"learning_rate":0.0006,"grad_norm":1.5,"tokens":4096,"seconds":0.5}}}"#,
-            r#"{"checkpoint":{"step":1,"digest":"ab"}}}"#
+            r#"{"metric":{"step":1,"loss":0.1,"learning_rate":0.0006,"grad_norm":1.5,"tokens":4096,"seconds":0.5,"rate":8.0}}}"#,
+            r#"{"checkpoint":{"step":1,"digest":"ab"}}}"#,
+            r#"{"state":{"state":"Evaluating","step":7,"total_steps":9,"num_csx":2,"epoch":"1.2"}}}"#
         ]
     );
     let mut reader = JournalReader::open(dir.path(), 1).unwrap();
@@ -50,7 +53,7 @@ fn numbers_rise_over_attempts_and_jump_after_a_crash() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(read_all(dir.path(), 1), []);
     let journal = Journal::open(dir.path(), 1).unwrap();
-    for event in [state("Training"), metric(1), outcome()] {
+    for event in [state(Stage::Training), metric(1), outcome()] {
         journal.append(event).unwrap();
     }
     // A clean end: attempt 2 goes on without a gap. It is killed within a line.
@@ -63,7 +66,7 @@ fn numbers_rise_over_attempts_and_jump_after_a_crash() {
     // Attempt 10 sorts after 2 by number; entry 6 may have been seen by somebody, so its number is not used again.
     let journal = Journal::open(dir.path(), 10).unwrap();
     assert_eq!(journal.last_seq(), 5);
-    let next = journal.append(state("Training")).unwrap();
+    let next = journal.append(state(Stage::Training)).unwrap();
     assert_eq!(next, 5 + UNSYNCED_MAX + 1);
 
     let all = [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (10, next)];
@@ -79,7 +82,7 @@ fn a_follower_sees_each_entry_once_from_files_and_from_memory() {
     const ENTRIES: u64 = 6000; // more than the tail holds
     let dir = tempfile::tempdir().unwrap();
     let journal = Journal::open(dir.path(), 1).unwrap();
-    journal.append(state("Training")).unwrap();
+    journal.append(state(Stage::Training)).unwrap();
     journal.append(outcome()).unwrap();
     let journal = Journal::open(dir.path(), 2).unwrap();
     let early = journal.follow(1);
@@ -114,4 +117,29 @@ fn a_follower_sees_each_entry_once_from_files_and_from_memory() {
     journal.append(outcome()).unwrap();
     assert_eq!(hearing.iter().last(), Some(ENTRIES));
     assert!(journal.follow(ENTRIES + 2).wait(1, Duration::ZERO).unwrap().is_empty());
+}
+
+#[test]
+fn who_only_wants_to_know_how_things_stand_gets_the_newest_of_each_kind_and_what_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path(), 1).unwrap();
+    journal.append(Event::Checkpoint { step: 1, digest: "an older attempt's".into() }).unwrap();
+    journal.append(outcome()).unwrap();
+    let journal = Journal::open(dir.path(), 2).unwrap();
+    assert_eq!(journal.follow_newest().0, []);
+    for event in [state(Stage::Starting), metric(1), state(Stage::Training), metric(2)] {
+        journal.append(event).unwrap();
+    }
+    let (newest, mut follower) = journal.follow_newest();
+    let mut beyond = journal.follow(u64::MAX);
+    let numbers: Vec<u64> = newest.iter().map(|entry| entry.seq).collect();
+    assert_eq!(numbers, [5, 6]);
+    assert_eq!(newest[0].event, state(Stage::Training));
+    for follower in [&mut follower, &mut beyond] {
+        assert!(follower.poll(9).unwrap().is_empty());
+    }
+    journal.append(metric(3)).unwrap();
+    for follower in [&mut follower, &mut beyond] {
+        assert_eq!(follower.poll(9).unwrap()[0].seq, 7);
+    }
 }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use millrace_checkpoint::{Before, begin_line, take_over_line};
 use millrace_emulator::numerics::Isa;
-use millrace_engine::coordinator::{Coordinator, Done, Event, Known, Outcome, Wanted};
+use millrace_engine::coordinator::{Coordinator, Done, Event, Known, Wanted};
 use millrace_engine::message::ShardState;
 use millrace_engine::types::Role;
 use millrace_protocol::proto;
 
+use super::super::ending::Ending;
 use super::super::policy::policy;
 use super::super::resume::{check_profile, evaluated};
 use super::super::saver::Saver;
@@ -50,7 +51,7 @@ impl Driver {
         let shards = self.waiting.keys().filter(|agent| agent.role == Role::MemoryX).count();
         let any = self.waiting.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
         if self.lock.previous().is_none() || (shards >= self.launch.wanted.shards && !any) {
-            self.outcome = Some(Outcome::Stopped);
+            self.ending = Some(Ending::stopped(self.leaver));
         } else if shards >= self.launch.wanted.shards {
             self.stop_by = None;
             self.admit_all()?;
@@ -98,7 +99,7 @@ impl Driver {
             None => begin_line(lock, beginning.from).map_err(|error| checkpoint_failure(&error))?,
         };
         self.teller.gathered(launch.wanted.systems, step, &before, held.is_some())?;
-        let saved = beginning.saved && step == beginning.step;
+        let saved = beginning.saved.is_some() && step == beginning.step;
         let done = Done { evaluated: evaluated(&launch.model_dir, step), saved };
         let known = Known { step, done: if launch.mode.trains() { done } else { Done::default() } };
         let (plan, source) = (compiled.plan.clone(), beginning.source.clone());

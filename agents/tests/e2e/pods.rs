@@ -1,0 +1,160 @@
+//! Roles that no launcher watches over: what a cluster would see of them.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Output, Stdio};
+
+use millrace_telemetry::journal::{Outcome, Reason};
+
+use super::harness::{Place, kill};
+use super::job::{AGENTS, Job, role, write_launch};
+use super::ports::free_port;
+
+/// An agent of its own, killed with this.
+struct Pod {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Pod {
+    /// Starts `agent`, which looks for its coordinator at `address`.
+    fn start(place: &Place, agent: &str, address: &str) -> Self {
+        let (name, index) = agent.rsplit_once('-').unwrap();
+        let mut command = role(place, name, index.parse().unwrap());
+        command.args(["--coordinator", address]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        Self { child, stderr }
+    }
+
+    /// Reads what it logs up to a line with `word`.
+    fn wait_for(&mut self, word: &str) {
+        let mut line = String::new();
+        while !line.contains(word) {
+            line.clear();
+            assert_ne!(self.stderr.read_line(&mut line).unwrap(), 0, "it ended before it said {word:?}");
+        }
+    }
+
+    /// Exit code, and what it has logged since.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.stderr.read_to_string(&mut rest).unwrap();
+        (self.child.wait().unwrap().code(), rest)
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a coordinator of `launch.json` to its end, with its last report in `last`.
+fn coordinator(place: &Place, arguments: &[&str]) -> Output {
+    let mut command = role(place, "coordinator", 0);
+    command.args(["--launch", "launch.json", "--termination_log", "last"]).args(arguments).output().unwrap()
+}
+
+/// The last report of a coordinator that ended with `code`.
+fn last_report(place: &Place, code: Option<i32>) -> Outcome {
+    let report = std::fs::read_to_string(place.path("last")).unwrap();
+    let outcome = Outcome::parse_last_report(&report).unwrap();
+    assert_eq!(Some(i32::from(outcome.exit_code)), code, "{outcome:?}");
+    std::fs::remove_file(place.path("last")).unwrap();
+    outcome
+}
+
+#[test]
+fn agents_wait_for_a_coordinator_that_comes_later_and_each_tells_its_own_story() {
+    let place = Place::new();
+    write_launch(&place, "m", 4);
+    let port = free_port();
+    let address = format!("localhost:{port}");
+    let mut agents = AGENTS.map(|agent| Pod::start(&place, agent, &address));
+    agents.iter_mut().for_each(|agent| agent.wait_for("can't be reached yet"));
+
+    let ended = coordinator(&place, &["--listen", &format!("127.0.0.1:{port}")]);
+    let (stdout, stderr) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(ended.status.code(), Some(0), "{stderr}");
+    assert!(stdout.starts_with("Effective batch size is 8.\n"), "{stdout}");
+    for agent in agents {
+        let (code, log) = agent.end();
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains("joined attempt 1"), "{log}");
+    }
+    let last = last_report(&place, Some(0));
+    assert_eq!((last.reason, last.step), (Reason::Succeeded, 4));
+    assert_eq!(place.info("m/checkpoint_4")["parameters_blake3"], last.digest.unwrap());
+}
+
+#[test]
+fn an_agent_that_finds_no_coordinator_leaves_at_once_when_asked() {
+    let place = Place::new();
+    for address in ["no-such-host.invalid:7000".to_owned(), format!("127.0.0.1:{}", free_port())] {
+        let mut agent = Pod::start(&place, "memoryx-0", &address);
+        agent.wait_for("can't be reached yet");
+        kill(agent.child.id(), "TERM");
+        let (code, log) = agent.end();
+        assert_eq!(code, Some(0), "{log}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_does_not_come_up_leaves_a_last_report() {
+    let place = Place::new();
+    let code = coordinator(&place, &[]).status.code();
+    let last = last_report(&place, code);
+    assert_eq!((last.reason, code), (Reason::BadParams, Some(2)));
+    assert!(last.message.contains("launch.json") && last.message.contains("\nhint: "), "{}", last.message);
+
+    let text = "data_processor: GptTextDataProcessor\n    tokenizer: bytes\n    data_files: gone.txt";
+    place.params(
+        "params.yaml",
+        &[("data_processor: SyntheticDataProcessor", text), ("vocab_size: 64", "vocab_size: 256")],
+    );
+    write_launch(&place, "m", 4);
+    let code = coordinator(&place, &[]).status.code();
+    let last = last_report(&place, code);
+    assert_eq!((last.reason, code), (Reason::BadParams, Some(2)));
+    assert!(last.message.contains("gone.txt") && last.message.contains("\nhint: "), "{}", last.message);
+    assert!(!place.path("m").exists());
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let code = coordinator(&place, &["--listen", &taken.local_addr().unwrap().to_string()]).status.code();
+    assert_eq!((last_report(&place, code).reason, code), (Reason::Failed, Some(1)));
+}
+
+#[test]
+fn one_that_finds_model_dir_taken_says_so_and_one_that_is_stopped_early_too() {
+    let place = Place::new();
+    let mut job = Job::coordinator_only(&place, 4, &["--termination_log", "last"]);
+    job.wait_for("Waiting for all agents");
+    let code = coordinator(&place, &[]).status.code();
+    assert_eq!((last_report(&place, code).reason, code), (Reason::ModelDirInUse, Some(2)));
+
+    job.signal_coordinator("TERM");
+    let code = job.end();
+    assert_eq!((last_report(&place, code).reason, code), (Reason::Interrupted, Some(130)));
+}
+
+#[test]
+fn a_failure_on_the_way_is_told_with_the_step_that_is_saved() {
+    let place = Place::new();
+    let diverges =
+        "learning_rate: [{scheduler: Constant, val: 1e-3, total_iters: 2}, {scheduler: Constant, val: 1e30}]";
+    place.params(
+        "params.yaml",
+        &[
+            ("learning_rate: 1e-2", diverges),
+            ("max_gradient_norm: 0.5\n    ", ""),
+            ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 1"),
+        ],
+    );
+    let mut job = Job::coordinator_only(&place, 20, &["--termination_log", "last"]);
+    AGENTS.into_iter().for_each(|agent| job.join(agent));
+    let code = job.end();
+    let last = last_report(&place, code);
+    assert_eq!((last.reason, code), (Reason::NonFiniteLoss, Some(1)));
+    assert!(last.step >= 2 && last.message.contains("not finite"), "{last:?}");
+}
