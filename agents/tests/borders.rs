@@ -23,6 +23,7 @@ const FORBIDDEN: &[(&str, &[&[&str]])] = &[
     ("millrace-telemetry", &[NETWORK, KUBERNETES, SQL]),
     ("millrace-protocol", &[KUBERNETES, SQL]),
     ("millrace-agents", &[KUBERNETES, SQL]),
+    ("millrace-operator", &[SQL]),
 ];
 
 /// Which of our own crates a crate may name. A crate that is not here has no borders yet: add it.
@@ -46,6 +47,10 @@ const OWN: &[(&str, &[&str])] = &[
             "millrace-checkpoint",
             "millrace-telemetry",
         ],
+    ),
+    (
+        "millrace-operator",
+        &["millrace-crds", "millrace-params", "millrace-emulator", "millrace-protocol", "millrace-telemetry"],
     ),
 ];
 

@@ -14,6 +14,7 @@
 
 mod appliance;
 mod condition;
+pub mod decide;
 mod quantity;
 mod resources;
 mod schema;

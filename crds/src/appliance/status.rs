@@ -71,6 +71,10 @@ pub struct Grant {
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub name: String,
+    /// The attempt of the job it was given for; a job that only starts again keeps it.
+    #[serde(default)]
+    #[schemars(range(min = 1))]
+    pub attempt: u32,
     /// Its systems, as csx-0.
     #[serde(default)]
     #[schemars(length(max = 1024), inner(length(max = 63)), transform = crate::schema::set)]

@@ -74,6 +74,9 @@ pub struct TrainJobStatus {
     /// When the present attempt got its systems.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt_start_time: Option<Time>,
+    /// When the present attempt was asked to end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_time: Option<Time>,
     /// Seconds that earlier attempts held systems; deadlines.activeSeconds bounds these and the present one's together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_seconds: Option<u64>,

@@ -1,0 +1,142 @@
+//! The one table that maps what is so to conditions and their reasons.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{ConditionType, QueuePlace, State, set_condition};
+
+/// What the table needs to know besides the state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Facts {
+    /// The state's sentence.
+    pub message: String,
+    /// Why the params were refused, if they were.
+    pub refused: Option<String>,
+    /// The systems that are the job's.
+    pub systems: Vec<String>,
+    /// Its place in the queue.
+    pub queue: Option<QueuePlace>,
+    /// What keeps agents from being ready: a word and a sentence. `None` when all are ready.
+    pub blocker: Option<(String, String)>,
+    /// The newest checkpoint: step and digest.
+    pub checkpoint: Option<(u64, String)>,
+}
+
+/// A condition's status, reason and message.
+type Row = (&'static str, String, String);
+
+fn row(status: &'static str, reason: &str, message: impl Into<String>) -> Row {
+    (status, reason.to_owned(), message.into())
+}
+
+/// The rows for a job in `state`, in the order of [`ConditionType::ALL`].
+pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
+    [
+        accepted(facts),
+        admitted(state, facts),
+        roles_ready(state, facts),
+        progressing(state, facts),
+        checkpointed(facts),
+        suspended(state, facts),
+        succeeded(state, facts),
+        finished(state, facts),
+    ]
+}
+
+fn accepted(facts: &Facts) -> Row {
+    match &facts.refused {
+        Some(why) => row("False", State::BadParams.as_str(), why),
+        None => row("True", "PlanFits", "the params were understood and the model fits"),
+    }
+}
+
+fn admitted(state: State, facts: &Facts) -> Row {
+    if !facts.systems.is_empty() {
+        return row("True", "Granted", format!("the job has {}", facts.systems.join(", ")));
+    }
+    match (&facts.queue, state) {
+        (Some(QueuePlace { reason: Some(reason), message, .. }), State::Queued) => {
+            row("False", reason, message.clone().unwrap_or_default())
+        }
+        (_, State::Queued) => row("False", "Waiting", "the job is new in the queue"),
+        _ => row("False", state.as_str(), "the job holds no systems"),
+    }
+}
+
+fn roles_ready(state: State, facts: &Facts) -> Row {
+    match (&facts.blocker, state) {
+        (None, State::Starting | State::Training | State::Evaluating) => {
+            row("True", "AllReady", "every agent of every role is part of the job")
+        }
+        (Some((reason, message)), State::Starting | State::Training | State::Evaluating) => {
+            row("False", reason, message)
+        }
+        _ => row("False", state.as_str(), &facts.message),
+    }
+}
+
+fn progressing(state: State, facts: &Facts) -> Row {
+    match state {
+        State::Training => row("True", "StepsAdvancing", "steps are being committed"),
+        State::Evaluating => row("True", "BatchesAdvancing", "batches are being evaluated"),
+        _ => row("False", state.as_str(), &facts.message),
+    }
+}
+
+fn checkpointed(facts: &Facts) -> Row {
+    match &facts.checkpoint {
+        Some((step, digest)) => {
+            row("True", "Saved", format!("checkpoint_{step} is whole; its parameters are {digest}"))
+        }
+        None => row("False", "NoCheckpoint", "no checkpoint has been written yet"),
+    }
+}
+
+fn suspended(state: State, facts: &Facts) -> Row {
+    match state {
+        State::Suspended => row("True", "Suspended", &facts.message),
+        State::Suspending => row("False", "Suspending", &facts.message),
+        _ => row("False", "NotSuspended", "the job was not asked to pause"),
+    }
+}
+
+fn succeeded(state: State, facts: &Facts) -> Row {
+    let status = match state {
+        State::Succeeded => "True",
+        state if state.is_failure() => "False",
+        _ => "Unknown",
+    };
+    row(status, state.as_str(), &facts.message)
+}
+
+fn finished(state: State, facts: &Facts) -> Row {
+    if state.is_final() {
+        row("True", state.as_str(), &facts.message)
+    } else {
+        row("False", "Active", "the job is not over")
+    }
+}
+
+/// Longest message of a condition that an API server takes.
+const MESSAGE_CHARS: usize = 4096;
+
+/// Brings `conditions` in line with the table.
+pub(super) fn update(
+    conditions: &mut Vec<Condition>,
+    state: State,
+    facts: &Facts,
+    generation: Option<i64>,
+    now: Timestamp,
+) {
+    for (of, (status, reason, message)) in ConditionType::ALL.into_iter().zip(table(state, facts)) {
+        let new = Condition {
+            type_: of.as_str().to_owned(),
+            status: status.to_owned(),
+            reason,
+            message: message.chars().take(MESSAGE_CHARS).collect(),
+            observed_generation: generation,
+            last_transition_time: Time(now),
+        };
+        set_condition(conditions, new);
+    }
+}

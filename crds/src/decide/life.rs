@@ -1,0 +1,518 @@
+//! The way of a job from one state to the next.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::agent::{BAD_INPUT, OUT_OF_MEMORY, failure, first_to_fail};
+use super::conditions::{Facts, update};
+use super::{Agent, AgentState, Command, Decision, End, Event, Observed, Outcome};
+use crate::{CheckpointRecord, ConditionType, Failure, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus};
+
+/// Seconds an agent that has nothing left to do gets to end.
+const BRIEF: u32 = 10;
+/// Seconds after which an agent that left in good order is missed, unless its coordinator has ended too: at the end of a
+/// job all leave, the coordinator last.
+const MISSED_AFTER: i64 = 15;
+/// Seconds between two visits of a job in which something is under way, whatever is heard meanwhile.
+const HEARTBEAT: u64 = 30;
+
+/// Decides. See the module above.
+pub fn decide(job: &TrainJob, observed: &Observed) -> Decision {
+    let old = job.status.clone().unwrap_or_default();
+    let mut visit = Visit {
+        spec: &job.spec,
+        observed,
+        before: old.state(),
+        status: old,
+        commands: Vec::new(),
+        look_again: None,
+        blocker: None,
+        refused: None,
+    };
+    let (state, message) = visit.state();
+    visit.conclude(state, message, job.metadata.generation)
+}
+
+/// The state a job is in now, and the sentence that says so.
+type Now = (State, String);
+
+struct Visit<'a> {
+    spec: &'a TrainJobSpec,
+    observed: &'a Observed,
+    before: Option<State>,
+    status: TrainJobStatus,
+    commands: Vec<Command>,
+    look_again: Option<u64>,
+    /// What keeps agents from being ready.
+    blocker: Option<(String, String)>,
+    refused: Option<String>,
+}
+
+impl Visit<'_> {
+    fn state(&mut self) -> Now {
+        self.take_report();
+        match self.before {
+            Some(state) if self.status.is(ConditionType::Finished) => self.clean_up(state),
+            _ if !self.status.is(ConditionType::Admitted) => self.wait(),
+            Some(state @ (State::Suspending | State::Resizing | State::Restarting)) => self.stopping(state),
+            _ => self.running(),
+        }
+    }
+
+    fn attempt(&self) -> u32 {
+        self.status.attempt.unwrap_or(0)
+    }
+
+    fn seconds_since(&self, time: Option<&Time>) -> i64 {
+        time.map_or(0, |time| seconds(time.0, self.observed.now))
+    }
+
+    /// Takes over what the coordinator has saved.
+    fn take_report(&mut self) {
+        let Some(report) = &self.observed.report else { return };
+        let Some((step, digest)) = report.checkpoint.as_ref().filter(|_| report.attempt == self.attempt()) else {
+            return;
+        };
+        let known = self
+            .status
+            .checkpoint
+            .as_ref()
+            .is_some_and(|known| known.step == Some(*step) && known.digest.as_deref() == Some(digest));
+        if !known {
+            let time = Some(Time(report.advanced.unwrap_or(self.observed.now)));
+            self.status.checkpoint = Some(CheckpointRecord { step: Some(*step), digest: Some(digest.clone()), time });
+        }
+    }
+
+    /// Not admitted: paused, refused, queued, or given systems just now.
+    fn wait(&mut self) -> Now {
+        if !self.observed.agents.is_empty() {
+            self.commands.push(Command::Remove { grace: BRIEF });
+        }
+        let refused = match (&self.observed.resolution, &self.status.resolved) {
+            (Err(why), None) => Some(why.clone()),
+            _ => None,
+        };
+        if let Some(why) = refused {
+            self.refused = Some(why.clone());
+            return self.finish(State::BadParams, why);
+        }
+        let granted = self.observed.grant.as_ref().filter(|grant| grant.attempt == self.attempt() + 1);
+        let declined =
+            self.spec.suspend || granted.is_some_and(|grant| grant.systems.len() != self.spec.num_csx as usize);
+        if let Some(grant) = granted.filter(|_| declined) {
+            // Passed over, which tells the ledger that it was let go of.
+            self.status.attempt = Some(grant.attempt);
+        }
+        if self.spec.suspend {
+            self.status.queue = None;
+            let message = match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
+                Some(step) => format!("the job is paused; it goes on from step {step} when spec.suspend is false"),
+                None => "the job is paused; it starts when spec.suspend is false".to_owned(),
+            };
+            return (State::Suspended, message);
+        }
+        match granted {
+            Some(grant) if !declined && self.observed.agents.is_empty() => self.begin(grant.systems.clone()),
+            _ => {
+                self.status.queue = self.observed.place.clone();
+                let place = self.status.queue.as_ref().and_then(|place| place.message.clone());
+                (State::Queued, place.unwrap_or_else(|| "the job is new in the queue".to_owned()))
+            }
+        }
+    }
+
+    /// Begins the next attempt, on these systems.
+    fn begin(&mut self, systems: Vec<String>) -> Now {
+        let now = Time(self.observed.now);
+        let attempt = self.attempt() + 1;
+        let num_csx = systems.len() as u32;
+        if self.status.resolved.is_none() {
+            self.status.resolved = self.observed.resolution.clone().ok();
+        }
+        self.status.attempt = Some(attempt);
+        self.status.restarts.get_or_insert(0);
+        self.status.queue = None;
+        self.status.num_csx = Some(num_csx);
+        self.status.systems = systems;
+        self.status.start_time.get_or_insert_with(|| now.clone());
+        self.status.attempt_start_time = Some(now);
+        self.status.stop_time = None;
+        self.commands.push(Command::Run { attempt, num_csx });
+        self.blocker = Some(("Starting".to_owned(), "the agents are being created".to_owned()));
+        self.look_again = Some(HEARTBEAT);
+        (State::Starting, format!("attempt {attempt} starts on {num_csx} system(s)"))
+    }
+
+    /// An attempt is under way.
+    fn running(&mut self) -> Now {
+        let attempt = self.attempt();
+        if let Some(over) = self.over() {
+            return over;
+        }
+        if self.observed.agents.iter().any(|agent| agent.attempt != attempt) {
+            // Nothing of this attempt can be created while something of an older one has its names.
+            self.commands.push(Command::Remove { grace: BRIEF });
+            return (State::Starting, "agents of an earlier attempt are being removed".to_owned());
+        }
+        if let Some((cause, counted)) = self.broken() {
+            return self.restart(cause, counted);
+        }
+        let ready = self.count_ready();
+        if let Some(late) = self.late(ready) {
+            return late;
+        }
+        let num_csx = self.status.num_csx.unwrap_or(self.spec.num_csx);
+        if self.spec.suspend {
+            return self.stop(State::Suspending, "the job saves its state, to pause".to_owned());
+        }
+        if self.spec.num_csx != num_csx {
+            let wanted = self.spec.num_csx;
+            return self.stop(
+                State::Resizing,
+                format!("the job saves its state, to go on with {wanted} system(s) instead of {num_csx}"),
+            );
+        }
+        self.commands.push(Command::Run { attempt, num_csx });
+        self.look_again = Some(self.look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT));
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == attempt);
+        let begun = ready || report.is_some_and(|report| report.advanced.is_some());
+        if report.is_some_and(|report| report.evaluating) && begun {
+            (State::Evaluating, format!("attempt {attempt} evaluates on {num_csx} system(s)"))
+        } else if begun || matches!(self.before, Some(State::Training | State::Evaluating)) {
+            (State::Training, format!("attempt {attempt} trains on {num_csx} system(s)"))
+        } else {
+            let (reason, message) = self.blocker.clone().unwrap_or_default();
+            (State::Starting, format!("attempt {attempt} starts on {num_csx} system(s); {reason}: {message}"))
+        }
+    }
+
+    /// The end, if the coordinator has told it.
+    fn over(&mut self) -> Option<Now> {
+        let outcome = self.outcome()?.clone();
+        match outcome.exit_code {
+            0 => Some(self.finish(State::Succeeded, outcome.message)),
+            2 => {
+                self.keep_failure(&outcome);
+                Some(self.finish(State::BadParams, outcome.message))
+            }
+            _ => None,
+        }
+    }
+
+    /// The last word of this attempt's coordinator.
+    fn outcome(&self) -> Option<&Outcome> {
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())?;
+        report.outcome.as_ref()
+    }
+
+    fn keep_failure(&mut self, outcome: &Outcome) {
+        let agent = outcome.failed_agent.clone().unwrap_or_else(|| "coordinator-0".to_owned());
+        let (role, pod) = (agent.rsplit_once('-').map(|(role, _)| role.to_owned()), self.name_of(&agent));
+        self.status.failure = Some(Failure {
+            attempt: Some(self.attempt()),
+            role,
+            pod,
+            exit_code: Some(i32::from(outcome.exit_code)),
+            reason: Some(outcome.reason.clone()),
+            message: Some(outcome.message.clone()),
+            time: Some(Time(self.observed.now)),
+            ..Failure::default()
+        });
+    }
+
+    /// What runs the agent called `role-index`.
+    fn name_of(&self, agent: &str) -> Option<String> {
+        let mut agents = self.observed.agents.iter();
+        agents.find(|other| format!("{}-{}", other.role, other.index) == agent).map(|agent| agent.name.clone())
+    }
+
+    /// What has broken the attempt, if something has, and whether it counts against the retry budget: what was moved on
+    /// purpose does not.
+    fn broken(&self) -> Option<(Failure, bool)> {
+        let agents = &self.observed.agents;
+        let missed = |end: &End| {
+            end.exit_code != Some(0) || seconds(end.at.unwrap_or(self.observed.now), self.observed.now) >= MISSED_AFTER
+        };
+        let ended = agents.iter().filter(|agent| matches!(&agent.state, AgentState::Ended(end) if missed(end)));
+        if let Some((agent, end)) = first_to_fail(ended) {
+            return Some((failure(agent, end), !agent.moved));
+        }
+        if let Some(outcome) = self.outcome() {
+            // It ended by itself and its pod's end has not been seen yet: 1, or 130 where somebody stopped it.
+            let cause = Failure {
+                attempt: Some(self.attempt()),
+                role: Some("coordinator".to_owned()),
+                pod: self.name_of("coordinator-0"),
+                exit_code: Some(i32::from(outcome.exit_code)),
+                reason: Some(outcome.reason.clone()),
+                message: Some(outcome.message.clone()),
+                ..Failure::default()
+            };
+            return Some((cause, outcome.exit_code != 130));
+        }
+        if let Some(agent) = agents.iter().find(|agent| agent.leaving) {
+            let message = format!("{} is being deleted", agent.name);
+            return Some((self.gone(agent, "Deleted", message), !agent.moved));
+        }
+        if matches!(self.before, Some(State::Training | State::Evaluating)) {
+            for &(role, wanted) in &self.observed.wanted {
+                let there = agents.iter().filter(|agent| agent.role == role).count();
+                if there < wanted as usize {
+                    let cause = Failure {
+                        attempt: Some(self.attempt()),
+                        role: Some(role.to_string()),
+                        reason: Some("Deleted".to_owned()),
+                        message: Some(format!("of {wanted} {role} agents {there} are left: the others were deleted")),
+                        ..Failure::default()
+                    };
+                    return Some((cause, true));
+                }
+            }
+        }
+        None
+    }
+
+    fn gone(&self, agent: &Agent, reason: &str, message: String) -> Failure {
+        let end = End { reason: reason.to_owned(), message, ..End::default() };
+        failure(agent, &end)
+    }
+
+    /// Counts who is ready into status; whether all are. What keeps the first of the others is put down.
+    fn count_ready(&mut self) -> bool {
+        let agents = &self.observed.agents;
+        let of = |role, state: fn(&AgentState) -> bool| {
+            agents.iter().filter(|agent| agent.role == role && state(&agent.state)).count() as u32
+        };
+        let roles = self.observed.wanted.iter().map(|&(role, desired)| RoleStatus {
+            name: role.to_string(),
+            desired,
+            ready: of(role, |state| matches!(state, AgentState::Ready)),
+            failed: of(role, |state| matches!(state, AgentState::Ended(end) if end.exit_code != Some(0))),
+        });
+        self.status.roles = roles.collect();
+        let waiting = agents.iter().find_map(|agent| match &agent.state {
+            AgentState::Waiting { reason, message } => Some((reason.clone(), format!("{}: {message}", agent.name))),
+            _ => None,
+        });
+        let short = self.status.roles.iter().find(|role| role.ready < role.desired);
+        self.blocker = waiting.or_else(|| {
+            let role = short?;
+            Some(("Starting".to_owned(), format!("{} of {} {} agents are ready", role.ready, role.desired, role.name)))
+        });
+        short.is_none()
+    }
+
+    /// What is to be done about a deadline that has passed.
+    fn late(&mut self, ready: bool) -> Option<Now> {
+        let deadlines = &self.spec.deadlines;
+        let running = self.seconds_since(self.status.attempt_start_time.as_ref());
+        if let Some(most) = deadlines.active_seconds {
+            let active = self.status.active_seconds.unwrap_or(0) as i64 + running;
+            if active >= i64::from(most) {
+                let message = format!("the job has held systems for {active} s, and deadlines.activeSeconds is {most}");
+                return Some(self.finish(State::DeadlineExceeded, message));
+            }
+            self.look_again_in(i64::from(most) - active);
+        }
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        let advanced = report.and_then(|report| report.advanced);
+        if !ready && advanced.is_none() && !matches!(self.before, Some(State::Training | State::Evaluating)) {
+            let most = i64::from(deadlines.startup_seconds);
+            if running >= most {
+                let (reason, blocker) = self.blocker.clone().unwrap_or_default();
+                let message = format!("the agents were not ready within {most} s: {reason}: {blocker}");
+                return Some(self.finish(State::DeadlineExceeded, message));
+            }
+            self.look_again_in(most - running);
+            return None;
+        }
+        let since = advanced.or(self.status.attempt_start_time.as_ref().map(|time| time.0))?;
+        let most = i64::from(deadlines.progress_seconds);
+        let idle = seconds(since, self.observed.now);
+        if idle >= most {
+            let cause = Failure {
+                attempt: Some(self.attempt()),
+                role: Some("coordinator".to_owned()),
+                reason: Some(State::DeadlineExceeded.as_str().to_owned()),
+                message: Some(format!("no step was committed for {idle} s, and deadlines.progressSeconds is {most}")),
+                ..Failure::default()
+            };
+            return Some(self.restart(cause, true));
+        }
+        self.look_again_in(most - idle);
+        None
+    }
+
+    fn look_again_in(&mut self, seconds: i64) {
+        let seconds = u64::try_from(seconds).unwrap_or(0).max(1);
+        self.look_again = Some(self.look_again.map_or(seconds, |earlier| earlier.min(seconds)));
+    }
+
+    /// Has the attempt save its state and end.
+    fn stop(&mut self, state: State, message: String) -> Now {
+        self.status.stop_time.get_or_insert(Time(self.observed.now));
+        self.commands.push(Command::Stop { attempt: self.attempt(), reason: message.clone() });
+        self.look_again_in(i64::from(self.spec.checkpoint.grace_period_seconds).min(HEARTBEAT as i64));
+        (state, message)
+    }
+
+    /// Ends the attempt after a failure, and has it begin again if the budget allows.
+    fn restart(&mut self, cause: Failure, counted: bool) -> Now {
+        let what = cause.message.clone().unwrap_or_default();
+        let who = cause.role.clone().unwrap_or_default();
+        let (reason, exit_code) = (cause.reason.clone().unwrap_or_default(), cause.exit_code);
+        self.status.failure = Some(Failure { time: Some(Time(self.observed.now)), ..cause });
+        if exit_code == Some(BAD_INPUT) {
+            return self.finish(State::BadParams, what);
+        }
+        let most = self.spec.failure_policy.max_restarts;
+        let restarts = self.status.restarts.unwrap_or(0) + u32::from(counted);
+        if restarts > most {
+            let state = match reason.as_str() {
+                OUT_OF_MEMORY => State::OutOfMemory,
+                "DeadlineExceeded" => State::DeadlineExceeded,
+                _ => State::RetriesExhausted,
+            };
+            return self.finish(state, format!("{who}: {reason}: {what}; failurePolicy.maxRestarts is {most}"));
+        }
+        self.status.restarts = Some(restarts);
+        self.status.stop_time.get_or_insert(Time(self.observed.now));
+        let grace = self.grace();
+        self.commands.push(Command::Remove { grace });
+        self.look_again = Some(HEARTBEAT);
+        (State::Restarting, format!("{who}: {reason}: {what}; the job goes on from its last committed step"))
+    }
+
+    /// Seconds the agents get to end: time to save the last committed step, where everyone that takes is still there.
+    fn grace(&self) -> u32 {
+        let lost =
+            self.observed.agents.iter().any(|agent| {
+                !agent.role.can_be_missed() && (agent.leaving || matches!(agent.state, AgentState::Ended(_)))
+            });
+        let begun = matches!(self.before, Some(State::Training | State::Evaluating));
+        if lost || !begun { BRIEF } else { self.spec.checkpoint.grace_period_seconds.max(BRIEF) }
+    }
+
+    /// The attempt is to end, and does.
+    fn stopping(&mut self, state: State) -> Now {
+        if let Some(outcome) = self.outcome().filter(|outcome| outcome.exit_code == 0) {
+            // It was done before it could be stopped.
+            let message = outcome.message.clone();
+            return self.finish(State::Succeeded, message);
+        }
+        let before = self.sentence();
+        if self.observed.agents.is_empty() {
+            return self.ended(state);
+        }
+        self.look_again = Some(HEARTBEAT);
+        if state == State::Restarting {
+            let grace = self.grace();
+            self.commands.push(Command::Remove { grace });
+            return (state, before);
+        }
+        let waited = self.seconds_since(self.status.stop_time.as_ref());
+        let grace = i64::from(self.spec.checkpoint.grace_period_seconds);
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        let saved = report.is_some_and(|report| report.saved || report.outcome.is_some());
+        let alive = self.observed.agents.iter().any(|agent| {
+            agent.role == super::Role::Coordinator && !agent.leaving && !matches!(agent.state, AgentState::Ended(_))
+        });
+        if saved || !alive || waited >= grace {
+            self.commands.push(Command::Remove { grace: BRIEF });
+        } else {
+            self.commands.push(Command::Stop { attempt: self.attempt(), reason: before.clone() });
+            self.look_again_in((grace - waited).min(HEARTBEAT as i64));
+        }
+        (state, before)
+    }
+
+    /// What the state's sentence was.
+    fn sentence(&self) -> String {
+        self.status.condition(ConditionType::Succeeded).map(|it| it.message.clone()).unwrap_or_default()
+    }
+
+    /// The last agent is gone. A job that only starts again keeps its systems.
+    fn ended(&mut self, state: State) -> Now {
+        let ran = self.seconds_since(self.status.attempt_start_time.as_ref());
+        let active = self.status.active_seconds.unwrap_or(0) + u64::try_from(ran).unwrap_or(0);
+        self.status.active_seconds = Some(active);
+        let same = self.spec.num_csx as usize == self.status.systems.len();
+        if state == State::Restarting && !self.spec.suspend && same {
+            let systems = std::mem::take(&mut self.status.systems);
+            return self.begin(systems);
+        }
+        self.release();
+        self.look_again = Some(HEARTBEAT);
+        if self.spec.suspend { self.wait() } else { (State::Queued, "the job is in the queue again".to_owned()) }
+    }
+
+    fn release(&mut self) {
+        self.status.systems.clear();
+        self.status.num_csx = None;
+        self.status.roles.clear();
+        self.status.stop_time = None;
+        self.status.attempt_start_time = None;
+    }
+
+    fn finish(&mut self, state: State, message: String) -> Now {
+        self.status.queue = None;
+        self.status.finish_time.get_or_insert(Time(self.observed.now));
+        if self.observed.agents.is_empty() {
+            self.release();
+        } else {
+            let grace = if state == State::Succeeded { BRIEF } else { self.grace() };
+            self.commands.push(Command::Remove { grace });
+        }
+        self.look_again = Some(HEARTBEAT);
+        (state, message)
+    }
+
+    /// Over: the agents go, then the systems are given back, then, where that is wanted, the job itself goes.
+    fn clean_up(&mut self, state: State) -> Now {
+        let message = self.sentence();
+        if state == State::BadParams && !self.status.is(ConditionType::Accepted) {
+            self.refused = Some(message.clone());
+        }
+        if !self.observed.agents.is_empty() {
+            self.commands.push(Command::Remove { grace: BRIEF });
+            self.look_again = Some(HEARTBEAT);
+            return (state, message);
+        }
+        self.release();
+        if let Some(ttl) = self.spec.ttl_seconds_after_finished {
+            let left = i64::from(ttl) - self.seconds_since(self.status.finish_time.as_ref());
+            if left <= 0 {
+                self.commands.push(Command::Forget);
+            } else {
+                self.look_again_in(left);
+            }
+        }
+        (state, message)
+    }
+
+    fn conclude(mut self, state: State, message: String, generation: Option<i64>) -> Decision {
+        let checkpoint = self.status.checkpoint.as_ref();
+        let facts = Facts {
+            message: message.clone(),
+            refused: self.refused,
+            systems: self.status.systems.clone(),
+            queue: self.status.queue.clone(),
+            blocker: self.blocker,
+            checkpoint: checkpoint.and_then(|saved| Some((saved.step?, saved.digest.clone().unwrap_or_default()))),
+        };
+        update(&mut self.status.conditions, state, &facts, generation, self.observed.now);
+        self.status.observed_generation = generation;
+        let mut events = Vec::new();
+        if self.before != Some(state) {
+            let warning = state.is_failure() || state == State::Restarting;
+            events.push(Event { warning, reason: state.as_str().to_owned(), message });
+        }
+        Decision { status: self.status, commands: self.commands, events, look_again: self.look_again }
+    }
+}
+
+/// Whole seconds from `from` to `to`, none if that is the past.
+fn seconds(from: Timestamp, to: Timestamp) -> i64 {
+    (to.as_second() - from.as_second()).max(0)
+}

@@ -1,0 +1,203 @@
+//! Who gets systems next.
+//!
+//! Strictly by priority, then age: a job that does not fit yet keeps everybody behind it waiting, so that a large job is
+//! never starved by small ones. A job that never can fit is set aside, and blocks nobody. All or nothing: a waiting job
+//! holds nothing.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{Amounts, Grant, QueueReason};
+
+/// What a job asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// UID of the job.
+    pub uid: String,
+    /// Namespace of the job.
+    pub namespace: String,
+    /// Name of the job.
+    pub name: String,
+    /// The attempt it asks for.
+    pub attempt: u32,
+    /// Value of its PriorityClass; higher is sooner.
+    pub priority: i32,
+    /// When it was created; earlier is sooner. Jobs of one moment are ordered by UID.
+    pub created: Timestamp,
+    /// Systems.
+    pub systems: u32,
+    /// Bytes of MemoryX.
+    pub memoryx_bytes: u64,
+    /// Nodes of the SwarmX tree.
+    pub swarmx_nodes: u32,
+}
+
+/// Where a job waits, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// UID of the job.
+    pub uid: String,
+    /// Its place in the queue, counted from 1; none for a job that never can fit.
+    pub position: Option<u32>,
+    /// Why it waits.
+    pub reason: QueueReason,
+    /// The same as a sentence without a full stop.
+    pub message: String,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Schedule {
+    /// New entries of the ledger, without the time, which the driver knows.
+    pub grants: Vec<Grant>,
+    /// All other jobs that ask, in the order of the queue, those that never can fit at its end.
+    pub places: Vec<Place>,
+}
+
+/// What the jobs of a ledger use, all together.
+pub fn used(ledger: &[Grant]) -> Amounts {
+    ledger.iter().fold(Amounts { swarmx_nodes: Some(0), ..Amounts::default() }, |sum, grant| Amounts {
+        systems: sum.systems.saturating_add(count(grant.systems.len())),
+        memoryx_bytes: sum.memoryx_bytes.saturating_add(grant.memoryx_bytes),
+        swarmx_nodes: sum.swarmx_nodes.map(|nodes| nodes.saturating_add(grant.swarmx_nodes)),
+    })
+}
+
+/// Decides who gets systems now, and where the others wait. Asks of jobs that are in the ledger already are passed over, so
+/// that deciding again after a write that may have happened is harmless.
+///
+/// An appliance that has become smaller takes nothing away: it grants nothing until what is used fits again.
+pub fn schedule(capacity: &Amounts, ledger: &[Grant], asks: &[Ask]) -> Schedule {
+    let holders: BTreeSet<&str> = ledger.iter().map(|grant| grant.uid.as_str()).collect();
+    let mut queue: Vec<&Ask> = asks.iter().filter(|ask| !holders.contains(ask.uid.as_str())).collect();
+    queue.sort_by_key(|ask| (Reverse(ask.priority), ask.created, &ask.uid));
+    queue.dedup_by_key(|ask| &ask.uid);
+
+    let mut free = Free::of(capacity, ledger);
+    let mut decided = Schedule::default();
+    let mut exceeding = Vec::new();
+    for ask in queue {
+        if let Some(message) = exceeds(capacity, ask) {
+            let reason = QueueReason::ExceedsAppliance;
+            exceeding.push(Place { uid: ask.uid.clone(), position: None, reason, message });
+            continue;
+        }
+        let before = decided.places.len();
+        let waits = match before {
+            0 => free.lacks(ask),
+            1 => Some("one job is before it in the queue".into()),
+            _ => Some(format!("{before} jobs are before it in the queue")),
+        };
+        match waits {
+            None => decided.grants.push(free.take(ask)),
+            Some(message) => {
+                let position = Some(count(before + 1));
+                decided.places.push(Place { uid: ask.uid.clone(), position, reason: QueueReason::Waiting, message });
+            }
+        }
+    }
+    decided.places.extend(exceeding);
+    decided
+}
+
+/// What nobody uses.
+struct Free {
+    /// Names of systems, the next one last.
+    names: Vec<String>,
+    memoryx_bytes: u64,
+    /// Without a limit where the appliance has as many as jobs need.
+    swarmx_nodes: Option<u32>,
+    of: Amounts,
+}
+
+impl Free {
+    fn of(capacity: &Amounts, ledger: &[Grant]) -> Self {
+        let used = used(ledger);
+        let taken: BTreeSet<&str> = ledger.iter().flat_map(|grant| &grant.systems).map(String::as_str).collect();
+        let free = capacity.systems.saturating_sub(used.systems) as usize;
+        let names = (0..capacity.systems).map(|index| format!("csx-{index}"));
+        let mut names: Vec<String> = names.filter(|name| !taken.contains(name.as_str())).take(free).collect();
+        names.reverse();
+        Self {
+            names,
+            memoryx_bytes: capacity.memoryx_bytes.saturating_sub(used.memoryx_bytes),
+            swarmx_nodes: capacity.swarmx_nodes.map(|nodes| nodes.saturating_sub(used.swarmx_nodes.unwrap_or(0))),
+            of: *capacity,
+        }
+    }
+
+    /// What `ask` has to wait for; `None` if it can have all it asks for.
+    fn lacks(&self, ask: &Ask) -> Option<String> {
+        let systems = count(self.names.len());
+        if ask.systems > systems {
+            let (asked, all) = (plural(ask.systems, "system"), self.of.systems);
+            return Some(format!("waits for {asked}; {systems} of {all} are free"));
+        }
+        if ask.memoryx_bytes > self.memoryx_bytes {
+            let [asked, free, all] = [ask.memoryx_bytes, self.memoryx_bytes, self.of.memoryx_bytes].map(gigabytes);
+            return Some(format!("waits for {asked} of MemoryX; {free} of {all} are free"));
+        }
+        match self.swarmx_nodes {
+            Some(free) if ask.swarmx_nodes > free => {
+                let all = self.of.swarmx_nodes.unwrap_or(free);
+                let asked = plural(ask.swarmx_nodes, "SwarmX node");
+                Some(format!("waits for {asked}; {free} of {all} are free"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes what `ask` does not lack.
+    fn take(&mut self, ask: &Ask) -> Grant {
+        let mut systems = self.names.split_off(self.names.len().saturating_sub(ask.systems as usize));
+        systems.reverse();
+        self.memoryx_bytes = self.memoryx_bytes.saturating_sub(ask.memoryx_bytes);
+        self.swarmx_nodes = self.swarmx_nodes.map(|nodes| nodes.saturating_sub(ask.swarmx_nodes));
+        Grant {
+            uid: ask.uid.clone(),
+            namespace: ask.namespace.clone(),
+            name: ask.name.clone(),
+            attempt: ask.attempt,
+            systems,
+            memoryx_bytes: ask.memoryx_bytes,
+            swarmx_nodes: ask.swarmx_nodes,
+            since: None,
+        }
+    }
+}
+
+/// What `ask` wants more of than there is at all, with what to do about it.
+fn exceeds(capacity: &Amounts, ask: &Ask) -> Option<String> {
+    if ask.systems > capacity.systems {
+        let (asked, have) = (plural(ask.systems, "system"), capacity.systems);
+        return Some(format!("asks for {asked}, and the appliance has {have}: set numCsx to at most {have}"));
+    }
+    if ask.memoryx_bytes > capacity.memoryx_bytes {
+        let [asked, have] = [ask.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
+        return Some(format!("needs {asked} of MemoryX, and the appliance has {have}: choose a smaller model"));
+    }
+    match capacity.swarmx_nodes {
+        Some(have) if ask.swarmx_nodes > have => {
+            let asked = plural(ask.swarmx_nodes, "SwarmX node");
+            Some(format!("needs {asked}, and the appliance has {have}: set numCsx to less"))
+        }
+        _ => None,
+    }
+}
+
+fn plural(number: u32, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+fn count(of: usize) -> u32 {
+    u32::try_from(of).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,502 @@
+//! Every way from one state to the next, by table; and random days, in which no promise may be broken.
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::*;
+use crate::{ConditionType, QueueReason, State, StoredParams, TrainJob, TrainJobSpec};
+
+/// A job with what is around it, and a clock.
+struct World {
+    job: TrainJob,
+    seen: Observed,
+    last: Vec<Command>,
+    events: Vec<String>,
+}
+
+fn wanted(systems: u32) -> Vec<(Role, u32)> {
+    vec![
+        (Role::Coordinator, 1),
+        (Role::MemoryX, 2),
+        (Role::SwarmX, 1),
+        (Role::Activation, systems),
+        (Role::Cs2, systems),
+    ]
+}
+
+impl World {
+    fn new(systems: u32) -> Self {
+        let mut job = TrainJob::new("job", TrainJobSpec::new(systems, StoredParams::default()));
+        job.metadata.generation = Some(1);
+        let seen = Observed {
+            now: Timestamp::from_second(1_000_000).unwrap(),
+            agents: Vec::new(),
+            grant: None,
+            place: Some(QueuePlace {
+                position: Some(1),
+                reason: Some(QueueReason::Waiting.as_str().to_owned()),
+                message: Some("waits for 2 systems; 0 of 4 are free".to_owned()),
+            }),
+            report: None,
+            resolution: Ok(Resolution { job: Some("{}".to_owned()), ..Resolution::default() }),
+            wanted: wanted(systems),
+        };
+        Self { job, seen, last: Vec::new(), events: Vec::new() }
+    }
+
+    /// A job whose attempt 1 trains.
+    fn training(systems: u32) -> Self {
+        let mut world = Self::new(systems);
+        world.grant();
+        world.visit();
+        world.create();
+        world.all(&AgentState::Ready);
+        assert_eq!(world.visit(), State::Training);
+        world
+    }
+
+    fn spec(&mut self) -> &mut TrainJobSpec {
+        &mut self.job.spec
+    }
+
+    fn status(&self) -> crate::TrainJobStatus {
+        self.job.status.clone().unwrap_or_default()
+    }
+
+    fn attempt(&self) -> u32 {
+        self.status().attempt.unwrap_or(0)
+    }
+
+    /// Visits the job and records what was decided.
+    fn visit(&mut self) -> State {
+        self.seen.wanted = wanted(self.status().num_csx.unwrap_or(self.job.spec.num_csx));
+        let decision = decide(&self.job, &self.seen);
+        self.last = decision.commands;
+        self.events.extend(decision.events.iter().map(|event| event.reason.clone()));
+        self.job.status = Some(decision.status);
+        self.status().state().expect("a state that is known")
+    }
+
+    fn grant(&mut self) {
+        let systems = (0..self.job.spec.num_csx).map(|index| format!("csx-{index}")).collect();
+        self.seen.grant = Some(Granted { attempt: self.attempt() + 1, systems });
+    }
+
+    /// Carries out `Run`.
+    fn create(&mut self) {
+        let attempt = self.attempt();
+        let all = self.seen.wanted.clone();
+        let agents = all.into_iter().flat_map(|(role, count)| {
+            (0..count).map(move |index| Agent {
+                role,
+                index,
+                attempt,
+                name: format!("job-{role}-{index}"),
+                node: Some("node".to_owned()),
+                leaving: false,
+                moved: false,
+                state: AgentState::Starting,
+            })
+        });
+        self.seen.agents = agents.collect();
+        self.seen.report = Some(Report { attempt, ..Report::default() });
+    }
+
+    fn all(&mut self, state: &AgentState) {
+        self.seen.agents.iter_mut().for_each(|agent| agent.state = state.clone());
+    }
+
+    fn agent(&mut self, role: Role) -> &mut Agent {
+        self.seen.agents.iter_mut().find(|agent| agent.role == role).expect("such an agent")
+    }
+
+    fn ends(&mut self, role: Role, exit_code: i32, reason: &str) {
+        let at = Some(self.seen.now);
+        let end = End {
+            exit_code: Some(exit_code),
+            reason: reason.to_owned(),
+            message: "why".to_owned(),
+            at,
+            ..End::default()
+        };
+        self.agent(role).state = AgentState::Ended(end);
+    }
+
+    fn report(&mut self, change: impl FnOnce(&mut Report)) {
+        let attempt = self.attempt();
+        let report = self.seen.report.get_or_insert_with(|| Report { attempt, ..Report::default() });
+        change(report);
+    }
+
+    fn outcome(&mut self, exit_code: u8, reason: &str) {
+        let outcome = Outcome { exit_code, reason: reason.to_owned(), message: "told".to_owned(), failed_agent: None };
+        self.report(|report| report.outcome = Some(outcome));
+    }
+
+    fn later(&mut self, seconds: i64) {
+        self.seen.now += SignedDuration::from_secs(seconds);
+    }
+
+    fn gone(&mut self) {
+        self.seen.agents.clear();
+    }
+
+    fn is(&self, of: ConditionType) -> bool {
+        self.status().is(of)
+    }
+
+    fn reason(&self, of: ConditionType) -> String {
+        self.status().condition(of).expect("set from the first visit on").reason.clone()
+    }
+}
+
+fn stops(world: &World) -> bool {
+    world.last.iter().any(|command| matches!(command, Command::Stop { .. }))
+}
+
+fn removes(world: &World) -> Option<u32> {
+    world.last.iter().find_map(|command| match command {
+        Command::Remove { grace } => Some(*grace),
+        _ => None,
+    })
+}
+
+fn runs(world: &World) -> Option<(u32, u32)> {
+    world.last.iter().find_map(|command| match command {
+        Command::Run { attempt, num_csx } => Some((*attempt, *num_csx)),
+        _ => None,
+    })
+}
+
+#[test]
+fn every_condition_is_set_from_the_first_visit_and_tells_the_state() {
+    let mut world = World::new(2);
+    assert_eq!(world.visit(), State::Queued);
+    let conditions = world.status().conditions;
+    let types: Vec<_> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
+    assert_eq!(types, ConditionType::ALL.map(ConditionType::as_str));
+    assert!(conditions.iter().all(|condition| condition.observed_generation == Some(1)));
+    assert_eq!(world.reason(ConditionType::Admitted), "Waiting");
+    assert_eq!(world.status().queue.unwrap().position, Some(1));
+    assert!(world.last.is_empty());
+}
+
+#[test]
+fn a_job_goes_from_the_queue_to_its_end_and_gives_everything_back() {
+    let mut world = World::new(2);
+    world.visit();
+    world.grant();
+    assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((1, 2))));
+    assert!(world.is(ConditionType::Admitted) && world.status().resolved.is_some());
+    assert_eq!(world.status().systems, ["csx-0", "csx-1"]);
+    world.create();
+    assert_eq!(world.visit(), State::Starting);
+    assert!(!world.is(ConditionType::RolesReady));
+    world.all(&AgentState::Ready);
+    assert_eq!(world.visit(), State::Training);
+    assert!(world.is(ConditionType::RolesReady) && world.is(ConditionType::Progressing));
+    world.report(|report| report.evaluating = true);
+    assert_eq!(world.visit(), State::Evaluating);
+    world.report(|report| report.checkpoint = Some((7, "digest".to_owned())));
+    world.outcome(0, "Succeeded");
+    assert_eq!(world.visit(), State::Succeeded);
+    assert!(world.is(ConditionType::Finished) && world.is(ConditionType::Checkpointed));
+    assert!(world.is(ConditionType::Admitted), "systems are held until the agents are gone");
+    assert!(removes(&world).is_some());
+    world.gone();
+    assert_eq!(world.visit(), State::Succeeded);
+    assert!(!world.is(ConditionType::Admitted) && world.status().systems.is_empty());
+    assert_eq!(world.status().checkpoint.unwrap().digest.as_deref(), Some("digest"));
+    assert_eq!(world.events, ["Queued", "Starting", "Training", "Evaluating", "Succeeded"]);
+}
+
+#[test]
+fn a_suspension_waits_until_the_state_is_saved_and_no_longer_than_its_grace() {
+    for acknowledged in [true, false] {
+        let mut world = World::training(2);
+        world.spec().suspend = true;
+        assert_eq!((world.visit(), stops(&world)), (State::Suspending, true));
+        world.later(10);
+        assert_eq!((world.visit(), removes(&world)), (State::Suspending, None), "not saved yet");
+        if acknowledged {
+            world.report(|report| {
+                report.saved = true;
+                report.checkpoint = Some((9, "saved".to_owned()));
+            });
+        } else {
+            world.later(300);
+        }
+        assert_eq!(world.visit(), State::Suspending);
+        assert!(removes(&world).is_some());
+        world.gone();
+        assert_eq!(world.visit(), State::Suspended);
+        assert!(world.is(ConditionType::Suspended) && !world.is(ConditionType::Admitted));
+        assert_eq!(world.status().num_csx, None);
+        world.spec().suspend = false;
+        assert_eq!(world.visit(), State::Queued, "the old grant is for an attempt that is over");
+        world.grant();
+        assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((2, 2))));
+        assert_eq!(world.status().restarts, Some(0), "a suspension costs nothing");
+    }
+}
+
+#[test]
+fn a_change_of_systems_saves_and_asks_anew() {
+    let mut world = World::training(2);
+    world.spec().num_csx = 4;
+    assert_eq!((world.visit(), stops(&world)), (State::Resizing, true));
+    world.outcome(130, "Interrupted");
+    assert_eq!(world.visit(), State::Resizing);
+    world.gone();
+    assert_eq!(world.visit(), State::Queued);
+    world.grant();
+    assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((2, 4))));
+}
+
+#[test]
+fn an_agent_that_fails_costs_a_restart_on_the_same_systems() {
+    for role in Role::ALL {
+        let mut world = World::training(2);
+        world.ends(role, 1, "Error");
+        assert_eq!(world.visit(), State::Restarting, "{role}");
+        assert_eq!(removes(&world), Some(if role.can_be_missed() { 300 } else { 10 }), "{role}");
+        let failure = world.status().failure.unwrap();
+        assert_eq!((failure.role.as_deref(), failure.exit_code), (Some(role.as_str()), Some(1)));
+        world.gone();
+        assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((2, 2))));
+        assert_eq!((world.status().restarts, world.status().systems.len()), (Some(1), 2));
+        assert!(world.is(ConditionType::Admitted), "it never let go of its systems");
+    }
+}
+
+#[test]
+fn a_pod_that_is_deleted_is_noticed_and_a_drained_one_costs_nothing() {
+    for (moved, restarts) in [(false, 1), (true, 0)] {
+        let mut world = World::training(2);
+        let agent = world.agent(Role::Cs2);
+        (agent.leaving, agent.moved) = (true, moved);
+        assert_eq!(world.visit(), State::Restarting);
+        assert_eq!(world.status().restarts, Some(restarts));
+    }
+    let mut world = World::training(2);
+    world.seen.agents.retain(|agent| agent.role != Role::SwarmX);
+    assert_eq!(world.visit(), State::Restarting, "gone between two visits");
+}
+
+#[test]
+fn the_cause_is_who_failed_not_who_suffered() {
+    let mut world = World::training(2);
+    world.ends(Role::Coordinator, 1, "Error");
+    world.later(-5);
+    world.ends(Role::Cs2, 137, "OOMKilled");
+    world.later(-5);
+    world.ends(Role::SwarmX, 3, "Error");
+    world.later(10);
+    world.visit();
+    let failure = world.status().failure.unwrap();
+    assert_eq!((failure.role.as_deref(), failure.reason.as_deref()), (Some("cs2"), Some("OOMKilled")));
+}
+
+#[test]
+fn an_agent_that_left_in_good_order_is_missed_only_if_the_job_goes_on() {
+    let mut world = World::training(2);
+    world.ends(Role::Cs2, 0, "Completed");
+    assert_eq!(world.visit(), State::Training, "perhaps all leave");
+    world.later(20);
+    assert_eq!(world.visit(), State::Restarting);
+}
+
+#[test]
+fn failures_end_a_job_as_what_they_were() {
+    let mut world = World::training(2);
+    world.ends(Role::Coordinator, 2, "Error");
+    assert_eq!(world.visit(), State::BadParams, "bad input is never tried again");
+    for (reason, expected) in [("OOMKilled", State::OutOfMemory), ("Error", State::RetriesExhausted)] {
+        let mut world = World::training(2);
+        world.spec().failure_policy.max_restarts = 1;
+        world.ends(Role::MemoryX, 137, reason);
+        assert_eq!(world.visit(), State::Restarting);
+        world.gone();
+        world.visit();
+        world.create();
+        world.ends(Role::MemoryX, 137, reason);
+        assert_eq!(world.visit(), expected);
+        assert!(world.is(ConditionType::Finished) && !world.is(ConditionType::Succeeded));
+        world.gone();
+        assert_eq!(world.visit(), expected, "and stays so");
+        assert!(!world.is(ConditionType::Admitted));
+    }
+    let mut refused = World::new(2);
+    refused.seen.resolution = Err("model.num_heads does not divide hidden_size".to_owned());
+    assert_eq!(refused.visit(), State::BadParams);
+    assert!(!refused.is(ConditionType::Accepted) && refused.is(ConditionType::Finished));
+    assert_eq!(refused.visit(), State::BadParams);
+    assert!(!refused.is(ConditionType::Accepted), "still not accepted at the second visit");
+}
+
+#[test]
+fn deadlines_pass() {
+    let mut world = World::new(2);
+    world.grant();
+    world.visit();
+    world.create();
+    world.agent(Role::Cs2).state =
+        AgentState::Waiting { reason: "ImagePullBackOff".to_owned(), message: "no such image".to_owned() };
+    assert_eq!(world.visit(), State::Starting);
+    assert_eq!(world.reason(ConditionType::RolesReady), "ImagePullBackOff");
+    world.later(900);
+    assert_eq!(world.visit(), State::DeadlineExceeded);
+    let message = world.status().condition(ConditionType::Succeeded).unwrap().message.clone();
+    assert!(message.contains("ImagePullBackOff") && message.contains("no such image"), "{message}");
+
+    let mut world = World::training(2);
+    let now = world.seen.now;
+    world.report(|report| report.advanced = Some(now));
+    world.later(1799);
+    assert_eq!(world.visit(), State::Training);
+    world.later(1);
+    assert_eq!(world.visit(), State::Restarting);
+
+    let mut world = World::training(2);
+    world.spec().deadlines.active_seconds = Some(100);
+    world.later(100);
+    assert_eq!(world.visit(), State::DeadlineExceeded);
+}
+
+#[test]
+fn a_grant_that_is_wanted_no_more_is_declined_by_passing_its_attempt_over() {
+    let mut world = World::new(2);
+    world.grant();
+    world.spec().suspend = true;
+    assert_eq!((world.visit(), world.attempt()), (State::Suspended, 1));
+    assert!(!world.is(ConditionType::Admitted));
+    let mut world = World::new(2);
+    world.grant();
+    world.spec().num_csx = 3;
+    assert_eq!((world.visit(), world.attempt()), (State::Queued, 1));
+    assert!(world.last.is_empty());
+}
+
+#[test]
+fn a_finished_job_goes_when_its_time_to_live_is_over() {
+    let mut world = World::training(1);
+    world.spec().ttl_seconds_after_finished = Some(60);
+    world.outcome(0, "Succeeded");
+    world.visit();
+    world.gone();
+    world.visit();
+    assert!(world.last.is_empty());
+    world.later(60);
+    world.visit();
+    assert_eq!(world.last, [Command::Forget]);
+}
+
+/// A generator of no quality but reproducible.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// One thing happens to the job, or to what is around it.
+fn happening(world: &mut World, random: &mut Random) {
+    let some = |world: &World, random: &mut Random| {
+        let count = world.seen.agents.len() as u64;
+        (count > 0).then(|| world.seen.agents[random.below(count) as usize].role)
+    };
+    match random.below(12) {
+        0 => world.spec().suspend = random.below(2) == 0,
+        1 => world.spec().num_csx = 1 + random.below(4) as u32,
+        2 | 3 => world.all(&AgentState::Ready),
+        4 => {
+            if let Some(role) = some(world, random) {
+                let code = [0, 1, 3, 137, 143][random.below(5) as usize];
+                world.ends(role, code, "Error");
+            }
+        }
+        5 => {
+            if let Some(role) = some(world, random) {
+                world.seen.agents.retain(|agent| agent.role != role);
+            }
+        }
+        6 => {
+            let now = world.seen.now;
+            let step = random.below(100);
+            world.report(|report| (report.advanced, report.checkpoint) = (Some(now), Some((step, "d".to_owned()))));
+        }
+        7 if random.below(8) == 0 => world.outcome([0, 1, 130][random.below(3) as usize], "Told"),
+        8 => world.report(|report| report.saved = true),
+        9 => world.later(random.below(400) as i64),
+        _ => world.later(1),
+    }
+}
+
+/// What whoever carries decisions out does, sooner or later; and the ledger.
+fn carry_out(world: &mut World, random: &mut Random) {
+    for command in world.last.clone() {
+        match command {
+            Command::Run { attempt, .. } => {
+                assert!(world.is(ConditionType::Admitted), "agents only for who is admitted");
+                assert_eq!(attempt, world.attempt(), "of the attempt that is recorded");
+                if world.seen.agents.is_empty() {
+                    world.seen.wanted = wanted(world.status().num_csx.unwrap());
+                    world.create();
+                }
+            }
+            Command::Remove { .. } if random.below(2) == 0 => world.gone(),
+            Command::Remove { .. } => world.seen.agents.iter_mut().for_each(|agent| agent.leaving = true),
+            Command::Stop { .. } | Command::Forget => {}
+        }
+    }
+    let (attempt, admitted) = (world.attempt(), world.is(ConditionType::Admitted));
+    let kept = world.seen.grant.as_ref().is_some_and(|grant| attempt < grant.attempt || admitted);
+    if !kept {
+        world.seen.grant = None;
+        if !admitted && !world.spec().suspend && random.below(2) == 0 {
+            world.grant();
+        }
+    }
+}
+
+#[test]
+fn no_day_breaks_a_promise_and_every_job_comes_to_rest() {
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let mut world = World::new(1 + random.below(4) as u32);
+        world.spec().failure_policy.max_restarts = random.below(4) as u32;
+        let mut before = world.status();
+        for _ in 0..120 {
+            happening(&mut world, &mut random);
+            world.visit();
+            let now = world.status();
+            assert!(now.attempt >= before.attempt && now.restarts >= before.restarts, "seed {seed}");
+            assert!(!before.is(ConditionType::Finished) || now.is(ConditionType::Finished), "seed {seed}");
+            assert!(now.is(ConditionType::Admitted) != now.systems.is_empty(), "seed {seed}");
+            assert!(
+                before.is(ConditionType::Admitted) == now.is(ConditionType::Admitted) || world.seen.agents.is_empty(),
+                "seed {seed}: systems come and go without agents"
+            );
+            before = now;
+            carry_out(&mut world, &mut random);
+        }
+        // From now on nothing goes wrong any more.
+        world.spec().suspend = false;
+        for _ in 0..40 {
+            world.visit();
+            carry_out(&mut world, &mut random);
+            world.later(30);
+            if matches!(world.status().state(), Some(State::Starting | State::Training | State::Evaluating)) {
+                world.seen.agents.iter_mut().for_each(|agent| agent.leaving = false);
+                if world.seen.report.as_ref().is_some_and(|report| report.outcome.is_none())
+                    && !world.seen.agents.is_empty()
+                {
+                    world.outcome(0, "Succeeded");
+                }
+            }
+        }
+        assert!(world.is(ConditionType::Finished), "seed {seed}: {:?}", world.status().state());
+        assert!(!world.is(ConditionType::Admitted), "seed {seed}");
+    }
+}

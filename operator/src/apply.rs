@@ -1,0 +1,113 @@
+//! Making an attempt so: every child exists and is as it should be.
+//!
+//! Pods, claims and what belongs to one attempt are created once and left alone: what can change of them is not the
+//! operator's, and a name that is taken is a second set that must not be. Service and NetworkPolicy are applied at every
+//! visit, which repairs whatever was done to them.
+
+use std::fmt::Debug;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Resource, ResourceExt};
+use millrace_crds::{ClusterSpec, Resolution, TrainJob};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::children::{self, MANAGER, Plan};
+use crate::context::Context;
+use crate::reconcile::Error;
+use crate::resolve::Needs;
+
+/// See the module text.
+///
+/// # Errors
+/// The API server refused, or a child can't be made.
+pub async fn run(
+    job: &TrainJob,
+    context: &Context,
+    cluster: &ClusterSpec,
+    resolution: &Resolution,
+    needs: &Needs,
+    attempt: u32,
+    there: &[Pod],
+) -> Result<(), Error> {
+    let plan = Plan { job, resolution, cluster, attempt, wanted: &needs.wanted, bytes: &needs.bytes };
+    let (resolved, _) = children::resolved_job(resolution).map_err(|error| Error::Child(error.to_string()))?;
+    context.followers.follow(job, attempt, &resolved);
+    let here = Here { context, namespace: job.namespace().unwrap_or_default() };
+    here.apply(&children::service(&plan)).await?;
+    here.apply(&children::network_policy(&plan)).await?;
+    let mut missing = children::pods(&plan);
+    missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
+    if missing.is_empty() {
+        return here.sweep(&plan).await;
+    }
+    if let Some(claim) = children::claim(&plan) {
+        here.create(&claim).await?;
+    }
+    here.create(&children::launch(&plan).map_err(|error| Error::Child(error.to_string()))?).await?;
+    let host = children::host(&plan.names(), &here.namespace);
+    let identity = context.authority.server(&host).map_err(|error| Error::Child(error.to_string()))?;
+    here.create(&children::secret(&plan, &identity)).await?;
+    for pod in &missing {
+        here.create(pod).await?;
+    }
+    Ok(())
+}
+
+struct Here<'a> {
+    context: &'a Context,
+    namespace: String,
+}
+
+impl Here<'_> {
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.context.client.clone(), &self.namespace)
+    }
+
+    /// Creates `child` unless one of that name is there.
+    async fn create<K>(&self, child: &K) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        match self.api::<K>().create(&params, child).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Err(error) => Err(Error::api("create a child of the job")(error)),
+        }
+    }
+
+    /// Makes `child` as it should be.
+    async fn apply<K>(&self, child: &K) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let params = PatchParams::apply(MANAGER).force();
+        let applied = self.api::<K>().patch(&child.name_any(), &params, &Patch::Apply(child)).await;
+        applied.map(drop).map_err(Error::api("apply a child of the job"))
+    }
+
+    /// Removes what belonged to the attempt before this one.
+    async fn sweep(&self, plan: &Plan<'_>) -> Result<(), Error> {
+        let Some(before) = plan.attempt.checked_sub(1).filter(|attempt| *attempt > 0) else { return Ok(()) };
+        let names = plan.names();
+        self.delete::<ConfigMap>(&names.launch(before)).await?;
+        self.delete::<Secret>(&names.identity(before)).await
+    }
+
+    async fn delete<K>(&self, name: &str) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        match self.api::<K>().delete(name, &DeleteParams::default()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(Error::api("delete what belonged to an earlier attempt")(error)),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The claim of model_dir, where the job brings no volume for it.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements};
+use kube::ResourceExt;
+use millrace_crds::AccessMode;
+
+use super::Plan;
+
+/// The claim; `None` where model_dir lies in one of the job's volumes. It has no owner: checkpoints outlive their job.
+pub fn claim(plan: &Plan<'_>) -> Option<PersistentVolumeClaim> {
+    let name = plan.resolution.model_dir_claim.clone()?;
+    let storage = &plan.cluster.storage;
+    let mut metadata = plan.meta(name);
+    metadata.owner_references = None;
+    if let Some(labels) = &mut metadata.labels {
+        // The next job of this name finds it again, and it is not this one's.
+        labels.remove(super::UID);
+    }
+    let mode = match storage.access_mode {
+        AccessMode::ReadWriteOnce => "ReadWriteOnce",
+        AccessMode::ReadWriteMany => "ReadWriteMany",
+    };
+    debug_assert_eq!(metadata.namespace, plan.job.namespace());
+    Some(PersistentVolumeClaim {
+        metadata,
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec![mode.to_owned()]),
+            storage_class_name: storage.storage_class_name.clone(),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some([("storage".to_owned(), storage.size.clone())].into()),
+                ..VolumeResourceRequirements::default()
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        ..PersistentVolumeClaim::default()
+    })
+}

@@ -1,0 +1,141 @@
+//! Which directories of a pod hold what, by the paths in the params.
+
+use std::path::{Component, Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, PersistentVolumeClaimVolumeSource, Volume, VolumeMount};
+use millrace_crds::{JobVolume, MountDir, Resolution, TrainJobSpec};
+
+/// Where the claim of the appliance's storage is mounted; relative output paths lie in it.
+pub const MODEL_DIR: &str = "/var/lib/millrace/model_dir";
+/// Volume of that claim.
+const CLAIM: &str = "model-dir";
+
+/// An absolute model_dir that no volume holds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "runconfig.model_dir {0} lies in none of spec.mountDirs: mount a volume there, or give a relative path, which lies in a \
+     claim of the appliance's storage"
+)]
+pub struct OutsideMounts(pub String);
+
+/// Where pods see the model_dir that the params call `written`.
+pub fn model_dir_path(written: &str) -> PathBuf {
+    let path = Path::new(written);
+    if path.is_absolute() {
+        return path.to_owned();
+    }
+    // What leaves the claim, by `..`, would be lost with the pod.
+    let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
+    inside.fold(PathBuf::from(MODEL_DIR), |path, part| path.join(part))
+}
+
+/// The one of `mounts` that holds `path`, the deepest where they lie in each other.
+fn holder<'a>(mounts: &'a [MountDir], path: &Path) -> Option<&'a MountDir> {
+    let holders = mounts.iter().filter(|mount| path.starts_with(&mount.path));
+    holders.max_by_key(|mount| mount.path.len())
+}
+
+/// Checks that a model_dir lies in a volume.
+///
+/// # Errors
+/// [`OutsideMounts`].
+pub fn check_model_dir(spec: &TrainJobSpec, model_dir: &Path) -> Result<(), OutsideMounts> {
+    if model_dir.starts_with(MODEL_DIR) || holder(&spec.mount_dirs, model_dir).is_some() {
+        return Ok(());
+    }
+    Err(OutsideMounts(model_dir.display().to_string()))
+}
+
+/// What a pod mounts.
+#[derive(Default)]
+pub(super) struct Mounts {
+    pub volumes: Vec<Volume>,
+    pub mounts: Vec<VolumeMount>,
+}
+
+impl Mounts {
+    /// Adds model_dir, to be written.
+    pub fn model_dir(&mut self, spec: &TrainJobSpec, resolution: &Resolution) {
+        let path = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
+        match (&resolution.model_dir_claim, holder(&spec.mount_dirs, &path)) {
+            (Some(claim), _) => {
+                self.volumes.push(claimed(CLAIM, claim, false));
+                self.mounts.push(VolumeMount {
+                    name: CLAIM.to_owned(),
+                    mount_path: MODEL_DIR.to_owned(),
+                    ..VolumeMount::default()
+                });
+            }
+            (None, Some(mount)) => self.add(spec, mount, false),
+            (None, None) => {}
+        }
+    }
+
+    /// Adds every directory that is not model_dir's, read-only.
+    pub fn data(&mut self, spec: &TrainJobSpec, resolution: &Resolution) {
+        let own = self.holder_of_model_dir(spec, resolution).cloned();
+        for mount in spec.mount_dirs.iter().filter(|mount| own.as_ref() != Some(mount)) {
+            self.add(spec, mount, true);
+        }
+        if let Some(own) = own
+            && !self.mounts.iter().any(|mount| mount.mount_path == own.path)
+        {
+            // Data may lie beside the checkpoints.
+            self.add(spec, &own, true);
+        }
+    }
+
+    /// Adds the directory that holds `path`, read-only, unless it is there.
+    pub fn holding(&mut self, spec: &TrainJobSpec, path: &Path) {
+        if let Some(mount) = holder(&spec.mount_dirs, path)
+            && !self.mounts.iter().any(|there| there.mount_path == mount.path)
+        {
+            self.add(spec, mount, true);
+        }
+    }
+
+    fn holder_of_model_dir<'a>(&self, spec: &'a TrainJobSpec, resolution: &Resolution) -> Option<&'a MountDir> {
+        let path = PathBuf::from(resolution.model_dir.clone()?);
+        if resolution.model_dir_claim.is_some() { None } else { holder(&spec.mount_dirs, &path) }
+    }
+
+    fn add(&mut self, spec: &TrainJobSpec, mount: &MountDir, read_only: bool) {
+        let Some(volume) = spec.volumes.iter().find(|volume| volume.name == mount.volume) else { return };
+        let name = format!("user-{}", volume.name);
+        if !self.volumes.iter().any(|there| there.name == name) {
+            self.volumes.push(source(&name, volume));
+        }
+        self.mounts.push(VolumeMount {
+            name,
+            mount_path: mount.path.clone(),
+            sub_path: mount.sub_path.clone(),
+            read_only: read_only.then_some(true),
+            ..VolumeMount::default()
+        });
+    }
+}
+
+fn source(name: &str, volume: &JobVolume) -> Volume {
+    if let Some(claim) = &volume.persistent_volume_claim {
+        return claimed(name, &claim.claim_name, false);
+    }
+    Volume {
+        name: name.to_owned(),
+        config_map: volume
+            .config_map
+            .as_ref()
+            .map(|source| ConfigMapVolumeSource { name: source.name.clone(), ..ConfigMapVolumeSource::default() }),
+        ..Volume::default()
+    }
+}
+
+fn claimed(name: &str, claim: &str, read_only: bool) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: claim.to_owned(),
+            read_only: read_only.then_some(true),
+        }),
+        ..Volume::default()
+    }
+}

@@ -1,0 +1,112 @@
+//! Names and labels.
+
+use std::collections::BTreeMap;
+
+use kube::ResourceExt;
+use millrace_crds::TrainJob;
+use millrace_crds::decide::Role;
+
+/// Label: the job's name.
+pub const JOB: &str = "millrace.dev/job";
+/// Label: the job's UID. A job that is deleted and created again is another.
+pub const UID: &str = "millrace.dev/job-uid";
+/// Label: the attempt a pod belongs to.
+pub const ATTEMPT: &str = "millrace.dev/attempt";
+/// Label: the role a pod plays.
+pub const ROLE: &str = "millrace.dev/role";
+/// Label: its number within the role.
+pub const INDEX: &str = "millrace.dev/index";
+/// Field manager and `app.kubernetes.io/managed-by` of everything the operator makes.
+pub const MANAGER: &str = "millrace-operator";
+
+/// Longest name of a pod or a service.
+const MOST: usize = 63;
+/// Characters of the UID's hash: 32 bits, beside the name.
+const HASH: usize = 8;
+
+/// The names of a job's children.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    job: String,
+    uid: String,
+    hash: String,
+}
+
+impl Names {
+    /// Of the job called `job` with this UID.
+    pub fn new(job: &str, uid: &str) -> Self {
+        let hash = blake3::hash(uid.as_bytes()).to_hex()[..HASH].to_owned();
+        Self { job: job.to_owned(), uid: uid.to_owned(), hash }
+    }
+
+    /// Of `job`.
+    pub fn of(job: &TrainJob) -> Self {
+        Self::new(&job.name_any(), &job.uid().unwrap_or_default())
+    }
+
+    /// `<job, cut>-<hash>-<what>`.
+    pub fn child(&self, what: &str) -> String {
+        let room = MOST.saturating_sub(HASH + what.len() + 2);
+        let job: String = self.job.chars().take(room).collect();
+        format!("{}-{}-{what}", job.trim_end_matches('-'), self.hash)
+    }
+
+    /// The pod of an agent.
+    pub fn pod(&self, role: Role, index: u32) -> String {
+        self.child(&format!("{role}-{index}"))
+    }
+
+    /// The service of the coordinator.
+    pub fn coordinator(&self) -> String {
+        self.child(Role::Coordinator.as_str())
+    }
+
+    /// The launch document of an attempt.
+    pub fn launch(&self, attempt: u32) -> String {
+        self.child(&format!("launch-{attempt}"))
+    }
+
+    /// The certificate of an attempt's coordinator.
+    pub fn identity(&self, attempt: u32) -> String {
+        self.child(&format!("identity-{attempt}"))
+    }
+
+    /// The rules of who may talk to whom.
+    pub fn network_policy(&self) -> String {
+        self.child("agents")
+    }
+
+    /// The claim of model_dir: by the job's name alone, so that a job of the same name finds it again. Never deleted with
+    /// a job.
+    pub fn model_dir_claim(&self) -> String {
+        let suffix = "-model-dir";
+        let job: String = self.job.chars().take(MOST - suffix.len()).collect();
+        format!("{}{suffix}", job.trim_end_matches('-'))
+    }
+
+    /// Labels of all of them.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        BTreeMap::from([
+            label("app.kubernetes.io/name", "millrace"),
+            label("app.kubernetes.io/managed-by", MANAGER),
+            label(JOB, &self.job),
+            label(UID, &self.uid),
+        ])
+    }
+
+    /// Labels that select all pods of the job.
+    pub fn selector(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([(UID.to_owned(), self.uid.clone())])
+    }
+
+    /// The same as the text of a label selector.
+    pub fn selector_text(&self) -> String {
+        format!("{UID}={}", self.uid)
+    }
+}
+
+/// The label selector of a job's systems.
+pub fn cs2_selector(job: &TrainJob) -> String {
+    format!("{},{ROLE}={}", Names::of(job).selector_text(), Role::Cs2)
+}

@@ -1,0 +1,67 @@
+//! Who may talk to whom: the agents of a job among themselves, the operator and the API to the coordinator's journal,
+//! whoever scrapes metrics to theirs; nobody else, and nowhere else but to the cluster's DNS.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::networking::v1::{
+    NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::{Plan, ports};
+
+/// Label of the pods that may follow journals, in whatever namespace they are; the chart puts it on its own.
+const FOLLOWS: (&str, &str) = ("millrace.dev/follows-journals", "true");
+
+fn tcp(port: u16) -> NetworkPolicyPort {
+    port_of("TCP", port)
+}
+
+fn port_of(protocol: &str, port: u16) -> NetworkPolicyPort {
+    NetworkPolicyPort {
+        protocol: Some(protocol.to_owned()),
+        port: Some(IntOrString::Int(port.into())),
+        ..NetworkPolicyPort::default()
+    }
+}
+
+fn labelled(labels: BTreeMap<String, String>) -> LabelSelector {
+    LabelSelector { match_labels: Some(labels), ..LabelSelector::default() }
+}
+
+/// The policy of all agents of the job.
+pub fn network_policy(plan: &Plan<'_>) -> NetworkPolicy {
+    let names = plan.names();
+    let own = labelled(names.selector());
+    let peers = NetworkPolicyPeer { pod_selector: Some(own.clone()), ..NetworkPolicyPeer::default() };
+    let followers = NetworkPolicyPeer {
+        namespace_selector: Some(LabelSelector::default()),
+        pod_selector: Some(labelled(BTreeMap::from([(FOLLOWS.0.to_owned(), FOLLOWS.1.to_owned())]))),
+        ..NetworkPolicyPeer::default()
+    };
+    let from = |peer: Option<NetworkPolicyPeer>, ports: Vec<NetworkPolicyPort>| NetworkPolicyIngressRule {
+        from: peer.map(|peer| vec![peer]),
+        ports: Some(ports),
+    };
+    NetworkPolicy {
+        metadata: plan.meta(names.network_policy()),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(own),
+            policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
+            ingress: Some(vec![
+                from(Some(peers.clone()), vec![tcp(ports::CONTROL), tcp(ports::DATA)]),
+                from(Some(followers), vec![tcp(ports::JOURNAL)]),
+                from(None, vec![tcp(ports::METRICS)]),
+            ]),
+            egress: Some(vec![
+                NetworkPolicyEgressRule {
+                    to: Some(vec![peers]),
+                    ports: Some(vec![tcp(ports::CONTROL), tcp(ports::DATA)]),
+                },
+                NetworkPolicyEgressRule { to: None, ports: Some(vec![port_of("UDP", 53), tcp(53)]) },
+            ]),
+        }),
+    }
+}

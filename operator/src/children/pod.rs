@@ -1,0 +1,247 @@
+//! The pods: one per agent, all from the same image.
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
+    HTTPGetAction, LocalObjectReference, ObjectFieldSelector, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile,
+    SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+use millrace_crds::PullPolicy;
+use millrace_crds::decide::Role;
+use millrace_protocol::launch::{ALLOCATOR, ROLE_VARIABLE};
+
+use super::mounts::Mounts;
+use super::resources::resources;
+use super::{ATTEMPT, INDEX, Plan, ROLE, control_address, ports};
+
+/// The one container of a pod.
+pub const CONTAINER: &str = "agent";
+/// User and group of the image, and of what its pods write.
+const USER: i64 = 65_532;
+/// Directory of the launch document.
+const LAUNCH_DIR: &str = "/etc/millrace/launch";
+/// Directory of the journal's certificate.
+const IDENTITY_DIR: &str = "/etc/millrace/identity";
+/// Where tokenised text is kept while a pod lives.
+const CACHE_DIR: &str = "/var/cache/millrace";
+const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Seconds a node may be out of reach before its pods are given up.
+const NODE_LOST_AFTER: i64 = 30;
+/// Seconds beyond those for saving that a pod gets to end.
+const ENDING: i64 = 15;
+
+/// Every pod of the attempt.
+pub fn pods(plan: &Plan<'_>) -> Vec<Pod> {
+    let agents = plan.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |index| (role, index)));
+    agents.map(|(role, index)| pod(plan, role, index)).collect()
+}
+
+fn pod(plan: &Plan<'_>, role: Role, index: u32) -> Pod {
+    let names = plan.names();
+    let mut metadata = plan.meta(names.pod(role, index));
+    let labels = metadata.labels.get_or_insert_default();
+    for (key, value) in [(ATTEMPT, plan.attempt.to_string()), (ROLE, role.to_string()), (INDEX, index.to_string())] {
+        labels.insert(key.to_owned(), value);
+    }
+    labels.insert("app.kubernetes.io/component".to_owned(), role.to_string());
+    let (volumes, mounts) = volumes(plan, role);
+    let grace = i64::from(plan.job.spec.checkpoint.grace_period_seconds) + ENDING;
+    let pull_secrets = plan.cluster.image_pull_secrets.iter();
+    Pod {
+        metadata,
+        spec: Some(PodSpec {
+            containers: vec![container(plan, role, index, mounts)],
+            volumes: Some(volumes),
+            restart_policy: Some("Never".to_owned()),
+            termination_grace_period_seconds: Some(grace),
+            automount_service_account_token: Some(false),
+            enable_service_links: Some(false),
+            security_context: Some(pod_security()),
+            priority_class_name: plan.job.spec.priority_class_name.clone(),
+            node_selector: Some(plan.cluster.node_selector.clone()).filter(|labels| !labels.is_empty()),
+            tolerations: Some(tolerations(plan)),
+            image_pull_secrets: Some(
+                pull_secrets.map(|secret| LocalObjectReference { name: secret.name.clone() }).collect(),
+            ),
+            ..PodSpec::default()
+        }),
+        ..Pod::default()
+    }
+}
+
+fn container(plan: &Plan<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) -> Container {
+    let own = plan.job.spec.resources.as_ref().or(plan.resolution.resources.as_ref());
+    let bytes = plan.bytes.get(&role).copied().unwrap_or_default();
+    Container {
+        name: CONTAINER.to_owned(),
+        image: plan.resolution.image.clone(),
+        image_pull_policy: plan.cluster.image_pull_policy.map(|policy| {
+            let name = match policy {
+                PullPolicy::Always => "Always",
+                PullPolicy::IfNotPresent => "IfNotPresent",
+                PullPolicy::Never => "Never",
+            };
+            name.to_owned()
+        }),
+        command: Some(vec!["millrace-agent".to_owned()]),
+        args: Some(arguments(plan, role, index)),
+        env: Some(environment()),
+        ports: Some(container_ports(role)),
+        resources: Some(resources(role, bytes, own)),
+        volume_mounts: Some(mounts),
+        readiness_probe: Some(probe("/readyz", 1, 3)),
+        liveness_probe: Some(probe("/healthz", 10, 6)),
+        security_context: Some(container_security()),
+        termination_message_path: Some(TERMINATION_LOG.to_owned()),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        ..Container::default()
+    }
+}
+
+fn arguments(plan: &Plan<'_>, role: Role, index: u32) -> Vec<String> {
+    let mut arguments = vec!["role".to_owned(), role.to_string()];
+    let mut flag = |name: &str, value: String| arguments.push(format!("--{name}={value}"));
+    let any = |port: u16| format!("0.0.0.0:{port}");
+    flag("index", index.to_string());
+    flag("metrics_listen", any(ports::METRICS));
+    if role == Role::Coordinator {
+        flag("listen", any(ports::CONTROL));
+        flag("journal_listen", any(ports::JOURNAL));
+        flag("launch", format!("{LAUNCH_DIR}/launch.json"));
+        flag("termination_log", TERMINATION_LOG.to_owned());
+        for (name, file) in [("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")] {
+            flag(&format!("journal_{name}"), format!("{IDENTITY_DIR}/{file}"));
+        }
+        return arguments;
+    }
+    let namespace = plan.job.namespace().unwrap_or_default();
+    flag("listen", any(ports::DATA));
+    flag("advertise", "$(POD_IP)".to_owned());
+    flag("coordinator", control_address(&plan.names(), &namespace));
+    arguments
+}
+
+fn environment() -> Vec<EnvVar> {
+    let set =
+        |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
+    let pod_ip = EnvVar {
+        name: "POD_IP".to_owned(),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector { field_path: "status.podIP".to_owned(), ..Default::default() }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
+    };
+    let allocator = ALLOCATOR.iter().map(|(name, value)| set(name, value));
+    [set(ROLE_VARIABLE, "pod"), set("XDG_CACHE_HOME", CACHE_DIR), pod_ip].into_iter().chain(allocator).collect()
+}
+
+fn container_ports(role: Role) -> Vec<ContainerPort> {
+    let port = |name: &str, port: u16| ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: port.into(),
+        ..ContainerPort::default()
+    };
+    let metrics = port("metrics", ports::METRICS);
+    match role {
+        Role::Coordinator => vec![port("control", ports::CONTROL), port("journal", ports::JOURNAL), metrics],
+        _ => vec![port("data", ports::DATA), metrics],
+    }
+}
+
+fn probe(path: &str, period: i32, failures: i32) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::Int(ports::METRICS.into()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(period),
+        timeout_seconds: Some(5),
+        failure_threshold: Some(failures),
+        ..Probe::default()
+    }
+}
+
+/// What role has which directories: only coordinator and MemoryX see model_dir, only coordinator and activation servers
+/// the data.
+fn volumes(plan: &Plan<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>) {
+    let (spec, resolution) = (&plan.job.spec, plan.resolution);
+    let mut all = Mounts::default();
+    if matches!(role, Role::Coordinator | Role::MemoryX) {
+        all.model_dir(spec, resolution);
+    }
+    match role {
+        Role::Coordinator | Role::Activation => all.data(spec, resolution),
+        // It reads the checkpoint to start from, wherever that is.
+        Role::MemoryX => {
+            if let Some(path) = plan.checkpoint_path() {
+                all.holding(spec, &path);
+            }
+        }
+        Role::SwarmX | Role::Cs2 => {}
+    }
+    let Mounts { mut volumes, mut mounts } = all;
+    let mut add = |name: &str, path: &str, volume: Volume, read_only: bool| {
+        volumes.push(Volume { name: name.to_owned(), ..volume });
+        mounts.push(VolumeMount {
+            name: name.to_owned(),
+            mount_path: path.to_owned(),
+            read_only: read_only.then_some(true),
+            ..VolumeMount::default()
+        });
+    };
+    let names = plan.names();
+    if role == Role::Coordinator {
+        let document = ConfigMapVolumeSource { name: names.launch(plan.attempt), ..ConfigMapVolumeSource::default() };
+        add("launch", LAUNCH_DIR, Volume { config_map: Some(document), ..Volume::default() }, true);
+        let identity = SecretVolumeSource {
+            secret_name: Some(names.identity(plan.attempt)),
+            // Readable to the pod's group, which is its own.
+            default_mode: Some(0o440),
+            ..SecretVolumeSource::default()
+        };
+        add("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
+    }
+    if matches!(role, Role::Coordinator | Role::Activation) {
+        let empty = EmptyDirVolumeSource::default();
+        add("cache", CACHE_DIR, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
+    }
+    (volumes, mounts)
+}
+
+/// Pod Security `restricted`.
+fn pod_security() -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER),
+        run_as_group: Some(USER),
+        fs_group: Some(USER),
+        fs_group_change_policy: Some("OnRootMismatch".to_owned()),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() }),
+        ..PodSecurityContext::default()
+    }
+}
+
+fn container_security() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        read_only_root_filesystem: Some(true),
+        capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), ..Capabilities::default() }),
+        ..SecurityContext::default()
+    }
+}
+
+/// The appliance's, and a short patience with a node that is gone: the job can't go on without this pod, and starts again
+/// as soon as it is given up.
+fn tolerations(plan: &Plan<'_>) -> Vec<Toleration> {
+    let lost = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"].map(|key| Toleration {
+        key: Some(key.to_owned()),
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoExecute".to_owned()),
+        toleration_seconds: Some(NODE_LOST_AFTER),
+        ..Toleration::default()
+    });
+    plan.cluster.tolerations.iter().cloned().chain(lost).collect()
+}

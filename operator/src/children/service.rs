@@ -1,0 +1,46 @@
+//! The coordinator's service: the one address that every other agent and the operator know.
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use millrace_crds::decide::Role;
+
+use super::{Names, Plan, ROLE, ports};
+
+/// The service.
+pub fn service(plan: &Plan<'_>) -> Service {
+    let names = plan.names();
+    let mut selector = names.selector();
+    selector.insert(ROLE.to_owned(), Role::Coordinator.to_string());
+    let port = |name: &str, port: u16| ServicePort {
+        name: Some(name.to_owned()),
+        port: port.into(),
+        target_port: Some(IntOrString::Int(port.into())),
+        ..ServicePort::default()
+    };
+    Service {
+        metadata: plan.meta(names.coordinator()),
+        spec: Some(ServiceSpec {
+            selector: Some(selector),
+            ports: Some(vec![port("control", ports::CONTROL), port("journal", ports::JOURNAL)]),
+            // Agents join before the coordinator is ready: it is ready when they have.
+            publish_not_ready_addresses: Some(true),
+            ..ServiceSpec::default()
+        }),
+        ..Service::default()
+    }
+}
+
+/// The DNS name of the coordinator of a job in `namespace`.
+pub fn host(names: &Names, namespace: &str) -> String {
+    format!("{}.{namespace}.svc", names.coordinator())
+}
+
+/// Where agents join.
+pub fn control_address(names: &Names, namespace: &str) -> String {
+    format!("{}:{}", host(names, namespace), ports::CONTROL)
+}
+
+/// Where the operator follows.
+pub fn journal_address(names: &Names, namespace: &str) -> String {
+    format!("{}:{}", host(names, namespace), ports::JOURNAL)
+}

@@ -1,0 +1,182 @@
+//! What is built for a job, looked at without a cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use millrace_crds::{
+    ClaimSource, ClusterSpec, JobVolume, MountDir, Resolution, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
+};
+
+use super::*;
+use crate::resolve::{Needs, needs, resolve};
+
+/// The smallest job, whose model_dir the params call `model_dir`.
+fn job(name: &str, model_dir: &str) -> TrainJob {
+    let params = serde_json::json!({
+        "train_input": {"data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8},
+        "model": {
+            "name": "gpt2", "vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 1,
+            "max_position_embeddings": 8,
+        },
+        "optimizer": {"optimizer_type": "SGD", "learning_rate": 0.1},
+        "runconfig": {"max_steps": 1, "model_dir": model_dir, "num_csx": 1},
+    });
+    let mut job = TrainJob::new(name, TrainJobSpec::new(2, StoredParams(params)));
+    job.metadata.namespace = Some("team".to_owned());
+    job.metadata.uid = Some("6a0c1c3e-0000-4000-8000-000000000001".to_owned());
+    job
+}
+
+fn resolved(job: &TrainJob) -> (Resolution, Needs) {
+    let resolution = resolve(job, &ClusterSpec::default(), "localhost/millrace:test").unwrap();
+    let needs = needs(&resolution, job.spec.num_csx).unwrap();
+    (resolution, needs)
+}
+
+fn built<T>(job: &TrainJob, with: impl FnOnce(&Plan<'_>) -> T) -> T {
+    let (resolution, needs) = resolved(job);
+    let cluster = ClusterSpec::default();
+    with(&Plan {
+        job,
+        resolution: &resolution,
+        cluster: &cluster,
+        attempt: 3,
+        wanted: &needs.wanted,
+        bytes: &needs.bytes,
+    })
+}
+
+fn pod<'a>(pods: &'a [Pod], role: &str) -> &'a Pod {
+    pods.iter().find(|pod| pod.metadata.labels.as_ref().unwrap()[ROLE] == role).unwrap()
+}
+
+fn mounts(pod: &Pod) -> BTreeMap<String, bool> {
+    let mounts = pod.spec.as_ref().unwrap().containers[0].volume_mounts.clone().unwrap();
+    mounts.into_iter().map(|mount| (mount.mount_path, mount.read_only != Some(true))).collect()
+}
+
+#[test]
+fn names_fit_and_are_the_same_for_every_attempt() {
+    let long = "j".repeat(63);
+    for name in ["a", "job-with-a-name", &long, &format!("{}-{}", "j".repeat(40), "k".repeat(22))] {
+        let pods = built(&job(name, "m"), pods);
+        let names: BTreeSet<String> = pods.iter().map(|pod| pod.metadata.name.clone().unwrap()).collect();
+        assert_eq!(names.len(), 8, "coordinator, 2 shards, a SwarmX node, 2 activation servers, 2 systems");
+        for name in &names {
+            assert!(name.len() <= 63 && !name.contains("--") && !name.contains('3'), "{name}");
+        }
+    }
+    let names = |uid| Names::new(&long, uid).pod(Role::Cs2, 191);
+    assert_ne!(names("one"), names("another"), "another job of the same name is another");
+    assert!(names("one").len() <= 63);
+}
+
+#[test]
+fn every_pod_is_restricted_owned_labelled_and_has_no_credentials() {
+    for pod in built(&job("job", "m"), pods) {
+        let name = pod.metadata.name.clone().unwrap();
+        let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
+        assert_eq!((owner.kind.as_str(), owner.controller), ("TrainJob", Some(true)), "{name}");
+        assert_eq!(pod.metadata.labels.as_ref().unwrap()[ATTEMPT], "3");
+        let spec = pod.spec.unwrap();
+        assert_eq!(spec.automount_service_account_token, Some(false));
+        assert_eq!(spec.restart_policy.as_deref(), Some("Never"), "an end is seen, not covered up");
+        let security = spec.security_context.unwrap();
+        assert_eq!(
+            (security.run_as_non_root, security.seccomp_profile.unwrap().type_),
+            (Some(true), "RuntimeDefault".into())
+        );
+        let container = &spec.containers[0];
+        let security = container.security_context.clone().unwrap();
+        assert_eq!(security.allow_privilege_escalation, Some(false));
+        assert_eq!(security.capabilities.unwrap().drop.unwrap(), ["ALL"]);
+        assert_eq!(security.read_only_root_filesystem, Some(true));
+        assert_eq!(container.termination_message_policy.as_deref(), Some("FallbackToLogsOnError"));
+        let resources = container.resources.clone().unwrap();
+        assert!(resources.requests.unwrap().contains_key("memory") && resources.limits.unwrap().contains_key("memory"));
+    }
+}
+
+#[test]
+fn only_who_needs_a_volume_sees_it() {
+    let mut job = job("job", "/work/run");
+    let claim = |name: &str, claim: &str| JobVolume {
+        name: name.to_owned(),
+        persistent_volume_claim: Some(ClaimSource { claim_name: claim.to_owned() }),
+        config_map: None,
+    };
+    let mount =
+        |path: &str, volume: &str| MountDir { path: path.to_owned(), volume: volume.to_owned(), sub_path: None };
+    job.spec.volumes = vec![claim("work", "my-work"), claim("data", "my-data")];
+    job.spec.mount_dirs = vec![mount("/work", "work"), mount("/data", "data")];
+    let pods = built(&job, pods);
+    let sees = |role: &str, path: &str| mounts(pod(&pods, role)).get(path).copied();
+    assert_eq!((sees("coordinator", "/work"), sees("coordinator", "/data")), (Some(true), Some(false)));
+    assert_eq!((sees("memoryx", "/work"), sees("memoryx", "/data")), (Some(true), None));
+    assert_eq!((sees("activation", "/work"), sees("activation", "/data")), (Some(false), Some(false)));
+    assert_eq!((mounts(pod(&pods, "cs2")).len(), mounts(pod(&pods, "swarmx")).len()), (0, 0));
+    assert!(built(&job, claim_of).is_none(), "the job brings its own");
+}
+
+fn claim_of(plan: &Plan<'_>) -> Option<k8s_openapi::api::core::v1::PersistentVolumeClaim> {
+    claim(plan)
+}
+
+#[test]
+fn without_volumes_the_claim_is_found_again_by_name_and_belongs_to_no_job() {
+    let claim = built(&job("job", "runs/../one"), claim_of).unwrap();
+    assert_eq!(claim.metadata.name.as_deref(), Some("job-model-dir"));
+    assert_eq!(claim.metadata.owner_references, None);
+    let (resolution, _) = resolved(&job("job", "runs/../one"));
+    assert_eq!(resolution.model_dir.as_deref(), Some("/var/lib/millrace/model_dir/runs/one"));
+    let outside = resolve(&job("job", "/elsewhere"), &ClusterSpec::default(), "image").unwrap_err();
+    assert!(outside.contains("/elsewhere") && outside.contains("spec.mountDirs"), "{outside}");
+}
+
+#[test]
+fn the_launch_document_says_what_holds_now() {
+    let mut job = job("job", "m");
+    let launch = |job: &TrainJob| {
+        let map = built(job, |plan| launch(plan).unwrap());
+        millrace_protocol::launch::Launch::from_json(&map.data.unwrap()["launch.json"]).unwrap()
+    };
+    let first = launch(&job);
+    assert_eq!((first.attempt, first.wanted.systems, first.job.run.num_csx), (Some(3), 2, 2), "the spec wins");
+    assert_eq!(first.job_uid, job.metadata.uid);
+    assert_eq!(first.model_dir.to_str(), Some("/var/lib/millrace/model_dir/m"));
+    let (resolution, _) = resolved(&job);
+    assert_eq!(resolution.differences[0].key, "runconfig.num_csx");
+    job.spec.params.0["runconfig"]["checkpoint_path"] = "/data/checkpoint_5".into();
+    assert!(launch(&job).resume.checkpoint_path.is_some());
+    let saved = millrace_crds::CheckpointRecord { step: Some(7), ..Default::default() };
+    job.status = Some(TrainJobStatus { checkpoint: Some(saved), ..TrainJobStatus::default() });
+    assert!(launch(&job).resume.checkpoint_path.is_none(), "the job has come further since");
+}
+
+#[test]
+fn agents_talk_to_each_other_and_to_nobody_else() {
+    let job = job("job", "m");
+    let policy = built(&job, network_policy).spec.unwrap();
+    assert_eq!(policy.policy_types.unwrap(), ["Ingress", "Egress"]);
+    let open: Vec<_> = policy.ingress.unwrap().into_iter().filter(|rule| rule.from.is_none()).collect();
+    assert_eq!(open.len(), 1, "metrics alone are for everybody");
+    let service = built(&job, service).spec.unwrap();
+    assert_eq!(service.publish_not_ready_addresses, Some(true));
+    assert_eq!(service.selector.unwrap()[ROLE], "coordinator");
+}
+
+#[test]
+fn what_can_never_run_is_refused_in_one_sentence() {
+    let mut bad = job("job", "m");
+    bad.spec.params.0["model"]["num_heads"] = 3.into();
+    let why = resolve(&bad, &ClusterSpec::default(), "image").unwrap_err();
+    assert!(why.contains("num_heads"), "{why}");
+    let mut bad = job("job", "m");
+    bad.spec.params.0["optimizer"]["learning_rat"] = 1.into();
+    let why = resolve(&bad, &ClusterSpec::default(), "image").unwrap_err();
+    assert!(why.contains("learning_rat") && why.contains("learning_rate"), "{why}");
+    let mut bad = job("job", "m");
+    bad.spec.num_csx = 5;
+    let why = resolve(&bad, &ClusterSpec::default(), "image").unwrap_err();
+    assert!(why.contains("num_csx"), "{why}");
+}

@@ -1,0 +1,30 @@
+//! The operator's command line; the chart sets it by the environment.
+
+use clap::Parser;
+
+/// Runs TrainJobs on the cluster it is in.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "millrace-operator", version)]
+pub struct Args {
+    /// Namespace of the operator: of its lease and its certificate authority
+    #[arg(long, env = "POD_NAMESPACE", default_value = "millrace-system")]
+    pub namespace: String,
+    /// Name of this operator among its replicas
+    #[arg(long, env = "POD_NAME", default_value = "millrace-operator")]
+    pub identity: String,
+    /// Image of the jobs' pods, where the appliance names none
+    #[arg(long, env = "MILLRACE_IMAGE")]
+    pub image: String,
+    /// Where /metrics and probes are served
+    #[arg(long, env = "MILLRACE_LISTEN", default_value = "0.0.0.0:8080")]
+    pub listen: String,
+    /// The Lease that makes one operator the leader
+    #[arg(long, default_value = "millrace-operator")]
+    pub lease: String,
+    /// The Secret of the certificate authority, made where there is none
+    #[arg(long, default_value = "millrace-authority")]
+    pub authority: String,
+    /// Level of the log: error, warn, info, debug or trace
+    #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
+    pub log: log::LevelFilter,
+}

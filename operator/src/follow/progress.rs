@@ -1,0 +1,117 @@
+//! Progress in a job's status: under a field manager of its own, and rarely enough for any number of jobs.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource};
+use millrace_crds::{Progress, TrainJob};
+use millrace_telemetry::metrics::Point;
+use serde_json::json;
+
+use super::Target;
+
+/// Field manager of `status.progress`.
+const MANAGER: &str = "millrace-progress";
+/// Between two writes for one job.
+const EVERY: Duration = Duration::from_secs(3);
+
+/// Collects what is heard and writes it now and then.
+pub(super) struct Writer {
+    jobs: Api<TrainJob>,
+    name: String,
+    uid: String,
+    attempt: u32,
+    batch: f64,
+    total_steps: Option<u64>,
+    /// Steps of this attempt, their seconds and tokens.
+    steps: u64,
+    seconds: f64,
+    tokens: u64,
+    progress: Progress,
+    changed: bool,
+    written: Option<tokio::time::Instant>,
+}
+
+impl Writer {
+    pub(super) fn new(client: Client, target: &Target) -> Self {
+        Self {
+            jobs: Api::namespaced(client, &target.namespace),
+            name: target.name.clone(),
+            uid: target.uid.clone(),
+            attempt: target.attempt,
+            batch: target.batch as f64,
+            total_steps: target.total_steps,
+            steps: 0,
+            seconds: 0.0,
+            tokens: 0,
+            progress: Progress::default(),
+            changed: false,
+            written: None,
+        }
+    }
+
+    pub(super) fn point(&mut self, point: &Point, at: Timestamp) {
+        self.progress.attempt = Some(self.attempt);
+        self.progress.last_update_time = Some(Time(at));
+        self.progress.total_steps = self.total_steps;
+        match point {
+            Point::Train(train) => {
+                self.steps += 1;
+                self.seconds += train.seconds;
+                self.tokens += train.tokens;
+                self.progress.step = Some(train.step);
+                self.progress.loss = Some(train.loss.to_string());
+                self.rates(at);
+            }
+            Point::Eval(eval) => {
+                self.progress.step = Some(eval.step);
+                self.progress.loss.get_or_insert_with(|| eval.loss.to_string());
+            }
+        }
+        self.changed = true;
+    }
+
+    fn rates(&mut self, at: Timestamp) {
+        if self.seconds <= 0.0 {
+            return;
+        }
+        let per_step = self.seconds / self.steps as f64;
+        self.progress.rate = Some(format!("{:.2}", self.batch / per_step));
+        self.progress.tokens_per_second = Some((self.tokens as f64 / self.seconds) as u64);
+        let left = self.total_steps.zip(self.progress.step).map(|(total, step)| total.saturating_sub(step));
+        let left = left.and_then(|left| SignedDuration::try_from_secs_f64(left as f64 * per_step).ok());
+        self.progress.estimated_finish_time = left.and_then(|left| at.checked_add(left).ok()).map(Time);
+    }
+
+    /// Waits until something is to be written.
+    pub(super) async fn due(&self) {
+        if !self.changed {
+            return std::future::pending().await;
+        }
+        if let Some(written) = self.written {
+            tokio::time::sleep_until(written + EVERY).await;
+        }
+    }
+
+    /// Writes what has been heard since the last time. What can't be written is written with the next.
+    pub(super) async fn flush(&mut self) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        self.written = Some(tokio::time::Instant::now());
+        let patch = json!({
+            "apiVersion": TrainJob::api_version(&()),
+            "kind": TrainJob::kind(&()),
+            // Of this job, not of another that has its name by now.
+            "metadata": {"uid": self.uid},
+            "status": {"progress": self.progress},
+        });
+        let params = PatchParams::apply(MANAGER).force();
+        if let Err(error) = self.jobs.patch_status(&self.name, &params, &Patch::Apply(&patch)).await {
+            log::warn!("progress of {} could not be written: {error}", self.name);
+            self.changed = true;
+        }
+    }
+}

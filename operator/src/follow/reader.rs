@@ -1,0 +1,153 @@
+//! The task that follows one attempt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
+use millrace_crds::TrainJob;
+use millrace_crds::decide::Report;
+use millrace_protocol::proto::journal_client::JournalClient;
+use millrace_protocol::proto::{FollowRequest, StopRequest};
+use millrace_protocol::{journal, proto};
+use millrace_telemetry::journal::{Event, Stage};
+use tokio::sync::{mpsc, watch};
+use tonic::transport::Channel;
+
+use super::progress::Writer;
+use super::{Shared, Target};
+use crate::observe::outcome_of;
+
+/// Between two tries to reach a coordinator, which may not have begun, or be gone.
+const RETRY: Duration = Duration::from_secs(1);
+/// A decision wants to know that steps advance, not how many: at most one visit in so long for that.
+const VISIT_EVERY: Duration = Duration::from_secs(20);
+
+/// Follows until nobody wants to know any more, or the attempt is over.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    target: Target,
+    reports: watch::Sender<Report>,
+    stop: watch::Receiver<Option<String>>,
+) {
+    let mut writer = Writer::new(shared.client.clone(), &target);
+    loop {
+        match journal::connect(&target.address, Some(&shared.identity)).await {
+            Ok(client) => {
+                let mut listener = Listener {
+                    visits: &shared.visits,
+                    job: target.job.clone(),
+                    reports: &reports,
+                    writer: &mut writer,
+                    visited: None,
+                };
+                let heard = listener.listen(client, &target, stop.clone()).await;
+                if let Err(status) = heard {
+                    log::debug!("{}: the journal of attempt {} broke off: {status}", target.job, target.attempt);
+                }
+            }
+            Err(error) => log::debug!("{}: attempt {} can't be followed yet: {error}", target.job, target.attempt),
+        }
+        writer.flush().await;
+        if reports.is_closed() || reports.borrow().outcome.is_some() {
+            return;
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+struct Listener<'a> {
+    visits: &'a mpsc::UnboundedSender<ObjectRef<TrainJob>>,
+    job: ObjectRef<TrainJob>,
+    reports: &'a watch::Sender<Report>,
+    writer: &'a mut Writer,
+    visited: Option<tokio::time::Instant>,
+}
+
+impl Listener<'_> {
+    /// Reads entries until the stream ends; meanwhile gives the command to stop when it comes.
+    async fn listen(
+        &mut self,
+        mut client: JournalClient<Channel>,
+        target: &Target,
+        mut stop: watch::Receiver<Option<String>>,
+    ) -> Result<(), tonic::Status> {
+        // How things stand is all that a status tells; whoever wants every point reads from a number on.
+        let mut entries = client.follow(FollowRequest { from: 0, newest: true }).await?.into_inner();
+        let stopping = tell_to_stop(client.clone(), &mut stop);
+        tokio::pin!(stopping);
+        let mut told = false;
+        loop {
+            tokio::select! {
+                entry = entries.message() => match entry? {
+                    Some(entry) if entry.attempt == target.attempt => self.hear(&entry),
+                    Some(_) => {}
+                    None => return Ok(()),
+                },
+                saved = &mut stopping, if !told => {
+                    told = true;
+                    if let Some((step, digest)) = saved {
+                        self.change(true, |report| {
+                            report.saved = true;
+                            if !digest.is_empty() {
+                                report.checkpoint = Some((step, digest));
+                            }
+                        });
+                    }
+                }
+                () = self.writer.due() => self.writer.flush().await,
+                () = self.reports.closed() => return Ok(()),
+            }
+        }
+    }
+
+    /// Takes note of an entry. What can't be read is of a later version, and left out.
+    fn hear(&mut self, entry: &proto::Entry) {
+        let Ok(entry) = journal::unpack(entry) else { return };
+        let millis = i64::try_from(entry.unix_ms).unwrap_or(i64::MAX);
+        let at = Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now());
+        match entry.event {
+            Event::Metric(point) => {
+                self.writer.point(&point, at);
+                let first = self.reports.borrow().advanced.is_none();
+                self.change(first, |report| report.advanced = Some(at));
+            }
+            Event::State(state) => self.change(true, |report| {
+                report.evaluating = state.state == Stage::Evaluating;
+                if state.state != Stage::Starting {
+                    report.advanced = Some(at);
+                }
+            }),
+            Event::Checkpoint { step, digest } => self.change(true, |report| report.checkpoint = Some((step, digest))),
+            Event::Outcome(outcome) => self.change(true, |report| {
+                if let Some(digest) = &outcome.digest {
+                    report.checkpoint = Some((outcome.step, digest.clone()));
+                    report.saved = true;
+                }
+                report.outcome = Some(outcome_of(outcome));
+            }),
+            Event::Log(_) => {}
+        }
+    }
+
+    /// Changes the report, and has the job visited: at once where it matters, else now and then.
+    fn change(&mut self, matters: bool, change: impl FnOnce(&mut Report)) {
+        self.reports.send_modify(change);
+        let lately = self.visited.is_some_and(|visited| visited.elapsed() < VISIT_EVERY);
+        if matters || !lately {
+            self.visited = Some(tokio::time::Instant::now());
+            let _ = self.visits.send(self.job.clone());
+        }
+    }
+}
+
+/// Waits for the wish to stop, and tells the coordinator; step and digest of what was saved. `None` where it went away
+/// without an answer: its outcome tells the rest.
+async fn tell_to_stop(
+    mut client: JournalClient<Channel>,
+    stop: &mut watch::Receiver<Option<String>>,
+) -> Option<(u64, String)> {
+    let reason = stop.wait_for(Option::is_some).await.ok()?.clone()?;
+    let reply = client.stop(StopRequest { reason }).await.ok()?.into_inner();
+    Some((reply.step, reply.parameters_blake3))
+}

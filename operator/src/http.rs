@@ -1,0 +1,33 @@
+//! `/metrics`, `/healthz`, `/readyz`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use tokio::net::TcpListener;
+
+use crate::metrics::Metrics;
+
+/// Serves for as long as the process lives. Ready is who knows the cluster's state, whether it leads or waits to.
+///
+/// # Errors
+/// The port is taken.
+pub async fn serve(address: &str, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> std::io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    let readyz = move || async move {
+        if ready.load(Ordering::Relaxed) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+    };
+    let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    let router = Router::new()
+        .route("/metrics", get(move || async move { (text, metrics.render()) }))
+        .route("/healthz", get(|| async { StatusCode::OK }))
+        .route("/readyz", get(readyz));
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            log::error!("metrics and probes are no longer served: {error}");
+        }
+    });
+    Ok(())
+}

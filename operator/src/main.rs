@@ -1,0 +1,21 @@
+//! The `millrace-operator` binary.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use millrace_operator::cli::Args;
+use millrace_operator::run;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    run::log_to_stderr(args.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run::run(args)));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

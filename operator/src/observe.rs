@@ -1,0 +1,246 @@
+//! From pods to agents.
+
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use millrace_crds::decide::{Agent, AgentState, End, Outcome, Report, Role};
+
+use crate::children::{ATTEMPT, CONTAINER, INDEX, ROLE};
+
+/// Lines of a log that status keeps.
+const TAIL: usize = 20;
+/// Longest line of those.
+const LINE: usize = 512;
+
+/// The agent that runs in `pod`; `None` for a pod that is none of ours.
+pub fn agent(pod: &Pod) -> Option<Agent> {
+    let label = |key: &str| pod.labels().get(key).map(String::as_str);
+    Some(Agent {
+        role: Role::from_name(label(ROLE)?)?,
+        index: label(INDEX)?.parse().ok()?,
+        attempt: label(ATTEMPT)?.parse().ok()?,
+        name: pod.name_any(),
+        node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+        leaving: pod.metadata.deletion_timestamp.is_some(),
+        moved: is(pod, "DisruptionTarget"),
+        state: state(pod),
+    })
+}
+
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == type_)
+}
+
+fn is(pod: &Pod, type_: &str) -> bool {
+    condition(pod, type_).is_some_and(|condition| condition.status == "True")
+}
+
+fn container(pod: &Pod) -> Option<&ContainerStatus> {
+    let all = pod.status.as_ref()?.container_statuses.as_ref()?;
+    all.iter().find(|status| status.name == CONTAINER)
+}
+
+fn state(pod: &Pod) -> AgentState {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let current = container(pod).and_then(|status| status.state.as_ref());
+    if let Some(ended) = current.and_then(ended) {
+        return AgentState::Ended(ended);
+    }
+    if matches!(phase, Some("Failed" | "Succeeded")) {
+        return AgentState::Ended(ended_without_a_process(pod));
+    }
+    if let Some(waiting) = waiting(pod, current) {
+        return waiting;
+    }
+    if is(pod, "Ready") { AgentState::Ready } else { AgentState::Starting }
+}
+
+/// How the container's process ended.
+fn ended(state: &ContainerState) -> Option<End> {
+    let terminated = state.terminated.as_ref()?;
+    let text = terminated.message.clone().unwrap_or_default();
+    let reason = terminated.reason.clone().unwrap_or_else(|| "Error".to_owned());
+    let outcome = outcome(&text);
+    let message = match &outcome {
+        Some(outcome) => outcome.message.clone(),
+        None => last_line(&text).unwrap_or_else(|| format!("it ended with exit code {}", terminated.exit_code)),
+    };
+    Some(End {
+        exit_code: Some(terminated.exit_code),
+        reason: outcome.filter(|_| reason == "Error").map_or(reason, |outcome| outcome.reason.to_string()),
+        message,
+        log_tail: tail(&text),
+        at: terminated.finished_at.as_ref().map(|time| time.0),
+    })
+}
+
+/// A pod that was ended as a whole: evicted, or never admitted by its node.
+fn ended_without_a_process(pod: &Pod) -> End {
+    let status = pod.status.as_ref();
+    let reason = status.and_then(|status| status.reason.clone()).unwrap_or_else(|| "Failed".to_owned());
+    let message = status.and_then(|status| status.message.clone());
+    End { message: message.unwrap_or_else(|| format!("the pod ended: {reason}")), reason, ..End::default() }
+}
+
+/// What a pod waits for that has not begun.
+fn waiting(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
+    let of = |reason: &str, message: Option<&String>| AgentState::Waiting {
+        reason: reason.to_owned(),
+        message: message.cloned().unwrap_or_default(),
+    };
+    if let Some(waiting) = current.and_then(|state| state.waiting.as_ref()) {
+        let reason = waiting.reason.as_deref().unwrap_or("Waiting");
+        // How every pod begins is nothing to tell.
+        let ordinary = matches!(reason, "ContainerCreating" | "PodInitializing");
+        return (!ordinary).then(|| of(reason, waiting.message.as_ref()));
+    }
+    let scheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False")?;
+    Some(of(scheduled.reason.as_deref().unwrap_or("Unschedulable"), scheduled.message.as_ref()))
+}
+
+fn last_line(text: &str) -> Option<String> {
+    tail(text).pop()
+}
+
+fn tail(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines.iter().skip(lines.len().saturating_sub(TAIL)).map(|line| line.chars().take(LINE).collect()).collect()
+}
+
+/// The coordinator's last report, in a termination message.
+fn outcome(text: &str) -> Option<millrace_telemetry::journal::Outcome> {
+    text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+}
+
+/// What the coordinator's pod says of how it ended, for who did not hear it from the coordinator.
+pub fn last_report(pods: &[Pod], attempt: u32) -> Option<Report> {
+    let coordinator = pods
+        .iter()
+        .find(|pod| agent(pod).is_some_and(|agent| agent.role == Role::Coordinator && agent.attempt == attempt))?;
+    let terminated = container(coordinator)?.state.as_ref()?.terminated.as_ref()?;
+    let told = outcome(terminated.message.as_deref().unwrap_or_default());
+    let at: Option<Timestamp> = terminated.finished_at.as_ref().map(|time| time.0);
+    let outcome = match told {
+        Some(told) => {
+            let checkpoint = told.digest.clone().map(|digest| (told.step, digest));
+            return Some(Report {
+                attempt,
+                checkpoint,
+                saved: told.digest.is_some(),
+                outcome: Some(outcome_of(told)),
+                advanced: at,
+                ..Report::default()
+            });
+        }
+        // Nothing was told, but it ended as one does whose work is done.
+        None if terminated.exit_code == 0 => Outcome {
+            reason: "Succeeded".to_owned(),
+            message: "the coordinator ended in good order".to_owned(),
+            ..Outcome::default()
+        },
+        None => return None,
+    };
+    Some(Report { attempt, outcome: Some(outcome), ..Report::default() })
+}
+
+/// The journal's outcome as decisions know it.
+pub fn outcome_of(told: millrace_telemetry::journal::Outcome) -> Outcome {
+    Outcome {
+        exit_code: told.exit_code,
+        reason: told.reason.to_string(),
+        message: told.message,
+        failed_agent: told.failed_agent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(status: serde_json::Value) -> Pod {
+        let pod = json!({
+            "metadata": {
+                "name": "job-cs2-1",
+                "labels": {ROLE: "cs2", INDEX: "1", ATTEMPT: "2"},
+            },
+            "spec": {"nodeName": "worker", "containers": []},
+            "status": status,
+        });
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn state_of(status: serde_json::Value) -> AgentState {
+        agent(&pod(status)).unwrap().state
+    }
+
+    fn container(state: serde_json::Value) -> serde_json::Value {
+        json!([{"name": CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}])
+    }
+
+    #[test]
+    fn pods_become_agents() {
+        let seen = agent(&pod(json!({"phase": "Pending"}))).unwrap();
+        assert_eq!((seen.role, seen.index, seen.attempt, seen.state), (Role::Cs2, 1, 2, AgentState::Starting));
+        let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+        assert_eq!(state_of(ready), AgentState::Ready);
+        assert!(agent(&Pod::default()).is_none());
+    }
+
+    #[test]
+    fn what_keeps_a_pod_from_beginning_is_named() {
+        let pulling = container(json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}));
+        let of = |reason: &str, message: &str| AgentState::Waiting { reason: reason.into(), message: message.into() };
+        let state = state_of(json!({"phase": "Pending", "containerStatuses": pulling}));
+        assert_eq!(state, of("ImagePullBackOff", "no such image"));
+        let creating = container(json!({"waiting": {"reason": "ContainerCreating"}}));
+        assert_eq!(state_of(json!({"phase": "Pending", "containerStatuses": creating})), AgentState::Starting);
+        let unscheduled = json!([{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "persistentvolumeclaim \"data\" not found",
+        }]);
+        let state = state_of(json!({"phase": "Pending", "conditions": unscheduled}));
+        assert_eq!(state, of("Unschedulable", "persistentvolumeclaim \"data\" not found"));
+    }
+
+    #[test]
+    fn every_way_to_end_is_told_apart() {
+        let ended = |exit: i32, reason: &str, message: &str| {
+            let state = json!({"terminated": {
+                "exitCode": exit, "reason": reason, "message": message, "finishedAt": "2026-01-01T00:00:00Z",
+            }});
+            match state_of(json!({"phase": "Failed", "containerStatuses": container(state)})) {
+                AgentState::Ended(end) => end,
+                other => panic!("{other:?}"),
+            }
+        };
+        let failed = ended(1, "Error", "one line\nerror: cs2-1: the disk is full\n");
+        assert_eq!((failed.exit_code, failed.reason.as_str()), (Some(1), "Error"));
+        assert_eq!((failed.message.as_str(), failed.log_tail.len()), ("error: cs2-1: the disk is full", 2));
+        assert_eq!(ended(137, "OOMKilled", "").reason, "OOMKilled");
+        let told = r#"{"exit_code":1,"reason":"NonFiniteLoss","message":"the loss of step 7 is not finite","step":6}"#;
+        let told = ended(1, "Error", told);
+        assert_eq!(
+            (told.reason.as_str(), told.message.as_str()),
+            ("NonFiniteLoss", "the loss of step 7 is not finite")
+        );
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "the node was low on memory"});
+        match state_of(evicted) {
+            AgentState::Ended(end) => assert_eq!((end.exit_code, end.reason.as_str()), (None, "Evicted")),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_last_report_is_read_from_the_coordinators_pod() {
+        let report = r#"{"exit_code":130,"reason":"Interrupted","message":"stopped","step":9,"digest":"abc"}"#;
+        let state = json!({"terminated": {"exitCode": 130, "message": report}});
+        let mut coordinator = pod(json!({"phase": "Failed", "containerStatuses": container(state)}));
+        coordinator.metadata.labels.as_mut().unwrap().insert(ROLE.into(), "coordinator".into());
+        let report = last_report(&[coordinator.clone()], 2).unwrap();
+        assert_eq!((report.saved, report.checkpoint), (true, Some((9, "abc".to_owned()))));
+        assert_eq!(report.outcome.unwrap().exit_code, 130);
+        assert!(last_report(&[coordinator], 1).is_none(), "of another attempt");
+    }
+}

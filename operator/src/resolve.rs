@@ -1,0 +1,149 @@
+//! From what a user asks for to what will run: once, at the first admission, into a record that never changes.
+
+use std::collections::BTreeMap;
+
+use millrace_crds::decide::Role;
+use millrace_crds::{ClusterSpec, Difference, Resolution, TrainJob};
+use millrace_emulator::compile::compile_job;
+use millrace_emulator::placement::swarm_nodes;
+use millrace_emulator::report::PlanReport;
+use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved};
+
+use crate::children::{Names, Unreadable, check_model_dir, model_dir_path, resolved_job};
+
+/// What an attempt on a number of systems needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Agents of each role.
+    pub wanted: Vec<(Role, u32)>,
+    /// Bytes the process of each role needs.
+    pub bytes: BTreeMap<Role, u64>,
+    /// Bytes of MemoryX, all shards together.
+    pub memoryx_bytes: u64,
+    /// Nodes of the SwarmX tree.
+    pub swarmx_nodes: u32,
+    /// The most systems that have something to do.
+    pub largest_num_csx: u32,
+}
+
+/// Resolves `job` on an appliance; `image` is what pods run where the appliance says nothing.
+///
+/// # Errors
+/// The job can never run as it is; a sentence for its user.
+pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, image: &str) -> Result<Resolution, String> {
+    let spec = &job.spec;
+    let params = spec.params.read().map_err(|error| error.report().trim_end().to_owned())?;
+    let overrides = Overrides {
+        num_csx: Some(spec.num_csx.into()),
+        mode: spec.mode.map(|mode| name_of(mode).to_owned()),
+        ..Overrides::default()
+    };
+    let Resolved { job: resolved, mut notes, without_effect } =
+        params.resolve(&overrides).map_err(|error| error.report().trim_end().to_owned())?;
+    if resolved.run.compile_only || resolved.run.validate_only {
+        return Err(
+            "runconfig.compile_only and validate_only are for a local run: `millrace-agent plan` answers them \
+                    without a cluster"
+                .to_owned(),
+        );
+    }
+    if !without_effect.is_empty() {
+        notes.push(format!("Without effect on this appliance: {}.", without_effect.join(", ")));
+    }
+    let model_dir = model_dir_path(&resolved.run.model_dir);
+    check_model_dir(spec, &model_dir).map_err(|error| error.to_string())?;
+    let appliance = cluster
+        .machine
+        .resolve()
+        .map_err(|error| format!("the appliance's spec is wrong: {}", error.report().trim_end()))?;
+    let plan = compile_job(&resolved, &appliance).map_err(|error| error.to_string())?;
+    let claimed = model_dir.starts_with(crate::children::MODEL_DIR);
+    let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
+    let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
+    Ok(Resolution {
+        mode: Some(resolved.run.mode),
+        num_csx: Some(spec.num_csx),
+        model_dir: Some(model_dir.display().to_string()),
+        model_dir_claim: claimed.then(|| Names::of(job).model_dir_claim()),
+        job: Some(text),
+        plan_hash: Some(plan.hash().to_string()),
+        image: Some(cluster.image.clone().unwrap_or_else(|| image.to_owned())),
+        appliance: Some(cluster.machine.clone()),
+        appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
+        resources: cluster.resources.clone(),
+        differences: differences(&params, job),
+        notes,
+    })
+}
+
+/// What an attempt of a resolved job on `num_csx` systems needs.
+///
+/// # Errors
+/// The record is of a version this one can't read, or there can be no such placement.
+pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, String> {
+    let unreadable = |error: Unreadable| error.to_string();
+    let (job, appliance) = resolved_job(resolution).map_err(unreadable)?;
+    let plan = compile_job(&job, &appliance).map_err(|error| error.to_string())?;
+    let largest = largest_num_csx(&job);
+    let systems = num_csx.clamp(1, largest);
+    let report = PlanReport::new(&plan, &appliance, systems).map_err(|error| error.to_string())?;
+    let shards = shards(&job, &appliance);
+    let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
+    let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
+    let of = |data: u64| data + report.bytes.process;
+    let shard = report.bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
+    Ok(Needs {
+        wanted: vec![
+            (Role::Coordinator, 1),
+            (Role::MemoryX, shards),
+            (Role::SwarmX, swarmx),
+            (Role::Activation, systems),
+            (Role::Cs2, systems),
+        ],
+        bytes: BTreeMap::from([
+            (Role::Coordinator, of(0)),
+            (Role::MemoryX, of(shard)),
+            (Role::SwarmX, of(report.bytes.swarmx)),
+            (Role::Activation, of(report.bytes.activation)),
+            (Role::Cs2, of(report.bytes.cs2.host.total())),
+        ]),
+        memoryx_bytes: report.bytes.memoryx,
+        swarmx_nodes: swarmx,
+        largest_num_csx: largest,
+    })
+}
+
+fn shards(job: &Job, appliance: &ApplianceSpec) -> u32 {
+    let asked = job.run.num_wgt_servers;
+    (if asked > 0 { asked } else { appliance.memoryx.shards }) as u32
+}
+
+/// The leaves of the inputs that the mode reads.
+fn largest_num_csx(job: &Job) -> u32 {
+    let train = job.run.mode.trains().then(|| job.train_input.leaves());
+    let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()).map(|input| input.leaves());
+    train.into_iter().chain(eval).min().unwrap_or(1).max(1) as u32
+}
+
+const fn name_of(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Train => "train",
+        Mode::Eval => "eval",
+        Mode::TrainAndEval => "train_and_eval",
+        Mode::EvalAll => "eval_all",
+    }
+}
+
+/// Where runconfig says something else than the spec, which wins.
+fn differences(params: &Params, job: &TrainJob) -> Vec<Difference> {
+    let run = params.runconfig.clone().unwrap_or_default();
+    let difference =
+        |key: &str, params: String, spec: String| Difference { key: format!("runconfig.{key}"), params, spec };
+    let systems = run.num_csx.filter(|&given| given != u64::from(job.spec.num_csx));
+    let mode = run.mode.zip(job.spec.mode).filter(|(given, spec)| given != name_of(*spec));
+    systems
+        .map(|given| difference("num_csx", given.to_string(), job.spec.num_csx.to_string()))
+        .into_iter()
+        .chain(mode.map(|(given, spec)| difference("mode", given, name_of(spec).to_owned())))
+        .collect()
+}

@@ -1,0 +1,182 @@
+//! Everything put together: watches, election, the two controllers, and a graceful end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::runtime::controller::{Action, Config};
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::{Controller, watcher};
+use kube::{Api, Client};
+use millrace_crds::{Appliance, TrainJob};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::authority::Authority;
+use crate::children::MANAGER;
+use crate::cli::Args;
+use crate::context::{Context, Parts};
+use crate::follow::Followers;
+use crate::leader::Candidate;
+use crate::metrics::Metrics;
+use crate::reconcile::Error;
+use crate::{http, ledger, reconcile};
+
+/// Visits to different jobs at a time.
+const CONCURRENCY: u16 = 8;
+/// After a visit that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Several changes of one object within so long are one visit.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+
+/// Runs until SIGTERM or until the leadership is lost, whichever is first.
+///
+/// # Errors
+/// The cluster can't be reached, or refuses what the operator must be allowed.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let client = Client::try_default().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
+    let metrics = Arc::new(Metrics::default());
+    let ready = Arc::new(AtomicBool::new(false));
+    http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;
+    client.apiserver_version().await.context("the API server can't be reached")?;
+    ready.store(true, Ordering::Relaxed);
+
+    let ending = end_signals()?;
+    let candidate = Candidate::new(client.clone(), &args.namespace, &args.lease, &args.identity);
+    let mut end = ending.clone();
+    let epoch = tokio::select! {
+        epoch = candidate.elected() => epoch,
+        _ = end.wait_for(|ended| *ended) => return Ok(()),
+    };
+    log::info!("this operator leads, with fencing epoch {epoch}");
+    metrics.set_leads(true);
+    let lost = tokio::select! {
+        led = lead(client, args, epoch, metrics, ending) => { led?; false }
+        () = candidate.lead() => true,
+    };
+    if lost {
+        anyhow::bail!(
+            "the leadership is lost: another operator has it, or the API server could not be reached in time"
+        );
+    }
+    candidate.resign().await;
+    Ok(())
+}
+
+/// Becomes true on SIGTERM or Ctrl-C.
+fn end_signals() -> anyhow::Result<watch::Receiver<bool>> {
+    let (ended, ending) = watch::channel(false);
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).context("can't listen for signals")?;
+        let ended = ended.clone();
+        tokio::spawn(async move {
+            signals.recv().await;
+            let _ = ended.send(true);
+        });
+    }
+    Ok(ending)
+}
+
+/// What the leader does, until it is told to end.
+async fn lead(
+    client: Client,
+    args: Args,
+    epoch: u64,
+    metrics: Arc<Metrics>,
+    ending: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let authority = Authority::load_or_make(&client, &args.namespace, &args.authority).await?;
+    let (visits, wanted) = mpsc::unbounded_channel();
+    let followers = Followers::new(client.clone(), authority.client()?, visits.clone());
+
+    let everything = watcher::Config::default;
+    let ours = || watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
+    let jobs = Controller::new(Api::<TrainJob>::all(client.clone()), everything());
+    let appliances = Controller::new(Api::<Appliance>::all(client.clone()), everything());
+    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity) };
+    let context = Arc::new(Context::new(Parts {
+        jobs: jobs.store(),
+        appliances: appliances.store(),
+        followers,
+        authority,
+        recorder: Recorder::new(client.clone(), reporter),
+        image: args.image,
+        epoch,
+        metrics,
+        visits,
+        client: client.clone(),
+    }));
+
+    let store = jobs.store();
+    let stop = |mut ending: watch::Receiver<bool>| async move {
+        // An error means that nobody is left to say so.
+        let _ = ending.wait_for(|ended| *ended).await;
+    };
+    let jobs = jobs
+        .with_config(Config::default().debounce(DEBOUNCE).concurrency(CONCURRENCY))
+        .owns(Api::<Pod>::all(client.clone()), ours())
+        .owns(Api::<Service>::all(client.clone()), ours())
+        .watches(Api::<Appliance>::all(client.clone()), everything(), move |appliance: Appliance| {
+            jobs_of(&store.state(), &appliance)
+        })
+        .reconcile_on(UnboundedReceiverStream::new(wanted))
+        .graceful_shutdown_on(stop(ending.clone()))
+        .run(reconcile::reconcile, after_failure, context.clone())
+        .for_each(|_| std::future::ready(()));
+    let appliances = appliances
+        .with_config(Config::default().debounce(DEBOUNCE))
+        .watches(Api::<TrainJob>::all(client), everything(), |job: TrainJob| Some(ObjectRef::new(&job.spec.appliance)))
+        .graceful_shutdown_on(stop(ending))
+        .run(ledger::reconcile, after_failure, context)
+        .for_each(|_| std::future::ready(()));
+    futures::future::join(jobs, appliances).await;
+    Ok(())
+}
+
+/// The jobs that a change of an appliance may concern: those it grants something, and those that wait.
+fn jobs_of(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
+    let name = appliance.metadata.name.as_deref();
+    let waits = |job: &&Arc<TrainJob>| {
+        Some(&*job.spec.appliance) == name
+            && !job.status.as_ref().is_some_and(|status| {
+                status.is(millrace_crds::ConditionType::Finished) || status.is(millrace_crds::ConditionType::Admitted)
+            })
+    };
+    jobs.iter().filter(waits).map(|job| ObjectRef::from_obj(&**job)).collect()
+}
+
+fn after_failure<K>(object: Arc<K>, error: &Error, _: Arc<Context>) -> Action
+where
+    K: kube::Resource<DynamicType = ()>,
+{
+    log::warn!("{}: {error}", ObjectRef::from_obj(&*object));
+    Action::requeue(AFTER_FAILURE)
+}
+
+/// Logs to standard error, one line each.
+pub fn log_to_stderr(level: log::LevelFilter) {
+    struct Stderr;
+
+    impl log::Log for Stderr {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.level() <= log::max_level()
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                let now = k8s_openapi::jiff::Timestamp::now();
+                eprintln!("{now:.3} {} {}: {}", record.level(), record.target(), record.args());
+            }
+        }
+
+        fn flush(&self) {}
+    }
+
+    // A second logger is refused; there is none before `main`.
+    let _ = log::set_logger(&Stderr).map(|()| log::set_max_level(level));
+}
