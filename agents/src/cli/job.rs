@@ -4,6 +4,7 @@ use std::path::Path;
 
 use millrace_emulator::compile::compile_job;
 use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
+use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::{Encoding, StreamPlan};
 use millrace_emulator::report::PlanReport;
 use millrace_params::{ApplianceSpec, Overrides, Params, Resolved};
@@ -59,6 +60,11 @@ pub fn prepare(
         let have = appliance.systems;
         let refusal = Refusal::bad_input(format!("the job asks for {systems} systems and the appliance has {have}"));
         return Err(refusal.hint(format!("set num_csx to at most {have}, or describe a larger appliance")));
+    }
+    let nodes = swarm_nodes(systems, u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX));
+    if let Some(have) = appliance.swarmx.nodes.filter(|have| nodes > *have) {
+        let refusal = Refusal::bad_input(format!("the job needs {nodes} SwarmX nodes and the appliance has {have}"));
+        return Err(refusal.hint("set num_csx to less, or swarmx.nodes to more"));
     }
     appliance.memoryx.shards = Wanted::of(&resolved.job, &appliance).shards;
     let plan = compile_job(&resolved.job, &appliance)?;

@@ -156,6 +156,7 @@ fn machine_ranges(schema: &mut Schema) {
             ("wafer.utilisation", 0.0, 1.0),
             ("memoryx.shards", 1.0, 4096.0),
             ("swarmx.fanOut", 2.0, 4.0),
+            ("swarmx.nodes", 1.0, 65_536.0),
             ("activationServers", 1.0, 4096.0),
             ("threads", 0.0, 4096.0),
             ("link.windowChunks", 1.0, 4096.0),

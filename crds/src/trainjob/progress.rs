@@ -61,7 +61,7 @@ pub struct QueuePlace {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub position: Option<u32>,
-    /// Why it waits: Waiting (its turn, or systems, have yet to come), ExceedsAppliance (it asks for more than exists) or
+    /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more than exists) or
     /// NoAppliance (the appliance it names does not exist).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]

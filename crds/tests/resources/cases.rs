@@ -55,7 +55,7 @@ pub fn appliance(name: &str) -> Value {
                 "peakFlops": 7.5e15, "utilisation": 0.3, "linkBytesPerS": 150e9,
             },
             "memoryx": {"shards": 2, "memoryBytes": 64_000_000_000_u64, "memoryBandwidth": 4e12},
-            "swarmx": {"fanOut": 2},
+            "swarmx": {"fanOut": 2, "nodes": 16},
             "activationServers": 1,
             "threads": 1,
             "link": {"chunkBytes": "1MiB", "windowChunks": 2},

@@ -77,6 +77,8 @@ section! {
     pub struct SwarmXDocument {
         /// Children of a node: 2 or 4, the default.
         fan_out: u64,
+        /// How many nodes exist; as many as jobs need by default.
+        nodes: u64,
     }
     without_effect {}
     not_yet {}

@@ -78,6 +78,8 @@ pub struct MemoryXSpec {
 pub struct SwarmXSpec {
     /// Children of a node: 2 or 4.
     pub fan_out: usize,
+    /// How many nodes exist; `None` for as many as jobs need.
+    pub nodes: Option<usize>,
 }
 
 /// How agents send chunks to each other.
@@ -115,7 +117,7 @@ impl Default for ApplianceSpec {
                 link_bytes_per_s: 150e9,
             },
             memoryx: MemoryXSpec { shards: 2, memory_bytes: 4_000_000_000_000, memory_bandwidth: 4e12 },
-            swarmx: SwarmXSpec { fan_out: 4 },
+            swarmx: SwarmXSpec { fan_out: 4, nodes: None },
             activation_servers: 1,
             threads: 0,
             link: LinkSpec { chunk_bytes: MOST_CHUNK_BYTES, window_chunks: 8 },
@@ -154,7 +156,10 @@ impl ApplianceSpec {
                 memory_bytes: Some(Bytes(self.memoryx.memory_bytes)),
                 memory_bandwidth: Some(self.memoryx.memory_bandwidth),
             }),
-            swarmx: Some(SwarmXDocument { fan_out: count(self.swarmx.fan_out) }),
+            swarmx: Some(SwarmXDocument {
+                fan_out: count(self.swarmx.fan_out),
+                nodes: self.swarmx.nodes.and_then(count),
+            }),
             activation_servers: count(self.activation_servers),
             threads: count(self.threads),
             link: Some(LinkDocument {
@@ -195,7 +200,10 @@ impl ApplianceDocument {
                     default.memoryx.memory_bandwidth,
                 ),
             },
-            swarmx: SwarmXSpec { fan_out: range.fan_out(swarmx.fan_out, default.swarmx.fan_out) },
+            swarmx: SwarmXSpec {
+                fan_out: range.fan_out(swarmx.fan_out, default.swarmx.fan_out),
+                nodes: swarmx.nodes.map(|nodes| range.count("swarmx.nodes", Some(nodes), 1, 1..=65_536)),
+            },
             activation_servers: range.count("activationServers", self.activation_servers, 1, 1..=4096),
             threads: range.count("threads", self.threads, 0, 0..=4096),
             link: LinkSpec {
