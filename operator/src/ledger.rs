@@ -49,7 +49,7 @@ pub async fn reconcile(appliance: Arc<Appliance>, context: Arc<Context>) -> Resu
     let capacity = Amounts {
         systems: u32::try_from(machine.systems).unwrap_or(u32::MAX),
         memoryx_bytes: machine.memoryx.memory_bytes,
-        swarmx_nodes: None,
+        swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
     };
     let mut ledger = still_held(&old.grants, &jobs, &context).await?;
     let asks = asks(&jobs, &ledger, &appliance, &context).await?;

@@ -68,7 +68,7 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, image: &str) -> Result<Res
         job: Some(text),
         plan_hash: Some(plan.hash().to_string()),
         image: Some(cluster.image.clone().unwrap_or_else(|| image.to_owned())),
-        appliance: Some(cluster.machine.clone()),
+        appliance: Some(appliance.to_document()),
         appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
         resources: cluster.resources.clone(),
         differences: differences(&params, job),
