@@ -15,6 +15,9 @@ pub struct Args {
     /// Image of the jobs' pods, where the appliance names none
     #[arg(long, env = "MILLRACE_IMAGE")]
     pub image: String,
+    /// JSON file of the Appliance that is to exist, if one is
+    #[arg(long, env = "MILLRACE_APPLIANCE")]
+    pub appliance: Option<std::path::PathBuf>,
     /// Where /metrics and probes are served
     #[arg(long, env = "MILLRACE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: String,

@@ -6,6 +6,7 @@
 //! * [`reconcile`]: a visit to a job, in five steps; [`apply`] makes an attempt's children, which [`children`] builds.
 //! * [`ledger`]: who uses what of an appliance, and the queue.
 //! * [`follow`]: the coordinators' streams; [`authority`]: the certificates both ends show.
+//! * [`seed`]: the appliance that the chart's values describe.
 //! * [`leader`]: one operator at a time; [`run`](mod@run): everything put together.
 
 pub mod apply;
@@ -22,3 +23,4 @@ pub mod observe;
 pub mod reconcile;
 pub mod resolve;
 pub mod run;
+pub mod seed;

@@ -25,7 +25,7 @@ use crate::follow::Followers;
 use crate::leader::Candidate;
 use crate::metrics::Metrics;
 use crate::reconcile::Error;
-use crate::{http, ledger, reconcile};
+use crate::{http, ledger, reconcile, seed};
 
 /// Visits to different jobs at a time.
 const CONCURRENCY: u16 = 8;
@@ -90,6 +90,9 @@ async fn lead(
     metrics: Arc<Metrics>,
     ending: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
+    if let Some(path) = &args.appliance {
+        seed::apply(&client, path).await?;
+    }
     let authority = Authority::load_or_make(&client, &args.namespace, &args.authority).await?;
     let (visits, wanted) = mpsc::unbounded_channel();
     let followers = Followers::new(client.clone(), authority.client()?, visits.clone());
@@ -164,7 +167,9 @@ pub fn log_to_stderr(level: log::LevelFilter) {
 
     impl log::Log for Stderr {
         fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            metadata.level() <= log::max_level()
+            // The libraries' own tale of every visit is for those who ask for it.
+            let library = metadata.target().starts_with("kube") && log::max_level() <= log::LevelFilter::Info;
+            metadata.level() <= if library { log::LevelFilter::Error } else { log::max_level() }
         }
 
         fn log(&self, record: &log::Record<'_>) {
