@@ -33,8 +33,7 @@ pub async fn run(
     there: &[Pod],
 ) -> Result<(), Error> {
     let plan = Plan { job, resolution, cluster, attempt, wanted: &needs.wanted, bytes: &needs.bytes };
-    let (resolved, _) = children::resolved_job(resolution).map_err(|error| Error::Child(error.to_string()))?;
-    context.followers.follow(job, attempt, &resolved);
+    follow(job, context, Some(resolution), attempt)?;
     let here = Here { context, namespace: job.namespace().unwrap_or_default() };
     here.apply(&children::service(&plan)).await?;
     here.apply(&children::network_policy(&plan)).await?;
@@ -53,6 +52,17 @@ pub async fn run(
     for pod in &missing {
         here.create(pod).await?;
     }
+    Ok(())
+}
+
+/// Follows the attempt's coordinator, if that is not done yet.
+///
+/// # Errors
+/// The record of what was resolved can't be read.
+pub fn follow(job: &TrainJob, context: &Context, resolution: Option<&Resolution>, attempt: u32) -> Result<(), Error> {
+    let Some(resolution) = resolution else { return Ok(()) };
+    let (resolved, _) = children::resolved_job(resolution).map_err(|error| Error::Child(error.to_string()))?;
+    context.followers.follow(job, attempt, &resolved);
     Ok(())
 }
 

@@ -191,7 +191,11 @@ async fn carry_out(job: &TrainJob, context: &Context, seen: &Seen, decision: &De
                 let known = context.understand(job, &seen.uid, &seen.cluster, *num_csx).map_err(Error::Child)?;
                 apply::run(job, context, &seen.cluster, resolution, &known.1, *attempt, &seen.pods).await?;
             }
-            Command::Stop { attempt, reason } => context.followers.stop(&seen.uid, *attempt, reason),
+            Command::Stop { attempt, reason } => {
+                // An operator that has just begun to lead follows nobody yet.
+                apply::follow(job, context, decision.status.resolved.as_ref(), *attempt)?;
+                context.followers.stop(&seen.uid, *attempt, reason);
+            }
             Command::Remove { grace } => remove(job, context, &seen.pods, *grace).await?,
             Command::Forget => forget(job, context).await?,
         }
