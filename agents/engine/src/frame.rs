@@ -1,9 +1,9 @@
-//! A data frame as the machines see it: where it belongs and its payload.
+//! A data frame as the machines see it: where it belongs and what it carries.
 
-use bytes::{Bytes, BytesMut};
 use millrace_emulator::plan::ChunkId;
 use millrace_emulator::tree::Node;
 
+use crate::payload::Payload;
 use crate::types::Epoch;
 
 /// Where a frame belongs. Plan hash, encoding, length and checksum are checked by the link before a machine sees it.
@@ -23,21 +23,21 @@ pub struct Place {
     pub node: Node,
 }
 
-/// A chunk's weights, or a partial sum of its gradient (f32, little-endian).
+/// A chunk's weights, or a partial sum of its gradient.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// Where it belongs.
     pub place: Place,
-    /// The bytes.
-    pub payload: Bytes,
+    /// The numbers.
+    pub payload: Payload,
     /// The payload's checksum, where a link has checked it: a payload that is passed on keeps the one it was sent with.
     pub checksum: Option<u64>,
 }
 
 impl Frame {
     /// A frame made here.
-    pub const fn new(place: Place, payload: Bytes) -> Self {
-        Self { place, payload, checksum: None }
+    pub fn new(place: Place, payload: impl Into<Payload>) -> Self {
+        Self { place, payload: payload.into(), checksum: None }
     }
 }
 
@@ -59,15 +59,19 @@ pub enum FrameError {
     /// A frame nobody asked for.
     #[error("a frame came before the coordinator opened its turn: {0:?}")]
     NotOpened(Place),
-    /// Two sums of one chunk differ in length.
-    #[error("partial sums of chunk {chunk} have {left} and {right} bytes")]
+    /// A sum that is not as long as its chunk.
+    #[error("a partial sum of chunk {chunk} has not the {elements} numbers of the plan")]
     Length {
         /// The chunk.
         chunk: ChunkId,
-        /// Bytes of one.
-        left: usize,
-        /// Bytes of the other.
-        right: usize,
+        /// Elements of the chunk.
+        elements: usize,
+    },
+    /// Weights in a form that only partial sums have.
+    #[error("weights of chunk {chunk} came as a sparse partial sum")]
+    SparseWeights {
+        /// The chunk.
+        chunk: ChunkId,
     },
     /// The leaves don't fit the tree.
     #[error("chunk {chunk}: {source}")]
@@ -77,20 +81,4 @@ pub enum FrameError {
         /// Why.
         source: millrace_emulator::tree::PartialError,
     },
-}
-
-/// `left + right`, element by element, f32 little-endian; the shorter length wins (callers have compared them).
-pub fn add_payloads(left: Bytes, right: &[u8]) -> Bytes {
-    let mut sum = left.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
-    add_into(&mut sum, right);
-    sum.freeze()
-}
-
-/// `left += right`, f32 little-endian.
-pub fn add_into(left: &mut [u8], right: &[u8]) {
-    let (left, _) = left.as_chunks_mut::<4>();
-    let (right, _) = right.as_chunks::<4>();
-    for (left, right) in left.iter_mut().zip(right) {
-        *left = (f32::from_le_bytes(*left) + f32::from_le_bytes(*right)).to_le_bytes();
-    }
 }

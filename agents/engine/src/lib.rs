@@ -9,6 +9,7 @@
 //! * [`swarm`]: a SwarmX node: copies chunks down, joins partial sums on the way up.
 //! * [`system`]: a CS-2: in which order it receives, computes and sends.
 //! * [`course`], [`credit`]: positions on a link and the credits that admit them.
+//! * [`frame`], [`payload`]: what links carry; sums of partial sums, with and without their zeros.
 //!
 //! Invariants: no machine looks at a clock, a socket or a random number; a message of an older epoch changes nothing; a
 //! leaf is never counted twice; what one shard has committed, all will commit.
@@ -18,6 +19,7 @@ pub mod course;
 pub mod credit;
 pub mod frame;
 pub mod message;
+pub mod payload;
 pub mod shard;
 pub mod swarm;
 pub mod system;

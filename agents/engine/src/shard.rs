@@ -9,15 +9,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use millrace_emulator::placement::{Placement, ShardId};
 use millrace_emulator::plan::{ChunkId, StreamPlan};
 use millrace_emulator::tree::{Node, Partials};
 
 use crate::course::{At, Courses, Cursor, Direction};
 use crate::credit::{Allowance, Window};
-use crate::frame::{Frame, FrameError, Place, add_payloads};
+use crate::frame::{Frame, FrameError, Place};
 use crate::message::{Report, ShardState};
+use crate::payload::Payload;
 use crate::swarm::expect;
 use crate::types::{CommitRecord, Epoch, Task, Turn};
 
@@ -38,8 +38,8 @@ pub enum Command {
         first: bool,
         /// Whether this is the last use.
         last: bool,
-        /// The sum, f32 little-endian.
-        sum: Bytes,
+        /// The sum; it has as many elements as the chunk.
+        sum: Payload,
     },
     /// Make the gathered gradients the pending update of this commit.
     Commit(CommitRecord),
@@ -95,7 +95,7 @@ pub struct Shard {
     link: Option<Link>,
     gathering: Option<u64>,
     /// Open partial sums by chunk and use.
-    partials: BTreeMap<(ChunkId, usize), Partials<Bytes>>,
+    partials: BTreeMap<(ChunkId, usize), Partials<Payload>>,
     /// Uses summed so far, by chunk.
     uses: Vec<u32>,
     uses_of: Vec<u32>,
@@ -220,6 +220,10 @@ impl Shard {
         let Some(link) = self.link.as_mut().filter(|link| link.epoch == place.epoch) else { return Ok(()) };
         let (turn, at) = link.up.next().ok_or(FrameError::NotOpened(place))?;
         expect(&place, turn, at)?;
+        let elements = self.plan.chunks[at.chunk].elements;
+        if !payload.is_sum_of(elements) {
+            return Err(FrameError::Length { chunk: at.chunk, elements }.into());
+        }
         link.slot_frames += 1;
         if link.slot_frames >= link.nodes[at.round as usize].len() {
             link.slot_frames = 0;
@@ -229,8 +233,7 @@ impl Shard {
         let tree = link.placement.tree;
         let chunk = at.chunk;
         let sums = self.partials.entry((chunk, at.layer)).or_insert_with(|| Partials::new(tree));
-        sums.insert(place.node, payload, |left, right| add_payloads(left, &right))
-            .map_err(|source| FrameError::Partial { chunk, source })?;
+        sums.insert(place.node, payload, Payload::join).map_err(|source| FrameError::Partial { chunk, source })?;
         if sums.covers(tree.root().range()) {
             let sum = sums.take().pop();
             self.partials.remove(&(chunk, at.layer));

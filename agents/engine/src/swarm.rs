@@ -8,14 +8,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 use millrace_emulator::tree::{Node, PartialError, Partials};
 
 use crate::course::{At, Courses, Cursor, Direction};
 use crate::credit::{Allowance, Window};
-use crate::frame::{Frame, FrameError, Place, add_payloads};
+use crate::frame::{Frame, FrameError, Place};
+use crate::payload::Payload;
 use crate::types::{Epoch, Turn};
 
 /// What a node wants done.
@@ -48,6 +48,7 @@ struct Child {
 /// The machine of one SwarmX node in one epoch. A new epoch makes a new one.
 pub struct SwarmX {
     epoch: Epoch,
+    plan: Arc<StreamPlan>,
     placement: Arc<Placement>,
     parents: Vec<Parent>,
     children: Vec<Child>,
@@ -59,7 +60,7 @@ pub struct SwarmX {
 
 impl SwarmX {
     /// The node at `place` of the placement's swarm; `window` slots per link and direction.
-    pub fn new(plan: &StreamPlan, placement: Arc<Placement>, place: usize, epoch: Epoch, window: u64) -> Self {
+    pub fn new(plan: Arc<StreamPlan>, placement: Arc<Placement>, place: usize, epoch: Epoch, window: u64) -> Self {
         let node = &placement.swarm[place];
         let links = if node.parent.is_none() { placement.shards as usize } else { 1 };
         let parent =
@@ -75,8 +76,9 @@ impl SwarmX {
             sends: (0..placement.rounds.len()).map(|round| !placement.swarm_nodes(place, round).is_empty()).collect(),
             parents: (0..links).map(parent).collect(),
             children: node.children.iter().map(child).collect(),
-            down: Cursor::new(Courses::new(plan, &placement, Direction::Down, None)),
-            up: Cursor::new(Courses::new(plan, &placement, Direction::Up, None)),
+            down: Cursor::new(Courses::new(&plan, &placement, Direction::Down, None)),
+            up: Cursor::new(Courses::new(&plan, &placement, Direction::Up, None)),
+            plan,
             placement,
         }
     }
@@ -200,24 +202,23 @@ impl SwarmX {
     }
 
     /// Takes one slot's frames off every child and joins siblings.
-    fn join(&mut self, turn: Turn, at: At, out: &mut Vec<Command>) -> Result<Vec<(Node, Bytes)>, FrameError> {
+    fn join(&mut self, turn: Turn, at: At, out: &mut Vec<Command>) -> Result<Vec<(Node, Payload)>, FrameError> {
         let mut partials = Partials::new(self.placement.tree);
-        let mut length = None;
+        let elements = self.plan.chunks[at.chunk].elements;
         for (number, child) in self.children.iter_mut().enumerate() {
             let nodes = &child.nodes[at.round as usize];
             for &node in nodes {
                 let Some(Frame { place, payload, .. }) = child.frames.pop_front() else { break };
                 expect(&place, turn, at)?;
-                let left = *length.get_or_insert(payload.len());
-                if left != payload.len() {
-                    return Err(FrameError::Length { chunk: at.chunk, left, right: payload.len() });
+                if !payload.is_sum_of(elements) {
+                    return Err(FrameError::Length { chunk: at.chunk, elements });
                 }
                 if place.node != node {
                     let source = PartialError::NotANode(place.node, self.placement.tree.leaves());
                     return Err(FrameError::Partial { chunk: at.chunk, source });
                 }
                 partials
-                    .insert(node, payload, |left, right| add_payloads(left, &right))
+                    .insert(node, payload, Payload::join)
                     .map_err(|source| FrameError::Partial { chunk: at.chunk, source })?;
             }
             // A slot without frames on this link counts on neither end.

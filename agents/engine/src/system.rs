@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use millrace_emulator::graph::LayerId;
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::{DownSlot, Pass, StreamPlan};
@@ -15,6 +16,7 @@ use millrace_emulator::tree::Node;
 use crate::course::At;
 use crate::credit::{Allowance, Window};
 use crate::frame::{Frame, FrameError, Place};
+use crate::payload::Payload;
 use crate::swarm::expect;
 use crate::types::{Epoch, Turn};
 
@@ -34,8 +36,8 @@ pub enum Act {
     Load {
         /// The chunk's slot.
         at: At,
-        /// Its weights.
-        frame: Frame,
+        /// Its weights, as the plan encodes them.
+        weights: Bytes,
         /// The total.
         grant: u64,
     },
@@ -174,7 +176,10 @@ impl System {
                     let Some(frame) = self.frames.pop_front() else { return Ok(None) };
                     let at = At { round: self.round, ..at };
                     expect(&frame.place, turn, at)?;
-                    Act::Load { at, frame, grant: self.window.consume() }
+                    let Payload::Dense(weights) = frame.payload else {
+                        return Err(FrameError::SparseWeights { chunk: at.chunk });
+                    };
+                    Act::Load { at, weights, grant: self.window.consume() }
                 }
                 Stage::Compute(layer, pass) => Act::Compute { layer, pass },
                 Stage::Report => Act::Report { turn },

@@ -1,13 +1,15 @@
 //! Frames and control messages as bytes.
 //!
 //! A frame's header is 72 bytes, little-endian: magic `MR`, version, encoding, payload length, plan hash, attempt, epoch
-//! number, turn, step, round, slot, chunk, node start, node end, mask version, xxh3 of the payload. The receiver takes
-//! sizes from the header and never from the plan.
+//! number, turn, step, round, slot, chunk, node start, node end, mask version, xxh3 of the payload. The encoding is 0 for
+//! f32, 1 for bf16 and 2 for a partial sum without its zeros, see [`payload`](millrace_engine::payload). The receiver
+//! takes sizes from the header and never from the plan.
 
 use bytes::Bytes;
 use millrace_emulator::plan::{Encoding, PlanHash};
 use millrace_emulator::tree::Node;
 use millrace_engine::frame::{Frame, Place};
+use millrace_engine::payload::{Payload, PayloadError, Sparse};
 use millrace_engine::types::Epoch;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +18,11 @@ use twox_hash::XxHash3_64;
 use crate::packet::Packet;
 
 const MAGIC: [u8; 2] = *b"MR";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// The encodings of a header.
+const F32: u8 = 0;
+const BF16: u8 = 1;
+const SPARSE: u8 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 72;
 /// Where in it the payload's length stands.
@@ -27,7 +33,7 @@ const LENGTH_AT: usize = 4;
 pub struct LinkContext {
     /// Plan both ends run.
     pub plan: PlanHash,
-    /// How the payload is encoded.
+    /// How the payload's numbers are encoded.
     pub encoding: Encoding,
     /// Updates in the weights, or the step the gradient is for.
     pub step: u64,
@@ -52,6 +58,14 @@ pub enum CodecError {
     Damaged {
         /// The chunk.
         chunk: usize,
+    },
+    /// A sparse partial sum that is none.
+    #[error("chunk {chunk} arrived as a sum that can't be read: {source}")]
+    Payload {
+        /// The chunk.
+        chunk: usize,
+        /// Why.
+        source: PayloadError,
     },
     /// A control message that can't be read.
     #[error("a control message could not be read; run the same build on every agent")]
@@ -88,9 +102,15 @@ impl Reader<'_> {
 /// Packs a frame, with the checksum it came with or, if it was made here, a new one.
 pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     let Frame { place, payload, checksum } = frame;
+    let encoding = match (&payload, context.encoding) {
+        (Payload::Sparse(_), _) => SPARSE,
+        (Payload::Dense(_), Encoding::F32) => F32,
+        (Payload::Dense(_), Encoding::Bf16) => BF16,
+    };
+    let payload = payload.into_bytes();
     let mut writer = Writer([0; HEADER_BYTES], 0);
     writer.put(MAGIC);
-    writer.put([VERSION, matches!(context.encoding, Encoding::Bf16) as u8]);
+    writer.put([VERSION, encoding]);
     writer.put((payload.len() as u32).to_le_bytes());
     writer.put(context.plan.0.to_le_bytes());
     writer.put(place.epoch.attempt.to_le_bytes());
@@ -114,9 +134,10 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [VERSION] {
         return Err(CodecError::Header);
     }
-    let encoding = match reader.take::<1>()? {
-        [0] => Encoding::F32,
-        [1] => Encoding::Bf16,
+    let [code] = reader.take()?;
+    let encoding = match code {
+        F32 | SPARSE => Encoding::F32,
+        BF16 => Encoding::Bf16,
         _ => return Err(CodecError::Header),
     };
     let length = reader.u32()? as usize;
@@ -133,6 +154,11 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     if payload.len() != length || XxHash3_64::oneshot(&payload) != checksum {
         return Err(CodecError::Damaged { chunk });
     }
+    let payload = if code == SPARSE {
+        Payload::Sparse(Sparse::parse(payload).map_err(|source| CodecError::Payload { chunk, source })?)
+    } else {
+        Payload::Dense(payload)
+    };
     let place = Place { epoch, turn, round, slot, chunk, node };
     Ok((Frame { place, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
 }
@@ -161,7 +187,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
 mod tests {
     use super::*;
 
-    fn packed() -> Packet {
+    fn packed(encoding: Encoding, payload: impl Into<Payload>) -> Packet {
         let place = Place {
             epoch: Epoch { attempt: 1, number: 2 },
             turn: 3,
@@ -170,19 +196,35 @@ mod tests {
             chunk: 6,
             node: Node::new(7, 8),
         };
-        let context = LinkContext { plan: PlanHash(9), encoding: Encoding::Bf16, step: 10 };
-        pack(Frame::new(place, Bytes::from_static(b"weights!")), context)
+        let context = LinkContext { plan: PlanHash(9), encoding, step: 10 };
+        pack(Frame::new(place, payload), context)
     }
 
     #[test]
     fn a_frame_survives_the_wire() {
-        let (frame, context) = unpack(packed(), PlanHash(9)).unwrap();
-        assert_eq!(pack(frame, context), packed());
+        let [weights, dense] = [b"bf16", b"sums"].map(|bytes| Payload::Dense(Bytes::from_static(bytes)));
+        let sparse = Payload::of_sum(&[0.0; 1000]);
+        assert!(matches!(sparse, Payload::Sparse(_)));
+        for (encoding, payload) in [(Encoding::Bf16, weights), (Encoding::F32, dense), (Encoding::F32, sparse)] {
+            let packet = packed(encoding, payload.clone());
+            let (frame, context) = unpack(packet.clone(), PlanHash(9)).unwrap();
+            assert_eq!((&frame.payload, context.encoding), (&payload, encoding));
+            assert_eq!(pack(frame, context), packet);
+        }
+    }
+
+    #[test]
+    fn a_sparse_sum_that_is_none_is_refused_though_its_checksum_is_right() {
+        let packet = packed(Encoding::F32, Bytes::from_static(b"weights!"));
+        let mut head = packet.head.to_vec();
+        head[3] = SPARSE;
+        let refused = unpack(Packet { head: head.into(), ..packet }, PlanHash(9)).err();
+        assert!(matches!(refused, Some(CodecError::Payload { chunk: 6, .. })), "{refused:?}");
     }
 
     #[test]
     fn any_flipped_bit_and_any_cut_is_noticed() {
-        let good = packed();
+        let good = packed(Encoding::Bf16, Bytes::from_static(b"weights!"));
         for byte in 0..good.payload.len() {
             let mut payload = good.payload.to_vec();
             payload[byte] ^= 1;

@@ -113,7 +113,7 @@ impl Driver {
             dial(me, parent, address, epoch, self.settings.clone());
         }
         self.node = Some(NodeInEpoch {
-            machine: SwarmX::new(&job.plan, placement, place, epoch, job.window()),
+            machine: SwarmX::new(job.plan.clone(), placement, place, epoch, job.window()),
             ends: Ends::new(parents.iter().chain(&children).copied()),
             parents,
             children,

@@ -66,6 +66,24 @@ fn what_stops_early_leaves_nothing() {
 }
 
 #[test]
+fn the_rows_of_words_that_no_leaf_has_do_not_travel() {
+    const VOCABULARY: u64 = 4096;
+    let place = Place::new();
+    place.params("params.yaml", &[("vocab_size: 64", &format!("vocab_size: {VOCABULARY}"))]);
+    let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
+    let traffic = json(&place.succeed("plan -p params.yaml --num_csx 2 --json").stdout)["traffic"].take();
+    let payload = ["weights_down", "gradients_up"].map(|way| traffic[way].as_u64().unwrap()).iter().sum::<u64>();
+    place.succeed("train -p params.yaml -o m --num_csx 2");
+    let performance = json(&std::fs::read_to_string(place.path("m/performance.json")).unwrap());
+    let agents = performance["agents"].as_object().unwrap().values();
+    let moved: u64 = agents.map(|agent| agent["bytes_out"].as_u64().unwrap()).sum::<u64>() / 6;
+    // The lookup's gradient is that large on three links: from two systems, and from the SwarmX node to MemoryX. The
+    // table's other use, in the loss, has a gradient in every row.
+    let lookups = 3 * 4 * 32 * VOCABULARY;
+    assert!((payload - lookups..payload - lookups / 10 * 8).contains(&moved), "{moved} of {payload}, {lookups}");
+}
+
+#[test]
 fn samples_are_what_the_model_sees() {
     let place = Place::new();
     place.succeed("samples -p params.yaml --steps 3 -o samples.safetensors");

@@ -54,7 +54,7 @@ pub struct PlanReport {
     pub placement: PlacementReport,
     /// Memory of each role.
     pub bytes: RoleBytes,
-    /// Least payload bytes of a step.
+    /// Payload bytes of a step, zeros included.
     pub traffic: Traffic,
     /// Projected time on real systems.
     pub projection: Projection,

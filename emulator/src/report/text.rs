@@ -99,7 +99,7 @@ impl PlanReport {
         let traffic = &self.traffic;
         writeln!(
             f,
-            "\nLeast payload of a step over {}: {} ({} weights down, {} gradients up, {} samples)",
+            "\nPayload of a step over {}, zeros included: {} ({} weights down, {} gradients up, {} samples)",
             counted(traffic.links as usize, "link"),
             bytes(traffic.training_step()),
             bytes(traffic.weights_down),

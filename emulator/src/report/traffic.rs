@@ -1,4 +1,5 @@
-//! How many payload bytes a step moves: the least any implementation of the plan can send.
+//! How many payload bytes a step moves if every number travels, zeros included: what windows and links are measured for.
+//! A gradient that is mostly zero takes less.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,7 @@ pub struct Traffic {
     pub links: u64,
     /// Weights of a training step, over every link and round.
     pub weights_down: u64,
-    /// Partial sums of gradients, over every link and round.
+    /// Partial sums of gradients with all their zeros, over every link and round.
     pub gradients_up: u64,
     /// Tokens and labels of a training step.
     pub samples: u64,

@@ -8,9 +8,13 @@ use millrace_emulator::plan::{
     Chunk, ChunkId, DownSlot, Encoding, Group, GroupId, LayerPlan, Leaves, MachineBytes, Pass, StreamPlan, UpSlot,
 };
 use millrace_emulator::tree::Node;
+use millrace_engine::payload::{Payload, SPAN};
 use millrace_engine::types::{CommitRecord, LeafResult, Task};
 
 use crate::random::{Random, mix};
+
+/// Elements of a chunk: few, or spans of which some are zero in a leaf's gradient.
+const ELEMENTS: [usize; 3] = [1, 3, 2 * SPAN + 2];
 
 /// A plan of 2 to 5 layers, 1 to 3 chunks a group and 1 to 9 leaves.
 pub fn plan(random: &mut Random) -> StreamPlan {
@@ -68,7 +72,7 @@ pub fn plan(random: &mut Random) -> StreamPlan {
 fn group(name: String, chunks: &mut Vec<Chunk>, group: GroupId, random: &mut Random) -> Group {
     let (first, mut elements) = (chunks.len(), 0);
     for _ in 0..random.within(1, 3) {
-        let chunk = Chunk { group, start: elements, elements: random.within(1, 3) };
+        let chunk = Chunk { group, start: elements, elements: ELEMENTS[random.below(ELEMENTS.len())] };
         elements += chunk.elements;
         chunks.push(chunk);
     }
@@ -175,8 +179,13 @@ impl Leaf {
         let mut gradients = Vec::new();
         for chunk in weights {
             let mut gradient = Vec::new();
-            for weight in chunk {
+            for (span, weight) in chunk.iter().enumerate().map(|(element, weight)| (element / SPAN, weight)) {
                 at += 1;
+                // As in an embedding's lookup: most rows are no word of this sample.
+                if chunk.len() > SPAN && !mix(self.sample ^ mix(span as u64)).is_multiple_of(4) {
+                    gradient.push(0.0);
+                    continue;
+                }
                 gradient.push(slope * (input + 0.1 * at as f32) * (1.0 + 0.3 * weight) + noise / at as f32);
                 self.slope = self.slope * 0.9 + weight * slope * 0.1;
             }
@@ -229,6 +238,14 @@ impl Parameters {
             bytes
         };
         vec![digest(&self.weights), digest(&self.moments)]
+    }
+}
+
+/// The values of a partial sum.
+pub fn numbers(sum: &Payload) -> Vec<f32> {
+    match sum {
+        Payload::Dense(bytes) => decode(bytes),
+        Payload::Sparse(sum) => sum.spans().flat_map(decode).collect(),
     }
 }
 

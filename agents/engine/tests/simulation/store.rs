@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, StreamPlan};
 use millrace_engine::message::{ChunkDigests, Snapshot};
+use millrace_engine::payload::Payload;
 use millrace_engine::types::CommitRecord;
 
-use crate::model::{Parameters, decode, encode, squared_norm};
+use crate::model::{Parameters, encode, numbers, squared_norm};
 
 /// What shards have written, by directory.
 pub type Disk = BTreeMap<String, BTreeMap<ChunkId, Parameters>>;
@@ -83,13 +84,13 @@ impl Store {
     }
 
     /// Adds a use's gradient; after the last the squared norm.
-    pub fn gather(&mut self, chunk: ChunkId, first: bool, last: bool, sum: &[u8]) -> Result<Option<f64>, String> {
+    pub fn gather(&mut self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, String> {
         let committed = self.committed;
         let held = self.chunk(chunk)?;
         if held.applied != committed {
             return Err(format!("the gradient of chunk {chunk} came before its update was applied"));
         }
-        let sum = decode(sum);
+        let sum = numbers(sum);
         if first {
             held.gradient = sum;
         } else {

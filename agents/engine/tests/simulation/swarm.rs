@@ -32,7 +32,7 @@ impl SwarmBody {
         let sums = placement.swarm[at].children.iter().flat_map(|&node| child(node));
         let most_sums = sums.map(|(child, round)| placement.child_nodes(child, round).len()).max().unwrap_or(0);
         let most = (window as usize, window as usize * most_sums);
-        let machine = SwarmX::new(&job.plan, placement, at, place.epoch, window);
+        let machine = SwarmX::new(job.plan.clone(), placement, at, place.epoch, window);
         self.node = Some(Node { machine, above, below, most });
         Ok(())
     }

@@ -8,11 +8,12 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::{ChunkId, Pass, StreamPlan};
 use millrace_engine::frame::Frame;
 use millrace_engine::message::Report;
+use millrace_engine::payload::Payload;
 use millrace_engine::system::{Act, System};
 use millrace_engine::types::{AgentId, LeafResult, Role, Turn};
 
 use crate::agent::{Job, Place};
-use crate::model::{Leaf, decode, encode, layer_chunks, sum};
+use crate::model::{Leaf, decode, layer_chunks, sum};
 use crate::wires::Packet;
 
 #[derive(Default)]
@@ -127,8 +128,8 @@ impl Run {
                 self.asked = Some(leaves.clone());
                 place.send(self.samples_from, Packet::Ask(turn.task, leaves));
             }
-            Act::Load { at, frame, grant } => {
-                if self.wafer.insert(at.chunk, decode(&frame.payload)).is_some() {
+            Act::Load { at, weights, grant } => {
+                if self.wafer.insert(at.chunk, decode(&weights)).is_some() {
                     return Err(format!("chunk {} was on the wafer already", at.chunk));
                 }
                 place.grant(self.above, grant);
@@ -143,7 +144,7 @@ impl Run {
                 for to in places {
                     let one =
                         sum(to.node, &|leaf| by_leaf.get(&leaf).cloned()).ok_or("a leaf's gradient is missing")?;
-                    place.send(self.above, Packet::Frame(Frame::new(to, encode(&one))));
+                    place.send(self.above, Packet::Frame(Frame::new(to, Payload::of_sum(&one))));
                 }
             }
         }

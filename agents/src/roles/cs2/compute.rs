@@ -6,10 +6,11 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
-use millrace_emulator::kernels::{Simd, convert};
+use millrace_emulator::kernels::Simd;
 use millrace_emulator::plan::{Encoding, Pass};
 use millrace_engine::frame::Frame;
 use millrace_engine::message::Report;
+use millrace_engine::payload::Payload;
 use millrace_engine::system::{Act, System, Wait};
 use millrace_engine::types::{LeafResult, Task, Turn};
 use millrace_protocol::codec::{self, LinkContext};
@@ -37,7 +38,6 @@ struct InEpoch {
     start: Box<Start>,
     system: System,
     device: CpuDevice,
-    simd: Simd,
     samples: VecDeque<proto::SamplesReply>,
     /// A round that waits for its samples.
     begin: Option<Begin>,
@@ -134,11 +134,10 @@ impl Worker {
         match (input, here.as_mut()) {
             (Input::Epoch(start), _) => {
                 let Start { epoch, place, .. } = *start;
-                let simd = Simd::new(self.job.profile.isa).map_err(Failure::own)?;
-                let device = self.device(&start, simd)?;
+                let device = self.device(&start)?;
                 let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
                 start.grants.grant(system.first_grant());
-                *here = Some(InEpoch { start, system, samples: VecDeque::new(), device, simd, begin: None, step: 0 });
+                *here = Some(InEpoch { start, system, samples: VecDeque::new(), device, begin: None, step: 0 });
             }
             (Input::Abandon, _) => *here = None,
             (Input::Open(epoch, turn), Some(here)) if here.start.epoch == epoch => {
@@ -159,7 +158,8 @@ impl Worker {
     }
 
     /// A device with room for the leaves this system owns in the epoch.
-    fn device(&self, start: &Start, simd: Simd) -> Result<CpuDevice, Failure> {
+    fn device(&self, start: &Start) -> Result<CpuDevice, Failure> {
+        let simd = Simd::new(self.job.profile.isa).map_err(Failure::own)?;
         let rounds = start.placement.rounds.iter().chain(&start.placement.eval_rounds);
         let leaves = rounds.map(|round| round.owned[start.place].len()).max().unwrap_or(0);
         let options = DeviceOptions { seed: self.job.job.run.seed, threads: self.threads, simd, leaves };
@@ -201,10 +201,9 @@ impl Worker {
         match act {
             // Held back until its samples are there.
             Act::Begin { .. } => {}
-            Act::Load { at, frame, grant } => {
-                here.device
-                    .load(at.chunk, self.job.plan.chunk_encoding(at.chunk), &frame.payload)
-                    .map_err(Failure::own)?;
+            Act::Load { at, weights, grant } => {
+                let encoding = self.job.plan.chunk_encoding(at.chunk);
+                here.device.load(at.chunk, encoding, &weights).map_err(Failure::own)?;
                 here.start.grants.grant(grant);
             }
             Act::Compute { layer, pass } => {
@@ -232,7 +231,7 @@ impl Worker {
                     let gradient = here.device.gradient(at.layer, at.chunk, place.node).ok_or_else(|| {
                         Failure::own(format!("no gradient of chunk {} for leaves {}", at.chunk, place.node))
                     })?;
-                    let frame = Frame::new(place, convert::f32_bytes(here.simd, gradient).into());
+                    let frame = Frame::new(place, Payload::of_sum(gradient));
                     let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: here.step };
                     here.start.frames.frame(codec::pack(frame, context));
                 }

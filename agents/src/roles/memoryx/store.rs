@@ -15,6 +15,7 @@ use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
 use millrace_emulator::placement::ShardId;
 use millrace_emulator::plan::{ChunkId, Encoding};
+use millrace_engine::payload::{self, Payload};
 use millrace_engine::types::CommitRecord;
 use millrace_params::OptimizerKind;
 use millrace_telemetry::stall::{StallClock, StallReason};
@@ -157,17 +158,10 @@ impl Store {
     }
 
     /// Takes the sum of one use of `chunk` into its gradient; after the last use returns its squared norm.
-    pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &[u8]) -> Option<f64> {
+    pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Option<f64> {
         let mut cell = self.cell(chunk)?;
         let gradient = cell.array(self.gradient_index());
-        if sum.len() != 4 * gradient.len() {
-            return None;
-        }
-        if first {
-            convert::read_f32(self.simd, sum, gradient);
-        } else {
-            convert::add_f32(self.simd, sum, gradient);
-        }
+        take_sum(self.simd, sum, first, gradient)?;
         last.then(|| elementwise::squared_norm(self.simd, gradient))
     }
 
@@ -354,11 +348,78 @@ fn apply<'a>(
     }
 }
 
+/// `gradient = sum`, or `+= sum` after the first use; `None` where they differ in length.
+fn take_sum(simd: Simd, sum: &Payload, first: bool, gradient: &mut [f32]) -> Option<()> {
+    let take = if first { convert::read_f32 } else { convert::add_f32 };
+    match sum {
+        _ if !sum.is_sum_of(gradient.len()) => return None,
+        Payload::Dense(sum) => take(simd, sum, gradient),
+        Payload::Sparse(sum) => {
+            let spans = gradient.chunks_mut(payload::SPAN).zip(sum.spans());
+            spans.for_each(|(gradient, span)| take(simd, span, gradient));
+        }
+    }
+    Some(())
+}
+
 fn initializer(init: Init) -> Initializer {
     match init {
         Init::Constant { value } => Initializer::Constant { value },
         Init::Normal { mean, std } => Initializer::Normal { mean, std },
         Init::TruncatedNormal { mean, std, low, high } => Initializer::TruncatedNormal { mean, std, low, high },
         Init::Uniform { low, high } => Initializer::Uniform { low, high },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_emulator::kernels::ftz;
+    use millrace_emulator::numerics::random::hash64;
+
+    use super::*;
+
+    const LENGTH: usize = 40 * payload::SPAN + 9;
+
+    /// A gradient of which few spans have numbers: zeros of both signs, denormals and others.
+    fn gradient(key: u64, filled: u64) -> Vec<f32> {
+        let number = |element: usize| {
+            let hash = hash64(key, element as u64);
+            let empty = hash64(!key, (element / payload::SPAN) as u64) % 100 >= filled;
+            let special = [0.0, -0.0, 1e-40, -1e-40, -3.0, 1.5 * f32::MIN_POSITIVE, -f32::MIN_POSITIVE];
+            if empty { 0.0 } else { special.get(hash as usize % 9).copied().unwrap_or((hash >> 40) as f32) }
+        };
+        (0..LENGTH).map(number).collect()
+    }
+
+    fn dense(gradient: &[f32]) -> Payload {
+        Payload::Dense(gradient.iter().flat_map(|x| x.to_le_bytes()).collect())
+    }
+
+    /// Two uses of a chunk, each the sum of two systems' leaves.
+    fn gather(uses: &[[Vec<f32>; 2]; 2], form: impl Fn(&[f32]) -> Payload) -> Vec<u32> {
+        let mut all = vec![f32::NAN; LENGTH];
+        for (at, [left, right]) in uses.iter().enumerate() {
+            take_sum(Simd::detect(), &form(left).join(form(right)), at == 0, &mut all).unwrap();
+        }
+        all.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[test]
+    fn sparse_sums_make_the_bits_of_dense_ones_on_threads_that_flush_denormals() {
+        let _flush = ftz::scoped();
+        for seed in 0..20 {
+            for filled in [[[5, 5], [5, 5]], [[100, 100], [5, 5]], [[5, 100], [40, 40]], [[5, 5], [100, 5]]] {
+                let mut key = 10 * seed;
+                let uses = filled.map(|pair| {
+                    pair.map(|filled| {
+                        key += 1;
+                        gradient(key, filled)
+                    })
+                });
+                assert_eq!(gather(&uses, Payload::of_sum), gather(&uses, dense), "seed {seed}, {filled:?}");
+            }
+        }
+        assert!(matches!(Payload::of_sum(&gradient(1, 5)), Payload::Sparse(_)));
+        assert_eq!(take_sum(Simd::detect(), &Payload::of_sum(&[0.0; LENGTH]), true, &mut [0.0; 2]), None);
     }
 }

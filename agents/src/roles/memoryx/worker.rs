@@ -3,10 +3,10 @@
 use std::sync::{Arc, mpsc as blocking};
 use std::thread::JoinHandle;
 
-use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, PlanHash};
 use millrace_engine::frame::{Frame, Place};
 use millrace_engine::message::{Report, Snapshot, Source};
+use millrace_engine::payload::Payload;
 use millrace_engine::types::CommitRecord;
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_telemetry::stall::{StallClock, StallReason};
@@ -22,7 +22,7 @@ pub enum Job {
     /// Send the chunk at `place`; `step` is for the frame's header.
     Send { place: Place, step: u64, end: End },
     /// See [`Command::Gather`](millrace_engine::shard::Command::Gather).
-    Gather { chunk: ChunkId, first: bool, last: bool, sum: Bytes },
+    Gather { chunk: ChunkId, first: bool, last: bool, sum: Payload },
     /// Make the gathered gradients the pending update.
     Commit(CommitRecord),
     /// Write every chunk as of the snapshot's step.
