@@ -1,6 +1,6 @@
 //! What every visit has at hand.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::Client;
@@ -46,6 +46,8 @@ pub struct Context {
 #[derive(Clone)]
 struct Understood {
     num_csx: u32,
+    /// The appliance it was understood on.
+    cluster: ClusterSpec,
     result: Result<Arc<(Resolution, Needs)>, String>,
 }
 
@@ -114,24 +116,28 @@ impl Context {
         cluster: &ClusterSpec,
         num_csx: u32,
     ) -> Result<Arc<(Resolution, Needs)>, String> {
-        if let Some(known) = lock(&self.understood).get(uid).filter(|known| known.num_csx == num_csx) {
+        let record = job.status.as_ref().and_then(|status| status.resolved.clone());
+        // What is on record no change of the appliance concerns.
+        let holds = |known: &&Understood| known.num_csx == num_csx && (record.is_some() || known.cluster == *cluster);
+        if let Some(known) = lock(&self.understood).get(uid).filter(holds) {
             return known.result.clone();
         }
-        let record = job.status.as_ref().and_then(|status| status.resolved.clone());
         let resolution = record.map_or_else(|| resolve::resolve(job, cluster, &self.image), Ok);
         let result = resolution.and_then(|resolution| {
             let needs = resolve::needs(&resolution, num_csx)?;
             Ok(Arc::new((resolution, needs)))
         });
-        lock(&self.understood).insert(uid.to_owned(), Understood { num_csx, result: result.clone() });
+        lock(&self.understood)
+            .insert(uid.to_owned(), Understood { num_csx, cluster: cluster.clone(), result: result.clone() });
         result
     }
 
-    /// Forgets what is known of a job that is gone, and of an unresolved one whose appliance changed.
-    pub fn forget(&self, uid: &str) {
-        lock(&self.understood).remove(uid);
-        lock(&self.places).remove(uid);
-        self.followers.end(uid);
+    /// Forgets what is known of jobs that are gone.
+    pub fn forget_the_gone(&self) {
+        let jobs: HashSet<String> = self.jobs.state().iter().filter_map(|job| job.metadata.uid.clone()).collect();
+        lock(&self.understood).retain(|uid, _| jobs.contains(uid));
+        lock(&self.places).retain(|uid, _| jobs.contains(uid));
+        self.followers.keep(|uid| jobs.contains(uid));
     }
 
     /// A job's place in its queue.

@@ -32,6 +32,7 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 /// # Errors
 /// The API server refused or can't be reached.
 pub async fn reconcile(appliance: Arc<Appliance>, context: Arc<Context>) -> Result<Action, Error> {
+    context.forget_the_gone();
     let now = Timestamp::now();
     let old = appliance.status.clone().unwrap_or_default();
     let machine = match appliance.spec.machine.resolve() {

@@ -70,7 +70,7 @@ async fn visit(job: &TrainJob, context: &Context) -> Result<Action, Error> {
     let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
     if job.metadata.deletion_timestamp.is_some() {
         // Its children go with it, and the ledger lets go of its systems once they are gone.
-        context.forget(&uid);
+        context.followers.end(&uid);
         return Ok(Action::await_change());
     }
     let seen = dereference(job, context, uid).await?;
@@ -108,6 +108,7 @@ async fn dereference(job: &TrainJob, context: &Context, uid: String) -> Result<S
         place,
         report: report(context, &uid, &pods, attempt),
         resolution: understood.as_ref().map(|known| known.0.clone()).map_err(Clone::clone),
+        largest_num_csx: understood.as_ref().map(|known| known.1.largest_num_csx).ok(),
         wanted: understood.as_ref().map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };
     Ok(Seen { uid, pods, cluster, observed, needs: understood.ok() })

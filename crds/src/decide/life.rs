@@ -8,6 +8,8 @@ use super::conditions::{Facts, update};
 use super::{Agent, AgentState, Command, Decision, End, Event, Observed, Outcome};
 use crate::{CheckpointRecord, ConditionType, Failure, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus};
 
+/// What a coordinator calls it when another run has model_dir: an earlier job of the same name, which goes.
+const IN_USE: &str = "ModelDirInUse";
 /// Seconds an agent that has nothing left to do gets to end.
 const BRIEF: u32 = 10;
 /// Seconds after which an agent that left in good order is missed, unless its coordinator has ended too: at the end of a
@@ -112,6 +114,10 @@ impl Visit<'_> {
             };
             return (State::Suspended, message);
         }
+        if self.status.resolved.is_some() && self.too_many() {
+            self.status.queue = None;
+            return (State::Queued, self.refused.clone().unwrap_or_default());
+        }
         match granted {
             Some(grant) if !declined && self.observed.agents.is_empty() => self.begin(grant.systems.clone()),
             _ => {
@@ -166,7 +172,7 @@ impl Visit<'_> {
         if self.spec.suspend {
             return self.stop(State::Suspending, "the job saves its state, to pause".to_owned());
         }
-        if self.spec.num_csx != num_csx {
+        if self.spec.num_csx != num_csx && !self.too_many() {
             let wanted = self.spec.num_csx;
             return self.stop(
                 State::Resizing,
@@ -187,12 +193,24 @@ impl Visit<'_> {
         }
     }
 
+    /// Whether more systems are asked for than have something to do, which is told and otherwise passed over.
+    fn too_many(&mut self) -> bool {
+        let Some(largest) = self.observed.largest_num_csx.filter(|largest| self.spec.num_csx > *largest) else {
+            return false;
+        };
+        let wanted = self.spec.num_csx;
+        self.refused = Some(format!(
+            "numCsx is {wanted}, and a batch has {largest} leaves: set numCsx to at most {largest}; until then it stays as it was"
+        ));
+        true
+    }
+
     /// The end, if the coordinator has told it.
     fn over(&mut self) -> Option<Now> {
         let outcome = self.outcome()?.clone();
         match outcome.exit_code {
             0 => Some(self.finish(State::Succeeded, outcome.message)),
-            2 => {
+            2 if outcome.reason != IN_USE => {
                 self.keep_failure(&outcome);
                 Some(self.finish(State::BadParams, outcome.message))
             }
@@ -363,7 +381,7 @@ impl Visit<'_> {
         let who = cause.role.clone().unwrap_or_default();
         let (reason, exit_code) = (cause.reason.clone().unwrap_or_default(), cause.exit_code);
         self.status.failure = Some(Failure { time: Some(Time(self.observed.now)), ..cause });
-        if exit_code == Some(BAD_INPUT) {
+        if exit_code == Some(BAD_INPUT) && reason != IN_USE {
             return self.finish(State::BadParams, what);
         }
         let most = self.spec.failure_policy.max_restarts;

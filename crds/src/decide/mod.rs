@@ -47,6 +47,8 @@ pub struct Observed {
     pub report: Option<Report>,
     /// What the params come to. `Err` holds a sentence for the user, whose job can never run as it is.
     pub resolution: Result<Resolution, String>,
+    /// The most systems that have something to do, where that is known.
+    pub largest_num_csx: Option<u32>,
     /// How many agents of each role an attempt on `spec.numCsx` systems has.
     pub wanted: Vec<(Role, u32)>,
 }

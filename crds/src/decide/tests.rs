@@ -39,6 +39,7 @@ impl World {
             report: None,
             resolution: Ok(Resolution { job: Some("{}".to_owned()), ..Resolution::default() }),
             wanted: wanted(systems),
+            largest_num_csx: Some(8),
         };
         Self { job, seen, last: Vec::new(), events: Vec::new() }
     }
@@ -253,6 +254,17 @@ fn a_change_of_systems_saves_and_asks_anew() {
 }
 
 #[test]
+fn more_systems_than_leaves_are_told_and_passed_over() {
+    let mut world = World::training(2);
+    world.spec().num_csx = 9;
+    assert_eq!((world.visit(), stops(&world)), (State::Training, false));
+    assert!(!world.is(ConditionType::Accepted));
+    world.spec().num_csx = 2;
+    world.visit();
+    assert!(world.is(ConditionType::Accepted));
+}
+
+#[test]
 fn an_agent_that_fails_costs_a_restart_on_the_same_systems() {
     for role in Role::ALL {
         let mut world = World::training(2);
@@ -310,6 +322,9 @@ fn failures_end_a_job_as_what_they_were() {
     let mut world = World::training(2);
     world.ends(Role::Coordinator, 2, "Error");
     assert_eq!(world.visit(), State::BadParams, "bad input is never tried again");
+    let mut world = World::training(2);
+    world.ends(Role::Coordinator, 2, "ModelDirInUse");
+    assert_eq!(world.visit(), State::Restarting, "an earlier job of the same name lets go in a moment");
     for (reason, expected) in [("OOMKilled", State::OutOfMemory), ("Error", State::RetriesExhausted)] {
         let mut world = World::training(2);
         world.spec().failure_policy.max_restarts = 1;

@@ -113,6 +113,11 @@ impl Followers {
         }
     }
 
+    /// Follows only these jobs any more.
+    pub fn keep(&self, which: impl Fn(&str) -> bool) {
+        self.following().retain(|uid, _| which(uid));
+    }
+
     /// Follows the job no more.
     pub fn end(&self, uid: &str) {
         self.following().remove(uid);
