@@ -94,3 +94,17 @@ fn a_condition_keeps_its_time_until_its_status_changes() {
         assert!(!state.is_failure() || state.is_final());
     }
 }
+
+#[test]
+fn the_example_of_a_job_trains_the_example_of_params() {
+    let read = |name: &str| {
+        std::fs::read_to_string(format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    };
+    let (job, params) = (read("trainjob"), read("gpt2-kjv"));
+    let (head, inlined) = job.split_once("\n    params:\n").unwrap();
+    let inlined: String =
+        inlined.lines().map(|line| format!("{}\n", line.strip_prefix("        ").unwrap_or(line))).collect();
+    assert_eq!(inlined, params[params.find("train_input:").unwrap()..], "comments and all");
+    let run = millrace_params::Params::parse_yaml(&inlined).unwrap().runconfig.unwrap();
+    assert!(head.ends_with(&format!("\nspec:\n    numCsx: {}", run.num_csx.unwrap())), "no difference to tell of");
+}
