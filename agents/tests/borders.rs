@@ -36,6 +36,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("millrace-data", &[]),
     ("millrace-checkpoint", &["millrace-emulator"]),
     ("millrace-telemetry", &[]),
+    ("millrace-charts", &[]),
     (
         "millrace-agents",
         &[

@@ -1,0 +1,6 @@
+//! The Helm chart. What needs helm, or an API server, is ignored by default: `charts/test` brings both and runs everything.
+
+mod cluster;
+mod documents;
+mod rendered;
+mod tools;

@@ -1,0 +1,200 @@
+//! What helm makes of the chart.
+
+use millrace_crds::{Appliance, definitions};
+use serde_json::{Value, json};
+
+use crate::tools::{NAMESPACE, appliance, chart, everything, find, helm, read, root, run, template, yaml};
+
+#[test]
+#[ignore = "needs helm"]
+fn lint_has_nothing_to_say() {
+    for values in [json!({}), everything()] {
+        helm(&["lint", "--strict", chart().to_str().unwrap()], &values).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn rendering_is_the_same_every_time_and_from_a_package() {
+    let packages = tempfile::tempdir().unwrap();
+    let folder = packages.path().to_str().unwrap();
+    run("helm", &["package", "--destination", folder, chart().to_str().unwrap()], "").unwrap();
+    let package = packages.path().join(format!("millrace-{}.tgz", env!("CARGO_PKG_VERSION")));
+    for values in [json!({}), everything()] {
+        let (once, documents) = template(&chart(), &values);
+        assert_eq!(once, template(&chart(), &values).0);
+        assert_eq!(documents, template(&package, &values).1);
+    }
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn the_definitions_are_the_generated_ones_and_are_kept() {
+    let (_, documents) = template(&chart(), &json!({}));
+    for definition in definitions() {
+        let name = definition.metadata.name.clone().unwrap();
+        let rendered = find(&documents, "CustomResourceDefinition", &name);
+        assert_eq!(rendered["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+        let generated = std::fs::read_to_string(root().join(format!("crds/{name}.yaml"))).unwrap();
+        let mut generated = yaml(&generated)["spec"].take();
+        let mut spec = rendered["spec"].clone();
+        as_floats(&mut generated);
+        as_floats(&mut spec);
+        assert_eq!(first_difference(&generated, &spec, "spec"), None, "{name}");
+    }
+    let (_, documents) = template(&chart(), &json!({"crds": {"install": false}}));
+    assert!(documents.iter().all(|document| document["kind"] != "CustomResourceDefinition"));
+}
+
+/// Where two documents differ, and how: the whole of a definition is too long to read.
+fn first_difference(a: &Value, b: &Value, at: &str) -> Option<String> {
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => a.keys().chain(b.keys()).find_map(|key| {
+            let of = |fields: &serde_json::Map<String, Value>| fields.get(key).cloned().unwrap_or_default();
+            first_difference(&of(a), &of(b), &format!("{at}.{key}"))
+        }),
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            let mut pairs = a.iter().zip(b).enumerate();
+            pairs.find_map(|(index, (a, b))| first_difference(a, b, &format!("{at}[{index}]")))
+        }
+        _ => (a != b).then(|| format!("{at}: {a} and {b}")),
+    }
+}
+
+/// A bound of 1 and of 1.0 are the same.
+fn as_floats(value: &mut Value) {
+    match value {
+        Value::Number(number) => *value = json!(number.as_f64()),
+        Value::Array(items) => items.iter_mut().for_each(as_floats),
+        Value::Object(fields) => fields.values_mut().for_each(as_floats),
+        _ => {}
+    }
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn every_value_arrives() {
+    let values = everything();
+    let (text, documents) = template(&chart(), &values);
+    let spec = appliance(&documents)["spec"].clone();
+    let mut wanted = values["appliance"].clone();
+    wanted["imagePullPolicy"] = json!("Always");
+    wanted["imagePullSecrets"] = json!([{"name": "registry"}]);
+    let (mut given, mut wanted) = (spec, wanted);
+    as_floats(&mut given);
+    as_floats(&mut wanted);
+    assert_eq!(given, wanted);
+    let typed: Appliance = serde_json::from_value(appliance(&documents)).unwrap();
+    assert_eq!(typed.spec.machine.resolve().unwrap().systems, 4);
+
+    let deployment = find(&documents, "Deployment", "millrace-operator");
+    let pod = &deployment["spec"]["template"]["spec"];
+    let image = format!("registry.example/millrace@sha256:{}", "0".repeat(64));
+    assert_eq!(pod["containers"][0]["image"], image);
+    assert_eq!(environment(pod, "MILLRACE_IMAGE"), image);
+    assert_eq!(environment(pod, "MILLRACE_LOG"), "debug");
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+    assert_eq!(pod["nodeSelector"], values["operator"]["nodeSelector"]);
+    assert_eq!(pod["tolerations"], values["operator"]["tolerations"]);
+    assert_eq!(pod["priorityClassName"], "system-cluster-critical");
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    find(&documents, "PodDisruptionBudget", "millrace-operator");
+    let policy = find(&documents, "NetworkPolicy", "millrace-operator");
+    assert_eq!(policy["spec"]["egress"][1]["ports"][0]["port"], 16443);
+    for (kind, name) in [("ServiceMonitor", "millrace-operator"), ("PodMonitor", "millrace-agents")] {
+        assert_eq!(find(&documents, kind, name)["metadata"]["labels"]["release"], "prometheus");
+    }
+    let dashboard = find(&documents, "ConfigMap", "millrace-dashboard");
+    assert_eq!(dashboard["data"]["millrace.json"], read("files/dashboard.json"), "nothing is templated away");
+    assert!(!text.contains("aggregate-to"));
+}
+
+fn environment<'a>(pod: &'a Value, name: &str) -> &'a str {
+    let variables = pod["containers"][0]["env"].as_array().unwrap();
+    let variable = variables.iter().find(|variable| variable["name"] == name);
+    variable.unwrap_or_else(|| panic!("{name} is not set"))["value"].as_str().unwrap()
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn by_default_there_is_an_operator_and_an_appliance_and_nothing_that_others_define() {
+    let (_, documents) = template(&chart(), &json!({}));
+    for absent in ["ServiceMonitor", "PodMonitor", "PodDisruptionBudget", "NetworkPolicy", "Appliance"] {
+        assert!(documents.iter().all(|document| document["kind"] != absent), "{absent}");
+    }
+    for document in &documents {
+        assert_eq!(document["metadata"]["labels"]["app.kubernetes.io/instance"], "millrace", "{document}");
+    }
+    let operator = &find(&documents, "Deployment", "millrace-operator")["spec"]["template"];
+    let image = format!("localhost/millrace:{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(operator["spec"]["containers"][0]["image"], image);
+    assert_eq!(operator["metadata"]["labels"]["millrace.dev/follows-journals"], "true");
+    assert_eq!(environment(&operator["spec"], "MILLRACE_APPLIANCE"), "/etc/millrace/appliance.json");
+    let typed: Appliance = serde_json::from_value(appliance(&documents)).unwrap();
+    assert_eq!(typed.spec.machine.resolve().unwrap().systems, 16);
+
+    // Other values, another pod: the operator applies the appliance when it starts.
+    let (_, others) = template(&chart(), &json!({"appliance": {"systems": 17}}));
+    let checksum = |documents: &[Value]| {
+        let template = &find(documents, "Deployment", "millrace-operator")["spec"]["template"];
+        template["metadata"]["annotations"]["checksum/appliance"].clone()
+    };
+    assert_ne!(checksum(&documents), checksum(&others));
+
+    let (text, without) = template(&chart(), &json!({"appliance": {"create": false}}));
+    assert!(!text.contains("MILLRACE_APPLIANCE") && !text.contains("millrace-appliance"));
+    assert!(
+        !rules(find(&without, "ClusterRole", "millrace-operator"))
+            .any(|(resource, verb, _)| { resource == "appliances" && !["list", "watch"].contains(&&*verb) })
+    );
+}
+
+/// Each right of a role: resource, verb, and whether it is of named objects only.
+fn rules(role: &Value) -> impl Iterator<Item = (String, String, bool)> {
+    let strings = |list: &Value| -> Vec<String> {
+        list.as_array().into_iter().flatten().map(|text| text.as_str().unwrap().to_owned()).collect()
+    };
+    role["rules"].as_array().unwrap().iter().flat_map(move |rule| {
+        let (verbs, named) = (strings(&rule["verbs"]), !strings(&rule["resourceNames"]).is_empty());
+        let rights = strings(&rule["resources"]).into_iter();
+        rights.flat_map(move |resource| verbs.clone().into_iter().map(move |verb| (resource.clone(), verb, named)))
+    })
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn no_role_reads_secrets() {
+    let (text, documents) = template(&chart(), &everything());
+    assert!(!text.contains("'*'") && !text.contains("\"*\""), "every right is named");
+    let mut roles = 0;
+    for role in documents.iter().filter(|document| document["rules"].is_array()) {
+        roles += 1;
+        let cluster = role["kind"] == "ClusterRole";
+        for (resource, verb, named) in rules(role).filter(|(resource, ..)| resource == "secrets") {
+            let writes = cluster && ["create", "delete"].contains(&&*verb);
+            let own = !cluster && named && verb == "get";
+            assert!(writes || own, "{} may {verb} {resource}", role["metadata"]["name"]);
+        }
+    }
+    assert_eq!(roles, 5, "the operator's two, and three for people");
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn wrong_values_are_refused() {
+    for (values, says) in [
+        (json!({"systems": 4}), "systems"),
+        (json!({"appliance": {"numSystems": 4}}), "numSystems"),
+        (json!({"appliance": {"systems": 0}}), "/appliance/systems"),
+        (json!({"appliance": {"swarmx": {"fanOut": 3}}}), "/appliance/swarmx/fanOut"),
+        (json!({"appliance": {"storage": {"size": "much"}}}), "/appliance/storage/size"),
+        (json!({"appliance": {"resources": {"cs3": {}}}}), "cs3"),
+        (json!({"operator": {"logLevel": "loud"}}), "/operator/logLevel"),
+        (json!({"image": {"pullSecrets": ["registry"]}}), "/image/pullSecrets/0"),
+    ] {
+        let refused = helm(&["template", "millrace", chart().to_str().unwrap()], &values).expect_err(says);
+        assert!(refused.contains(says), "{values}: {refused}");
+    }
+    // Several releases share the values of a parent chart.
+    helm(&["template", NAMESPACE, chart().to_str().unwrap()], &json!({"global": {"any": 1}})).unwrap();
+}

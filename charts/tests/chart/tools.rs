@@ -1,0 +1,109 @@
+//! helm and kubectl, and the documents they print.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+/// Namespace and name of the release that is rendered.
+pub const NAMESPACE: &str = "millrace-system";
+pub const RELEASE: &str = "millrace";
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+pub fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("millrace")
+}
+
+/// A file of the chart.
+pub fn read(path: &str) -> String {
+    std::fs::read_to_string(chart().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+pub fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// Runs a program; what it said on standard output, or on standard error where it failed.
+pub fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program} can't be run ({error}): run charts/test, which brings it"));
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// Runs `helm COMMAND... --values VALUES`.
+pub fn helm(command: &[&str], values: &Value) -> Result<String, String> {
+    run("helm", &[command, &["--namespace", NAMESPACE, "--values", "-"]].concat(), &values.to_string())
+}
+
+/// What a chart, a folder or a package, comes to with `values`: text, and its documents.
+pub fn template(chart: &Path, values: &Value) -> (String, Vec<Value>) {
+    let text = helm(&["template", RELEASE, chart.to_str().unwrap(), "--kube-version", "1.35.0"], values).unwrap();
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    (text, documents.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+/// The document of this kind and name.
+pub fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let is = |document: &&Value| document["kind"] == kind && document["metadata"]["name"] == name;
+    documents.iter().find(is).unwrap_or_else(|| panic!("there is no {kind} {name}"))
+}
+
+/// The Appliance that the operator is given.
+pub fn appliance(documents: &[Value]) -> Value {
+    let text = find(documents, "ConfigMap", "millrace-appliance")["data"]["appliance.json"].as_str().unwrap();
+    serde_json::from_str(text).unwrap()
+}
+
+/// Every option at another value than its default.
+pub fn everything() -> Value {
+    let quantities = json!({"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "2Gi"}});
+    let tolerations = json!([{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}]);
+    json!({
+        "image": {
+            "repository": "registry.example/millrace", "tag": format!("sha256:{}", "0".repeat(64)),
+            "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}],
+        },
+        "appliance": {
+            "systems": 4,
+            "wafer": {
+                "memoryBytes": "1GB", "memoryBandwidth": 1e15, "fabricBandwidth": 1e15, "cores": 1000, "clockHz": 1e9,
+                "peakFlops": 1e15, "utilisation": 0.5, "linkBytesPerS": 1e9,
+            },
+            "memoryx": {"shards": 3, "memoryBytes": "64GB", "memoryBandwidth": 1e12},
+            "swarmx": {"fanOut": 2},
+            "link": {"chunkBytes": "1MiB", "windowChunks": 2},
+            "activationServers": 2,
+            "threads": 1,
+            "storage": {"storageClassName": "fast", "size": "20Gi", "accessMode": "ReadWriteMany"},
+            "resources": {
+                "coordinator": quantities, "memoryx": quantities, "swarmx": quantities, "activation": quantities,
+                "cs2": quantities,
+            },
+            "nodeSelector": {"kubernetes.io/arch": "amd64"},
+            "tolerations": tolerations,
+        },
+        "operator": {
+            "replicas": 2, "logLevel": "debug", "resources": {"limits": {"cpu": 1}},
+            "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": tolerations,
+            "priorityClassName": "system-cluster-critical",
+            "networkPolicy": {"enabled": true, "apiServerPorts": [16443]},
+        },
+        "rbac": {"aggregate": false},
+        "monitoring": {
+            "labels": {"release": "prometheus"}, "interval": "30s",
+            "serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true}, "dashboard": {"enabled": true},
+        },
+    })
+}
