@@ -45,6 +45,21 @@ impl Candidate {
         }
     }
 
+    /// Raises the epoch of a leader to at least `epoch`: what was written under a lease that is lost must not outrank it for
+    /// ever. Returns the epoch that holds.
+    ///
+    /// # Errors
+    /// The lease can't be written, or is another's by now.
+    pub async fn raise(&self, epoch: u64) -> Result<u64, kube::Error> {
+        let mut lease = self.leases.get(&self.name).await?;
+        let spec = lease.spec.get_or_insert_default();
+        let transitions = spec.lease_transitions.unwrap_or(0).max(i32::try_from(epoch).unwrap_or(i32::MAX));
+        spec.lease_transitions = Some(transitions);
+        // Refused where another has written meanwhile: the version is that which was read.
+        self.leases.replace(&self.name, &PostParams::default(), &lease).await?;
+        Ok(u64::try_from(transitions).unwrap_or(0))
+    }
+
     /// Keeps leading; returns when that is over.
     pub async fn lead(&self) {
         let mut renewed = tokio::time::Instant::now();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::ObjectRef;
@@ -44,6 +45,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let ready = Arc::new(AtomicBool::new(false));
     http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;
     client.apiserver_version().await.context("the API server can't be reached")?;
+    if let Some(path) = &args.appliance {
+        seed::apply(&client, path).await?;
+    }
     ready.store(true, Ordering::Relaxed);
 
     let ending = end_signals()?;
@@ -52,6 +56,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let epoch = tokio::select! {
         epoch = candidate.elected() => epoch,
         _ = end.wait_for(|ended| *ended) => return Ok(()),
+    };
+    let epoch = match highest_epoch(&client).await.context("the appliances and jobs can't be read")? {
+        seen if seen >= epoch => candidate.raise(seen + 1).await.context("the lease can't be written")?,
+        _ => epoch,
     };
     log::info!("this operator leads, with fencing epoch {epoch}");
     metrics.set_leads(true);
@@ -66,6 +74,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     candidate.resign().await;
     Ok(())
+}
+
+/// The highest epoch that stands in a status.
+async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
+    let everything = ListParams::default();
+    let appliances = Api::<Appliance>::all(client.clone()).list(&everything).await?;
+    let jobs = Api::<TrainJob>::all(client.clone()).list(&everything).await?;
+    let of_appliances = appliances.items.iter().filter_map(|it| it.status.as_ref()?.leader_epoch);
+    let of_jobs = jobs.items.iter().filter_map(|it| it.status.as_ref()?.leader_epoch);
+    Ok(of_appliances.chain(of_jobs).max().unwrap_or(0))
 }
 
 /// Becomes true on SIGTERM or Ctrl-C.
@@ -90,9 +108,6 @@ async fn lead(
     metrics: Arc<Metrics>,
     ending: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    if let Some(path) = &args.appliance {
-        seed::apply(&client, path).await?;
-    }
     let authority = Authority::load_or_make(&client, &args.namespace, &args.authority).await?;
     let (visits, wanted) = mpsc::unbounded_channel();
     let followers = Followers::new(client.clone(), authority.client()?, visits.clone());
