@@ -1,20 +1,18 @@
 //! The way of a job from one state to the next.
 
+mod failing;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::agent::{BAD_INPUT, OUT_OF_MEMORY, failure, first_to_fail};
 use super::conditions::{Facts, update};
-use super::{Agent, AgentState, Command, Decision, End, Event, Observed, Outcome};
-use crate::{CheckpointRecord, ConditionType, Failure, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus};
+use super::{AgentState, Command, Decision, Event, Observed, Outcome};
+use crate::{CheckpointRecord, ConditionType, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus};
 
 /// What a coordinator calls it when another run has model_dir: an earlier job of the same name, which goes.
 const IN_USE: &str = "ModelDirInUse";
 /// Seconds an agent that has nothing left to do gets to end.
 const BRIEF: u32 = 10;
-/// Seconds after which an agent that left in good order is missed, unless its coordinator has ended too: at the end of a
-/// job all leave, the coordinator last.
-const MISSED_AFTER: i64 = 15;
 /// Seconds between two visits of a job in which something is under way, whatever is heard meanwhile.
 const HEARTBEAT: u64 = 30;
 
@@ -224,78 +222,6 @@ impl Visit<'_> {
         report.outcome.as_ref()
     }
 
-    fn keep_failure(&mut self, outcome: &Outcome) {
-        let agent = outcome.failed_agent.clone().unwrap_or_else(|| "coordinator-0".to_owned());
-        let (role, pod) = (agent.rsplit_once('-').map(|(role, _)| role.to_owned()), self.name_of(&agent));
-        self.status.failure = Some(Failure {
-            attempt: Some(self.attempt()),
-            role,
-            pod,
-            exit_code: Some(i32::from(outcome.exit_code)),
-            reason: Some(outcome.reason.clone()),
-            message: Some(outcome.message.clone()),
-            time: Some(Time(self.observed.now)),
-            ..Failure::default()
-        });
-    }
-
-    /// What runs the agent called `role-index`.
-    fn name_of(&self, agent: &str) -> Option<String> {
-        let mut agents = self.observed.agents.iter();
-        agents.find(|other| format!("{}-{}", other.role, other.index) == agent).map(|agent| agent.name.clone())
-    }
-
-    /// What has broken the attempt, if something has, and whether it counts against the retry budget: what was moved on
-    /// purpose does not.
-    fn broken(&self) -> Option<(Failure, bool)> {
-        let agents = &self.observed.agents;
-        let missed = |end: &End| {
-            end.exit_code != Some(0) || seconds(end.at.unwrap_or(self.observed.now), self.observed.now) >= MISSED_AFTER
-        };
-        let ended = agents.iter().filter(|agent| matches!(&agent.state, AgentState::Ended(end) if missed(end)));
-        if let Some((agent, end)) = first_to_fail(ended) {
-            return Some((failure(agent, end), !agent.moved));
-        }
-        if let Some(outcome) = self.outcome() {
-            // It ended by itself and its pod's end has not been seen yet: 1, or 130 where somebody stopped it.
-            let cause = Failure {
-                attempt: Some(self.attempt()),
-                role: Some("coordinator".to_owned()),
-                pod: self.name_of("coordinator-0"),
-                exit_code: Some(i32::from(outcome.exit_code)),
-                reason: Some(outcome.reason.clone()),
-                message: Some(outcome.message.clone()),
-                ..Failure::default()
-            };
-            return Some((cause, outcome.exit_code != 130));
-        }
-        if let Some(agent) = agents.iter().find(|agent| agent.leaving) {
-            let message = format!("{} is being deleted", agent.name);
-            return Some((self.gone(agent, "Deleted", message), !agent.moved));
-        }
-        if matches!(self.before, Some(State::Training | State::Evaluating)) {
-            for &(role, wanted) in &self.observed.wanted {
-                let there = agents.iter().filter(|agent| agent.role == role).count();
-                if there < wanted as usize {
-                    let cause = Failure {
-                        attempt: Some(self.attempt()),
-                        role: Some(role.to_string()),
-                        reason: Some("Deleted".to_owned()),
-                        message: Some(format!("of {wanted} {role} agents {there} are left: the others were deleted")),
-                        ..Failure::default()
-                    };
-                    return Some((cause, true));
-                }
-            }
-        }
-        None
-    }
-
-    fn gone(&self, agent: &Agent, reason: &str, message: String) -> Failure {
-        let end = End { reason: reason.to_owned(), message, ..End::default() };
-        failure(agent, &end)
-    }
-
     /// Counts who is ready into status; whether all are. What keeps the first of the others is put down.
     fn count_ready(&mut self) -> bool {
         let agents = &self.observed.agents;
@@ -321,47 +247,6 @@ impl Visit<'_> {
         short.is_none()
     }
 
-    /// What is to be done about a deadline that has passed.
-    fn late(&mut self, ready: bool) -> Option<Now> {
-        let deadlines = &self.spec.deadlines;
-        let running = self.seconds_since(self.status.attempt_start_time.as_ref());
-        if let Some(most) = deadlines.active_seconds {
-            let active = self.status.active_seconds.unwrap_or(0) as i64 + running;
-            if active >= i64::from(most) {
-                let message = format!("the job has held systems for {active} s, and deadlines.activeSeconds is {most}");
-                return Some(self.finish(State::DeadlineExceeded, message));
-            }
-            self.look_again_in(i64::from(most) - active);
-        }
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
-        let advanced = report.and_then(|report| report.advanced);
-        if !ready && advanced.is_none() && !matches!(self.before, Some(State::Training | State::Evaluating)) {
-            let most = i64::from(deadlines.startup_seconds);
-            if running >= most {
-                let (reason, blocker) = self.blocker.clone().unwrap_or_default();
-                let message = format!("the agents were not ready within {most} s: {reason}: {blocker}");
-                return Some(self.finish(State::DeadlineExceeded, message));
-            }
-            self.look_again_in(most - running);
-            return None;
-        }
-        let since = advanced.or(self.status.attempt_start_time.as_ref().map(|time| time.0))?;
-        let most = i64::from(deadlines.progress_seconds);
-        let idle = seconds(since, self.observed.now);
-        if idle >= most {
-            let cause = Failure {
-                attempt: Some(self.attempt()),
-                role: Some("coordinator".to_owned()),
-                reason: Some(State::DeadlineExceeded.as_str().to_owned()),
-                message: Some(format!("no step was committed for {idle} s, and deadlines.progressSeconds is {most}")),
-                ..Failure::default()
-            };
-            return Some(self.restart(cause, true));
-        }
-        self.look_again_in(most - idle);
-        None
-    }
-
     fn look_again_in(&mut self, seconds: i64) {
         let seconds = u64::try_from(seconds).unwrap_or(0).max(1);
         self.look_again = Some(self.look_again.map_or(seconds, |earlier| earlier.min(seconds)));
@@ -373,43 +258,6 @@ impl Visit<'_> {
         self.commands.push(Command::Stop { attempt: self.attempt(), reason: message.clone() });
         self.look_again_in(i64::from(self.spec.checkpoint.grace_period_seconds).min(HEARTBEAT as i64));
         (state, message)
-    }
-
-    /// Ends the attempt after a failure, and has it begin again if the budget allows.
-    fn restart(&mut self, cause: Failure, counted: bool) -> Now {
-        let what = cause.message.clone().unwrap_or_default();
-        let who = cause.role.clone().unwrap_or_default();
-        let (reason, exit_code) = (cause.reason.clone().unwrap_or_default(), cause.exit_code);
-        self.status.failure = Some(Failure { time: Some(Time(self.observed.now)), ..cause });
-        if exit_code == Some(BAD_INPUT) && reason != IN_USE {
-            return self.finish(State::BadParams, what);
-        }
-        let most = self.spec.failure_policy.max_restarts;
-        let restarts = self.status.restarts.unwrap_or(0) + u32::from(counted);
-        if restarts > most {
-            let state = match reason.as_str() {
-                OUT_OF_MEMORY => State::OutOfMemory,
-                "DeadlineExceeded" => State::DeadlineExceeded,
-                _ => State::RetriesExhausted,
-            };
-            return self.finish(state, format!("{who}: {reason}: {what}; failurePolicy.maxRestarts is {most}"));
-        }
-        self.status.restarts = Some(restarts);
-        self.status.stop_time.get_or_insert(Time(self.observed.now));
-        let grace = self.grace();
-        self.commands.push(Command::Remove { grace });
-        self.look_again = Some(HEARTBEAT);
-        (State::Restarting, format!("{who}: {reason}: {what}; the job goes on from its last committed step"))
-    }
-
-    /// Seconds the agents get to end: time to save the last committed step, where everyone that takes is still there.
-    fn grace(&self) -> u32 {
-        let lost =
-            self.observed.agents.iter().any(|agent| {
-                !agent.role.can_be_missed() && (agent.leaving || matches!(agent.state, AgentState::Ended(_)))
-            });
-        let begun = matches!(self.before, Some(State::Training | State::Evaluating));
-        if lost || !begun { BRIEF } else { self.spec.checkpoint.grace_period_seconds.max(BRIEF) }
     }
 
     /// The attempt is to end, and does.
