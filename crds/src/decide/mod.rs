@@ -4,7 +4,7 @@
 //! its fields. [`decide`] is called again whenever something changed; it decides by what is there, never by what happened
 //! on the way, so a visit that was missed or made twice changes nothing.
 //!
-//! A job's way is that of its [`State`]:
+//! A job's way is that of its [`State`](crate::State):
 //!
 //! ```text
 //!   Queued -> Starting -> Training <-> Evaluating -> Succeeded
