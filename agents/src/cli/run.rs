@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::list;
-use millrace_params::{Mode, Params};
+use millrace_params::Params;
 
 use super::arguments::RunFlags;
 use super::check::check_inputs;
@@ -32,26 +31,7 @@ pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
         return Ok(Exit::Done);
     }
     check_inputs(&prepared, flags)?;
-    let run = local_run(flags, prepared);
-    if run.launch.mode == Mode::EvalAll && run.launch.resume.checkpoint_path.is_none() {
-        return evaluate_all(run);
-    }
-    Ok(run_local(run))
-}
-
-/// Every whole checkpoint of model_dir, oldest first; the first failure or interruption ends it.
-fn evaluate_all(mut run: LocalRun) -> Result<Exit, Refusal> {
-    for checkpoint in list(&run.launch.model_dir)?.whole {
-        run.launch.resume.checkpoint_path = Some(checkpoint.path);
-        let exit = run_local(run.clone());
-        if exit != Exit::Done {
-            return Ok(exit);
-        }
-        // They have been told.
-        run.launch.notes.clear();
-        run.launch.without_effect.clear();
-    }
-    Ok(Exit::Done)
+    Ok(run_local(local_run(flags, prepared)))
 }
 
 /// `train` leaves `mode: train_and_eval` of the params as it is: they say how to train.

@@ -50,7 +50,16 @@ fn evaluating_adds_lines_and_changes_nothing_else() {
     let one = place.succeed("eval -p params.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_3");
     assert!(one.stdout.contains("GlobalStep=3"), "{}", one.stdout);
     let all = place.succeed("eval_all -p params.yaml -o m --num_csx 2");
-    assert!(all.stdout.contains("GlobalStep=3") && all.stdout.contains("GlobalStep=6"), "{}", all.stdout);
+    let of = |text: &str| all.stdout.matches(text).count();
+    assert_eq!(
+        (of("GlobalStep=3, Batch=2"), of("GlobalStep=6, Batch=2"), of("completed")),
+        (1, 1, 1),
+        "{}",
+        all.stdout
+    );
+    let [one, three, six] = place.evaluations("m")[..] else { panic!("{}", all.stdout) };
+    assert_eq!((one, three.0, six.0), (three, 3, 6));
+    assert_ne!(three.1, six.1);
     assert_eq!((place.info("m/checkpoint_6"), place.train_lines("m")), before);
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
 
-use crate::message::{Cause, ChunkDigests, Order, Report, ShardState, Snapshot};
+use crate::message::{Cause, ChunkDigests, Order, Report, ShardState, Snapshot, Source};
 use crate::types::{AgentId, CommitRecord, Epoch};
 
 /// The agents a job wants.
@@ -139,6 +139,8 @@ pub enum Command {
     /// A step is committed on some shard. Told once, in order; a coordinator that takes over tells the newest again,
     /// since its forerunner may not have come to it.
     Step(CommitRecord),
+    /// The run goes on with this source, which is evaluated next.
+    Next(Source),
     /// An evaluation begins; perhaps again, after a change of membership.
     Evaluating,
     /// A batch of evaluation is done; the running loss so far.

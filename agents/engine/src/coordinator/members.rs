@@ -129,15 +129,15 @@ impl Coordinator {
         }
     }
 
-    /// Brings all shards to one committed step: loads those without parameters before the first commit, completes a
-    /// commit that only some have recorded. True once all are there and agree.
+    /// Brings all shards to one committed step: loads those without the source's parameters before the first commit,
+    /// completes a commit that only some have recorded. True once all are there and agree.
     pub(super) fn agree(&mut self, out: &mut Vec<Command>) -> bool {
         let states: Option<Vec<(AgentId, ShardState)>> =
             self.shards().map(|shard| Some((shard, self.members.get(&shard)?.state))).collect();
         let Some(states) = states else { return false };
         let newest = states.iter().map(|(_, state)| state.committed).max().unwrap_or(0);
         let fresh = newest < self.step || states.iter().all(|(_, state)| state.record.is_none());
-        if fresh && self.epoch.number == 0 && self.deciding.is_none() {
+        if fresh && (self.epoch.number == 0 || !self.policy.train) && self.deciding.is_none() {
             let loaded = |state: &ShardState| state.loaded && state.committed == self.source.step();
             let stale = states.iter().filter(|(_, state)| !loaded(state)).map(|&(shard, _)| shard);
             return self.load(stale.collect(), out);

@@ -9,6 +9,8 @@
 //! sent until every shard has acknowledged it, over any number of epochs. Everything before that decision may be thrown
 //! away and run again.
 //!
+//! A run that only evaluates may be given several sources; each is loaded, linked and evaluated in an epoch of its own.
+//!
 //! Nothing is durable here: another coordinator of a later attempt, told the same source, finds its place from what
 //! the shards hold.
 
@@ -18,7 +20,7 @@ mod program;
 mod saving;
 mod turns;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +61,8 @@ pub struct Coordinator {
     policy: Policy,
     wanted: Wanted,
     source: Source,
+    /// What is evaluated after `source`, in order.
+    further: VecDeque<Source>,
     epoch: Epoch,
     phase: Phase,
     members: BTreeMap<AgentId, Member>,
@@ -98,6 +102,7 @@ impl Coordinator {
             step: source.step(),
             told: source.step(),
             source,
+            further: VecDeque::new(),
             epoch: Epoch { attempt, number: 0 },
             phase: Phase::Gathering,
             members: BTreeMap::new(),
@@ -113,6 +118,14 @@ impl Coordinator {
             checkpoint_wanted: false,
             stopping: false,
         }
+    }
+
+    /// A run that only evaluates goes on with these when it is done with the first source, in this order; each has more
+    /// updates than the one before it.
+    #[must_use]
+    pub fn then_evaluating(mut self, further: impl IntoIterator<Item = Source>) -> Self {
+        self.further = further.into_iter().collect();
+        self
     }
 
     /// Updates committed, or decided to be.
@@ -186,6 +199,15 @@ impl Coordinator {
                 break;
             }
         }
+    }
+
+    /// Goes on with another source: every shard loads it, and a new epoch begins.
+    fn turn_to(&mut self, source: Source, out: &mut Vec<Command>) {
+        (self.step, self.told) = (source.step(), source.step());
+        (self.source, self.done) = (source, Done::default());
+        self.phase = Phase::Gathering;
+        out.push(Command::Next(self.source.clone()));
+        self.gather(out);
     }
 
     fn stop(&mut self) {

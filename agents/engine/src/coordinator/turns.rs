@@ -72,7 +72,10 @@ impl Coordinator {
             }
             Next::Checkpoint => self.save(out),
             Next::Train => self.open(Task::Train { step: self.step + 1 }, out),
-            Next::End => self.finish(Outcome::Complete, out),
+            Next::End => match self.further.pop_front() {
+                Some(source) => self.turn_to(source, out),
+                None => self.finish(Outcome::Complete, out),
+            },
         }
         false
     }

@@ -19,6 +19,8 @@ pub struct History {
     pub evaluated: BTreeMap<u64, u32>,
     pub epochs: u32,
     pub restarts: u32,
+    /// How often it was stopped.
+    pub stops: u32,
     /// Checkpoints.
     pub saved: BTreeSet<u64>,
     pub outcome: Option<Outcome>,
@@ -38,13 +40,23 @@ pub struct Boss {
     directories: u64,
     /// The newest step told in this life.
     told: Option<u64>,
+    /// The step of the source that it turned to last.
+    source: Option<u64>,
     /// Reports to be heard again in a later epoch: they must change nothing.
     ghosts: Vec<(AgentId, Report)>,
 }
 
 impl Boss {
     pub fn new(machine: Coordinator) -> Self {
-        Self { machine, streams: BTreeMap::new(), chores: Vec::new(), directories: 0, told: None, ghosts: Vec::new() }
+        Self {
+            machine,
+            streams: BTreeMap::new(),
+            chores: Vec::new(),
+            directories: 0,
+            told: None,
+            source: None,
+            ghosts: Vec::new(),
+        }
     }
 
     pub fn chores(&self) -> usize {
@@ -117,9 +129,15 @@ impl Boss {
                 }
                 Command::Epoch { .. } => history.epochs += 1,
                 Command::Running | Command::Evaluating => {}
+                Command::Next(source) => {
+                    let before = self.source.replace(source.step());
+                    if before.is_some_and(|before| before >= source.step()) {
+                        return Err(format!("after step {before:?} it turns to {source:?}"));
+                    }
+                }
                 Command::Step(record) => self.step(record, task, history)?,
                 Command::EvalBatch(sums) => {
-                    if sums.batches == 0 || sums.step != self.machine.step() {
+                    if sums.batches == 0 || sums.step != self.evaluates(task) {
                         return Err(format!("{sums:?} is of no batch"));
                     }
                 }
@@ -128,6 +146,14 @@ impl Boss {
             }
         }
         Ok(())
+    }
+
+    /// The step that evaluations are of, as far as it was told: the machine itself may have turned to the next.
+    fn evaluates(&self, task: &Task) -> u64 {
+        match task.evaluates.first() {
+            Some(first) => self.source.unwrap_or(*first),
+            None => self.machine.step(),
+        }
     }
 
     /// A step is told once by each coordinator; a new one may begin with the step the old one ended with.

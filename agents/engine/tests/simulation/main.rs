@@ -6,6 +6,7 @@
 
 mod agent;
 mod boss;
+mod lies;
 mod model;
 mod random;
 mod reference;
@@ -48,12 +49,15 @@ fn check(task: &Task, history: &History) -> Result<(), String> {
         return Err("not every step was told once".to_owned());
     }
     if let Some(EvalPolicy { every, .. }) = policy.eval {
-        let last = if policy.train { policy.max_steps } else { 0 };
+        let last = policy.max_steps;
         let due = |step: &u64| *step == last || (*step > 0 && every.is_some_and(|every| step.is_multiple_of(every)));
-        if let Some(step) = (0..=last).filter(due).find(|step| !history.evaluated.contains_key(step)) {
-            return Err(format!("step {step} was never evaluated"));
+        let due: Vec<u64> = if policy.train { (0..=last).filter(due).collect() } else { task.evaluates.clone() };
+        if !history.evaluated.keys().eq(&due) {
+            return Err(format!("{:?} were evaluated, and should be {due:?}", history.evaluated));
         }
-        if history.evaluated.values().any(|times| *times > 1) {
+        // A run that only evaluates begins anew with every coordinator.
+        let times = if policy.train { 1 } else { 1 + history.restarts + history.stops };
+        if history.evaluated.values().any(|evaluated| *evaluated > times) {
             return Err("an evaluation was told twice by one coordinator".to_owned());
         }
     }
@@ -106,6 +110,18 @@ fn a_commit_that_some_shards_recorded_is_completed_by_the_next_coordinator() {
             let next = |_: &mut Random| lives.next().unwrap_or_else(|| panic!("seed {seed}: it never ends"));
             let history = simulate(seed, &task, Random::new(seed), next);
             assert_eq!(history.restarts, 1);
+        }
+    }
+}
+
+#[test]
+fn every_checkpoint_is_evaluated_whoever_is_lost_between_and_within() {
+    let task = Task::evaluating();
+    for seed in 0..60 {
+        for fault in [Fault::Crash(Role::Cs2), Fault::CutStream(Role::MemoryX), Fault::Crash(Role::Coordinator)] {
+            let life = Life::small(3, 1, 2, &[(When::Tick(seed * 40), fault)]);
+            let history = simulate(seed, &task, Random::new(seed), |_| life.clone());
+            assert!(history.epochs >= 5, "each has an epoch of its own");
         }
     }
 }

@@ -59,6 +59,8 @@ pub struct Task {
     pub plan: Arc<StreamPlan>,
     pub policy: Policy,
     pub reference: Reference,
+    /// Steps of the checkpoints that a run evaluates which only does that; none of one that trains.
+    pub evaluates: Vec<u64>,
 }
 
 /// One life of a job, up to its end or a stop.
@@ -90,11 +92,26 @@ impl Task {
             clip: random.chance(70).then_some(0.05),
             learning_rate: Arc::new(|step| 0.1 / (1.0 + step as f64)),
         };
-        Self::of(plan, policy)
+        let mut evaluates = Vec::new();
+        if !policy.train {
+            evaluates = (0..=policy.max_steps).filter(|_| random.chance(50)).collect();
+            if evaluates.is_empty() {
+                evaluates.push(0);
+            }
+        }
+        Self { evaluates, ..Self::of(plan, policy) }
     }
 
-    pub fn of(plan: Arc<StreamPlan>, policy: Policy) -> Self {
-        Self { reference: Reference::new(&plan, &policy), plan, policy }
+    fn of(plan: Arc<StreamPlan>, policy: Policy) -> Self {
+        Self { reference: Reference::new(&plan, &policy), plan, policy, evaluates: Vec::new() }
+    }
+
+    /// The small task's model, each of whose steps is evaluated and none made.
+    pub fn evaluating() -> Self {
+        let Self { plan, policy, .. } = Self::small();
+        let eval = Some(EvalPolicy { every: None, batches: 2 });
+        let evaluates = (0..=policy.max_steps).collect();
+        Self { evaluates, ..Self::of(plan, Policy { train: false, eval, ..policy }) }
     }
 
     /// Four steps over five leaves in several rounds, in some of which a system has none, with evaluation and checkpoints between.

@@ -252,7 +252,8 @@ impl<'a> World<'a> {
                 let (plan, policy) = (self.task.plan.clone(), self.task.policy.clone());
                 let (source, attempt) = (self.source.clone(), self.wires.attempt);
                 let machine = Coordinator::new(plan, policy, self.life.wanted, source, attempt, self.known());
-                self.boss = Some(Boss::new(machine));
+                let further = self.task.evaluates.iter().skip(1).map(|&step| source_of(step));
+                self.boss = Some(Boss::new(machine.then_evaluating(further)));
                 Ok(())
             }
         }
@@ -260,6 +261,9 @@ impl<'a> World<'a> {
 
     /// What a new coordinator finds on the disk about the step it goes on from.
     fn known(&self) -> Known {
+        if !self.task.policy.train {
+            return Known::default();
+        }
         let held = self.agents.keys().filter_map(|id| self.committed(*id)).max().unwrap_or(0);
         let step = held.max(self.source.step());
         let saved = self.source != Source::Initial && step == self.source.step();
@@ -336,7 +340,8 @@ impl<'a> World<'a> {
         let committed = shard.machine.state().committed;
         let Some(store) = &mut shard.store else { return Ok(()) };
         let reference = &self.task.reference;
-        if store.commits != reference.commits[self.source.step() as usize..committed as usize] {
+        let first = if self.task.policy.train { self.source.step() } else { committed };
+        if store.commits != reference.commits[first as usize..committed as usize] {
             return Err(format!("{id} has recorded {:?}", store.commits));
         }
         let state = &reference.states[committed as usize];
@@ -348,7 +353,12 @@ impl<'a> World<'a> {
     }
 
     fn check_end(&self, outcome: Outcome) -> Result<Outcome, String> {
-        let Task { policy, .. } = self.task;
+        let Task { policy, evaluates, .. } = self.task;
+        if !policy.train {
+            let last = evaluates.last().copied().unwrap_or(0);
+            let complete = outcome != Outcome::Complete || self.ended.iter().all(|shard| *shard == last);
+            return if complete { Ok(outcome) } else { Err(format!("the shards end at {:?}", self.ended)) };
+        }
         let committed = self.ended.iter().copied().max().unwrap_or(self.source.step());
         if self.ended.iter().any(|shard| *shard != committed) {
             return Err(format!("the shards end at {:?}", self.ended));
@@ -357,11 +367,11 @@ impl<'a> World<'a> {
         if told != committed {
             return Err(format!("step {committed} is committed, but {told} the last that was told"));
         }
-        let trained = policy.train && committed > self.source.step();
+        let trained = committed > self.source.step();
         if trained && !self.wires.published.contains_key(&committed) {
             return Err(format!("step {committed} is lost: no checkpoint has it"));
         }
-        if outcome == Outcome::Complete && policy.train && committed != policy.max_steps {
+        if outcome == Outcome::Complete && committed != policy.max_steps {
             return Err(format!("it is complete after {committed} steps"));
         }
         Ok(outcome)
@@ -384,9 +394,9 @@ impl<'a> World<'a> {
 
 /// Lives of a job, each resumed from the newest checkpoint, until it is complete.
 pub fn run(task: &Task, mut random: Random, mut next: impl FnMut(&mut Random) -> Life) -> Result<History, String> {
-    let first = task.reference.states.first().cloned().unwrap_or_default();
-    let mut published = BTreeMap::from([(0, first)]);
-    let (mut history, mut attempt, mut source) = (History::default(), 0, Source::Initial);
+    let there: &[u64] = if task.policy.train { &[0] } else { task.evaluates.as_slice() };
+    let mut published = there.iter().map(|&step| (step, task.reference.states[step as usize].clone())).collect();
+    let (mut history, mut attempt, mut source) = (History::default(), 0, source_of(there[0]));
     loop {
         let life = next(&mut random);
         let wires = Wires::new(Random::new(random.next()), published, attempt);
@@ -395,14 +405,21 @@ pub fn run(task: &Task, mut random: Random, mut next: impl FnMut(&mut Random) ->
             Err(error) => return Err(format!("{error}\n{}", world.dump())),
             Ok(Outcome::Failed { reason, .. }) => return Err(format!("it failed: {reason}\n{}", world.dump())),
             Ok(Outcome::Complete) => return Ok(world.into_remains().1),
-            Ok(Outcome::Stopped) => {}
+            Ok(Outcome::Stopped) => world.history.stops += 1,
         }
         let (wires, remains) = world.into_remains();
         (published, attempt, history) = (wires.published, wires.attempt, remains);
         history.outcome = None;
-        let step = published.keys().copied().max().unwrap_or(0);
-        if step > 0 {
-            source = Source::Checkpoint { path: "newest".to_owned(), optimizer: true, step };
+        if task.policy.train {
+            source = source_of(published.keys().copied().max().unwrap_or(0));
         }
+    }
+}
+
+/// Where the parameters of `step` come from.
+fn source_of(step: u64) -> Source {
+    match step {
+        0 => Source::Initial,
+        _ => Source::Checkpoint { path: step.to_string(), optimizer: true, step },
     }
 }

@@ -2,7 +2,7 @@
 
 mod admission;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,8 @@ pub struct Driver {
     launch: Launch,
     compiled: CompiledJob,
     beginning: Beginning,
+    /// What is evaluated after it.
+    further: VecDeque<Beginning>,
     eval_batches: u64,
     lock: Arc<ModelDirLock>,
     teller: Teller,
@@ -92,13 +94,14 @@ impl Driver {
     /// Drives the run that was prepared.
     pub fn new(prepared: Prepared, console: Console, metrics: RoleMetrics, inbox: Inbox) -> Self {
         let (work, worked) = mpsc::unbounded_channel();
-        let Prepared { launch, compiled, beginning, eval_batches, lock, files } = prepared;
+        let Prepared { launch, compiled, beginning, further, eval_batches, lock, files } = prepared;
         let teller = Teller::new(&launch, &compiled, eval_batches > 0, files, console, metrics);
         let last_saved = beginning.saved.clone();
         Self {
             launch,
             compiled,
             beginning,
+            further,
             eval_batches,
             lock,
             teller,
@@ -272,6 +275,7 @@ impl Driver {
                 self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len())?;
             }
             Command::Running => self.teller.running()?,
+            Command::Next(_) => self.next_checkpoint(),
             Command::Evaluating => self.teller.evaluating()?,
             Command::Step(record) => self.teller.step(&record)?,
             Command::EvalBatch(evaluation) => self.teller.eval_batch(&evaluation),
@@ -279,6 +283,15 @@ impl Driver {
             Command::End(outcome) => self.ending = Some(Ending::of(outcome, self.launch.mode, self.leaver)),
         }
         Ok(())
+    }
+
+    /// The machine has turned to the next checkpoint that is evaluated.
+    fn next_checkpoint(&mut self) {
+        let Some(next) = self.further.pop_front() else { return };
+        next.report.iter().for_each(|sentence| self.teller.line(sentence));
+        self.teller.turn_to_step(next.step);
+        self.last_saved = next.saved.clone();
+        self.beginning = next;
     }
 
     fn send(&self, agent: AgentId, order: &Order) {

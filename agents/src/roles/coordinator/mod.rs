@@ -11,6 +11,7 @@ mod saver;
 mod summary;
 mod teller;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -160,6 +161,8 @@ pub struct Prepared {
     pub compiled: CompiledJob,
     /// What it begins with.
     pub beginning: resume::Beginning,
+    /// What it goes on with, where it evaluates more than one checkpoint.
+    pub further: VecDeque<resume::Beginning>,
     /// Batches of one evaluation.
     pub eval_batches: u64,
     /// The lock on model_dir.
@@ -190,10 +193,12 @@ async fn prepare(launch: Launch, last_report: LastReport, console: &Console) -> 
     for removed in millrace_checkpoint::tidy(&lock).map_err(|error| checkpoint_failure(&error))? {
         log::info!("removed what an earlier run left unfinished: {removed}");
     }
-    let beginning = resume::choose(&launch, &compiled, named)?;
+    let mut further = resume::choose(&launch, &compiled, named)?;
+    // There is always one: where it is not a checkpoint, it is the initial values.
+    let beginning = further.pop_front().ok_or_else(|| Failure::own("there is nothing to begin with"))?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
-    Ok(Prepared { launch, compiled, beginning, eval_batches, lock, files })
+    Ok(Prepared { launch, compiled, beginning, further, eval_batches, lock, files })
 }
 
 /// Takes the lock of model_dir. Of the same job an earlier coordinator may hold it that died where this process can't

@@ -1,10 +1,11 @@
 //! What a run begins with: a checkpoint or initial values, and the report of what was restored.
 
+use std::collections::VecDeque;
 use std::path::Path;
 
-use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, newest_whole};
+use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, list, newest_whole};
 use millrace_engine::message::Source;
-use millrace_params::Job;
+use millrace_params::{Job, Mode};
 
 use super::saver::Saved;
 use crate::checkpoints::{self, checkpoint_failure, strictness};
@@ -40,35 +41,58 @@ pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
     whole.map(Some).map_err(|error| checkpoint_failure(&error))
 }
 
-/// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none.
+/// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none. A run that evaluates all
+/// has every whole one to begin with, oldest first.
 ///
 /// # Errors
 /// It is of another model, or there is nothing to evaluate.
-pub fn choose(launch: &Launch, compiled: &CompiledJob, named: Option<Checkpoint>) -> Result<Beginning, Failure> {
-    let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+pub fn choose(
+    launch: &Launch,
+    compiled: &CompiledJob,
+    named: Option<Checkpoint>,
+) -> Result<VecDeque<Beginning>, Failure> {
     let mut report = Vec::new();
-    let checkpoint = match named {
-        Some(checkpoint) => Some(checkpoint),
-        None if launch.resume.autoload || !launch.mode.trains() => {
-            report.push(format!(
-                "Checkpoint autoloading is enabled. Looking for latest checkpoint in \"{}\".",
-                launch.model_dir.display()
-            ));
-            let (checkpoint, broken) = newest_whole(&launch.model_dir, Check::Full).map_err(failed)?;
-            report.extend(
-                broken
-                    .iter()
-                    .map(|broken| format!("Checkpoint {} is passed over: {}", broken.path.display(), broken.reason)),
-            );
-            checkpoint
-        }
-        None => None,
+    let checkpoints = match named {
+        Some(checkpoint) => vec![checkpoint],
+        None if launch.mode == Mode::EvalAll => all_whole(launch, &mut report)?,
+        None if launch.resume.autoload || !launch.mode.trains() => newest(launch, &mut report)?.into_iter().collect(),
+        None => Vec::new(),
     };
-    let Some(checkpoint) = checkpoint else { return without_checkpoint(launch, report) };
-    let strictness = strictness(&compiled.job);
-    let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), strictness).map_err(failed)?;
-    report.extend(reader.absent_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
-    from_checkpoint(launch, compiled, reader.checkpoint(), report)
+    if checkpoints.is_empty() {
+        return without_checkpoint(launch, report).map(|beginning| [beginning].into());
+    }
+    let begin = |checkpoint| from_checkpoint(launch, compiled, checkpoint, std::mem::take(&mut report));
+    checkpoints.into_iter().map(begin).collect()
+}
+
+/// The newest whole checkpoint of `model_dir`; sentences about it go to `report`.
+fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint>, Failure> {
+    let directory = &launch.model_dir;
+    report.push(format!(
+        "Checkpoint autoloading is enabled. Looking for latest checkpoint in \"{}\".",
+        directory.display()
+    ));
+    let (checkpoint, broken) = newest_whole(directory, Check::Full).map_err(|error| checkpoint_failure(&error))?;
+    report.extend(broken.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
+    Ok(checkpoint)
+}
+
+/// Every whole checkpoint of `model_dir`, oldest first; what is said of the others goes to `report`.
+fn all_whole(launch: &Launch, report: &mut Vec<String>) -> Result<Vec<Checkpoint>, Failure> {
+    let listing = list(&launch.model_dir).map_err(|error| checkpoint_failure(&error))?;
+    report.extend(listing.broken.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
+    let mut whole = Vec::new();
+    for info in listing.whole {
+        match Checkpoint::open(&info.path).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint)) {
+            Ok(checkpoint) => whole.push(checkpoint),
+            Err(error) => report.push(passed_over(&info.path, &error)),
+        }
+    }
+    Ok(whole)
+}
+
+fn passed_over(path: &Path, reason: impl std::fmt::Display) -> String {
+    format!("Checkpoint {} is passed over: {reason}", path.display())
 }
 
 fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginning, Failure> {
@@ -84,9 +108,13 @@ fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginn
 fn from_checkpoint(
     launch: &Launch,
     compiled: &CompiledJob,
-    checkpoint: &Checkpoint,
+    checkpoint: Checkpoint,
     mut report: Vec<String>,
 ) -> Result<Beginning, Failure> {
+    let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), strictness(&compiled.job))
+        .map_err(|error| checkpoint_failure(&error))?;
+    report.extend(reader.absent_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
+    let checkpoint = reader.checkpoint();
     let (states, path) = (launch.resume.states, checkpoint.path());
     let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };
     let optimizer = states.optimizer && launch.mode.trains();

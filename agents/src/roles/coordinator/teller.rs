@@ -232,6 +232,11 @@ impl Teller {
         }
     }
 
+    /// What is evaluated next has `step` updates.
+    pub const fn turn_to_step(&mut self, step: u64) {
+        self.state.step = step;
+    }
+
     /// An evaluation begins.
     ///
     /// # Errors

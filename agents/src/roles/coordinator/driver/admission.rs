@@ -78,7 +78,7 @@ impl Driver {
     fn pin(&mut self) -> Result<(), Failure> {
         let pinned = self.held().map(|(isa, _)| isa).min();
         let committed = self.held().filter_map(|(_, state)| state.record).map(|record| record.step).max();
-        let Self { launch, compiled, beginning, eval_batches, lock, .. } = self;
+        let Self { launch, compiled, beginning, further, eval_batches, lock, .. } = self;
         // Those who have no part in the numbers yet may come and go; the numbers stay what they are.
         let best = || self.waiting.values().map(|(_, hello)| hello.isa).min().unwrap_or(Isa::Portable);
         compiled.profile.isa = pinned.unwrap_or_else(|| best().min(compiled.profile.isa));
@@ -104,7 +104,9 @@ impl Driver {
         let known = Known { step, done: if launch.mode.trains() { done } else { Done::default() } };
         let (plan, source) = (compiled.plan.clone(), beginning.source.clone());
         let policy = policy(compiled, launch.mode, *eval_batches);
-        self.machine = Some(Coordinator::new(plan, policy, wanted, source, lock.attempt(), known));
+        let sources = further.iter().map(|beginning| beginning.source.clone());
+        let machine = Coordinator::new(plan, policy, wanted, source, lock.attempt(), known);
+        self.machine = Some(machine.then_evaluating(sources));
         Ok(())
     }
 
