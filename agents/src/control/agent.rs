@@ -15,6 +15,7 @@ use millrace_protocol::{codec, transport};
 use millrace_telemetry::logs::{Logger, Record};
 use millrace_telemetry::memory::ProcessMemory;
 use millrace_telemetry::metric_definitions::{Direction as Way, RoleMetrics};
+use millrace_telemetry::stall::StallReason;
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
@@ -92,7 +93,8 @@ impl Outbox {
 
     /// Tells what the process has used so far.
     fn usage(&self, metrics: &RoleMetrics, work: Work) {
-        let stalls = metrics.stall().totals();
+        let mut stalls = metrics.stall().totals();
+        stalls[StallReason::Commit] -= work.idle_at_end;
         let memory = ProcessMemory::now();
         self.send(from_agent::Message::Usage(proto::Usage {
             stall_seconds: stalls.iter().map(|(reason, seconds)| (reason.as_str().to_owned(), seconds)).collect(),
@@ -113,6 +115,8 @@ pub struct Work {
     pub seconds: f64,
     /// Floating-point operations.
     pub flops: u64,
+    /// Seconds after the last turn, which nothing came of: no stall, though it was waited for another turn.
+    pub idle_at_end: f64,
 }
 
 /// What an agent hears.

@@ -28,14 +28,24 @@ pub enum StallReason {
     Credit,
     /// The coordinator's decision over the step.
     Commit,
+    /// An epoch's first turn: the job starts, or who is in it has changed.
+    Epoch,
     /// The checkpoint's copy pool: a chunk must be copied before its next update.
     Snapshot,
 }
 
 impl StallReason {
     /// Every reason, in the order of all reports.
-    pub const ALL: [Self; 7] =
-        [Self::Weights, Self::Grads, Self::Optimizer, Self::Samples, Self::Credit, Self::Commit, Self::Snapshot];
+    pub const ALL: [Self; 8] = [
+        Self::Weights,
+        Self::Grads,
+        Self::Optimizer,
+        Self::Samples,
+        Self::Credit,
+        Self::Commit,
+        Self::Epoch,
+        Self::Snapshot,
+    ];
 
     /// The label's value.
     pub const fn as_str(self) -> &'static str {
@@ -46,6 +56,7 @@ impl StallReason {
             Self::Samples => "samples",
             Self::Credit => "credit",
             Self::Commit => "commit",
+            Self::Epoch => "epoch",
             Self::Snapshot => "snapshot",
         }
     }

@@ -43,6 +43,8 @@ struct InEpoch {
     begin: Option<Begin>,
     /// The step of the turn being run.
     step: u64,
+    /// Whether a turn has come.
+    opened: bool,
 }
 
 /// A round to be started.
@@ -79,6 +81,7 @@ impl InEpoch {
     fn waits_for(&self) -> StallReason {
         match self.system.waits_for() {
             _ if self.begin.is_some() => StallReason::Samples,
+            Wait::Turn if !self.opened => StallReason::Epoch,
             Wait::Turn => StallReason::Commit,
             Wait::Weights => StallReason::Weights,
             Wait::Credit => StallReason::Credit,
@@ -107,9 +110,15 @@ impl Worker {
             if let (Some(act), Some(here)) = (act, &mut here) {
                 self.act(here, act)?;
             } else {
-                let waiting = self.metrics.stall().start(here.as_ref().map_or(StallReason::Commit, InEpoch::waits_for));
-                let Ok(input) = self.inputs.recv() else { break };
+                let reason = here.as_ref().map_or(StallReason::Epoch, InEpoch::waits_for);
+                let (began, waiting) = (Instant::now(), self.metrics.stall().start(reason));
+                let input = self.inputs.recv();
                 drop(waiting);
+                let Ok(input) = input else {
+                    self.work.idle_at_end =
+                        if reason == StallReason::Commit { began.elapsed().as_secs_f64() } else { 0.0 };
+                    break;
+                };
                 self.take(&mut here, input)?;
             }
             if !self.drain(&mut here)? {
@@ -137,11 +146,20 @@ impl Worker {
                 let device = self.device(&start)?;
                 let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
                 start.grants.grant(system.first_grant());
-                *here = Some(InEpoch { start, system, samples: VecDeque::new(), device, begin: None, step: 0 });
+                *here = Some(InEpoch {
+                    start,
+                    system,
+                    samples: VecDeque::new(),
+                    device,
+                    begin: None,
+                    step: 0,
+                    opened: false,
+                });
             }
             (Input::Abandon, _) => *here = None,
             (Input::Open(epoch, turn), Some(here)) if here.start.epoch == epoch => {
                 self.request_samples(here, turn);
+                here.opened = true;
                 here.system.open(turn);
             }
             (Input::Grant(epoch, total), Some(here)) if here.start.epoch == epoch => here.system.grant(total),

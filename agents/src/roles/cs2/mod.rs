@@ -240,4 +240,4 @@ pub(super) fn tokens(bytes: &Bytes) -> Vec<i32> {
 }
 
 /// Nothing computed.
-pub(super) const IDLE: Work = Work { seconds: 0.0, flops: 0 };
+pub(super) const IDLE: Work = Work { seconds: 0.0, flops: 0, idle_at_end: 0.0 };
