@@ -10,8 +10,6 @@ pub mod codec;
 pub mod journal;
 pub mod launch;
 pub mod packet;
-#[cfg(feature = "tls-test")]
-pub mod testing;
 pub mod transport;
 
 /// Generated services and messages.

@@ -1,12 +1,15 @@
 //! Mutual TLS on the journal's port: who has a certificate of the right authority reads, nobody else does.
 
+mod authority;
+
 use millrace_protocol::journal::{self, JournalError, Tls};
 use millrace_protocol::proto;
-use millrace_protocol::testing::{Authority, Identity, Use};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
+
+use authority::{Authority, Identity, Use};
 
 /// A journal with one entry.
 struct OneEntry;

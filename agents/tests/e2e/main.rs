@@ -1,5 +1,8 @@
 //! Whole runs of the built program: every role a process, talking over loopback.
 
+#[cfg(feature = "tls")]
+#[path = "../../protocol/tests/authority/mod.rs"]
+mod authority;
 mod bad_input;
 mod bits;
 mod checkpoints;
@@ -11,5 +14,5 @@ mod membership;
 mod outputs;
 mod pods;
 mod ports;
-#[cfg(feature = "tls-test")]
+#[cfg(feature = "tls")]
 mod tls;

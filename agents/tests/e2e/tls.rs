@@ -4,10 +4,10 @@
 use millrace_protocol::journal::{self, Tls};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{CheckpointRequest, Entry, FollowRequest, StopRequest};
-use millrace_protocol::testing::{Authority, Identity, Use};
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 
+use super::authority::{Authority, Identity, Use};
 use super::harness::Place;
 use super::job::{AGENTS, Job};
 

@@ -1,8 +1,7 @@
 //! Certificates for tests of mutual TLS.
 
+use millrace_protocol::journal::Tls;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-
-use crate::journal::Tls;
 
 /// An authority that makes certificates.
 pub struct Authority {
