@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::children::{self, MANAGER, Plan};
 use crate::context::Context;
-use crate::reconcile::Error;
+use crate::error::Error;
 use crate::resolve::Needs;
 
 /// See the module text.

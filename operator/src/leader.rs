@@ -12,6 +12,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
+use crate::error::said;
+
 /// How long a leader counts as one without renewing.
 const LEASE: SignedDuration = SignedDuration::from_secs(15);
 /// A leader that has not renewed for so long steps down, before others may take over.
@@ -39,7 +41,7 @@ impl Candidate {
             match self.try_lead().await {
                 Ok(Some(epoch)) => return epoch,
                 Ok(None) => {}
-                Err(error) => log::warn!("the lease can't be read or written: {error}"),
+                Err(error) => log::warn!("the lease can't be read or written: {}", said(&error)),
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -68,7 +70,7 @@ impl Candidate {
             match tokio::time::timeout(RENEW_WITHIN, self.try_lead()).await {
                 Ok(Ok(Some(_))) => renewed = tokio::time::Instant::now(),
                 Ok(Ok(None)) => return,
-                Ok(Err(error)) => log::warn!("the lease could not be renewed: {error}"),
+                Ok(Err(error)) => log::warn!("the lease could not be renewed: {}", said(&error)),
                 Err(_) => {}
             }
         }
@@ -82,7 +84,7 @@ impl Candidate {
             spec.holder_identity = None;
             spec.renew_time = None;
             if let Err(error) = self.leases.replace(&self.name, &PostParams::default(), &lease).await {
-                log::warn!("the lease could not be given back: {error}");
+                log::warn!("the lease could not be given back: {}", said(&error));
             }
         }
     }

@@ -22,10 +22,12 @@ use serde_json::json;
 
 use crate::children::{MANAGER, UID};
 use crate::context::Context;
-use crate::reconcile::Error;
+use crate::error::Error;
 
 /// An appliance is looked at so often though nothing is heard: what was missed is found.
 const HEARTBEAT: Duration = Duration::from_secs(30);
+/// And so often while pods of a job that is gone hold something: nothing else tells when they are gone too.
+const WHILE_PODS_LINGER: Duration = Duration::from_secs(2);
 
 /// Brings an appliance's ledger up to date, and its queue.
 ///
@@ -53,6 +55,7 @@ pub async fn reconcile(appliance: Arc<Appliance>, context: Arc<Context>) -> Resu
         swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
     };
     let mut ledger = still_held(&old.grants, &jobs, &context).await?;
+    let linger = ledger.iter().any(|grant| existing(&jobs, grant).is_none());
     let asks = asks(&jobs, &ledger, &appliance, &context).await?;
     let decided = schedule(&capacity, &ledger, &asks);
     ledger.extend(decided.grants.into_iter().map(|grant| Grant { since: Some(Time(now)), ..grant }));
@@ -69,7 +72,7 @@ pub async fn reconcile(appliance: Arc<Appliance>, context: Arc<Context>) -> Resu
         return Ok(Action::requeue(Duration::from_millis(100)));
     }
     tell_places(&jobs, decided.places, &context);
-    Ok(Action::requeue(HEARTBEAT))
+    Ok(Action::requeue(if linger { WHILE_PODS_LINGER } else { HEARTBEAT }))
 }
 
 /// Has every job visited whose place in the queue is another than before.
@@ -93,16 +96,20 @@ fn tell_places(jobs: &[Arc<TrainJob>], places: Vec<Place>, context: &Context) {
 async fn still_held(grants: &[Grant], jobs: &[Arc<TrainJob>], context: &Context) -> Result<Vec<Grant>, Error> {
     let mut held = Vec::with_capacity(grants.len());
     for grant in grants {
-        let job = jobs.iter().find(|job| job.uid().as_deref() == Some(&grant.uid));
-        let stays = match job {
-            Some(job) if !gone(job) => holds(job, grant),
-            _ => has_pods(grant, context).await?,
+        let stays = match existing(jobs, grant) {
+            Some(job) => holds(job, grant),
+            None => has_pods(grant, context).await?,
         };
         if stays {
             held.push(grant.clone());
         }
     }
     Ok(held)
+}
+
+/// The job that was granted something, unless it is gone or going.
+fn existing<'a>(jobs: &'a [Arc<TrainJob>], grant: &Grant) -> Option<&'a Arc<TrainJob>> {
+    jobs.iter().find(|job| job.uid().as_deref() == Some(&grant.uid) && !gone(job))
 }
 
 /// Whether a job that exists may still be using what it was granted, or take it up: a grant it wants no more is declined

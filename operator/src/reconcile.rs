@@ -13,38 +13,16 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event as Published, EventType};
 use kube::{Api, Resource, ResourceExt};
-use millrace_crds::decide::{Command, Decision, Event, Granted, Observed, Report, decide};
+use millrace_crds::decide::{Agent, Command, Decision, Event, Granted, Observed, Report, decide};
 use millrace_crds::{ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob, TrainJobStatus};
 use serde_json::json;
 
-use crate::apply;
 use crate::children::{MANAGER, Names, cs2_selector};
 use crate::context::Context;
+use crate::error::{Error, said};
 use crate::observe::{agent, last_report};
 use crate::resolve::Needs;
-
-/// What ends a visit early. The job is visited again.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server refused, or can't be reached.
-    #[error("{what}: {cause}")]
-    Api {
-        /// What was tried.
-        what: &'static str,
-        /// What it said.
-        cause: Box<kube::Error>,
-    },
-    /// A child can't be made.
-    #[error("{0}")]
-    Child(String),
-}
-
-impl Error {
-    /// `what` was tried.
-    pub fn api(what: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |cause| Self::Api { what, cause: Box::new(cause) }
-    }
-}
+use crate::{apply, missing};
 
 /// What is there of a job.
 struct Seen {
@@ -94,6 +72,8 @@ async fn dereference(job: &TrainJob, context: &Context, uid: String) -> Result<S
     let num_csx = status.num_csx.unwrap_or(job.spec.num_csx);
     let understood = context.understand(job, &uid, &cluster, num_csx);
     let pods = list_pods(job, context).await?;
+    let mut agents: Vec<Agent> = pods.iter().filter_map(agent).collect();
+    missing::tell(job, &context.client, &pods, &mut agents).await.map_err(Error::api("look for a ConfigMap"))?;
     let ledger = appliance.as_ref().and_then(|appliance| appliance.status.as_ref());
     let grant = ledger.and_then(|ledger| ledger.grants.iter().find(|grant| grant.uid == uid));
     let attempt = status.attempt.unwrap_or(0);
@@ -103,7 +83,7 @@ async fn dereference(job: &TrainJob, context: &Context, uid: String) -> Result<S
     };
     let observed = Observed {
         now: Timestamp::now(),
-        agents: pods.iter().filter_map(agent).collect(),
+        agents,
         grant: grant.map(|grant| Granted { attempt: grant.attempt, systems: grant.systems.clone() }),
         place,
         report: report(context, &uid, &pods, attempt),
@@ -179,7 +159,7 @@ async fn publish(job: &TrainJob, context: &Context, event: &Event) {
         secondary: None,
     };
     if let Err(error) = context.recorder.publish(&published, &job.object_ref(&())).await {
-        log::warn!("an event of {} could not be published: {error}", job.name_any());
+        log::warn!("an event of {} could not be published: {}", job.name_any(), said(&error));
     }
 }
 

@@ -7,11 +7,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
+use kube::core::ApiResource;
+use kube::runtime::Controller;
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::{Controller, watcher};
 use kube::{Api, Client};
 use millrace_crds::{Appliance, TrainJob};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,10 +23,11 @@ use crate::authority::Authority;
 use crate::children::MANAGER;
 use crate::cli::Args;
 use crate::context::{Context, Parts};
+use crate::error::Error;
 use crate::follow::Followers;
 use crate::leader::Candidate;
 use crate::metrics::Metrics;
-use crate::reconcile::Error;
+use crate::watch::{changes, children, keep};
 use crate::{http, ledger, reconcile, seed};
 
 /// Visits to different jobs at a time.
@@ -76,14 +78,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The highest epoch that stands in a status.
+/// The highest epoch that stands in a status, whatever else the object says.
 async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
-    let everything = ListParams::default();
-    let appliances = Api::<Appliance>::all(client.clone()).list(&everything).await?;
-    let jobs = Api::<TrainJob>::all(client.clone()).list(&everything).await?;
-    let of_appliances = appliances.items.iter().filter_map(|it| it.status.as_ref()?.leader_epoch);
-    let of_jobs = jobs.items.iter().filter_map(|it| it.status.as_ref()?.leader_epoch);
-    Ok(of_appliances.chain(of_jobs).max().unwrap_or(0))
+    let mut highest = 0;
+    for kind in [ApiResource::erase::<Appliance>(&()), ApiResource::erase::<TrainJob>(&())] {
+        let objects = Api::<DynamicObject>::all_with(client.clone(), &kind).list(&ListParams::default()).await?;
+        let epochs = objects.items.iter().filter_map(|object| object.data.pointer("/status/leaderEpoch")?.as_u64());
+        highest = epochs.fold(highest, u64::max);
+    }
+    Ok(highest)
 }
 
 /// Becomes true on SIGTERM or Ctrl-C.
@@ -112,17 +115,16 @@ async fn lead(
     let (visits, wanted) = mpsc::unbounded_channel();
     let followers = Followers::new(client.clone(), authority.client()?, visits.clone());
 
-    let everything = watcher::Config::default;
-    let ours = || watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
-    let jobs = Controller::new(Api::<TrainJob>::all(client.clone()), everything());
-    let appliances = Controller::new(Api::<Appliance>::all(client.clone()), everything());
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity) };
+    let recorder = Recorder::new(client.clone(), reporter);
+    let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
+    let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
     let context = Arc::new(Context::new(Parts {
-        jobs: jobs.store(),
-        appliances: appliances.store(),
+        jobs: jobs.clone(),
+        appliances: appliances.clone(),
         followers,
         authority,
-        recorder: Recorder::new(client.clone(), reporter),
+        recorder,
         image: args.image,
         epoch,
         metrics,
@@ -130,25 +132,23 @@ async fn lead(
         client: client.clone(),
     }));
 
-    let store = jobs.store();
+    let store = jobs.clone();
     let stop = |mut ending: watch::Receiver<bool>| async move {
         // An error means that nobody is left to say so.
         let _ = ending.wait_for(|ended| *ended).await;
     };
-    let jobs = jobs
+    let jobs = Controller::for_stream(changed_jobs, jobs)
         .with_config(Config::default().debounce(DEBOUNCE).concurrency(CONCURRENCY))
-        .owns(Api::<Pod>::all(client.clone()), ours())
-        .owns(Api::<Service>::all(client.clone()), ours())
-        .watches(Api::<Appliance>::all(client.clone()), everything(), move |appliance: Appliance| {
-            jobs_of(&store.state(), &appliance)
-        })
+        .owns_stream(children::<Pod>(&client))
+        .owns_stream(children::<Service>(&client))
+        .watches_stream(changes::<Appliance>(&client), move |appliance| jobs_of(&store.state(), &appliance))
         .reconcile_on(UnboundedReceiverStream::new(wanted))
         .graceful_shutdown_on(stop(ending.clone()))
         .run(reconcile::reconcile, after_failure, context.clone())
         .for_each(|_| std::future::ready(()));
-    let appliances = appliances
+    let appliances = Controller::for_stream(changed_appliances, appliances)
         .with_config(Config::default().debounce(DEBOUNCE))
-        .watches(Api::<TrainJob>::all(client), everything(), |job: TrainJob| Some(ObjectRef::new(&job.spec.appliance)))
+        .watches_stream(changes::<TrainJob>(&client), |job| Some(ObjectRef::new(&job.spec.appliance)))
         .graceful_shutdown_on(stop(ending))
         .run(ledger::reconcile, after_failure, context)
         .for_each(|_| std::future::ready(()));
@@ -182,9 +182,9 @@ pub fn log_to_stderr(level: log::LevelFilter) {
 
     impl log::Log for Stderr {
         fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            // The libraries' own tale of every visit is for those who ask for it.
+            // The libraries' own tale is for those who ask for it: what fails comes back from them and is told by us.
             let library = metadata.target().starts_with("kube") && log::max_level() <= log::LevelFilter::Info;
-            metadata.level() <= if library { log::LevelFilter::Error } else { log::max_level() }
+            metadata.level() <= if library { log::LevelFilter::Off } else { log::max_level() }
         }
 
         fn log(&self, record: &log::Record<'_>) {

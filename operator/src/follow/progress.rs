@@ -11,6 +11,7 @@ use millrace_telemetry::metrics::Point;
 use serde_json::json;
 
 use super::Target;
+use crate::error::said;
 
 /// Field manager of `status.progress`.
 const MANAGER: &str = "millrace-progress";
@@ -110,7 +111,7 @@ impl Writer {
         });
         let params = PatchParams::apply(MANAGER).force();
         if let Err(error) = self.jobs.patch_status(&self.name, &params, &Patch::Apply(&patch)).await {
-            log::warn!("progress of {} could not be written: {error}", self.name);
+            log::warn!("progress of {} could not be written: {}", self.name, said(&error));
             self.changed = true;
         }
     }

@@ -1,0 +1,37 @@
+//! ConfigMaps that pods wait for. A claim or an image that is missing stands in the pod's status; of a ConfigMap only the
+//! kubelet's events tell, which nobody reads but people.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::{Api, Client, ResourceExt};
+use millrace_crds::TrainJob;
+use millrace_crds::decide::{Agent, AgentState};
+
+/// Says of each of `agents` that can't start for want of a ConfigMap of the job's user which one that is.
+///
+/// # Errors
+/// The API server refused, or can't be reached.
+pub async fn tell(job: &TrainJob, client: &Client, pods: &[Pod], agents: &mut [Agent]) -> Result<(), kube::Error> {
+    let placed = |agent: &&mut Agent| agent.state == AgentState::Starting && agent.node.is_some();
+    let mut placed: Vec<&mut Agent> = agents.iter_mut().filter(placed).collect();
+    if placed.is_empty() {
+        return Ok(());
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    for name in job.spec.volumes.iter().filter_map(|volume| Some(&volume.config_map.as_ref()?.name)) {
+        if maps.get_metadata_opt(name).await?.is_some() {
+            continue;
+        }
+        for agent in &mut placed {
+            if pods.iter().any(|pod| pod.name_any() == agent.name && mounts(pod, name)) {
+                let message = format!("ConfigMap \"{name}\" not found");
+                agent.state = AgentState::Waiting { reason: "FailedMount".to_owned(), message };
+            }
+        }
+    }
+    Ok(())
+}
+
+fn mounts(pod: &Pod, map: &str) -> bool {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| volume.config_map.as_ref()).any(|source| source.name == map)
+}

@@ -1,0 +1,202 @@
+//! Watches that nothing stops for long.
+//!
+//! An object that does not fit its type, because a newer version wrote it, is told of and passed over, and all others are
+//! read as ever. While the API server is away, each watch asks again every few seconds, by itself: a controller would have
+//! all of its watches wait after a failure of any.
+
+use std::fmt::Debug;
+use std::future::ready;
+use std::hash::Hash;
+use std::time::Duration;
+
+use futures::stream::{BoxStream, Stream, StreamExt};
+use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::events::{Event as Published, EventType, Recorder};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::children::MANAGER;
+use crate::error::said;
+
+/// Between a failure of a watch and the next try.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Waits as long after every failure: of few watches no API server is overrun.
+struct Patience;
+
+impl Iterator for Patience {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(RETRY)
+    }
+}
+
+impl Backoff for Patience {
+    fn reset(&mut self) {}
+}
+
+/// Every object of the cluster that can be read, as a store that follows the stream and a stream of what was made or changed.
+/// What can't be read is told by an event on the object; it stays in the store as it was last read.
+pub fn keep<K>(client: &Client, recorder: Recorder) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
+{
+    let writer = Writer::default();
+    let (store, known) = (writer.as_reader(), writer.as_reader());
+    let readable = everything(client).filter_map(move |event| {
+        let (known, recorder) = (known.clone(), recorder.clone());
+        async move { readable(event, &known, &recorder).await.map(Ok) }
+    });
+    (store, reflector::reflector(writer, readable).applied_objects().boxed())
+}
+
+/// What was made, changed or deleted, of what can be read.
+pub fn changes<K>(client: &Client) -> BoxStream<'static, watcher::Result<K>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Default + Clone + Send + Sync,
+{
+    let objects = everything::<K>(client).map(Ok).touched_objects();
+    objects.filter_map(|object| ready(object.map(|object| object.0.ok()).transpose())).boxed()
+}
+
+/// The operator's own children of a kind, by their metadata: made, changed or deleted.
+pub fn children<K>(client: &Client) -> BoxStream<'static, watcher::Result<PartialObjectMeta<K>>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
+    let watch = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), ours);
+    steady(watch, K::kind(&()).into_owned()).map(Ok).touched_objects().boxed()
+}
+
+fn everything<K>(client: &Client) -> impl Stream<Item = Event<DeserializeGuard<K>>> + Send + use<K>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K::DynamicType: Default + Clone,
+{
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
+    steady(watcher(Api::all(client.clone()), watcher::Config::default()), kind)
+}
+
+/// A watch that goes on after a failure, which is logged once until it goes well again.
+fn steady<T: Send>(watch: impl Stream<Item = watcher::Result<T>> + Send, kind: String) -> impl Stream<Item = T> + Send {
+    let mut well = true;
+    watch.backoff(Patience).filter_map(move |event| {
+        if let Err(error) = &event
+            && well
+        {
+            log::warn!("the watch of every {kind} is interrupted and goes on when it can: {error}");
+        }
+        well = event.is_ok();
+        ready(event.ok())
+    })
+}
+
+/// What the store is told of an event.
+async fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, recorder: &Recorder) -> Option<Event<K>>
+where
+    K: Resource + Clone,
+    K::DynamicType: Default + Clone + Eq + Hash,
+{
+    match event {
+        Event::Init => Some(Event::Init),
+        Event::InitDone => Some(Event::InitDone),
+        Event::Apply(DeserializeGuard(Ok(object))) => Some(Event::Apply(object)),
+        Event::InitApply(DeserializeGuard(Ok(object))) => Some(Event::InitApply(object)),
+        Event::Delete(DeserializeGuard(Ok(object))) => Some(Event::Delete(object)),
+        Event::Apply(DeserializeGuard(Err(unreadable))) => {
+            tell::<K>(unreadable, recorder).await;
+            None
+        }
+        Event::InitApply(DeserializeGuard(Err(unreadable))) => {
+            let last = last_read(known, &unreadable);
+            tell::<K>(unreadable, recorder).await;
+            last.map(Event::InitApply)
+        }
+        Event::Delete(DeserializeGuard(Err(unreadable))) => last_read(known, &unreadable).map(Event::Delete),
+    }
+}
+
+/// The object as the store has it.
+fn last_read<K>(known: &Store<K>, unreadable: &InvalidObject) -> Option<K>
+where
+    K: Resource + Clone,
+    K::DynamicType: Default + Clone + Eq + Hash,
+{
+    let mut object = ObjectRef::new(unreadable.metadata.name.as_deref()?);
+    object.namespace.clone_from(&unreadable.metadata.namespace);
+    known.get(&object).map(|object| K::clone(&object))
+}
+
+async fn tell<K>(unreadable: InvalidObject, recorder: &Recorder)
+where
+    K: Resource + Clone,
+    K::DynamicType: Default,
+{
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
+    let why = unreadable.error.clone();
+    let object = DeserializeGuard::<K>(Err(unreadable));
+    log::warn!("{kind} {} can't be read and is passed over: {why}", object.name_any());
+    let published = Published {
+        type_: EventType::Warning,
+        reason: "Unreadable".to_owned(),
+        note: Some(format!(
+            "this operator can't read the {kind}, perhaps of a newer version, and passes it over: {why}"
+        )),
+        action: "Reconcile".to_owned(),
+        secondary: None,
+    };
+    if let Err(error) = recorder.publish(&published, &object.object_ref(&K::DynamicType::default())).await {
+        log::warn!("an event of {} could not be published: {}", object.name_any(), said(&error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::runtime::events::Reporter;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A recorder whose API server is nowhere.
+    fn nobody() -> Recorder {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        Recorder::new(Client::try_from(config).unwrap(), Reporter::from("test"))
+    }
+
+    fn object(data: Value) -> DeserializeGuard<ConfigMap> {
+        serde_json::from_value(json!({"metadata": {"namespace": "n", "name": "a"}, "data": data})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_stays_as_it_was_until_it_is_deleted() {
+        let recorder = nobody();
+        let mut writer = Writer::<ConfigMap>::default();
+        let store = writer.as_reader();
+        let (good, bad) = (|| object(json!({"key": "value"})), || object(json!(["a list"])));
+        assert!(bad().0.is_err());
+        assert!(readable(Event::Apply(bad()), &store, &recorder).await.is_none());
+        assert!(readable(Event::Delete(bad()), &store, &recorder).await.is_none(), "it was never there");
+
+        for event in [Event::Apply(good()), Event::Apply(bad()), Event::Init, Event::InitApply(bad()), Event::InitDone]
+        {
+            if let Some(event) = readable(event, &store, &recorder).await {
+                writer.apply_watcher_event(&event);
+            }
+            assert_eq!(store.state()[0].data.as_ref().unwrap()["key"], "value");
+        }
+        let gone = readable(Event::Delete(bad()), &store, &recorder).await.unwrap();
+        writer.apply_watcher_event(&gone);
+        assert!(store.state().is_empty());
+    }
+}
