@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_crds::decide::{Agent, AgentState, End, Outcome, Report, Role};
+use millrace_crds::decide::{Agent, AgentState, End, OUT_OF_MEMORY, Outcome, Report, Role};
 
 use crate::children::{ATTEMPT, CONTAINER, INDEX, ROLE};
 
@@ -43,7 +43,7 @@ fn container(pod: &Pod) -> Option<&ContainerStatus> {
 fn state(pod: &Pod) -> AgentState {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let current = container(pod).and_then(|status| status.state.as_ref());
-    if let Some(ended) = current.and_then(ended) {
+    if let Some(ended) = current.and_then(|state| ended(pod, state)) {
         return AgentState::Ended(ended);
     }
     if matches!(phase, Some("Failed" | "Succeeded")) {
@@ -56,13 +56,15 @@ fn state(pod: &Pod) -> AgentState {
 }
 
 /// How the container's process ended.
-fn ended(state: &ContainerState) -> Option<End> {
+fn ended(pod: &Pod, state: &ContainerState) -> Option<End> {
     let terminated = state.terminated.as_ref()?;
     let text = terminated.message.clone().unwrap_or_default();
     let reason = terminated.reason.clone().unwrap_or_else(|| "Error".to_owned());
     let outcome = outcome(&text);
     let message = match &outcome {
         Some(outcome) => outcome.message.clone(),
+        // What it wrote last has nothing to do with it.
+        None if reason == OUT_OF_MEMORY => out_of_memory(pod),
         None => last_line(&text).unwrap_or_else(|| format!("it ended with exit code {}", terminated.exit_code)),
     };
     Some(End {
@@ -72,6 +74,14 @@ fn ended(state: &ContainerState) -> Option<End> {
         log_tail: tail(&text),
         at: terminated.finished_at.as_ref().map(|time| time.0),
     })
+}
+
+fn out_of_memory(pod: &Pod) -> String {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()?.get("memory"));
+    let limit = limits.last().map_or_else(String::new, |limit| format!(" of {}", limit.0));
+    let role = pod.labels().get(ROLE).map_or("ROLE", String::as_str);
+    format!("it needed more memory than its limit{limit}: raise spec.resources.{role}.limits.memory")
 }
 
 /// A pod that was ended as a whole: evicted, or never admitted by its node.
@@ -165,7 +175,10 @@ mod tests {
                 "name": "job-cs2-1",
                 "labels": {ROLE: "cs2", INDEX: "1", ATTEMPT: "2"},
             },
-            "spec": {"nodeName": "worker", "containers": []},
+            "spec": {
+                "nodeName": "worker",
+                "containers": [{"name": CONTAINER, "resources": {"limits": {"memory": "14Mi"}}}],
+            },
             "status": status,
         });
         serde_json::from_value(pod).unwrap()
@@ -218,7 +231,12 @@ mod tests {
         let failed = ended(1, "Error", "one line\nerror: cs2-1: the disk is full\n");
         assert_eq!((failed.exit_code, failed.reason.as_str()), (Some(1), "Error"));
         assert_eq!((failed.message.as_str(), failed.log_tail.len()), ("error: cs2-1: the disk is full", 2));
-        assert_eq!(ended(137, "OOMKilled", "").reason, "OOMKilled");
+        let starved = ended(137, "OOMKilled", "what it wrote last");
+        assert_eq!((starved.reason.as_str(), starved.log_tail.len()), ("OOMKilled", 1));
+        assert_eq!(
+            starved.message,
+            "it needed more memory than its limit of 14Mi: raise spec.resources.cs2.limits.memory"
+        );
         let told = r#"{"exit_code":1,"reason":"NonFiniteLoss","message":"the loss of step 7 is not finite","step":6}"#;
         let told = ended(1, "Error", told);
         assert_eq!(

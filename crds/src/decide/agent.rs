@@ -108,7 +108,7 @@ pub struct End {
 }
 
 /// The word of an agent that was killed because it needed more memory than it may use.
-pub(super) const OUT_OF_MEMORY: &str = "OOMKilled";
+pub const OUT_OF_MEMORY: &str = "OOMKilled";
 /// What an agent ends with that lost a peer: never the cause of anything.
 const PEER_LOST: i32 = 3;
 /// What a process ends with on SIGTERM: somebody else ended it.

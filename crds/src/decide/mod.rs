@@ -24,7 +24,7 @@ mod conditions;
 mod life;
 mod schedule;
 
-pub use agent::{Agent, AgentState, End, Role};
+pub use agent::{Agent, AgentState, End, OUT_OF_MEMORY, Role};
 pub use life::decide;
 pub use schedule::{Ask, Place, Schedule, schedule, used};
 
