@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Resource, ResourceExt};
 use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 use serde::Serialize;
@@ -50,7 +50,9 @@ pub async fn run(
     let identity = context.authority.server(&host).map_err(|error| Error::Child(error.to_string()))?;
     here.create(&children::secret(&plan, &identity)).await?;
     for pod in &missing {
-        here.create(pod).await?;
+        if !here.create(pod).await? {
+            here.make_room(pod, job).await?;
+        }
     }
     Ok(())
 }
@@ -79,17 +81,33 @@ impl Here<'_> {
         Api::namespaced(self.context.client.clone(), &self.namespace)
     }
 
-    /// Creates `child` unless one of that name is there.
-    async fn create<K>(&self, child: &K) -> Result<(), Error>
+    /// Creates `child` unless one of that name is there; whether it did.
+    async fn create<K>(&self, child: &K) -> Result<bool, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
     {
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
         match self.api::<K>().create(&params, child).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(false),
             Err(error) => Err(Error::api("create a child of the job")(error)),
         }
+    }
+
+    /// Deletes the job's pod that has the name of `pod` and was not listed: somebody has changed its labels, so that nobody
+    /// would ever count or remove it.
+    async fn make_room(&self, pod: &Pod, job: &TrainJob) -> Result<(), Error> {
+        let (pods, name) = (self.api::<Pod>(), pod.name_any());
+        let named = ListParams::default().fields(&format!("metadata.name={name}"));
+        let found = pods.list_metadata(&named).await.map_err(Error::api("look at a pod"))?.items;
+        let Some(found) = found.first() else { return Ok(()) };
+        if !found.owner_references().iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
+            return Err(Error::Child(format!(
+                "there is a pod {name} that is not the job's: delete it, or rename the job"
+            )));
+        }
+        log::warn!("pod {name} has lost its labels and is replaced");
+        self.delete::<Pod>(&name).await
     }
 
     /// Makes `child` as it should be.
@@ -117,7 +135,7 @@ impl Here<'_> {
         match self.api::<K>().delete(name, &DeleteParams::default()).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(Error::api("delete what belonged to an earlier attempt")(error)),
+            Err(error) => Err(Error::api("delete a child of the job")(error)),
         }
     }
 }

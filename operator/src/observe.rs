@@ -77,9 +77,9 @@ fn ended(pod: &Pod, state: &ContainerState) -> Option<End> {
 }
 
 fn out_of_memory(pod: &Pod) -> String {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()?.get("memory"));
-    let limit = limits.last().map_or_else(String::new, |limit| format!(" of {}", limit.0));
+    let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let limit = containers.find_map(|container| container.resources.as_ref()?.limits.as_ref()?.get("memory"));
+    let limit = limit.map_or_else(String::new, |limit| format!(" of {}", limit.0));
     let role = pod.labels().get(ROLE).map_or("ROLE", String::as_str);
     format!("it needed more memory than its limit{limit}: raise spec.resources.{role}.limits.memory")
 }

@@ -51,10 +51,7 @@ where
 {
     let writer = Writer::default();
     let (store, known) = (writer.as_reader(), writer.as_reader());
-    let readable = everything(client).filter_map(move |event| {
-        let (known, recorder) = (known.clone(), recorder.clone());
-        async move { readable(event, &known, &recorder).await.map(Ok) }
-    });
+    let readable = everything(client).filter_map(move |event| ready(readable(event, &known, &recorder).map(Ok)));
     (store, reflector::reflector(writer, readable).applied_objects().boxed())
 }
 
@@ -102,7 +99,7 @@ fn steady<T: Send>(watch: impl Stream<Item = watcher::Result<T>> + Send, kind: S
 }
 
 /// What the store is told of an event.
-async fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, recorder: &Recorder) -> Option<Event<K>>
+fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, recorder: &Recorder) -> Option<Event<K>>
 where
     K: Resource + Clone,
     K::DynamicType: Default + Clone + Eq + Hash,
@@ -114,12 +111,12 @@ where
         Event::InitApply(DeserializeGuard(Ok(object))) => Some(Event::InitApply(object)),
         Event::Delete(DeserializeGuard(Ok(object))) => Some(Event::Delete(object)),
         Event::Apply(DeserializeGuard(Err(unreadable))) => {
-            tell::<K>(unreadable, recorder).await;
+            tell::<K>(unreadable, recorder.clone());
             None
         }
         Event::InitApply(DeserializeGuard(Err(unreadable))) => {
             let last = last_read(known, &unreadable);
-            tell::<K>(unreadable, recorder).await;
+            tell::<K>(unreadable, recorder.clone());
             last.map(Event::InitApply)
         }
         Event::Delete(DeserializeGuard(Err(unreadable))) => last_read(known, &unreadable).map(Event::Delete),
@@ -137,7 +134,8 @@ where
     known.get(&object).map(|object| K::clone(&object))
 }
 
-async fn tell<K>(unreadable: InvalidObject, recorder: &Recorder)
+/// Says that an object can't be read, beside the watch, which waits for nobody.
+fn tell<K>(unreadable: InvalidObject, recorder: Recorder)
 where
     K: Resource + Clone,
     K::DynamicType: Default,
@@ -155,9 +153,12 @@ where
         action: "Reconcile".to_owned(),
         secondary: None,
     };
-    if let Err(error) = recorder.publish(&published, &object.object_ref(&K::DynamicType::default())).await {
-        log::warn!("an event of {} could not be published: {}", object.name_any(), said(&error));
-    }
+    let (name, reference) = (object.name_any(), object.object_ref(&K::DynamicType::default()));
+    tokio::spawn(async move {
+        if let Err(error) = recorder.publish(&published, &reference).await {
+            log::warn!("an event of {name} could not be published: {}", said(&error));
+        }
+    });
 }
 
 #[cfg(test)]
@@ -185,17 +186,17 @@ mod tests {
         let store = writer.as_reader();
         let (good, bad) = (|| object(json!({"key": "value"})), || object(json!(["a list"])));
         assert!(bad().0.is_err());
-        assert!(readable(Event::Apply(bad()), &store, &recorder).await.is_none());
-        assert!(readable(Event::Delete(bad()), &store, &recorder).await.is_none(), "it was never there");
+        assert!(readable(Event::Apply(bad()), &store, &recorder).is_none());
+        assert!(readable(Event::Delete(bad()), &store, &recorder).is_none(), "it was never there");
 
         for event in [Event::Apply(good()), Event::Apply(bad()), Event::Init, Event::InitApply(bad()), Event::InitDone]
         {
-            if let Some(event) = readable(event, &store, &recorder).await {
+            if let Some(event) = readable(event, &store, &recorder) {
                 writer.apply_watcher_event(&event);
             }
             assert_eq!(store.state()[0].data.as_ref().unwrap()["key"], "value");
         }
-        let gone = readable(Event::Delete(bad()), &store, &recorder).await.unwrap();
+        let gone = readable(Event::Delete(bad()), &store, &recorder).unwrap();
         writer.apply_watcher_event(&gone);
         assert!(store.state().is_empty());
     }

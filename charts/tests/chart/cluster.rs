@@ -154,7 +154,7 @@ fn the_operator_may_do_what_it_does_and_no_more() {
         ("services", "list watch create patch"),
         ("networkpolicies@networking.k8s.io", "create patch"),
         ("persistentvolumeclaims", "create"),
-        ("configmaps", "create delete"),
+        ("configmaps", "get create delete"),
         ("secrets", "create delete"),
         ("secrets:millrace-authority", "create delete"),
         ("priorityclasses@scheduling.k8s.io", "list"),
