@@ -15,6 +15,7 @@ pub mod children;
 pub mod cli;
 pub mod context;
 pub mod error;
+pub mod events;
 pub mod follow;
 pub mod http;
 pub mod leader;

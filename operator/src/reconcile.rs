@@ -11,15 +11,15 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
-use kube::runtime::events::{Event as Published, EventType};
 use kube::{Api, Resource, ResourceExt};
-use millrace_crds::decide::{Agent, Command, Decision, Event, Granted, Observed, Report, decide};
+use millrace_crds::decide::{Agent, Command, Decision, Granted, Observed, Report, decide};
 use millrace_crds::{ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob, TrainJobStatus};
 use serde_json::json;
 
 use crate::children::{MANAGER, Names, cs2_selector};
 use crate::context::Context;
-use crate::error::{Error, said};
+use crate::error::Error;
+use crate::events::publish;
 use crate::observe::{agent, last_report};
 use crate::resolve::Needs;
 use crate::{apply, missing};
@@ -58,7 +58,7 @@ async fn visit(job: &TrainJob, context: &Context) -> Result<Action, Error> {
         return Ok(Action::requeue(Duration::from_millis(200)));
     }
     for event in &decision.events {
-        publish(job, context, event).await;
+        publish(&context.recorder, &job.object_ref(&()), event).await;
     }
     carry_out(job, context, &seen, &decision).await?;
     Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
@@ -146,20 +146,6 @@ async fn update_status(job: &TrainJob, context: &Context, decided: &TrainJobStat
         Ok(_) => Ok(true),
         Err(kube::Error::Api(refused)) if refused.is_conflict() || refused.is_not_found() => Ok(false),
         Err(error) => Err(Error::api("record the job's status")(error)),
-    }
-}
-
-async fn publish(job: &TrainJob, context: &Context, event: &Event) {
-    let published = Published {
-        type_: if event.warning { EventType::Warning } else { EventType::Normal },
-        reason: event.reason.clone(),
-        // What the API takes.
-        note: Some(event.message.chars().take(1000).collect()),
-        action: "Reconcile".to_owned(),
-        secondary: None,
-    };
-    if let Err(error) = context.recorder.publish(&published, &job.object_ref(&())).await {
-        log::warn!("an event of {} could not be published: {}", job.name_any(), said(&error));
     }
 }
 

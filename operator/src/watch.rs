@@ -13,16 +13,17 @@ use futures::stream::{BoxStream, Stream, StreamExt};
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::events::{Event as Published, EventType, Recorder};
+use kube::runtime::events::Recorder;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_crds::decide;
 use serde::de::DeserializeOwned;
 
 use crate::children::MANAGER;
-use crate::error::said;
+use crate::events::publish;
 
 /// Between a failure of a watch and the next try.
 const RETRY: Duration = Duration::from_secs(1);
@@ -144,21 +145,13 @@ where
     let why = unreadable.error.clone();
     let object = DeserializeGuard::<K>(Err(unreadable));
     log::warn!("{kind} {} can't be read and is passed over: {why}", object.name_any());
-    let published = Published {
-        type_: EventType::Warning,
+    let event = decide::Event {
+        warning: true,
         reason: "Unreadable".to_owned(),
-        note: Some(format!(
-            "this operator can't read the {kind}, perhaps of a newer version, and passes it over: {why}"
-        )),
-        action: "Reconcile".to_owned(),
-        secondary: None,
+        message: format!("this operator can't read the {kind}, perhaps of a newer version, and passes it over: {why}"),
     };
-    let (name, reference) = (object.name_any(), object.object_ref(&K::DynamicType::default()));
-    tokio::spawn(async move {
-        if let Err(error) = recorder.publish(&published, &reference).await {
-            log::warn!("an event of {name} could not be published: {}", said(&error));
-        }
-    });
+    let reference = object.object_ref(&K::DynamicType::default());
+    tokio::spawn(async move { publish(&recorder, &reference, &event).await });
 }
 
 #[cfg(test)]

@@ -101,12 +101,7 @@ pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint
     candidates.sort();
     let mut found = None;
     while let (None, Some((point, path))) = (&found, candidates.pop()) {
-        let opened = Checkpoint::open(&path).and_then(|checkpoint| {
-            if check == Check::Full {
-                checkpoint.verify()?;
-            }
-            Ok(checkpoint)
-        });
+        let opened = if check == Check::Full { Checkpoint::open_verified(&path) } else { Checkpoint::open(&path) };
         match opened {
             Ok(checkpoint) => found = Some(checkpoint),
             Err(error) => passed.push(broken(point.step, path, &error)?),

@@ -43,6 +43,16 @@ pub struct FileEntry {
 }
 
 impl Checkpoint {
+    /// [`Checkpoint::open`], and every byte verified.
+    ///
+    /// # Errors
+    /// As of [`Checkpoint::open`], or when the file system refuses.
+    pub fn open_verified(dir: impl Into<PathBuf>) -> Result<Self> {
+        let checkpoint = Self::open(dir)?;
+        checkpoint.verify()?;
+        Ok(checkpoint)
+    }
+
     /// Opens the checkpoint in `dir`: reads its manifest and documents, checks every file's length and header. The
     /// data are verified as they are read, or all at once by [`Checkpoint::verify`].
     ///

@@ -99,7 +99,7 @@ fn every_pod_is_restricted_owned_labelled_and_has_no_credentials() {
 
 #[test]
 fn only_who_needs_a_volume_sees_it() {
-    let mut job = job("job", "/work/run");
+    let mut job = job("job", "/results/run");
     let claim = |name: &str, claim: &str| JobVolume {
         name: name.to_owned(),
         persistent_volume_claim: Some(ClaimSource { claim_name: claim.to_owned() }),
@@ -107,13 +107,13 @@ fn only_who_needs_a_volume_sees_it() {
     };
     let mount =
         |path: &str, volume: &str| MountDir { path: path.to_owned(), volume: volume.to_owned(), sub_path: None };
-    job.spec.volumes = vec![claim("work", "my-work"), claim("data", "my-data")];
-    job.spec.mount_dirs = vec![mount("/work", "work"), mount("/data", "data")];
+    job.spec.volumes = vec![claim("results", "my-results"), claim("data", "my-data")];
+    job.spec.mount_dirs = vec![mount("/results", "results"), mount("/data", "data")];
     let pods = built(&job, pods);
     let sees = |role: &str, path: &str| mounts(pod(&pods, role)).get(path).copied();
-    assert_eq!((sees("coordinator", "/work"), sees("coordinator", "/data")), (Some(true), Some(false)));
-    assert_eq!((sees("memoryx", "/work"), sees("memoryx", "/data")), (Some(true), None));
-    assert_eq!((sees("activation", "/work"), sees("activation", "/data")), (Some(false), Some(false)));
+    assert_eq!((sees("coordinator", "/results"), sees("coordinator", "/data")), (Some(true), Some(false)));
+    assert_eq!((sees("memoryx", "/results"), sees("memoryx", "/data")), (Some(true), None));
+    assert_eq!((sees("activation", "/results"), sees("activation", "/data")), (Some(false), Some(false)));
     assert_eq!((mounts(pod(&pods, "cs2")).len(), mounts(pod(&pods, "swarmx")).len()), (0, 0));
     assert!(built(&job, claim_of).is_none(), "the job brings its own");
 }

@@ -37,8 +37,7 @@ pub struct Beginning {
 /// It is none, or damaged.
 pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
     let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
-    let whole = Checkpoint::open(path).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint));
-    whole.map(Some).map_err(|error| checkpoint_failure(&error))
+    Checkpoint::open_verified(path).map(Some).map_err(|error| checkpoint_failure(&error))
 }
 
 /// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none. A run that evaluates all
@@ -83,7 +82,7 @@ fn all_whole(launch: &Launch, report: &mut Vec<String>) -> Result<Vec<Checkpoint
     report.extend(listing.broken.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
     let mut whole = Vec::new();
     for info in listing.whole {
-        match Checkpoint::open(&info.path).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint)) {
+        match Checkpoint::open_verified(&info.path) {
             Ok(checkpoint) => whole.push(checkpoint),
             Err(error) => report.push(passed_over(&info.path, &error)),
         }
