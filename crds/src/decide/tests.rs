@@ -295,6 +295,28 @@ fn a_pod_that_is_deleted_is_noticed_and_a_drained_one_costs_nothing() {
 }
 
 #[test]
+fn a_shard_that_is_asked_to_leave_is_the_cause_whatever_is_seen_first() {
+    for (moved, restarts) in [(false, 1), (true, 0)] {
+        for coordinator_seen in [false, true] {
+            let mut world = World::training(2);
+            let shard = world.agent(Role::MemoryX);
+            (shard.leaving, shard.moved) = (true, moved);
+            world.outcome(130, "Interrupted");
+            world.report(|report| report.outcome.as_mut().unwrap().failed_agent = Some("memoryx-0".to_owned()));
+            if coordinator_seen {
+                world.ends(Role::Coordinator, 130, "Interrupted");
+            }
+            assert_eq!(world.visit(), State::Restarting);
+            assert_eq!(world.status().restarts, Some(restarts), "{moved} {coordinator_seen}");
+            assert_eq!(world.status().failure.unwrap().role.as_deref(), Some("memoryx"));
+        }
+    }
+    let mut world = World::training(2);
+    world.outcome(130, "Interrupted");
+    assert_eq!((world.visit(), world.status().restarts), (State::Restarting, Some(1)), "nobody here asked for it");
+}
+
+#[test]
 fn the_cause_is_who_failed_not_who_suffered() {
     let mut world = World::training(2);
     world.ends(Role::Coordinator, 1, "Error");

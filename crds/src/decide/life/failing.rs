@@ -10,12 +10,21 @@ use crate::{Failure, State};
 /// Seconds after which an agent that left in good order is missed, unless its coordinator has ended too: at the end of a
 /// job all leave, the coordinator last.
 const MISSED_AFTER: i64 = 15;
+/// What a coordinator ends with that was asked to, by itself or through a shard.
+const INTERRUPTED: u8 = 130;
+/// The coordinator's name among the agents.
+const COORDINATOR: &str = "coordinator-0";
 
 impl Visit<'_> {
     /// What has broken the attempt, if something has, and whether it counts against the retry budget: what was moved on
     /// purpose does not.
     pub(super) fn broken(&self) -> Option<(Failure, bool)> {
         let agents = &self.observed.agents;
+        let outcome = self.outcome();
+        if let Some(outcome) = outcome.filter(|outcome| outcome.exit_code == INTERRUPTED) {
+            // Nothing failed: someone was asked to end, and the coordinator knows who.
+            return Some(self.told(outcome));
+        }
         let missed = |end: &End| {
             end.exit_code != Some(0) || seconds(end.at.unwrap_or(self.observed.now), self.observed.now) >= MISSED_AFTER
         };
@@ -23,18 +32,9 @@ impl Visit<'_> {
         if let Some((agent, end)) = first_to_fail(ended) {
             return Some((failure(agent, end), !agent.moved));
         }
-        if let Some(outcome) = self.outcome() {
-            // It ended by itself and its pod's end has not been seen yet: 1, or 130 where somebody stopped it.
-            let cause = Failure {
-                attempt: Some(self.attempt()),
-                role: Some("coordinator".to_owned()),
-                pod: self.name_of("coordinator-0"),
-                exit_code: Some(i32::from(outcome.exit_code)),
-                reason: Some(outcome.reason.clone()),
-                message: Some(outcome.message.clone()),
-                ..Failure::default()
-            };
-            return Some((cause, outcome.exit_code != 130));
+        if let Some(outcome) = outcome {
+            // The end of what runs it has not been seen yet.
+            return Some(self.told(outcome));
         }
         if let Some(agent) = agents.iter().find(|agent| agent.leaving) {
             let message = format!("{} is being deleted", agent.name);
@@ -141,24 +141,29 @@ impl Visit<'_> {
         if lost || !begun { BRIEF } else { self.spec.checkpoint.grace_period_seconds.max(BRIEF) }
     }
 
-    pub(super) fn keep_failure(&mut self, outcome: &Outcome) {
-        let agent = outcome.failed_agent.clone().unwrap_or_else(|| "coordinator-0".to_owned());
-        let (role, pod) = (agent.rsplit_once('-').map(|(role, _)| role.to_owned()), self.name_of(&agent));
-        self.status.failure = Some(Failure {
+    /// What the coordinator's last word says of a failure, and whether that counts.
+    fn told(&self, outcome: &Outcome) -> (Failure, bool) {
+        let culprit = outcome.failed_agent.as_deref().unwrap_or(COORDINATOR);
+        let agent = self.agent_called(culprit);
+        let cause = Failure {
             attempt: Some(self.attempt()),
-            role,
-            pod,
+            role: culprit.rsplit_once('-').map(|(role, _)| role.to_owned()),
+            pod: agent.map(|agent| agent.name.clone()),
+            node: agent.and_then(|agent| agent.node.clone()),
             exit_code: Some(i32::from(outcome.exit_code)),
             reason: Some(outcome.reason.clone()),
             message: Some(outcome.message.clone()),
-            time: Some(Time(self.observed.now)),
             ..Failure::default()
-        });
+        };
+        (cause, !agent.is_some_and(|agent| agent.moved))
     }
 
-    /// What runs the agent called `role-index`.
-    fn name_of(&self, agent: &str) -> Option<String> {
-        let mut agents = self.observed.agents.iter();
-        agents.find(|other| format!("{}-{}", other.role, other.index) == agent).map(|agent| agent.name.clone())
+    pub(super) fn keep_failure(&mut self, outcome: &Outcome) {
+        let (cause, _) = self.told(outcome);
+        self.status.failure = Some(Failure { time: Some(Time(self.observed.now)), ..cause });
+    }
+
+    fn agent_called(&self, name: &str) -> Option<&Agent> {
+        self.observed.agents.iter().find(|agent| format!("{}-{}", agent.role, agent.index) == name)
     }
 }
