@@ -23,6 +23,7 @@ const FORBIDDEN: &[(&str, &[&[&str]])] = &[
     ("millrace-telemetry", &[NETWORK, KUBERNETES, SQL]),
     ("millrace-protocol", &[KUBERNETES, SQL]),
     ("millrace-agents", &[KUBERNETES, SQL]),
+    ("millrace-control", &[SQL]),
     ("millrace-operator", &[SQL]),
 ];
 
@@ -50,9 +51,10 @@ const OWN: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "millrace-operator",
+        "millrace-control",
         &["millrace-crds", "millrace-params", "millrace-emulator", "millrace-protocol", "millrace-telemetry"],
     ),
+    ("millrace-operator", &["millrace-control", "millrace-crds", "millrace-protocol", "millrace-telemetry"]),
 ];
 
 /// The only crates that may ask the emulator for its arithmetic.

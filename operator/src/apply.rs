@@ -10,66 +10,45 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Resource, ResourceExt};
-use millrace_crds::{ClusterSpec, Resolution, TrainJob};
+use millrace_control::Attempt;
+use millrace_crds::TrainJob;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::children::{self, MANAGER, Plan};
-use crate::context::Context;
+use crate::children::{self, MANAGER, Names};
+use crate::cluster::Cluster;
 use crate::error::Error;
-use crate::resolve::Needs;
 
-/// See the module text.
+/// See the module text; `there` are the pods that exist.
 ///
 /// # Errors
 /// The API server refused, or a child can't be made.
-pub async fn run(
-    job: &TrainJob,
-    context: &Context,
-    cluster: &ClusterSpec,
-    resolution: &Resolution,
-    needs: &Needs,
-    attempt: u32,
-    there: &[Pod],
-) -> Result<(), Error> {
-    let plan = Plan { job, resolution, cluster, attempt, wanted: &needs.wanted, bytes: &needs.bytes };
-    follow(job, context, Some(resolution), attempt)?;
-    let here = Here { context, namespace: job.namespace().unwrap_or_default() };
-    here.apply(&children::service(&plan)).await?;
-    here.apply(&children::network_policy(&plan)).await?;
-    let mut missing = children::pods(&plan);
+pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Result<(), Error> {
+    let here = Here { cluster, namespace: attempt.job.namespace().unwrap_or_default() };
+    here.apply(&children::service(attempt)).await?;
+    here.apply(&children::network_policy(attempt)).await?;
+    let mut missing = children::pods(attempt);
     missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
     if missing.is_empty() {
-        return here.sweep(&plan).await;
+        return here.sweep(attempt).await;
     }
-    if let Some(claim) = children::claim(&plan) {
+    if let Some(claim) = children::claim(attempt) {
         here.create(&claim).await?;
     }
-    here.create(&children::launch(&plan).map_err(|error| Error::Child(error.to_string()))?).await?;
-    let host = children::host(&plan.names(), &here.namespace);
-    let identity = context.authority.server(&host).map_err(|error| Error::Child(error.to_string()))?;
-    here.create(&children::secret(&plan, &identity)).await?;
+    here.create(&children::launch(attempt).map_err(|error| Error::Child(error.to_string()))?).await?;
+    let host = children::host(&Names::of(attempt.job), &here.namespace);
+    let identity = cluster.authority.server(&host).map_err(|error| Error::Child(error.to_string()))?;
+    here.create(&children::secret(attempt, &identity)).await?;
     for pod in &missing {
         if !here.create(pod).await? {
-            here.make_room(pod, job).await?;
+            here.make_room(pod, attempt.job).await?;
         }
     }
     Ok(())
 }
 
-/// Follows the attempt's coordinator, if that is not done yet.
-///
-/// # Errors
-/// The record of what was resolved can't be read.
-pub fn follow(job: &TrainJob, context: &Context, resolution: Option<&Resolution>, attempt: u32) -> Result<(), Error> {
-    let Some(resolution) = resolution else { return Ok(()) };
-    let (resolved, _) = children::resolved_job(resolution).map_err(|error| Error::Child(error.to_string()))?;
-    context.followers.follow(job, attempt, &resolved);
-    Ok(())
-}
-
 struct Here<'a> {
-    context: &'a Context,
+    cluster: &'a Cluster,
     namespace: String,
 }
 
@@ -78,7 +57,7 @@ impl Here<'_> {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
-        Api::namespaced(self.context.client.clone(), &self.namespace)
+        Api::namespaced(self.cluster.client.clone(), &self.namespace)
     }
 
     /// Creates `child` unless one of that name is there; whether it did.
@@ -121,9 +100,9 @@ impl Here<'_> {
     }
 
     /// Removes what belonged to the attempt before this one.
-    async fn sweep(&self, plan: &Plan<'_>) -> Result<(), Error> {
-        let Some(before) = plan.attempt.checked_sub(1).filter(|attempt| *attempt > 0) else { return Ok(()) };
-        let names = plan.names();
+    async fn sweep(&self, attempt: &Attempt<'_>) -> Result<(), Error> {
+        let Some(before) = attempt.number.checked_sub(1).filter(|number| *number > 0) else { return Ok(()) };
+        let names = Names::of(attempt.job);
         self.delete::<ConfigMap>(&names.launch(before)).await?;
         self.delete::<Secret>(&names.identity(before)).await
     }

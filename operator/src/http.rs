@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
+use millrace_control::metrics::Metrics;
 use tokio::net::TcpListener;
-
-use crate::metrics::Metrics;
 
 /// Serves for as long as the process lives. Ready is who knows the cluster's state, whether it leads or waits to.
 ///

@@ -1,11 +1,11 @@
 //! The operator: turns a TrainJob into pods and tells the truth about them.
 //!
-//! "What happens when a pod dies": [`observe`] sees it as an agent that ended (and [`missing`] what keeps one from beginning), `millrace_crds::decide` says what that
-//! means, [`reconcile`] records it and carries it out.
+//! "What happens when a pod dies": [`observe`] sees it as an agent that ended (and [`missing`] what keeps one from
+//! beginning), `millrace_crds::decide` says what that means, and a visit of `millrace_control` records it and has it carried out.
 //!
-//! * [`reconcile`]: a visit to a job, in five steps; [`apply`] makes an attempt's children, which [`children`] builds.
-//! * [`ledger`]: who uses what of an appliance, and the queue.
-//! * [`follow`]: the coordinators' streams; [`authority`]: the certificates both ends show.
+//! * [`cluster`]: the world that the control loop of `millrace_control` works in here; [`site`]: where its paths lie.
+//! * [`apply`] makes an attempt's children, which [`children`] builds.
+//! * [`authority`]: the certificates that coordinators and whoever follows them show.
 //! * [`seed`]: the appliance that the chart's values describe.
 //! * [`leader`]: one operator at a time; [`watch`]: watches that no object can stop; [`run`](mod@run): everything put together.
 
@@ -13,18 +13,14 @@ pub mod apply;
 pub mod authority;
 pub mod children;
 pub mod cli;
-pub mod context;
+pub mod cluster;
 pub mod error;
 pub mod events;
-pub mod follow;
 pub mod http;
 pub mod leader;
-pub mod ledger;
-pub mod metrics;
 pub mod missing;
 pub mod observe;
-pub mod reconcile;
-pub mod resolve;
 pub mod run;
 pub mod seed;
+pub mod site;
 pub mod watch;

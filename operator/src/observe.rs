@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use millrace_control::follow::outcome_of;
 use millrace_crds::decide::{Agent, AgentState, End, OUT_OF_MEMORY, Outcome, Report, Role};
 
 use crate::children::{ATTEMPT, CONTAINER, INDEX, ROLE};
@@ -151,16 +152,6 @@ pub fn last_report(pods: &[Pod], attempt: u32) -> Option<Report> {
         None => return None,
     };
     Some(Report { attempt, outcome: Some(outcome), ..Report::default() })
-}
-
-/// The journal's outcome as decisions know it.
-pub fn outcome_of(told: millrace_telemetry::journal::Outcome) -> Outcome {
-    Outcome {
-        exit_code: told.exit_code,
-        reason: told.reason.to_string(),
-        message: told.message,
-        failed_agent: told.failed_agent,
-    }
 }
 
 #[cfg(test)]

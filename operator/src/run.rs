@@ -2,40 +2,28 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::Context as _;
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
 use kube::runtime::Controller;
-use kube::runtime::controller::{Action, Config};
 use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
+use millrace_control::metrics::Metrics;
+use millrace_control::{Control, Parts, Streams};
 use millrace_crds::{Appliance, TrainJob};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::authority::Authority;
 use crate::children::MANAGER;
 use crate::cli::Args;
-use crate::context::{Context, Parts};
-use crate::error::Error;
-use crate::follow::Followers;
+use crate::cluster::Cluster;
 use crate::leader::Candidate;
-use crate::metrics::Metrics;
+use crate::site::Pods;
 use crate::watch::{changes, children, keep};
-use crate::{http, ledger, reconcile, seed};
-
-/// Visits to different jobs at a time.
-const CONCURRENCY: u16 = 8;
-/// After a visit that failed.
-const AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// Several changes of one object within so long are one visit.
-const DEBOUNCE: Duration = Duration::from_millis(50);
+use crate::{http, seed};
 
 /// Runs until SIGTERM or until the leadership is lost, whichever is first.
 ///
@@ -112,68 +100,25 @@ async fn lead(
     ending: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let authority = Authority::load_or_make(&client, &args.namespace, &args.authority).await?;
-    let (visits, wanted) = mpsc::unbounded_channel();
-    let followers = Followers::new(client.clone(), authority.client()?, visits.clone());
-
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity) };
     let recorder = Recorder::new(client.clone(), reporter);
     let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
     let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
-    let context = Arc::new(Context::new(Parts {
-        jobs: jobs.clone(),
-        appliances: appliances.clone(),
-        followers,
-        authority,
-        recorder,
-        image: args.image,
-        epoch,
-        metrics,
-        visits,
-        client: client.clone(),
-    }));
-
-    let store = jobs.clone();
-    let stop = |mut ending: watch::Receiver<bool>| async move {
-        // An error means that nobody is left to say so.
-        let _ = ending.wait_for(|ended| *ended).await;
+    let world = Cluster::new(client.clone(), authority, recorder, Pods { image: args.image }, epoch)?;
+    let (visits, wanted) = mpsc::unbounded_channel();
+    let control = Control::new(Parts { world: Arc::new(world), jobs, appliances, metrics, visits });
+    let streams = Streams {
+        jobs: changed_jobs,
+        appliances: changed_appliances,
+        touched_jobs: changes(&client),
+        touched_appliances: changes(&client),
+        wanted,
     };
-    let jobs = Controller::for_stream(changed_jobs, jobs)
-        .with_config(Config::default().debounce(DEBOUNCE).concurrency(CONCURRENCY))
-        .owns_stream(children::<Pod>(&client))
-        .owns_stream(children::<Service>(&client))
-        .watches_stream(changes::<Appliance>(&client), move |appliance| jobs_of(&store.state(), &appliance))
-        .reconcile_on(UnboundedReceiverStream::new(wanted))
-        .graceful_shutdown_on(stop(ending.clone()))
-        .run(reconcile::reconcile, after_failure, context.clone())
-        .for_each(|_| std::future::ready(()));
-    let appliances = Controller::for_stream(changed_appliances, appliances)
-        .with_config(Config::default().debounce(DEBOUNCE))
-        .watches_stream(changes::<TrainJob>(&client), |job| Some(ObjectRef::new(&job.spec.appliance)))
-        .graceful_shutdown_on(stop(ending))
-        .run(ledger::reconcile, after_failure, context)
-        .for_each(|_| std::future::ready(()));
-    futures::future::join(jobs, appliances).await;
+    let children = |jobs: Controller<TrainJob>| {
+        jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))
+    };
+    millrace_control::run(Arc::new(control), streams, ending, children).await;
     Ok(())
-}
-
-/// The jobs that a change of an appliance may concern: those it grants something, and those that wait.
-fn jobs_of(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
-    let name = appliance.metadata.name.as_deref();
-    let waits = |job: &&Arc<TrainJob>| {
-        Some(&*job.spec.appliance) == name
-            && !job.status.as_ref().is_some_and(|status| {
-                status.is(millrace_crds::ConditionType::Finished) || status.is(millrace_crds::ConditionType::Admitted)
-            })
-    };
-    jobs.iter().filter(waits).map(|job| ObjectRef::from_obj(&**job)).collect()
-}
-
-fn after_failure<K>(object: Arc<K>, error: &Error, _: Arc<Context>) -> Action
-where
-    K: kube::Resource<DynamicType = ()>,
-{
-    log::warn!("{}: {error}", ObjectRef::from_obj(&*object));
-    Action::requeue(AFTER_FAILURE)
 }
 
 /// Logs to standard error, one line each.

@@ -14,6 +14,7 @@ pub use status::{Difference, Resolution, TrainJobStatus};
 pub use volumes::{ClaimSource, ConfigSource, JobVolume, MountDir};
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use kube::core::{Reason, Rule};
 use kube::{CustomResource, KubeSchema};
@@ -274,6 +275,12 @@ impl TrainJobSpec {
             labels: BTreeMap::new(),
             resources: None,
         }
+    }
+
+    /// The one of `mountDirs` that holds `path`, the deepest where they lie in each other.
+    pub fn mount_holding(&self, path: &Path) -> Option<&MountDir> {
+        let holders = self.mount_dirs.iter().filter(|mount| path.starts_with(&mount.path));
+        holders.max_by_key(|mount| mount.path.len())
     }
 }
 

@@ -2,15 +2,16 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements};
 use kube::ResourceExt;
+use millrace_control::Attempt;
 use millrace_crds::AccessMode;
 
-use super::Plan;
+use super::meta;
 
 /// The claim; `None` where model_dir lies in one of the job's volumes. It has no owner: checkpoints outlive their job.
-pub fn claim(plan: &Plan<'_>) -> Option<PersistentVolumeClaim> {
-    let name = plan.resolution.model_dir_claim.clone()?;
-    let storage = &plan.cluster.storage;
-    let mut metadata = plan.meta(name);
+pub fn claim(attempt: &Attempt<'_>) -> Option<PersistentVolumeClaim> {
+    let name = attempt.resolution.model_dir_claim.clone()?;
+    let storage = &attempt.cluster.storage;
+    let mut metadata = meta(attempt, name);
     metadata.owner_references = None;
     if let Some(labels) = &mut metadata.labels {
         // The next job of this name finds it again, and it is not this one's.
@@ -20,7 +21,7 @@ pub fn claim(plan: &Plan<'_>) -> Option<PersistentVolumeClaim> {
         AccessMode::ReadWriteOnce => "ReadWriteOnce",
         AccessMode::ReadWriteMany => "ReadWriteMany",
     };
-    debug_assert_eq!(metadata.namespace, plan.job.namespace());
+    debug_assert_eq!(metadata.namespace, attempt.job.namespace());
     Some(PersistentVolumeClaim {
         metadata,
         spec: Some(PersistentVolumeClaimSpec {

@@ -3,8 +3,9 @@
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use millrace_control::Attempt;
 
-use super::Plan;
+use super::{Names, meta};
 
 /// A certificate with its key, and the authority both ends trust; PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -17,12 +18,12 @@ pub struct Identity {
     pub authority: String,
 }
 
-/// The secret that holds `identity` for the plan's attempt.
-pub fn secret(plan: &Plan<'_>, identity: &Identity) -> Secret {
+/// The secret that holds `identity` for the attempt.
+pub fn secret(attempt: &Attempt<'_>, identity: &Identity) -> Secret {
     let Identity { certificate, key, authority } = identity;
     let entry = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
     Secret {
-        metadata: plan.meta(plan.names().identity(plan.attempt)),
+        metadata: meta(attempt, Names::of(attempt.job).identity(attempt.number)),
         type_: Some("kubernetes.io/tls".to_owned()),
         data: Some([entry("tls.crt", certificate), entry("tls.key", key), entry("ca.crt", authority)].into()),
         immutable: Some(true),

@@ -1,6 +1,6 @@
 //! Which directories of a pod hold what, by the paths in the params.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, PersistentVolumeClaimVolumeSource, Volume, VolumeMount};
 use millrace_crds::{JobVolume, MountDir, Resolution, TrainJobSpec};
@@ -9,42 +9,6 @@ use millrace_crds::{JobVolume, MountDir, Resolution, TrainJobSpec};
 pub const MODEL_DIR: &str = "/var/lib/millrace/model_dir";
 /// Volume of that claim.
 const CLAIM: &str = "model-dir";
-
-/// An absolute model_dir that no volume holds.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "runconfig.model_dir {0} lies in none of spec.mountDirs: mount a volume there, or give a relative path, which lies in a \
-     claim of the appliance's storage"
-)]
-pub struct OutsideMounts(pub String);
-
-/// Where pods see the model_dir that the params call `written`.
-pub fn model_dir_path(written: &str) -> PathBuf {
-    let path = Path::new(written);
-    if path.is_absolute() {
-        return path.to_owned();
-    }
-    // What leaves the claim, by `..`, would be lost with the pod.
-    let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
-    inside.fold(PathBuf::from(MODEL_DIR), |path, part| path.join(part))
-}
-
-/// The one of `mounts` that holds `path`, the deepest where they lie in each other.
-fn holder<'a>(mounts: &'a [MountDir], path: &Path) -> Option<&'a MountDir> {
-    let holders = mounts.iter().filter(|mount| path.starts_with(&mount.path));
-    holders.max_by_key(|mount| mount.path.len())
-}
-
-/// Checks that a model_dir lies in a volume.
-///
-/// # Errors
-/// [`OutsideMounts`].
-pub fn check_model_dir(spec: &TrainJobSpec, model_dir: &Path) -> Result<(), OutsideMounts> {
-    if model_dir.starts_with(MODEL_DIR) || holder(&spec.mount_dirs, model_dir).is_some() {
-        return Ok(());
-    }
-    Err(OutsideMounts(model_dir.display().to_string()))
-}
 
 /// What a pod mounts.
 #[derive(Default)]
@@ -57,7 +21,7 @@ impl Mounts {
     /// Adds model_dir, to be written.
     pub fn model_dir(&mut self, spec: &TrainJobSpec, resolution: &Resolution) {
         let path = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
-        match (&resolution.model_dir_claim, holder(&spec.mount_dirs, &path)) {
+        match (&resolution.model_dir_claim, spec.mount_holding(&path)) {
             (Some(claim), _) => {
                 self.volumes.push(claimed(CLAIM, claim, false));
                 self.mounts.push(VolumeMount {
@@ -87,7 +51,7 @@ impl Mounts {
 
     /// Adds the directory that holds `path`, read-only, unless it is there.
     pub fn holding(&mut self, spec: &TrainJobSpec, path: &Path) {
-        if let Some(mount) = holder(&spec.mount_dirs, path)
+        if let Some(mount) = spec.mount_holding(path)
             && !self.mounts.iter().any(|there| there.mount_path == mount.path)
         {
             self.add(spec, mount, true);
@@ -96,7 +60,7 @@ impl Mounts {
 
     fn holder_of_model_dir<'a>(&self, spec: &'a TrainJobSpec, resolution: &Resolution) -> Option<&'a MountDir> {
         let path = PathBuf::from(resolution.model_dir.clone()?);
-        if resolution.model_dir_claim.is_some() { None } else { holder(&spec.mount_dirs, &path) }
+        if resolution.model_dir_claim.is_some() { None } else { spec.mount_holding(&path) }
     }
 
     fn add(&mut self, spec: &TrainJobSpec, mount: &MountDir, read_only: bool) {

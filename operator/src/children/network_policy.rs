@@ -9,8 +9,9 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use millrace_control::Attempt;
 
-use super::{Plan, ports};
+use super::{Names, meta, ports};
 
 /// Label of the pods that may follow journals, in whatever namespace they are; the chart puts it on its own.
 const FOLLOWS: (&str, &str) = ("millrace.dev/follows-journals", "true");
@@ -32,8 +33,8 @@ fn labelled(labels: BTreeMap<String, String>) -> LabelSelector {
 }
 
 /// The policy of all agents of the job.
-pub fn network_policy(plan: &Plan<'_>) -> NetworkPolicy {
-    let names = plan.names();
+pub fn network_policy(attempt: &Attempt<'_>) -> NetworkPolicy {
+    let names = Names::of(attempt.job);
     let own = labelled(names.selector());
     let peers = NetworkPolicyPeer { pod_selector: Some(own.clone()), ..NetworkPolicyPeer::default() };
     let followers = NetworkPolicyPeer {
@@ -46,7 +47,7 @@ pub fn network_policy(plan: &Plan<'_>) -> NetworkPolicy {
         ports: Some(ports),
     };
     NetworkPolicy {
-        metadata: plan.meta(names.network_policy()),
+        metadata: meta(attempt, names.network_policy()),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(own),
             policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),

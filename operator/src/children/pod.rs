@@ -7,13 +7,14 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
+use millrace_control::Attempt;
 use millrace_crds::PullPolicy;
 use millrace_crds::decide::Role;
 use millrace_protocol::launch::{ALLOCATOR, ROLE_VARIABLE};
 
 use super::mounts::Mounts;
 use super::resources::resources;
-use super::{ATTEMPT, INDEX, Plan, ROLE, control_address, ports};
+use super::{ATTEMPT, INDEX, Names, ROLE, control_address, meta, ports};
 
 /// The one container of a pod.
 pub const CONTAINER: &str = "agent";
@@ -32,35 +33,35 @@ const NODE_LOST_AFTER: i64 = 30;
 const ENDING: i64 = 15;
 
 /// Every pod of the attempt.
-pub fn pods(plan: &Plan<'_>) -> Vec<Pod> {
-    let agents = plan.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |index| (role, index)));
-    agents.map(|(role, index)| pod(plan, role, index)).collect()
+pub fn pods(attempt: &Attempt<'_>) -> Vec<Pod> {
+    let agents = attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |index| (role, index)));
+    agents.map(|(role, index)| pod(attempt, role, index)).collect()
 }
 
-fn pod(plan: &Plan<'_>, role: Role, index: u32) -> Pod {
-    let names = plan.names();
-    let mut metadata = plan.meta(names.pod(role, index));
+fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
+    let names = Names::of(attempt.job);
+    let mut metadata = meta(attempt, names.pod(role, index));
     let labels = metadata.labels.get_or_insert_default();
-    for (key, value) in [(ATTEMPT, plan.attempt.to_string()), (ROLE, role.to_string()), (INDEX, index.to_string())] {
+    for (key, value) in [(ATTEMPT, attempt.number.to_string()), (ROLE, role.to_string()), (INDEX, index.to_string())] {
         labels.insert(key.to_owned(), value);
     }
     labels.insert("app.kubernetes.io/component".to_owned(), role.to_string());
-    let (volumes, mounts) = volumes(plan, role);
-    let grace = i64::from(plan.job.spec.checkpoint.grace_period_seconds) + ENDING;
-    let pull_secrets = plan.cluster.image_pull_secrets.iter();
+    let (volumes, mounts) = volumes(attempt, role);
+    let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds) + ENDING;
+    let pull_secrets = attempt.cluster.image_pull_secrets.iter();
     Pod {
         metadata,
         spec: Some(PodSpec {
-            containers: vec![container(plan, role, index, mounts)],
+            containers: vec![container(attempt, role, index, mounts)],
             volumes: Some(volumes),
             restart_policy: Some("Never".to_owned()),
             termination_grace_period_seconds: Some(grace),
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
             security_context: Some(pod_security()),
-            priority_class_name: plan.job.spec.priority_class_name.clone(),
-            node_selector: Some(plan.cluster.node_selector.clone()).filter(|labels| !labels.is_empty()),
-            tolerations: Some(tolerations(plan)),
+            priority_class_name: attempt.job.spec.priority_class_name.clone(),
+            node_selector: Some(attempt.cluster.node_selector.clone()).filter(|labels| !labels.is_empty()),
+            tolerations: Some(tolerations(attempt)),
             image_pull_secrets: Some(
                 pull_secrets.map(|secret| LocalObjectReference { name: secret.name.clone() }).collect(),
             ),
@@ -70,13 +71,13 @@ fn pod(plan: &Plan<'_>, role: Role, index: u32) -> Pod {
     }
 }
 
-fn container(plan: &Plan<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) -> Container {
-    let own = plan.job.spec.resources.as_ref().or(plan.resolution.resources.as_ref());
-    let bytes = plan.bytes.get(&role).copied().unwrap_or_default();
+fn container(attempt: &Attempt<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) -> Container {
+    let own = attempt.job.spec.resources.as_ref().or(attempt.resolution.resources.as_ref());
+    let bytes = attempt.needs.bytes.get(&role).copied().unwrap_or_default();
     Container {
         name: CONTAINER.to_owned(),
-        image: plan.resolution.image.clone(),
-        image_pull_policy: plan.cluster.image_pull_policy.map(|policy| {
+        image: attempt.resolution.image.clone(),
+        image_pull_policy: attempt.cluster.image_pull_policy.map(|policy| {
             let name = match policy {
                 PullPolicy::Always => "Always",
                 PullPolicy::IfNotPresent => "IfNotPresent",
@@ -85,7 +86,7 @@ fn container(plan: &Plan<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) 
             name.to_owned()
         }),
         command: Some(vec!["millrace-agent".to_owned()]),
-        args: Some(arguments(plan, role, index)),
+        args: Some(arguments(attempt, role, index)),
         env: Some(environment()),
         ports: Some(container_ports(role)),
         resources: Some(resources(role, bytes, own)),
@@ -99,7 +100,7 @@ fn container(plan: &Plan<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) 
     }
 }
 
-fn arguments(plan: &Plan<'_>, role: Role, index: u32) -> Vec<String> {
+fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
     let mut arguments = vec!["role".to_owned(), role.to_string()];
     let mut flag = |name: &str, value: String| arguments.push(format!("--{name}={value}"));
     let any = |port: u16| format!("0.0.0.0:{port}");
@@ -115,10 +116,10 @@ fn arguments(plan: &Plan<'_>, role: Role, index: u32) -> Vec<String> {
         }
         return arguments;
     }
-    let namespace = plan.job.namespace().unwrap_or_default();
+    let namespace = attempt.job.namespace().unwrap_or_default();
     flag("listen", any(ports::DATA));
     flag("advertise", "$(POD_IP)".to_owned());
-    flag("coordinator", control_address(&plan.names(), &namespace));
+    flag("coordinator", control_address(&Names::of(attempt.job), &namespace));
     arguments
 }
 
@@ -166,8 +167,8 @@ fn probe(path: &str, period: i32, failures: i32) -> Probe {
 
 /// What role has which directories: only coordinator and MemoryX see model_dir, only coordinator and activation servers
 /// the data.
-fn volumes(plan: &Plan<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>) {
-    let (spec, resolution) = (&plan.job.spec, plan.resolution);
+fn volumes(attempt: &Attempt<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>) {
+    let (spec, resolution) = (&attempt.job.spec, attempt.resolution);
     let mut all = Mounts::default();
     if matches!(role, Role::Coordinator | Role::MemoryX) {
         all.model_dir(spec, resolution);
@@ -176,7 +177,7 @@ fn volumes(plan: &Plan<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>) {
         Role::Coordinator | Role::Activation => all.data(spec, resolution),
         // It reads the checkpoint to start from, wherever that is.
         Role::MemoryX => {
-            if let Some(path) = plan.checkpoint_path() {
+            if let Some(path) = attempt.checkpoint_path() {
                 all.holding(spec, &path);
             }
         }
@@ -192,12 +193,12 @@ fn volumes(plan: &Plan<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>) {
             ..VolumeMount::default()
         });
     };
-    let names = plan.names();
+    let names = Names::of(attempt.job);
     if role == Role::Coordinator {
-        let document = ConfigMapVolumeSource { name: names.launch(plan.attempt), ..ConfigMapVolumeSource::default() };
+        let document = ConfigMapVolumeSource { name: names.launch(attempt.number), ..ConfigMapVolumeSource::default() };
         add("launch", LAUNCH_DIR, Volume { config_map: Some(document), ..Volume::default() }, true);
         let identity = SecretVolumeSource {
-            secret_name: Some(names.identity(plan.attempt)),
+            secret_name: Some(names.identity(attempt.number)),
             // Readable to the pod's group, which is its own.
             default_mode: Some(0o440),
             ..SecretVolumeSource::default()
@@ -235,7 +236,7 @@ fn container_security() -> SecurityContext {
 
 /// The appliance's, and a short patience with a node that is gone: the job can't go on without this pod, and starts again
 /// as soon as it is given up.
-fn tolerations(plan: &Plan<'_>) -> Vec<Toleration> {
+fn tolerations(attempt: &Attempt<'_>) -> Vec<Toleration> {
     let lost = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"].map(|key| Toleration {
         key: Some(key.to_owned()),
         operator: Some("Exists".to_owned()),
@@ -243,5 +244,5 @@ fn tolerations(plan: &Plan<'_>) -> Vec<Toleration> {
         toleration_seconds: Some(NODE_LOST_AFTER),
         ..Toleration::default()
     });
-    plan.cluster.tolerations.iter().cloned().chain(lost).collect()
+    attempt.cluster.tolerations.iter().cloned().chain(lost).collect()
 }

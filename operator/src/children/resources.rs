@@ -20,7 +20,7 @@ const fn millicpu(role: Role) -> u32 {
 /// Bytes a pod may use above what is planned, for what no plan knows: buffers of connections, a page cache of its own.
 const AIR: u64 = 256 << 20;
 
-/// Of `role`, which needs `bytes` by the plan.
+/// Of `role`, which needs `bytes` by the attempt.
 pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> ResourceRequirements {
     let named = of.and_then(|of| match role {
         Role::Coordinator => of.coordinator.as_ref(),

@@ -2,13 +2,14 @@
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use millrace_control::Attempt;
 use millrace_crds::decide::Role;
 
-use super::{Names, Plan, ROLE, ports};
+use super::{Names, ROLE, meta, ports};
 
 /// The service.
-pub fn service(plan: &Plan<'_>) -> Service {
-    let names = plan.names();
+pub fn service(attempt: &Attempt<'_>) -> Service {
+    let names = Names::of(attempt.job);
     let mut selector = names.selector();
     selector.insert(ROLE.to_owned(), Role::Coordinator.to_string());
     let port = |name: &str, port: u16| ServicePort {
@@ -18,7 +19,7 @@ pub fn service(plan: &Plan<'_>) -> Service {
         ..ServicePort::default()
     };
     Service {
-        metadata: plan.meta(names.coordinator()),
+        metadata: meta(attempt, names.coordinator()),
         spec: Some(ServiceSpec {
             selector: Some(selector),
             ports: Some(vec![port("control", ports::CONTROL), port("journal", ports::JOURNAL)]),

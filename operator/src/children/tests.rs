@@ -7,8 +7,11 @@ use millrace_crds::{
     ClaimSource, ClusterSpec, JobVolume, MountDir, Resolution, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
 };
 
+use millrace_control::{Needs, needs, resolve};
+use millrace_crds::decide::Role;
+
 use super::*;
-use crate::resolve::{Needs, needs, resolve};
+use crate::site::Pods;
 
 /// The smallest job, whose model_dir the params call `model_dir`.
 fn job(name: &str, model_dir: &str) -> TrainJob {
@@ -27,23 +30,20 @@ fn job(name: &str, model_dir: &str) -> TrainJob {
     job
 }
 
+fn resolve_here(job: &TrainJob) -> Result<Resolution, String> {
+    resolve(job, &ClusterSpec::default(), &Pods { image: "localhost/millrace:test".to_owned() })
+}
+
 fn resolved(job: &TrainJob) -> (Resolution, Needs) {
-    let resolution = resolve(job, &ClusterSpec::default(), "localhost/millrace:test").unwrap();
+    let resolution = resolve_here(job).unwrap();
     let needs = needs(&resolution, job.spec.num_csx).unwrap();
     (resolution, needs)
 }
 
-fn built<T>(job: &TrainJob, with: impl FnOnce(&Plan<'_>) -> T) -> T {
+fn built<T>(job: &TrainJob, with: impl FnOnce(&Attempt<'_>) -> T) -> T {
     let (resolution, needs) = resolved(job);
     let cluster = ClusterSpec::default();
-    with(&Plan {
-        job,
-        resolution: &resolution,
-        cluster: &cluster,
-        attempt: 3,
-        wanted: &needs.wanted,
-        bytes: &needs.bytes,
-    })
+    with(&Attempt { job, resolution: &resolution, cluster: &cluster, number: 3, needs: &needs })
 }
 
 fn pod<'a>(pods: &'a [Pod], role: &str) -> &'a Pod {
@@ -118,8 +118,8 @@ fn only_who_needs_a_volume_sees_it() {
     assert!(built(&job, claim_of).is_none(), "the job brings its own");
 }
 
-fn claim_of(plan: &Plan<'_>) -> Option<k8s_openapi::api::core::v1::PersistentVolumeClaim> {
-    claim(plan)
+fn claim_of(attempt: &Attempt<'_>) -> Option<k8s_openapi::api::core::v1::PersistentVolumeClaim> {
+    claim(attempt)
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn without_volumes_the_claim_is_found_again_by_name_and_belongs_to_no_job() {
     assert_eq!(claim.metadata.owner_references, None);
     let (resolution, _) = resolved(&job("job", "runs/../one"));
     assert_eq!(resolution.model_dir.as_deref(), Some("/var/lib/millrace/model_dir/runs/one"));
-    let outside = resolve(&job("job", "/elsewhere"), &ClusterSpec::default(), "image").unwrap_err();
+    let outside = resolve_here(&job("job", "/elsewhere")).unwrap_err();
     assert!(outside.contains("/elsewhere") && outside.contains("spec.mountDirs"), "{outside}");
 }
 
@@ -137,7 +137,7 @@ fn without_volumes_the_claim_is_found_again_by_name_and_belongs_to_no_job() {
 fn the_launch_document_says_what_holds_now() {
     let mut job = job("job", "m");
     let launch = |job: &TrainJob| {
-        let map = built(job, |plan| launch(plan).unwrap());
+        let map = built(job, |attempt| launch(attempt).unwrap());
         millrace_protocol::launch::Launch::from_json(&map.data.unwrap()["launch.json"]).unwrap()
     };
     let first = launch(&job);
@@ -169,14 +169,14 @@ fn agents_talk_to_each_other_and_to_nobody_else() {
 fn what_can_never_run_is_refused_in_one_sentence() {
     let mut bad = job("job", "m");
     bad.spec.params.0["model"]["num_heads"] = 3.into();
-    let why = resolve(&bad, &ClusterSpec::default(), "image").unwrap_err();
+    let why = resolve_here(&bad).unwrap_err();
     assert!(why.contains("num_heads"), "{why}");
     let mut bad = job("job", "m");
     bad.spec.params.0["optimizer"]["learning_rat"] = 1.into();
-    let why = resolve(&bad, &ClusterSpec::default(), "image").unwrap_err();
+    let why = resolve_here(&bad).unwrap_err();
     assert!(why.contains("learning_rat") && why.contains("learning_rate"), "{why}");
     let mut bad = job("job", "m");
     bad.spec.num_csx = 5;
-    let why = resolve(&bad, &ClusterSpec::default(), "image").unwrap_err();
+    let why = resolve_here(&bad).unwrap_err();
     assert!(why.contains("num_csx"), "{why}");
 }

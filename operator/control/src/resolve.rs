@@ -7,9 +7,10 @@ use millrace_crds::{ClusterSpec, Difference, Resolution, TrainJob};
 use millrace_emulator::compile::compile_job;
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::report::PlanReport;
-use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved};
+use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
 
-use crate::children::{Names, Unreadable, check_model_dir, model_dir_path, resolved_job};
+use crate::launch::{Unreadable, resolved_job};
+use crate::world::{ModelDir, Site};
 
 /// What an attempt on a number of systems needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +27,11 @@ pub struct Needs {
     pub largest_num_csx: u32,
 }
 
-/// Resolves `job` on an appliance; `image` is what pods run where the appliance says nothing.
+/// Resolves `job` on an appliance, in a world of which `site` tells.
 ///
 /// # Errors
 /// The job can never run as it is; a sentence for its user.
-pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, image: &str) -> Result<Resolution, String> {
+pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result<Resolution, String> {
     let spec = &job.spec;
     let params = spec.params.read().map_err(|error| error.report().trim_end().to_owned())?;
     let overrides = Overrides {
@@ -50,24 +51,23 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, image: &str) -> Result<Res
     if !without_effect.is_empty() {
         notes.push(format!("Without effect on this appliance: {}.", without_effect.join(", ")));
     }
-    let model_dir = model_dir_path(&resolved.run.model_dir);
-    check_model_dir(spec, &model_dir).map_err(|error| error.to_string())?;
+    let ModelDir { path: model_dir, claim } = site.model_dir(job, &resolved.run.model_dir)?;
+    inputs(&resolved).try_for_each(|path| site.readable(job, path))?;
     let appliance = cluster
         .machine
         .resolve()
         .map_err(|error| format!("the appliance's spec is wrong: {}", error.report().trim_end()))?;
     let plan = compile_job(&resolved, &appliance).map_err(|error| error.to_string())?;
-    let claimed = model_dir.starts_with(crate::children::MODEL_DIR);
     let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
     let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
     Ok(Resolution {
         mode: Some(resolved.run.mode),
         num_csx: Some(spec.num_csx),
         model_dir: Some(model_dir.display().to_string()),
-        model_dir_claim: claimed.then(|| Names::of(job).model_dir_claim()),
+        model_dir_claim: claim,
         job: Some(text),
         plan_hash: Some(plan.hash().to_string()),
-        image: Some(cluster.image.clone().unwrap_or_else(|| image.to_owned())),
+        image: cluster.image.clone().or_else(|| site.image()),
         appliance: Some(appliance.to_document()),
         appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
         resources: cluster.resources.clone(),
@@ -111,6 +111,16 @@ pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, String> {
         swarmx_nodes: swarmx,
         largest_num_csx: largest,
     })
+}
+
+/// Every path that agents of `job` read.
+fn inputs(job: &Job) -> impl Iterator<Item = &str> {
+    let sources = [Some(&job.train_input), job.eval_input.as_ref()].into_iter().flatten().map(|input| &input.source);
+    let paths = sources.flat_map(|source| match source {
+        Source::Text { paths, .. } | Source::Tokens { paths } => paths.as_slice(),
+        Source::Synthetic { .. } => &[],
+    });
+    paths.chain(&job.run.checkpoint_path).map(String::as_str)
 }
 
 fn shards(job: &Job, appliance: &ApplianceSpec) -> u32 {

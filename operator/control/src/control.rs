@@ -3,39 +3,29 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kube::Client;
-use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use millrace_crds::{Appliance, ClusterSpec, QueuePlace, Resolution, TrainJob};
 use tokio::sync::mpsc;
 
-use crate::authority::Authority;
 use crate::follow::Followers;
 use crate::metrics::Metrics;
 use crate::resolve::{self, Needs};
+use crate::world::World;
 
 /// See the module text.
-pub struct Context {
-    /// The API server.
-    pub client: Client,
+pub struct Control<W: World> {
+    /// Where jobs are recorded and agents run.
+    pub world: Arc<W>,
     /// Every job.
     pub jobs: Store<TrainJob>,
     /// Every appliance.
     pub appliances: Store<Appliance>,
     /// What follows the coordinators.
-    pub followers: Followers,
-    /// Makes certificates.
-    pub authority: Authority,
-    /// Publishes events.
-    pub recorder: Recorder,
-    /// Image of the pods, where the appliance names none.
-    pub image: String,
-    /// The epoch of this leadership.
-    pub epoch: u64,
+    pub followers: Followers<W>,
     /// Numbers for Prometheus.
     pub metrics: Arc<Metrics>,
     /// Jobs to be visited.
-    pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
+    visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Places in the queues, by UID; the ledger's last word.
     places: Mutex<HashMap<String, QueuePlace>>,
     /// What jobs come to, by UID.
@@ -56,43 +46,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What [`Context::new`] is made from.
-pub struct Parts {
-    /// See [`Context`].
-    pub client: Client,
-    /// See [`Context`].
+/// What [`Control::new`] is made from.
+pub struct Parts<W> {
+    /// See [`Control`].
+    pub world: Arc<W>,
+    /// See [`Control`].
     pub jobs: Store<TrainJob>,
-    /// See [`Context`].
+    /// See [`Control`].
     pub appliances: Store<Appliance>,
-    /// See [`Context`].
-    pub followers: Followers,
-    /// See [`Context`].
-    pub authority: Authority,
-    /// See [`Context`].
-    pub recorder: Recorder,
-    /// See [`Context`].
-    pub image: String,
-    /// See [`Context`].
-    pub epoch: u64,
-    /// See [`Context`].
+    /// See [`Control`].
     pub metrics: Arc<Metrics>,
-    /// See [`Context`].
+    /// Where a world says which job is to be visited, too.
     pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
 }
 
-impl Context {
-    /// With empty caches.
-    pub fn new(parts: Parts) -> Self {
-        let Parts { client, jobs, appliances, followers, authority, recorder, image, epoch, metrics, visits } = parts;
+impl<W: World> Control<W> {
+    /// With empty caches, following nobody.
+    pub fn new(parts: Parts<W>) -> Self {
+        let Parts { world, jobs, appliances, metrics, visits } = parts;
+        let followers = Followers::new(world.clone(), visits.clone());
         Self {
-            client,
+            world,
             jobs,
             appliances,
             followers,
-            authority,
-            recorder,
-            image,
-            epoch,
             metrics,
             visits,
             places: Mutex::default(),
@@ -122,7 +99,7 @@ impl Context {
         if let Some(known) = lock(&self.understood).get(uid).filter(holds) {
             return known.result.clone();
         }
-        let resolution = record.map_or_else(|| resolve::resolve(job, cluster, &self.image), Ok);
+        let resolution = record.map_or_else(|| resolve::resolve(job, cluster, self.world.site()), Ok);
         let result = resolution.and_then(|resolution| {
             let needs = resolve::needs(&resolution, num_csx)?;
             Ok(Arc::new((resolution, needs)))
@@ -157,7 +134,7 @@ impl Context {
 
     /// Has a job visited soon.
     pub fn visit(&self, job: &TrainJob) {
-        // Nobody reads any more once the operator ends.
+        // Nobody reads any more once the loop ends.
         let _ = self.visits.send(ObjectRef::from_obj(job));
     }
 }

@@ -1,28 +1,20 @@
-//! Progress in a job's status: under a field manager of its own, and rarely enough for any number of jobs.
+//! Progress in a job's status: apart from what is decided, and rarely enough for any number of jobs.
 
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Resource};
-use millrace_crds::{Progress, TrainJob};
+use millrace_crds::Progress;
 use millrace_telemetry::metrics::Point;
-use serde_json::json;
 
 use super::Target;
-use crate::error::said;
+use crate::world::World;
 
-/// Field manager of `status.progress`.
-const MANAGER: &str = "millrace-progress";
 /// Between two writes for one job.
 const EVERY: Duration = Duration::from_secs(3);
 
 /// Collects what is heard and writes it now and then.
 pub(super) struct Writer {
-    jobs: Api<TrainJob>,
-    name: String,
-    uid: String,
     attempt: u32,
     batch: f64,
     total_steps: Option<u64>,
@@ -36,11 +28,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(client: Client, target: &Target) -> Self {
+    pub(super) fn new(target: &Target) -> Self {
         Self {
-            jobs: Api::namespaced(client, &target.namespace),
-            name: target.name.clone(),
-            uid: target.uid.clone(),
             attempt: target.attempt,
             batch: target.batch as f64,
             total_steps: target.total_steps,
@@ -97,21 +86,13 @@ impl Writer {
     }
 
     /// Writes what has been heard since the last time. What can't be written is written with the next.
-    pub(super) async fn flush(&mut self) {
+    pub(super) async fn flush<W: World>(&mut self, world: &W, target: &Target) {
         if !std::mem::take(&mut self.changed) {
             return;
         }
         self.written = Some(tokio::time::Instant::now());
-        let patch = json!({
-            "apiVersion": TrainJob::api_version(&()),
-            "kind": TrainJob::kind(&()),
-            // Of this job, not of another that has its name by now.
-            "metadata": {"uid": self.uid},
-            "status": {"progress": self.progress},
-        });
-        let params = PatchParams::apply(MANAGER).force();
-        if let Err(error) = self.jobs.patch_status(&self.name, &params, &Patch::Apply(&patch)).await {
-            log::warn!("progress of {} could not be written: {}", self.name, said(&error));
+        if let Err(error) = world.record_progress(&target.job, &target.uid, &self.progress).await {
+            log::warn!("progress of {} could not be written: {error}", target.job);
             self.changed = true;
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
-use millrace_crds::decide::Report;
+use millrace_crds::decide::{Outcome, Report};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, StopRequest};
 use millrace_protocol::{journal, proto};
@@ -14,9 +14,9 @@ use millrace_telemetry::journal::{Event, Stage};
 use tokio::sync::{mpsc, watch};
 use tonic::transport::Channel;
 
+use super::Target;
 use super::progress::Writer;
-use super::{Shared, Target};
-use crate::observe::outcome_of;
+use crate::world::World;
 
 /// Between two tries to reach a coordinator, which may not have begun, or be gone.
 const RETRY: Duration = Duration::from_secs(1);
@@ -24,31 +24,19 @@ const RETRY: Duration = Duration::from_secs(1);
 const VISIT_EVERY: Duration = Duration::from_secs(20);
 
 /// Follows until nobody wants to know any more, or the attempt is over.
-pub(super) async fn run(
-    shared: Arc<Shared>,
+pub(super) async fn run<W: World>(
+    world: Arc<W>,
+    visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     target: Target,
     reports: watch::Sender<Report>,
     stop: watch::Receiver<Option<String>>,
 ) {
-    let mut writer = Writer::new(shared.client.clone(), &target);
+    let mut writer = Writer::new(&target);
     loop {
-        match journal::connect(&target.address, Some(&shared.identity)).await {
-            Ok(client) => {
-                let mut listener = Listener {
-                    visits: &shared.visits,
-                    job: target.job.clone(),
-                    reports: &reports,
-                    writer: &mut writer,
-                    visited: None,
-                };
-                let heard = listener.listen(client, &target, stop.clone()).await;
-                if let Err(status) = heard {
-                    log::debug!("{}: the journal of attempt {} broke off: {status}", target.job, target.attempt);
-                }
-            }
-            Err(error) => log::debug!("{}: attempt {} can't be followed yet: {error}", target.job, target.attempt),
+        if let Err(error) = once(&*world, &visits, &target, &reports, &stop, &mut writer).await {
+            log::debug!("{}: attempt {} is not followed at present: {error}", target.job, target.attempt);
         }
-        writer.flush().await;
+        writer.flush(&*world, &target).await;
         if reports.is_closed() || reports.borrow().outcome.is_some() {
             return;
         }
@@ -56,20 +44,35 @@ pub(super) async fn run(
     }
 }
 
-struct Listener<'a> {
+/// Follows as long as the coordinator can be reached.
+async fn once<W: World>(
+    world: &W,
+    visits: &mpsc::UnboundedSender<ObjectRef<TrainJob>>,
+    target: &Target,
+    reports: &watch::Sender<Report>,
+    stop: &watch::Receiver<Option<String>>,
+    writer: &mut Writer,
+) -> Result<(), String> {
+    let Some(journal) = world.journal(&target.job, &target.uid) else { return Ok(()) };
+    let client = journal::connect(&journal.address, journal.tls.as_ref()).await.map_err(|error| error.to_string())?;
+    let mut listener = Listener { world, target, visits, reports, writer, visited: None };
+    listener.listen(client, stop.clone()).await.map_err(|status| status.to_string())
+}
+
+struct Listener<'a, W> {
+    world: &'a W,
+    target: &'a Target,
     visits: &'a mpsc::UnboundedSender<ObjectRef<TrainJob>>,
-    job: ObjectRef<TrainJob>,
     reports: &'a watch::Sender<Report>,
     writer: &'a mut Writer,
     visited: Option<tokio::time::Instant>,
 }
 
-impl Listener<'_> {
+impl<W: World> Listener<'_, W> {
     /// Reads entries until the stream ends; meanwhile gives the command to stop when it comes.
     async fn listen(
         &mut self,
         mut client: JournalClient<Channel>,
-        target: &Target,
         mut stop: watch::Receiver<Option<String>>,
     ) -> Result<(), tonic::Status> {
         // How things stand is all that a status tells; whoever wants every point reads from a number on.
@@ -80,7 +83,7 @@ impl Listener<'_> {
         loop {
             tokio::select! {
                 entry = entries.message() => match entry? {
-                    Some(entry) if entry.attempt == target.attempt => self.hear(&entry),
+                    Some(entry) if entry.attempt == self.target.attempt => self.hear(&entry),
                     Some(_) => {}
                     None => return Ok(()),
                 },
@@ -95,7 +98,7 @@ impl Listener<'_> {
                         });
                     }
                 }
-                () = self.writer.due() => self.writer.flush().await,
+                () = self.writer.due() => self.writer.flush(self.world, self.target).await,
                 () = self.reports.closed() => return Ok(()),
             }
         }
@@ -136,7 +139,7 @@ impl Listener<'_> {
         let lately = self.visited.is_some_and(|visited| visited.elapsed() < VISIT_EVERY);
         if matters || !lately {
             self.visited = Some(tokio::time::Instant::now());
-            let _ = self.visits.send(self.job.clone());
+            let _ = self.visits.send(self.target.job.clone());
         }
     }
 }
@@ -150,4 +153,14 @@ async fn tell_to_stop(
     let reason = stop.wait_for(Option::is_some).await.ok()?.clone()?;
     let reply = client.stop(StopRequest { reason }).await.ok()?.into_inner();
     Some((reply.step, reply.parameters_blake3))
+}
+
+/// The journal's outcome as decisions know it.
+pub fn outcome_of(told: millrace_telemetry::journal::Outcome) -> Outcome {
+    Outcome {
+        exit_code: told.exit_code,
+        reason: told.reason.to_string(),
+        message: told.message,
+        failed_agent: told.failed_agent,
+    }
 }

@@ -1,34 +1,29 @@
 //! Following coordinators: one task for each attempt that runs, which reads the numbered stream and gives commands.
 //!
 //! What is heard is kept as a [`Report`], by job; the job is visited when something in it matters to a decision. Steps go to
-//! the status at most every few seconds, under a field manager of their own; the rest of the stream is for others.
+//! the status at most every few seconds, apart from what is decided; the rest of the stream is for others.
 
 mod progress;
 mod reader;
 
+pub use reader::outcome_of;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, ResourceExt};
 use millrace_crds::TrainJob;
 use millrace_crds::decide::Report;
 use millrace_params::Job;
-use millrace_protocol::journal::Tls;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::children::{Names, journal_address};
+use crate::world::World;
 
-/// See the module text. Clones share everything.
-#[derive(Clone)]
-pub struct Followers {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    client: Client,
-    identity: Tls,
+/// See the module text.
+pub struct Followers<W> {
+    world: Arc<W>,
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     following: Mutex<HashMap<String, Following>>,
 }
@@ -52,11 +47,7 @@ impl Drop for Following {
 struct Target {
     /// The job, for visits and its status.
     job: ObjectRef<TrainJob>,
-    namespace: String,
-    name: String,
     uid: String,
-    /// Host and port of its coordinator's journal.
-    address: String,
     attempt: u32,
     /// Samples of a step.
     batch: usize,
@@ -64,14 +55,14 @@ struct Target {
     total_steps: Option<u64>,
 }
 
-impl Followers {
-    /// Nobody is followed yet. `identity` is shown to coordinators.
-    pub fn new(client: Client, identity: Tls, visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>) -> Self {
-        Self { shared: Arc::new(Shared { client, identity, visits, following: Mutex::default() }) }
+impl<W: World> Followers<W> {
+    /// Nobody is followed yet.
+    pub fn new(world: Arc<W>, visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>) -> Self {
+        Self { world, visits, following: Mutex::default() }
     }
 
     fn following(&self) -> MutexGuard<'_, HashMap<String, Following>> {
-        self.shared.following.lock().unwrap_or_else(PoisonError::into_inner)
+        self.following.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows an attempt of `job`, unless it is followed already; an older attempt of the job no more.
@@ -81,12 +72,8 @@ impl Followers {
         if all.get(&uid).is_some_and(|known| known.attempt == attempt) {
             return;
         }
-        let namespace = job.namespace().unwrap_or_default();
         let target = Target {
             job: ObjectRef::from_obj(job),
-            address: journal_address(&Names::of(job), &namespace),
-            namespace,
-            name: job.name_any(),
             uid: uid.clone(),
             attempt,
             batch: resolved.train_input.batch_size,
@@ -94,7 +81,7 @@ impl Followers {
         };
         let (reports, report) = watch::channel(Report { attempt, ..Report::default() });
         let (stop, stopped) = watch::channel(None);
-        let task = tokio::spawn(reader::run(self.shared.clone(), target, reports, stopped));
+        let task = tokio::spawn(reader::run(self.world.clone(), self.visits.clone(), target, reports, stopped));
         all.insert(uid, Following { attempt, report, stop, task });
     }
 

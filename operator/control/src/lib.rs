@@ -1,0 +1,37 @@
+//! The control loop: what happens to a job next is decided by `millrace_crds::decide`; this crate finds out what is there,
+//! records what was decided and has it done, in whatever [`World`] the agents live.
+//!
+//! There are two worlds: pods of a cluster, with an API server that keeps the objects, and processes of one machine, with a
+//! database. A job goes through the same states, deadlines, retries and queue in both, down to the words of its conditions.
+//!
+//! * [`visit`](mod@visit): a visit to a job, in five steps.
+//! * [`ledger`]: who uses what of an appliance, and the queue.
+//! * [`resolve`](mod@resolve): from what a user asks for to what will run; [`launch`](mod@launch): what its coordinator is started with.
+//! * [`follow`]: the coordinators' streams.
+//! * [`run`](mod@run): the two controllers, over streams of changed objects.
+
+pub mod control;
+pub mod follow;
+pub mod launch;
+pub mod ledger;
+pub mod metrics;
+pub mod resolve;
+pub mod run;
+pub mod visit;
+pub mod world;
+
+pub use control::{Control, Parts};
+pub use resolve::{Needs, needs, resolve};
+pub use run::{Streams, run};
+pub use world::{Attempt, Found, Journal, ModelDir, Priorities, Site, World};
+
+/// What ends a visit early. The object is visited again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error<E: std::error::Error> {
+    /// The world refused, or can't be reached.
+    #[error(transparent)]
+    World(#[from] E),
+    /// The job can't be served: a sentence.
+    #[error("{0}")]
+    Job(String),
+}

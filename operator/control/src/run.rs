@@ -1,0 +1,93 @@
+//! The two controllers: one visits jobs, one keeps the ledgers of appliances.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, Stream, StreamExt};
+use kube::runtime::controller::{Action, Config};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::{Controller, watcher};
+use millrace_crds::{Appliance, ConditionType, TrainJob};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::control::Control;
+use crate::world::World;
+use crate::{ledger, visit};
+
+/// Visits to different jobs at a time.
+const CONCURRENCY: u16 = 8;
+/// After a visit that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Several changes of one object within so long are one visit.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+
+/// What of the world has changed.
+pub struct Streams {
+    /// Jobs that were made or changed; drives the store of jobs.
+    pub jobs: BoxStream<'static, watcher::Result<TrainJob>>,
+    /// Appliances that were made or changed; drives their store.
+    pub appliances: BoxStream<'static, watcher::Result<Appliance>>,
+    /// Jobs that were made, changed or deleted, for the ledger.
+    pub touched_jobs: BoxStream<'static, watcher::Result<TrainJob>>,
+    /// Appliances that were made, changed or deleted, for the jobs that wait.
+    pub touched_appliances: BoxStream<'static, watcher::Result<Appliance>>,
+    /// Jobs to be visited.
+    pub wanted: mpsc::UnboundedReceiver<ObjectRef<TrainJob>>,
+}
+
+/// Runs both controllers until `ending` becomes true; visits that are under way are made to their end. `also` adds to the
+/// jobs' controller what else concerns jobs in this world.
+pub async fn run<W: World>(
+    control: Arc<Control<W>>,
+    streams: Streams,
+    ending: watch::Receiver<bool>,
+    also: impl FnOnce(Controller<TrainJob>) -> Controller<TrainJob>,
+) {
+    let Streams { jobs, appliances, touched_jobs, touched_appliances, wanted } = streams;
+    let store = control.jobs.clone();
+    let jobs = Controller::for_stream(jobs, control.jobs.clone())
+        .with_config(Config::default().debounce(DEBOUNCE).concurrency(CONCURRENCY))
+        .watches_stream(touched_appliances, move |appliance| jobs_of(&store.state(), &appliance))
+        .reconcile_on(UnboundedReceiverStream::new(wanted))
+        .graceful_shutdown_on(ended(ending.clone()));
+    let jobs = drain(also(jobs).run(visit::reconcile, after_failure, control.clone()));
+    let appliances = Controller::for_stream(appliances, control.appliances.clone())
+        .with_config(Config::default().debounce(DEBOUNCE))
+        .watches_stream(touched_jobs, |job| Some(ObjectRef::new(&job.spec.appliance)))
+        .graceful_shutdown_on(ended(ending));
+    let appliances = drain(appliances.run(ledger::reconcile, after_failure, control));
+    futures::future::join(jobs, appliances).await;
+}
+
+fn drain<'a>(visits: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {
+    Box::pin(visits.for_each(|_| std::future::ready(())))
+}
+
+async fn ended(mut ending: watch::Receiver<bool>) {
+    // An error means that nobody is left to say so.
+    let _ = ending.wait_for(|ended| *ended).await;
+}
+
+/// The jobs that a change of an appliance may concern: those that wait, to take up what they are granted.
+fn jobs_of(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
+    let name = appliance.metadata.name.as_deref();
+    let waits = |job: &&Arc<TrainJob>| {
+        Some(&*job.spec.appliance) == name
+            && !job
+                .status
+                .as_ref()
+                .is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
+    };
+    jobs.iter().filter(waits).map(|job| ObjectRef::from_obj(&**job)).collect()
+}
+
+fn after_failure<K, E: Display, C>(object: Arc<K>, error: &E, _: Arc<C>) -> Action
+where
+    K: kube::Resource<DynamicType = ()>,
+{
+    log::warn!("{}: {error}", ObjectRef::from_obj(&*object));
+    Action::requeue(AFTER_FAILURE)
+}

@@ -1,0 +1,153 @@
+//! A visit to a job, in five steps: what is there (dereference), can it run (validate), what is to be (decide and build),
+//! say so (update_status), make it so (apply).
+//!
+//! What was decided is recorded before anything is done about it: an attempt is in the status before its first agent
+//! exists, with the version of the object that the decision was made from, so that of two who decide one is refused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+use millrace_crds::decide::{Command, Decision, Granted, Observed, Report, decide};
+use millrace_crds::{ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob};
+
+use crate::control::Control;
+use crate::launch::resolved_job;
+use crate::world::{Attempt, Error, Found, World};
+
+/// After a record that was refused because somebody else wrote meanwhile.
+const AFTER_CONFLICT: Duration = Duration::from_millis(200);
+
+/// What is there of a job.
+struct Seen<T> {
+    uid: String,
+    there: T,
+    cluster: ClusterSpec,
+    observed: Observed,
+}
+
+/// Visits a job.
+///
+/// # Errors
+/// The world's, or the job can't be served.
+pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
+    let began = std::time::Instant::now();
+    let done = visit(&job, &control).await;
+    control.metrics.visited(began.elapsed(), done.is_ok());
+    done
+}
+
+async fn visit<W: World>(job: &TrainJob, control: &Control<W>) -> Result<Action, Error<W>> {
+    let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
+    if job.metadata.deletion_timestamp.is_some() {
+        // Its agents go with it, and the ledger lets go of its systems once they are gone.
+        control.followers.end(&uid);
+        return Ok(Action::await_change());
+    }
+    let seen = dereference(job, control, uid).await?;
+    let decision = decide(job, &seen.observed);
+    if !control.world.record(job, &decision.status).await? {
+        // Somebody else wrote meanwhile: what was decided is of yesterday.
+        return Ok(Action::requeue(AFTER_CONFLICT));
+    }
+    for event in &decision.events {
+        control.world.publish(job, event).await;
+    }
+    carry_out(job, control, &seen, &decision).await?;
+    Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
+}
+
+/// Finds out what is there.
+async fn dereference<W: World>(job: &TrainJob, control: &Control<W>, uid: String) -> Result<Seen<W::There>, Error<W>> {
+    let status = job.status.clone().unwrap_or_default();
+    let appliance = control.appliance(&job.spec.appliance);
+    let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
+    let num_csx = status.num_csx.unwrap_or(job.spec.num_csx);
+    let understood = control.understand(job, &uid, &cluster, num_csx);
+    let Found { agents, last, there } = control.world.find(job).await?;
+    let ledger = appliance.as_ref().and_then(|appliance| appliance.status.as_ref());
+    let grant = ledger.and_then(|ledger| ledger.grants.iter().find(|grant| grant.uid == uid));
+    let attempt = status.attempt.unwrap_or(0);
+    let place = match &appliance {
+        Some(_) => control.place(&uid),
+        None => Some(no_appliance(&job.spec.appliance)),
+    };
+    let observed = Observed {
+        now: Timestamp::now(),
+        agents,
+        grant: grant.map(|grant| Granted { attempt: grant.attempt, systems: grant.systems.clone() }),
+        place,
+        report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
+        resolution: understood.as_ref().map(|known| known.0.clone()).map_err(Clone::clone),
+        largest_num_csx: understood.as_ref().map(|known| known.1.largest_num_csx).ok(),
+        wanted: understood.as_ref().map(|known| known.1.wanted.clone()).unwrap_or_default(),
+    };
+    Ok(Seen { uid, there, cluster, observed })
+}
+
+fn no_appliance(name: &str) -> QueuePlace {
+    QueuePlace {
+        position: None,
+        reason: Some(QueueReason::NoAppliance.as_str().to_owned()),
+        message: Some(format!("there is no Appliance {name}: create it, or name another in spec.appliance")),
+    }
+}
+
+/// What the coordinator said: as it was `heard` in its stream, or in what it left behind at its end.
+fn report(heard: Option<Report>, last: Option<Report>) -> Option<Report> {
+    match (heard, last) {
+        (Some(heard), Some(last)) if heard.outcome.is_none() => {
+            let checkpoint = last.checkpoint.or(heard.checkpoint.clone());
+            Some(Report { outcome: last.outcome, saved: heard.saved || last.saved, checkpoint, ..heard })
+        }
+        (None, last) => last,
+        (heard, _) => heard,
+    }
+}
+
+async fn carry_out<W: World>(
+    job: &TrainJob,
+    control: &Control<W>,
+    seen: &Seen<W::There>,
+    decision: &Decision,
+) -> Result<(), Error<W>> {
+    for command in &decision.commands {
+        match command {
+            Command::Run { attempt, num_csx } => {
+                let resolution = decision.status.resolved.as_ref();
+                let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
+                let known = control.understand(job, &seen.uid, &seen.cluster, *num_csx).map_err(Error::<W>::Job)?;
+                follow(job, control, Some(resolution), *attempt)?;
+                let number = *attempt;
+                let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1 };
+                control.world.run(&attempt, &seen.there).await?;
+            }
+            Command::Stop { attempt, reason } => {
+                // A loop that has just begun follows nobody yet.
+                follow(job, control, decision.status.resolved.as_ref(), *attempt)?;
+                control.followers.stop(&seen.uid, *attempt, reason);
+            }
+            Command::Remove { grace } => control.world.remove(job, &seen.there, *grace).await?,
+            Command::Forget => control.world.forget(job).await?,
+        }
+    }
+    if decision.commands.is_empty() && decision.status.num_csx.is_none() {
+        control.followers.end(&seen.uid);
+    }
+    Ok(())
+}
+
+/// Follows the attempt's coordinator, if that is not done yet.
+fn follow<W: World>(
+    job: &TrainJob,
+    control: &Control<W>,
+    resolution: Option<&Resolution>,
+    attempt: u32,
+) -> Result<(), Error<W>> {
+    let Some(resolution) = resolution else { return Ok(()) };
+    let (resolved, _) = resolved_job(resolution).map_err(|error| Error::<W>::Job(error.to_string()))?;
+    control.followers.follow(job, attempt, &resolved);
+    Ok(())
+}

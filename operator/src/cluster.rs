@@ -1,0 +1,191 @@
+//! The world of this operator: objects of an API server, agents in pods.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::runtime::events::Recorder;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Client, Resource, ResourceExt};
+use millrace_control::world::Error as Ended;
+use millrace_control::{Attempt, Found, Journal, Priorities, Site, World};
+use millrace_crds::decide::Event;
+use millrace_crds::{Appliance, ApplianceStatus, Progress, TrainJob, TrainJobStatus};
+use millrace_protocol::journal::Tls;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::authority::{Authority, AuthorityError};
+use crate::children::{MANAGER, Names, UID, cs2_selector, journal_address};
+use crate::error::Error;
+use crate::observe::{agent, last_report};
+use crate::site::Pods;
+use crate::{apply, events, missing};
+
+/// Field manager of `status.progress`: what is decided and how far a job is are written apart.
+const PROGRESS: &str = "millrace-progress";
+
+/// See the module text.
+pub struct Cluster {
+    /// The API server.
+    pub client: Client,
+    /// Makes certificates.
+    pub authority: Authority,
+    /// Publishes events.
+    recorder: Recorder,
+    site: Pods,
+    /// The epoch of this leadership.
+    epoch: u64,
+    /// Shown to coordinators.
+    identity: Tls,
+}
+
+impl Cluster {
+    /// As its leader of this epoch sees it.
+    ///
+    /// # Errors
+    /// No certificate can be made.
+    pub fn new(
+        client: Client,
+        authority: Authority,
+        recorder: Recorder,
+        site: Pods,
+        epoch: u64,
+    ) -> Result<Self, AuthorityError> {
+        let identity = authority.client()?;
+        Ok(Self { client, authority, recorder, site, epoch, identity })
+    }
+
+    fn jobs(&self, job: &TrainJob) -> Api<TrainJob> {
+        Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default())
+    }
+
+    fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+}
+
+impl World for Cluster {
+    type Error = Error;
+    type There = Vec<Pod>;
+
+    fn site(&self) -> &dyn Site {
+        &self.site
+    }
+
+    async fn find(&self, job: &TrainJob) -> Result<Found<Vec<Pod>>, Error> {
+        let selector = ListParams::default().labels(&Names::of(job).selector_text());
+        let pods = self.pods(&job.namespace().unwrap_or_default()).list(&selector).await;
+        let there = pods.map_err(Error::api("list the job's pods"))?.items;
+        let mut agents: Vec<_> = there.iter().filter_map(agent).collect();
+        missing::tell(job, &self.client, &there, &mut agents).await.map_err(Error::api("look for a ConfigMap"))?;
+        let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
+        Ok(Found { agents, last: last_report(&there, attempt), there })
+    }
+
+    async fn run(&self, attempt: &Attempt<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
+        Ok(apply::run(self, attempt, there).await?)
+    }
+
+    async fn remove(&self, job: &TrainJob, there: &Vec<Pod>, grace: u32) -> Result<(), Error> {
+        let pods = self.pods(&job.namespace().unwrap_or_default());
+        for pod in there {
+            let ending = pod.metadata.deletion_timestamp.is_some();
+            let ends_in = pod.metadata.deletion_grace_period_seconds.filter(|_| ending);
+            if ends_in.is_some_and(|seconds| seconds <= i64::from(grace)) {
+                continue;
+            }
+            let params = DeleteParams { grace_period_seconds: Some(grace), ..DeleteParams::default() };
+            match pods.delete(&pod.name_any(), &params).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                Err(error) => return Err(Error::api("delete a pod")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn any_left(&self, namespace: &str, uid: &str) -> Result<bool, Error> {
+        let selector = ListParams::default().labels(&format!("{UID}={uid}")).limit(1);
+        let left = self.pods(namespace).list_metadata(&selector).await;
+        Ok(!left.map_err(Error::api("list pods of a job that is gone"))?.items.is_empty())
+    }
+
+    async fn record(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Error> {
+        let old = job.status.clone().unwrap_or_default();
+        let mut status = decided.clone();
+        status.selector = Some(cs2_selector(job));
+        status.progress.clone_from(&old.progress);
+        status.leader_epoch = old.leader_epoch;
+        if status == old {
+            return Ok(true);
+        }
+        status.progress = None;
+        status.leader_epoch = Some(self.epoch);
+        write(&self.jobs(job), job, &status).await.map_err(Error::api("record the job's status"))
+    }
+
+    async fn record_progress(&self, job: &ObjectRef<TrainJob>, uid: &str, progress: &Progress) -> Result<(), Error> {
+        let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), job.namespace.as_deref().unwrap_or_default());
+        // Of this job, not of another that has its name by now.
+        let patch = document::<TrainJob>(json!({"uid": uid}), &json!({"progress": progress}));
+        let params = PatchParams::apply(PROGRESS).force();
+        let written = jobs.patch_status(&job.name, &params, &Patch::Apply(&patch)).await;
+        written.map(drop).map_err(Error::api("record the job's progress"))
+    }
+
+    async fn record_ledger(&self, appliance: &Appliance, mut status: ApplianceStatus) -> Result<bool, Error> {
+        let old = appliance.status.clone().unwrap_or_default();
+        status.leader_epoch = old.leader_epoch;
+        if status == old {
+            return Ok(true);
+        }
+        status.leader_epoch = Some(self.epoch);
+        let appliances = Api::all(self.client.clone());
+        write(&appliances, appliance, &status).await.map_err(Error::api("write the ledger"))
+    }
+
+    async fn publish(&self, job: &TrainJob, event: &Event) {
+        events::publish(&self.recorder, &job.object_ref(&()), event).await;
+    }
+
+    async fn forget(&self, job: &TrainJob) -> Result<(), Error> {
+        let of_this_one = Preconditions { uid: job.uid(), resource_version: None };
+        let params = DeleteParams { preconditions: Some(of_this_one), ..DeleteParams::background() };
+        match self.jobs(job).delete(&job.name_any(), &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(Error::api("delete the job")(error)),
+        }
+    }
+
+    async fn priorities(&self) -> Result<Priorities, Error> {
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        let classes = classes.list(&ListParams::default()).await.map_err(Error::api("list priority classes"))?.items;
+        let default = classes.iter().find(|class| class.global_default == Some(true)).map_or(0, |class| class.value);
+        Ok(Priorities { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
+    }
+
+    fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str) -> Option<Journal> {
+        let names = Names::new(&job.name, uid);
+        let address = journal_address(&names, job.namespace.as_deref().unwrap_or_default());
+        Some(Journal { address, tls: Some(self.identity.clone()) })
+    }
+}
+
+/// Writes a status from the version of the object it was decided on; whether it could be.
+async fn write<K>(objects: &Api<K>, object: &K, status: &impl Serialize) -> Result<bool, kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let metadata = json!({"resourceVersion": object.resource_version(), "uid": object.uid()});
+    let patch = document::<K>(metadata, &json!(status));
+    match objects.patch_status(&object.name_any(), &PatchParams::apply(MANAGER).force(), &Patch::Apply(&patch)).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(refused)) if refused.is_conflict() || refused.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn document<K: Resource<DynamicType = ()>>(metadata: Value, status: &Value) -> Value {
+    json!({"apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": metadata, "status": status})
+}

@@ -1,0 +1,44 @@
+//! What of this cluster a job's record depends on.
+
+use std::path::{Component, Path, PathBuf};
+
+use millrace_control::{ModelDir, Site};
+use millrace_crds::TrainJob;
+
+use crate::children::{MODEL_DIR, Names};
+
+/// Pods as places to run in.
+#[derive(Clone, Debug)]
+pub struct Pods {
+    /// Image of the pods, where the appliance names none.
+    pub image: String,
+}
+
+impl Site for Pods {
+    fn image(&self) -> Option<String> {
+        Some(self.image.clone())
+    }
+
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String> {
+        let path = Path::new(written);
+        if path.is_absolute() && !path.starts_with(MODEL_DIR) {
+            return match job.spec.mount_holding(path) {
+                Some(_) => Ok(ModelDir { path: path.to_owned(), claim: None }),
+                None => Err(format!(
+                    "runconfig.model_dir {written} lies in none of spec.mountDirs: mount a volume there, or give a \
+                     relative path, which lies in a claim of the appliance's storage"
+                )),
+            };
+        }
+        let path = path.strip_prefix(MODEL_DIR).unwrap_or(path);
+        // What leaves the claim, by `..`, would be lost with the pod.
+        let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
+        let path = inside.fold(PathBuf::from(MODEL_DIR), |path, part| path.join(part));
+        Ok(ModelDir { path, claim: Some(Names::of(job).model_dir_claim()) })
+    }
+
+    fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+        // What is not mounted is not there: the agents say so.
+        Ok(())
+    }
+}
