@@ -90,15 +90,15 @@ pub fn server(tls: Option<&Tls>) -> Result<Server, JournalError> {
     }
 }
 
-/// An entry as it travels.
-pub fn pack(entry: &Entry) -> proto::Entry {
+/// An entry as it travels, as of this attempt of the job.
+pub fn pack(entry: &Entry, attempt: u64) -> proto::Entry {
     let kind = entry.event.kind();
     // An event in JSON is an object with its kind as the only key.
     let event = serde_json::to_string(&entry.event).unwrap_or_default();
     let body = event.strip_prefix(&format!("{{\"{kind}\":")).and_then(|body| body.strip_suffix('}'));
     proto::Entry {
         number: entry.seq,
-        attempt: u32::try_from(entry.attempt).unwrap_or(u32::MAX),
+        attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
         time_ms: entry.unix_ms,
         kind: kind.to_owned(),
         body: body.unwrap_or_default().to_owned(),
@@ -184,7 +184,7 @@ mod tests {
         ];
         for event in events {
             let entry = Entry { seq: 4, attempt: 2, unix_ms: 17, event };
-            let packed = pack(&entry);
+            let packed = pack(&entry, entry.attempt);
             assert_eq!(unpack(&packed).unwrap(), entry);
             // The shortest decimals are what tells that bits are the same.
             assert!(packed.kind != "metric" || packed.body.contains("\"loss\":0.1,"), "{packed:?}");

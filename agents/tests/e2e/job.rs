@@ -30,9 +30,23 @@ impl<'a> Job<'a> {
         job
     }
 
+    /// Starts an attempt of the job `uid` into `m`, and every agent of it.
+    pub fn attempt(place: &'a Place, uid: &str, attempt: u32, max_steps: u64) -> Self {
+        write_launch_with(place, "m", max_steps, |launch| {
+            (launch.job_uid, launch.attempt) = (Some(uid.to_owned()), Some(attempt));
+        });
+        let mut job = Self::launched(place, &[]);
+        AGENTS.into_iter().for_each(|agent| job.join(agent));
+        job
+    }
+
     /// Starts the coordinator alone, with these arguments more.
     pub fn coordinator_only(place: &'a Place, max_steps: u64, arguments: &[&str]) -> Self {
         write_launch(place, "m", max_steps);
+        Self::launched(place, arguments)
+    }
+
+    fn launched(place: &'a Place, arguments: &[&str]) -> Self {
         let (coordinator, stdout, listening) = start_coordinator(place, arguments);
         Self { place, listening, coordinator, stdout, agents: Vec::new() }
     }
@@ -126,6 +140,10 @@ impl Drop for Job<'_> {
 
 /// Writes the launch of a job on two systems into `launch.json`.
 pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
+    write_launch_with(place, model_dir, max_steps, |_| {});
+}
+
+fn write_launch_with(place: &Place, model_dir: &str, max_steps: u64, change: impl FnOnce(&mut Launch)) {
     let yaml = std::fs::read_to_string(place.path("params.yaml")).unwrap();
     let overrides = Overrides {
         num_csx: Some(2),
@@ -137,6 +155,7 @@ pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
     let resolved = Params::parse_yaml(&yaml).unwrap().resolve(&overrides).unwrap();
     let mut launch = Launch::new(resolved, ApplianceSpec::default(), yaml);
     launch.wanted.least_systems = 1;
+    change(&mut launch);
     place.write("launch.json", launch.to_json().unwrap());
 }
 

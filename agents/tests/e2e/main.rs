@@ -14,5 +14,6 @@ mod membership;
 mod outputs;
 mod pods;
 mod ports;
+mod successor;
 #[cfg(feature = "tls")]
 mod tls;

@@ -18,6 +18,9 @@
 //! ages taken from the file server's clock; or when it is fenced: the newcomer is a higher *attempt* of the same job.
 //! An attempt no higher than that of the same job which holds or last held the lock is always refused.
 //!
+//! A job counts its attempts from 1, and so does the next that has the same model_dir. What is in there tells attempts
+//! apart by one count over all: a job's first goes on from the last of whoever had it before, and the file says from which.
+//!
 //! Invariant: whoever holds the lock created the highest number. An owner that was fenced or fell silent finds out by
 //! [`ModelDirLock::still_mine`], which everything that publishes into model_dir asks first; what it writes before that
 //! lies in directories that carry its own epoch, and its heartbeats go to a file nobody reads any more.
@@ -152,10 +155,11 @@ impl ModelDirLock {
             let draft = Draft::new(&model_dir).map_err(io("create"))?;
             let top = slot::highest(&model_dir).map_err(io("read"))?;
             let previous = judge(&model_dir, request, top.as_ref(), &draft)?;
-            let attempt =
-                request.attempt.unwrap_or_else(|| previous.as_ref().map_or(0, |last| last.attempt).saturating_add(1));
+            let last = previous.as_ref().map_or(0, |last| last.attempt);
+            let before = before(request, previous.as_ref());
+            let attempt = request.attempt.map_or(last.saturating_add(1), |attempt| before.saturating_add(attempt));
             let generation = top.as_ref().map_or(0, |occupant| occupant.generation).saturating_add(1);
-            let owner = Owner::this_process(request.job.clone(), attempt);
+            let owner = Owner::this_process(request.job.clone(), before, attempt);
             let Some(file) = draft.publish(generation, &owner).map_err(io("create"))? else { continue };
             let now = slot::highest(&model_dir).map_err(io("read"))?;
             if now.is_none_or(|now| now.generation != generation) {
@@ -194,9 +198,15 @@ impl ModelDirLock {
         &self.model_dir
     }
 
-    /// This run's attempt: as asked for, or one above the last run's.
+    /// This run's attempt, counted over all that had model_dir: one above the last run's, or as much above
+    /// [`ModelDirLock::before`] as was asked for.
     pub const fn attempt(&self) -> u32 {
         self.owner.attempt
+    }
+
+    /// Attempts of others that had model_dir before this job's first.
+    pub const fn before(&self) -> u32 {
+        self.owner.before
     }
 
     /// Who holds it: this process.
@@ -208,6 +218,11 @@ impl ModelDirLock {
     pub const fn previous(&self) -> Option<&Owner> {
         self.previous.as_ref()
     }
+}
+
+/// How many attempts of others were there before the first of the one that asks; of runs without a job each is another's.
+fn before(request: &LockRequest, previous: Option<&Owner>) -> u32 {
+    previous.map_or(0, |last| if request.job.is_some() && request.job == last.job { last.before } else { last.attempt })
 }
 
 /// Whether the lock may be taken from its present occupant, who is then returned.
@@ -223,10 +238,11 @@ fn judge(dir: &Path, request: &LockRequest, top: Option<&Occupant>, now: &Draft)
         };
     };
     if let (Some(attempt), true) = (request.attempt, request.job.is_some() && request.job == owner.job) {
-        return if attempt > owner.attempt {
+        let newer = owner.attempt.saturating_sub(owner.before);
+        return if attempt > newer {
             Ok(Some(owner.clone()))
         } else {
-            Err(LockError::Fenced { model_dir: model_dir(), attempt, newer: owner.attempt })
+            Err(LockError::Fenced { model_dir: model_dir(), attempt, newer })
         };
     }
     // A process of another user may be hidden from this one: that it is not seen then says nothing.

@@ -17,8 +17,11 @@ pub struct Owner {
     pub token: String,
     /// The job's unique id; `None` for a local run.
     pub job: Option<String>,
-    /// The attempt.
+    /// The attempt, counted over all that had model_dir: the job's own number and `before`.
     pub attempt: u32,
+    /// Attempts of others before the job's first.
+    #[serde(default)]
+    pub before: u32,
     /// Name of the host.
     pub host: String,
     /// Which boot of which kernel: process ids say nothing outside of it.
@@ -35,12 +38,13 @@ pub struct Owner {
 
 impl Owner {
     /// This process, with a new token.
-    pub(super) fn this_process(job: Option<String>, attempt: u32) -> Self {
+    pub(super) fn this_process(job: Option<String>, before: u32, attempt: u32) -> Self {
         let pid = std::process::id();
         Self {
             token: random_token(),
             job,
             attempt,
+            before,
             host: first_line("/proc/sys/kernel/hostname")
                 .or_else(|| std::env::var("HOSTNAME").ok())
                 .unwrap_or_default(),

@@ -125,7 +125,20 @@ fn a_higher_attempt_takes_over_and_a_lower_one_is_fenced() {
     drop(second);
     assert!(matches!(job("a", 2), Err(LockError::Fenced { attempt: 2, newer: 2, .. })));
     assert_eq!(acquire(dir.path(), &LockRequest::next_of("a")).unwrap().attempt(), 3);
-    assert!(job("b", 0).is_ok());
+}
+
+#[test]
+fn the_next_job_counts_its_attempts_from_one_and_model_dir_counts_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
+    let counts = |lock: ModelDirLock| (lock.attempt(), lock.before());
+    assert_eq!(counts(job("a", 1).unwrap()), (1, 0));
+    assert_eq!(counts(job("a", 4).unwrap()), (4, 0));
+    assert_eq!(counts(job("b", 1).unwrap()), (5, 4));
+    assert!(matches!(job("b", 1), Err(LockError::Fenced { attempt: 1, newer: 1, .. })));
+    assert_eq!(counts(job("b", 3).unwrap()), (7, 4), "an attempt that never came this far is left out");
+    assert_eq!(counts(acquire(dir.path(), &LockRequest::local()).unwrap()), (8, 7));
+    assert_eq!(counts(job("b", 4).unwrap()), (12, 8), "the run between was another's");
 }
 
 #[test]

@@ -22,9 +22,18 @@ pub enum UserCommand {
     Stop(oneshot::Sender<proto::CommandReply>),
 }
 
+/// The journal of model_dir as its present job knows it: what others wrote before is not told, and attempts are the job's.
+#[derive(Clone, Debug)]
+pub struct JobJournal {
+    /// Of all that had model_dir.
+    pub journal: Journal,
+    /// Attempts of others before the job's first.
+    pub before: u64,
+}
+
 /// Serves `journal`, once it is there, and hands commands to `commands`.
 pub struct JournalService {
-    journal: watch::Receiver<Option<Journal>>,
+    journal: watch::Receiver<Option<JobJournal>>,
     commands: mpsc::UnboundedSender<UserCommand>,
 }
 
@@ -51,7 +60,7 @@ impl JournalService {
     pub fn serve(
         mut server: Server,
         listener: tokio::net::TcpListener,
-        journal: watch::Receiver<Option<Journal>>,
+        journal: watch::Receiver<Option<JobJournal>>,
         commands: mpsc::UnboundedSender<UserCommand>,
     ) -> Served {
         let service = proto::journal_server::JournalServer::new(Self { journal, commands });
@@ -108,7 +117,7 @@ impl proto::journal_server::Journal for JournalService {
 
 /// Sends what was asked for, for as long as somebody listens, up to the attempt's outcome.
 async fn follow(
-    journal: &Journal,
+    JobJournal { journal, before }: &JobJournal,
     request: &proto::FollowRequest,
     sender: &mpsc::Sender<Result<proto::Entry, Status>>,
 ) {
@@ -121,7 +130,8 @@ async fn follow(
     loop {
         for entry in std::mem::take(&mut entries) {
             let last = entry.attempt == journal.attempt() && matches!(entry.event, Event::Outcome(_));
-            if sender.send(Ok(pack(&entry))).await.is_err() || last {
+            let Some(attempt) = entry.attempt.checked_sub(*before).filter(|attempt| *attempt > 0) else { continue };
+            if sender.send(Ok(pack(&entry, attempt))).await.is_err() || last {
                 return;
             }
         }

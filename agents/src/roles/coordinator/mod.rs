@@ -41,7 +41,7 @@ use crate::input::Inputs;
 use crate::launch::{Exit, Launch, Listening, announce};
 use console::Console;
 use driver::Driver;
-use journal::{JournalService, UserCommand};
+use journal::{JobJournal, JournalService, UserCommand};
 
 /// How long a dead coordinator of the same job is waited for to be known dead; twice the lock's lease.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LEASE.as_secs());
@@ -98,7 +98,8 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
             return Err(Failure::of(Reason::Interrupted, "Stopped before the run began."));
         }
     };
-    let _ = journal.send(Some(prepared.files.journal().clone()));
+    let before = prepared.lock.before().into();
+    let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), before }));
     let (records, logs) = mpsc::unbounded_channel::<Record>();
     logger.forward(move |record| {
         let _ = records.send(record);

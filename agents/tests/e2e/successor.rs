@@ -1,0 +1,36 @@
+//! A job that finds a model_dir in which another has worked, as one of the same name does.
+
+use millrace_protocol::journal::{connect, unpack};
+use millrace_protocol::proto::FollowRequest;
+use millrace_telemetry::journal::Event;
+use tokio_stream::StreamExt;
+
+use super::harness::Place;
+use super::job::Job;
+
+/// The steps that a follower of this attempt hears of, and whether all it hears is the attempt's.
+async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
+    let mut client = connect(job.listening("journal"), None).await.unwrap();
+    let mut entries = client.follow(FollowRequest { from: 0, newest: false }).await.unwrap().into_inner();
+    let mut steps = Vec::new();
+    while let Some(entry) = entries.next().await {
+        let entry = entry.unwrap();
+        assert_eq!(entry.attempt, attempt, "{entry:?}");
+        if let Event::Metric(point) = unpack(&entry).unwrap().event {
+            steps.push(point.step());
+        }
+    }
+    assert_eq!(job.end(), Some(0));
+    steps.dedup();
+    steps
+}
+
+#[tokio::test]
+async fn the_next_job_counts_its_attempts_from_one_and_goes_on_from_the_last_checkpoint() {
+    let place = Place::new();
+    place.params("params.yaml", &[]);
+    let of = |uid, attempt, max_steps| steps(Job::attempt(&place, uid, attempt, max_steps), attempt);
+    assert_eq!(of("first", 3, 4).await, [1, 2, 3, 4]);
+    assert_eq!(of("second", 1, 6).await, [5, 6]);
+    assert!(place.path("m/logs/attempt-4").exists(), "model_dir counts on");
+}
