@@ -11,20 +11,32 @@ use millrace_telemetry::prometheus::CONTENT_TYPE;
 use tokio::net::TcpListener;
 
 use crate::failure::Failure;
+use crate::launch::announce_ready;
 
 /// Whether the role is ready. A coordinator is once agents may join it, and every other role while it has joined its job
 /// and all its links are up.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<AtomicBool>);
+pub struct Readiness {
+    ready: Arc<AtomicBool>,
+    /// Whether standard output is told of every change: whoever started this process reads it.
+    announced: bool,
+}
 
 impl Readiness {
+    /// Not ready yet; changes are told on standard output.
+    pub fn announced() -> Self {
+        Self { announced: true, ..Self::default() }
+    }
+
     /// Sets it.
     pub fn set(&self, ready: bool) {
-        self.0.store(ready, Ordering::Relaxed);
+        if self.ready.swap(ready, Ordering::Relaxed) != ready && self.announced {
+            announce_ready(ready);
+        }
     }
 
     fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.ready.load(Ordering::Relaxed)
     }
 }
 

@@ -57,6 +57,9 @@ fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> 
         Role::Coordinator => {
             flag("journal_listen", journal);
             flag("launch", "-".to_owned());
+            if let Some(path) = &run.last_report {
+                flag("termination_log", path.display().to_string());
+            }
         }
         Role::Cs2 => flag("threads", threads_per_system(run, cores()).to_string()),
         // One thread adds, copies and updates as fast as memory gives.

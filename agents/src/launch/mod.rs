@@ -1,4 +1,4 @@
-//! A whole job on one machine: starts the five roles as processes of their own and sees them through to the end.
+//! A whole job on one machine, by [`run_local`]: starts the five roles as processes of their own and sees them through to the end.
 //!
 //! The roles are the running program itself, started again ([`role_process`]), so any program can run a job:
 //!
@@ -14,6 +14,8 @@
 //! }
 //! ```
 //!
+//! A program that runs many jobs keeps the processes of each as a [`Crew`] and decides itself what follows from an end.
+//!
 //! ```text
 //!   launcher ──stdin: launch document, then silence──► coordinator-0 ──stdout: "listening …", then copied──► stdout
 //!      │                                                    ▲ control, journal
@@ -26,6 +28,7 @@
 //! * A role that dies ends the run; the launcher names it and shows its last lines.
 //! * A terminal's Ctrl-C reaches the launcher only: every role has a process group of its own.
 
+mod crew;
 mod fleet;
 mod parent;
 mod process;
@@ -36,8 +39,10 @@ mod supervise;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use crew::{Crew, Hand};
 pub use millrace_protocol::launch::{Exit, Launch};
 pub use parent::watch_parent;
-pub use ready::{Listening, announce};
+pub use ready::{Listening, announce, announce_ready};
 pub use role::{parse_isa, role_process};
 pub use run::{LaunchError, LocalRun, run_local, supervise};
+pub use supervise::Ending;

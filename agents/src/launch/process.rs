@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::launch::{ALLOCATOR, BY_LAUNCHER, ROLE_VARIABLE};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
@@ -37,12 +38,32 @@ impl LastLines {
     }
 }
 
+/// Where what a process prints goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// A coordinator's to this program's own standard output and error, its user's terminal; nobody else is heard.
+    Terminal,
+    /// To pipes, all of it.
+    Pipes,
+}
+
+/// What is to become of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// It goes on.
+    Live,
+    /// It is asked, by SIGTERM, to end in good order.
+    Leave,
+    /// It is killed.
+    Die,
+}
+
 /// A process that runs.
 #[derive(Debug)]
 pub struct Process {
     /// Who it is.
     pub agent: AgentId,
-    /// What it printed last on standard error; of a coordinator nothing, whose standard error is the launcher's.
+    /// What it printed last on standard error; nothing where that is the launcher's.
     pub last_lines: LastLines,
     child: Child,
     reader: Option<tokio::task::JoinHandle<()>>,
@@ -53,7 +74,7 @@ pub struct Process {
 pub struct Pipes {
     /// Standard input.
     pub stdin: ChildStdin,
-    /// Standard output; a coordinator's only.
+    /// Standard output, where it is heard.
     pub stdout: Option<ChildStdout>,
 }
 
@@ -62,8 +83,14 @@ impl Process {
     ///
     /// # Errors
     /// What the system says.
-    pub fn start(program: &Path, member: &Member, coordinator: Option<&str>) -> std::io::Result<(Self, Pipes)> {
+    pub fn start(
+        program: &Path,
+        member: &Member,
+        coordinator: Option<&str>,
+        voice: Voice,
+    ) -> std::io::Result<(Self, Pipes)> {
         let directs = member.agent.role == Role::Coordinator;
+        let piped = voice == Voice::Pipes;
         let mut command = Command::new(program);
         command
             .args(&member.arguments)
@@ -71,9 +98,9 @@ impl Process {
             .env(ROLE_VARIABLE, BY_LAUNCHER)
             .envs(ALLOCATOR)
             .stdin(Stdio::piped())
-            .stdout(if directs { Stdio::piped() } else { Stdio::null() })
+            .stdout(if directs || piped { Stdio::piped() } else { Stdio::null() })
             // Its progress bars need to see the terminal.
-            .stderr(if directs { Stdio::inherit() } else { Stdio::piped() })
+            .stderr(if directs && !piped { Stdio::inherit() } else { Stdio::piped() })
             .process_group(0)
             .kill_on_drop(true);
         let mut child = command.spawn()?;
@@ -84,19 +111,21 @@ impl Process {
         Ok((Self { agent: member.agent, last_lines, child, reader }, Pipes { stdin, stdout }))
     }
 
-    /// Waits for it to end; kills it as soon as `kill` says so.
-    pub async fn end(mut self, mut kill: watch::Receiver<bool>) -> (AgentId, Ending) {
-        let ended = tokio::select! {
-            status = self.child.wait() => Some(status),
-            // An error means that the launcher is gone: nobody is left to wait for this process.
-            _ = kill.wait_for(|&kill| kill) => None,
-        };
-        let status = match ended {
-            Some(status) => status,
-            None => {
-                // It may have ended by itself just now.
-                let _ = self.child.start_kill();
-                self.child.wait().await
+    /// Waits for it to end; meanwhile does with it what is ordered.
+    pub async fn end(mut self, mut orders: watch::Receiver<Order>) -> (AgentId, Ending) {
+        let status = loop {
+            tokio::select! {
+                status = self.child.wait() => break status,
+                // An error means that the launcher is gone: nobody is left to wait for this process.
+                order = orders.changed() => match order.map_or(Order::Die, |()| *orders.borrow_and_update()) {
+                    Order::Live => {}
+                    Order::Leave => self.ask_to_leave(),
+                    Order::Die => {
+                        // It may have ended by itself just now.
+                        let _ = self.child.start_kill();
+                        break self.child.wait().await;
+                    }
+                },
             }
         };
         if let Some(reader) = self.reader.take() {
@@ -104,6 +133,13 @@ impl Process {
             let _ = reader.await;
         }
         (self.agent, status.map_or(Ending::Code(1), ending))
+    }
+
+    fn ask_to_leave(&self) {
+        // Nobody has waited for it, so the number is its own; one that ended just now is not there to be asked.
+        if let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
     }
 }
 

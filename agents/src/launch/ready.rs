@@ -1,4 +1,5 @@
-//! The coordinator's first line: where it can be reached.
+//! What processes tell their launcher on standard output: the coordinator in its first line where it can be reached, the
+//! others whether they are part of the job.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,25 @@ pub fn announce(listening: &Listening) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{WORD}{}", serde_json::to_string(listening)?)?;
     out.flush()
+}
+
+const READY: &str = "ready";
+const WAITING: &str = "waiting";
+
+/// Prints the line that tells the launcher whether this process is part of its job.
+pub fn announce_ready(ready: bool) {
+    use std::io::Write;
+    // A launcher that is gone ends this process in another way.
+    let _ = writeln!(std::io::stdout().lock(), "{}", if ready { READY } else { WAITING });
+}
+
+/// Reads the line of [`announce_ready`].
+pub(super) fn parse_ready(line: &str) -> Option<bool> {
+    match line.trim_end() {
+        READY => Some(true),
+        WAITING => Some(false),
+        _ => None,
+    }
 }
 
 impl Listening {

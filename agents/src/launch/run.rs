@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 
 use super::fleet::{Member, members};
-use super::process::{LastLines, Pipes, Process};
+use super::process::{LastLines, Order, Pipes, Process, Voice};
 use super::supervise::{Command, Ending, Event, Supervisor, Verdict};
 use super::{Exit, Launch, Listening};
 
@@ -33,12 +33,14 @@ pub struct LocalRun {
     pub threads: Option<usize>,
     /// First of the ports to listen at, three for each process in the order they are started; `None` for free ones.
     pub base_port: Option<u16>,
+    /// Where the coordinator leaves its outcome when it ends, as a line of JSON; `None` for nowhere.
+    pub last_report: Option<PathBuf>,
 }
 
 impl LocalRun {
     /// A run with threads as the appliance says, on free ports.
     pub const fn new(launch: Launch) -> Self {
-        Self { launch, threads: None, base_port: None }
+        Self { launch, threads: None, base_port: None, last_report: None }
     }
 }
 
@@ -62,7 +64,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    fn system(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+    pub(super) fn system(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let action = action.into();
         move |cause| Self::System { action, cause }
     }
@@ -124,7 +126,7 @@ struct Fleet {
     last_lines: HashMap<AgentId, LastLines>,
     /// Held open: a process ends when its own closes.
     stdins: Vec<ChildStdin>,
-    kill: watch::Sender<bool>,
+    orders: watch::Sender<Order>,
     copying: Option<tokio::task::JoinHandle<()>>,
 }
 
@@ -134,7 +136,7 @@ impl Fleet {
             running: JoinSet::new(),
             last_lines: HashMap::new(),
             stdins: Vec::new(),
-            kill: watch::Sender::new(false),
+            orders: watch::Sender::new(Order::Live),
             copying: None,
         }
     }
@@ -148,9 +150,7 @@ impl Fleet {
         launch: &Launch,
     ) -> Result<Option<Listening>, LaunchError> {
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
-        let document = launch
-            .to_json()
-            .map_err(|error| LaunchError::System { action: "write the launch document".into(), cause: error.into() })?;
+        let document = document(launch)?;
         let Pipes { mut stdin, stdout } = self.start(program, coordinator, None)?;
         // A coordinator that ended already says so by its exit.
         let _ = stdin.write_all(format!("{document}\n").as_bytes()).await;
@@ -167,10 +167,10 @@ impl Fleet {
     }
 
     fn start(&mut self, program: &Path, member: &Member, coordinator: Option<&str>) -> Result<Pipes, LaunchError> {
-        let started = Process::start(program, member, coordinator);
+        let started = Process::start(program, member, coordinator, Voice::Terminal);
         let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
         self.last_lines.insert(process.agent, process.last_lines.clone());
-        self.running.spawn(process.end(self.kill.subscribe()));
+        self.running.spawn(process.end(self.orders.subscribe()));
         Ok(pipes)
     }
 
@@ -200,7 +200,7 @@ impl Fleet {
                     Command::Stop(reason) => ask_to_stop(listening.as_ref(), reason, stop_failed.clone()),
                     Command::Within(time) => deadline = Some(Box::pin(sleep(time))),
                     Command::NoDeadline => deadline = None,
-                    Command::KillAll => drop(self.kill.send(true)),
+                    Command::KillAll => drop(self.orders.send(Order::Die)),
                 }
             }
         }
@@ -251,8 +251,14 @@ fn ask_to_stop(listening: Option<&Listening>, reason: String, failed: mpsc::Unbo
     });
 }
 
+/// What a coordinator reads from its standard input.
+pub(super) fn document(launch: &Launch) -> Result<String, LaunchError> {
+    let text = launch.to_json();
+    text.map_err(|error| LaunchError::System { action: "write the launch document".into(), cause: error.into() })
+}
+
 /// The coordinator's first line; `None` when it ended instead, or said something else, after which it is of no use.
-async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<Listening>, LaunchError> {
+pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<Listening>, LaunchError> {
     let mut line = String::new();
     let read = tokio::time::timeout(COORDINATOR_START, lines.read_line(&mut line)).await;
     let read = read.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));

@@ -110,7 +110,9 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
     let AgentId { role, index } = args.agent;
     let name = AgentName::new(role.name(), index).map_err(Failure::own)?;
     let metrics = RoleMetrics::new(role.name(), index, env!("CARGO_PKG_VERSION"));
-    let ready = Readiness::default();
+    // A coordinator's standard output is the user's.
+    let announced = args.by_launcher && role != Role::Coordinator;
+    let ready = if announced { Readiness::announced() } else { Readiness::default() };
     // From here on SIGTERM is heard: whoever runs this process wants it to end in good order.
     let terminate =
         signal(SignalKind::terminate()).map_err(|error| Failure::own(format!("can't listen for signals: {error}")))?;

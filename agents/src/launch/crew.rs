@@ -1,0 +1,164 @@
+//! The processes of one attempt, for a program that runs many: it sees how each is, and decides itself what follows.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use millrace_engine::types::AgentId;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{ChildStdin, ChildStdout};
+use tokio::sync::watch;
+
+use super::fleet::{Member, members};
+use super::process::{LastLines, Order, Pipes, Process, Voice};
+use super::ready::parse_ready;
+use super::run::{document, first_line};
+use super::supervise::Ending;
+use super::{LaunchError, Listening, LocalRun};
+
+/// Told whenever something about a process has changed.
+type Changed = Arc<dyn Fn() + Send + Sync>;
+
+/// See the module text. Dropping it kills every process.
+pub struct Crew {
+    hands: Vec<Arc<Running>>,
+    listening: Option<Listening>,
+    /// Held open: a process ends when its own closes.
+    _stdins: Vec<ChildStdin>,
+    orders: watch::Sender<Order>,
+}
+
+/// How one of the processes is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hand {
+    /// Who it is.
+    pub agent: AgentId,
+    /// Whether it is part of the job.
+    pub ready: bool,
+    /// How and when it ended, once it has.
+    pub ended: Option<(Ending, SystemTime)>,
+    /// What it wrote last on standard error.
+    pub last_lines: Vec<String>,
+}
+
+struct Running {
+    agent: AgentId,
+    last_lines: LastLines,
+    state: Mutex<(bool, Option<(Ending, SystemTime)>)>,
+}
+
+impl Running {
+    fn change(&self, change: impl FnOnce(&mut (bool, Option<(Ending, SystemTime)>)), changed: &Changed) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        changed();
+    }
+
+    fn look(&self) -> Hand {
+        let (ready, ended) = *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Hand { agent: self.agent, ready, ended, last_lines: self.last_lines.get() }
+    }
+}
+
+impl Crew {
+    /// Starts the coordinator of `run`, and once it listens everyone else. Where it ends instead, nobody else is started.
+    /// `changed` is called, from any thread, whenever a process has become ready or has ended.
+    ///
+    /// # Errors
+    /// A process can't be started. Those that were are killed.
+    pub async fn start(run: &LocalRun, changed: Changed) -> Result<Self, LaunchError> {
+        let members = members(run)?;
+        let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
+        let document = document(&run.launch)?;
+        let mut crew =
+            Self { hands: Vec::new(), listening: None, _stdins: Vec::new(), orders: watch::Sender::new(Order::Live) };
+        let (hand, Pipes { mut stdin, stdout }) = crew.begin(coordinator, &changed)?;
+        // One that ended already says so by its exit.
+        let _ = stdin.write_all(format!("{document}\n").as_bytes()).await;
+        crew._stdins.push(stdin);
+        let Some(stdout) = stdout else { return Ok(crew) };
+        let mut lines = BufReader::new(stdout);
+        crew.listening = first_line(&mut lines).await?;
+        let Some(address) = crew.listening.as_ref().map(|listening| listening.control.clone()) else { return Ok(crew) };
+        hand.change(|state| state.0 = true, &changed);
+        // What it tells a user stands in its logs, too.
+        tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
+        for member in others {
+            let (hand, Pipes { stdin, stdout }) = crew.begin_for(member, Some(&address), &changed)?;
+            crew._stdins.push(stdin);
+            if let Some(stdout) = stdout {
+                tokio::spawn(hear(hand, stdout, changed.clone()));
+            }
+        }
+        Ok(crew)
+    }
+
+    fn begin(&mut self, member: &Member, changed: &Changed) -> Result<(Arc<Running>, Pipes), LaunchError> {
+        self.begin_for(member, None, changed)
+    }
+
+    /// Starts a process, and watches for its end.
+    fn begin_for(
+        &mut self,
+        member: &Member,
+        coordinator: Option<&str>,
+        changed: &Changed,
+    ) -> Result<(Arc<Running>, Pipes), LaunchError> {
+        let program = std::env::current_exe().map_err(LaunchError::system("find this program's file"))?;
+        let started = Process::start(&program, member, coordinator, Voice::Pipes);
+        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
+        let hand =
+            Arc::new(Running { agent: member.agent, last_lines: process.last_lines.clone(), state: Mutex::default() });
+        self.hands.push(hand.clone());
+        let (orders, changed, known) = (self.orders.subscribe(), changed.clone(), hand.clone());
+        tokio::spawn(async move {
+            let (_, ending) = process.end(orders).await;
+            known.change(|state| *state = (false, Some((ending, SystemTime::now()))), &changed);
+        });
+        Ok((hand, pipes))
+    }
+
+    /// Where the coordinator can be reached; `None` where it ended before it could be.
+    pub const fn listening(&self) -> Option<&Listening> {
+        self.listening.as_ref()
+    }
+
+    /// How each process is, in the order in which they were started.
+    pub fn hands(&self) -> Vec<Hand> {
+        self.hands.iter().map(|hand| hand.look()).collect()
+    }
+
+    /// Whether every process has ended.
+    pub fn is_over(&self) -> bool {
+        self.hands.iter().all(|hand| hand.look().ended.is_some())
+    }
+
+    /// Asks every process that runs to end in good order: the coordinator saves the last committed step first.
+    pub fn dismiss(&self) {
+        self.orders.send_if_modified(|order| {
+            let lives = *order == Order::Live;
+            if lives {
+                *order = Order::Leave;
+            }
+            lives
+        });
+    }
+
+    /// Kills every process that runs.
+    pub fn kill(&self) {
+        self.orders.send_replace(Order::Die);
+    }
+}
+
+async fn hear(hand: Arc<Running>, stdout: ChildStdout, changed: Changed) {
+    let mut lines = BufReader::new(stdout);
+    while let Ok(Some(line)) = next_line(&mut lines).await {
+        if let Some(ready) = parse_ready(&line) {
+            hand.change(|state| state.0 = ready, &changed);
+        }
+    }
+}
+
+async fn next_line(lines: &mut BufReader<ChildStdout>) -> std::io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let read = lines.read_until(b'\n', &mut line).await?;
+    Ok((read > 0).then(|| String::from_utf8_lossy(&line).into_owned()))
+}
