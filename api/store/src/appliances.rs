@@ -1,0 +1,76 @@
+//! Appliances, where no Kubernetes keeps them: spec and ledger in one document.
+
+use sqlx::any::AnyRow;
+
+use crate::Store;
+use crate::error::Result;
+use crate::sql::{Columns, signed, sql};
+
+/// An appliance as it is remembered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Appliance {
+    /// Its name.
+    pub name: String,
+    /// 1 at first, raised by every write.
+    pub version: u64,
+    /// The Appliance, JSON.
+    pub document: String,
+}
+
+impl Appliance {
+    fn read(row: &AnyRow) -> Result<Self> {
+        Ok(Self { name: row.text("name")?, version: row.number("version")?, document: row.text("document")? })
+    }
+}
+
+impl Store {
+    /// The appliance of a name.
+    ///
+    /// # Errors
+    /// As [`Store::job`].
+    pub async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
+        let found = sql("SELECT name, version, document FROM appliances WHERE name = $1");
+        found.bind(name).first(&self.inner.read).await?.as_ref().map(Appliance::read).transpose()
+    }
+
+    /// All appliances, by name.
+    ///
+    /// # Errors
+    /// As [`Store::job`].
+    pub async fn appliances(&self) -> Result<Vec<Appliance>> {
+        let all = sql("SELECT name, version, document FROM appliances ORDER BY name");
+        all.all(&self.inner.read, Appliance::read).await
+    }
+
+    /// Adds an appliance, of version 1; false where one of this name is there, which stays as it is.
+    ///
+    /// # Errors
+    /// As [`Store::replace_job`].
+    pub async fn create_appliance(&self, name: &str, document: &str) -> Result<bool> {
+        let mut transaction = self.begin().await?;
+        let added = sql("INSERT INTO appliances (name, version, document) VALUES ($1, 1, $2) ON CONFLICT DO NOTHING")
+            .bind(name)
+            .bind(document)
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok(added == 1)
+    }
+
+    /// Writes an appliance and gives its new version; none where another version stands there: then nothing was written.
+    ///
+    /// # Errors
+    /// As [`Store::replace_job`].
+    pub async fn replace_appliance(&self, name: &str, expected: u64, document: &str) -> Result<Option<u64>> {
+        let mut transaction = self.begin().await?;
+        let replaced =
+            sql("UPDATE appliances SET document = $1, version = version + 1 WHERE name = $2 AND version = $3")
+                .bind(document)
+                .bind(name)
+                .bind(signed("the version", expected)?)
+                .execute(&mut *transaction)
+                .await?;
+        transaction.commit().await?;
+        Ok((replaced == 1).then_some(expected + 1))
+    }
+}

@@ -1,0 +1,31 @@
+//! Where a page of a list ends.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::check_uid;
+use crate::error::Error;
+
+/// The place of the last job of a page. As text it can stand in a URL as it is; what it says is nobody else's business.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    pub(super) created_ms: i64,
+    pub(super) uid: String,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.created_ms, self.uid)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (created_ms, uid) = text.split_once('.').ok_or(Error::BadCursor)?;
+        let created_ms = created_ms.parse().map_err(|_| Error::BadCursor)?;
+        check_uid(uid).map_err(|_| Error::BadCursor)?;
+        Ok(Self { created_ms, uid: uid.to_owned() })
+    }
+}

@@ -1,0 +1,76 @@
+//! Reading on in a journal.
+
+use super::{Entry, Kind, Mode, select};
+use crate::Store;
+use crate::error::Result;
+use crate::sql::{rows, signed};
+
+/// Which entries of a journal; by default the first 100 of all. What an entry does not have, none of its values is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Those beyond this number.
+    pub after: u64,
+    /// Those of these kinds; of none: of any.
+    pub kinds: Vec<Kind>,
+    /// Those of this attempt.
+    pub attempt: Option<u64>,
+    /// Those of this agent, such as `cs2-0`.
+    pub agent: Option<String>,
+    /// Those of the agents of this role, such as `cs2`.
+    pub role: Option<String>,
+    /// Those of this level, and graver ones.
+    pub level: Option<u8>,
+    /// Those of this mode.
+    pub mode: Option<Mode>,
+    /// So many at most.
+    pub limit: u32,
+}
+
+impl Default for Query {
+    fn default() -> Self {
+        Self {
+            after: 0,
+            kinds: Vec::new(),
+            attempt: None,
+            agent: None,
+            role: None,
+            level: None,
+            mode: None,
+            limit: 100,
+        }
+    }
+}
+
+impl Store {
+    /// Entries of a job's journal, in the order of their numbers. A job that is not there has none.
+    ///
+    /// # Errors
+    /// As [`Store::job`].
+    pub async fn entries(&self, uid: &str, query: &Query) -> Result<Vec<Entry>> {
+        // What is beyond any number is beyond the largest.
+        let after = signed("the number", query.after).unwrap_or(i64::MAX);
+        let mut text = select().push(" WHERE e.uid = ").value(uid).push(" AND e.number > ").value(after);
+        if !query.kinds.is_empty() {
+            text = text.push(" AND e.kind IN ").list(query.kinds.iter().map(|kind| kind.as_str()));
+        }
+        if let Some(attempt) = query.attempt {
+            text = text.push(" AND e.attempt = ").value(signed("the attempt", attempt)?);
+        }
+        if let Some(agent) = &query.agent {
+            text = text.push(" AND e.agent = ").value(agent);
+        }
+        if let Some(role) = &query.role {
+            // LIKE would take `_` for any character, and in SQLite not see the case.
+            let prefix = format!("{role}-");
+            text = text.push(" AND substr(e.agent, 1, length(").value(&prefix).push(")) = ").value(&prefix);
+        }
+        if let Some(level) = query.level {
+            text = text.push(" AND e.level >= ").value(i64::from(level));
+        }
+        if let Some(mode) = query.mode {
+            text = text.push(" AND e.mode = ").value(mode.as_str());
+        }
+        let text = text.push(" ORDER BY e.number LIMIT ").value(rows(query.limit, 0));
+        text.all(&self.inner.read, Entry::read).await
+    }
+}

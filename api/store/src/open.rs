@@ -1,0 +1,145 @@
+//! Opening a database.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
+use sqlx::migrate::MigrateError;
+use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection};
+use tokio::sync::broadcast;
+use tokio::time::timeout;
+
+use crate::changes::BEHIND_MAX;
+use crate::error::{Answer, Error, Result};
+use crate::location::Location;
+use crate::{Inner, Store, migrations};
+
+/// How long a call waits for a connection, for another process' write to end, for a server to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// FULL: a commit is on the disk, not only in the log. The time is [`PATIENCE`].
+const WRITER: &str =
+    "PRAGMA busy_timeout = 10000; PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL";
+const READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON";
+
+/// How a database is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Connections for reading to a SQLite file; all connections to PostgreSQL. At least 1.
+    pub connections: u32,
+    /// How long an idempotency key is remembered, from the creation of its job.
+    pub key_life: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { connections: 8, key_life: Duration::from_secs(24 * 60 * 60) }
+    }
+}
+
+impl Store {
+    /// Opens a database, and brings its schema up to date.
+    ///
+    /// `url` is one of `sqlite:PATH` or `sqlite://PATH`, a path as it is; `sqlite::memory:`, for tests;
+    /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE`, with libpq's parameters such as `sslmode`. The file is made where there
+    /// is none, for this user alone; its directory must be there.
+    ///
+    /// # Errors
+    /// [`Error::Url`], [`Error::NoDirectory`], [`Error::Unwritable`], [`Error::NotADatabase`], [`Error::Newer`],
+    /// [`Error::Migration`], [`Error::Unreachable`].
+    pub async fn open(url: &str, options: Options) -> Result<Self> {
+        sqlx::any::install_default_drivers();
+        let location = Location::parse(url)?;
+        let connect = location.prepare()?.disable_statement_logging();
+        knock(&connect, &location).await?;
+        let write = writers(&location, options).connect_lazy_with(connect.clone());
+        migrate(&write, &location).await?;
+        let (read, begin) = match location {
+            Location::File(_) => (readers(options).connect_lazy_with(connect), "BEGIN IMMEDIATE"),
+            Location::Memory => (write.clone(), "BEGIN IMMEDIATE"),
+            Location::Server(_) => (write.clone(), "BEGIN"),
+        };
+        let key_life_ms = options.key_life.as_millis().try_into().unwrap_or(i64::MAX);
+        let (changes, _) = broadcast::channel(BEHIND_MAX);
+        let inner = Inner { read, write, begin, key_life_ms, location: location.to_string(), changes };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+/// Connects once: a pool would try again and again what can't succeed, and keep to itself why.
+async fn knock(connect: &AnyConnectOptions, location: &Location) -> Result<()> {
+    let knocking = async {
+        let mut connection = AnyConnection::connect_with(connect).await?;
+        if let Location::File(_) = location {
+            sqlx::raw_sql(WRITER).execute(&mut connection).await?;
+        }
+        connection.close().await
+    };
+    match timeout(PATIENCE, knocking).await {
+        Ok(knocked) => knocked.map_err(|error| opening(error, location)),
+        Err(_) => Err(location.unreachable(format!("no answer within {} seconds", PATIENCE.as_secs()))),
+    }
+}
+
+/// One connection to SQLite, which allows one writer: waiting in turn here is fairer than trying again and again there.
+fn writers(location: &Location, options: Options) -> AnyPoolOptions {
+    match location {
+        Location::Server(_) => {
+            AnyPoolOptions::new().max_connections(options.connections.max(1)).acquire_timeout(PATIENCE)
+        }
+        Location::Memory | Location::File(_) => sqlite(1, WRITER),
+    }
+}
+
+fn readers(options: Options) -> AnyPoolOptions {
+    sqlite(options.connections.max(1), READER)
+}
+
+/// Connections that are set up by `pragmas`, and kept: one to memory is all there is of the database.
+fn sqlite(connections: u32, pragmas: &'static str) -> AnyPoolOptions {
+    AnyPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(PATIENCE)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .test_before_acquire(false)
+        .after_connect(move |connection, _| {
+            Box::pin(async move {
+                sqlx::raw_sql(pragmas).execute(connection).await?;
+                Ok(())
+            })
+        })
+}
+
+/// Brings the schema up to date over a connection of `pool`.
+async fn migrate(pool: &AnyPool, location: &Location) -> Result<()> {
+    let mut connection = pool.acquire().await.map_err(|error| opening(error, location))?;
+    migrations::run(&mut connection).await.map_err(|error| match error {
+        MigrateError::VersionMissing(found) => {
+            Error::Newer { location: location.to_string(), found, known: migrations::NEWEST }
+        }
+        MigrateError::Execute(error) => opening(error, location),
+        other => Error::Migration { location: location.to_string(), cause: other.to_string() },
+    })
+}
+
+/// What an error means while a database is opened.
+fn opening(error: sqlx::Error, location: &Location) -> Error {
+    if let Location::Server(_) = location {
+        return location.unreachable(said(&error));
+    }
+    match error.as_database_error().map(Answer::of) {
+        Some(Answer::NotADatabase) => Error::NotADatabase { location: location.to_string() },
+        Some(Answer::Unwritable) => location.unwritable(&said(&error)),
+        _ => error.into(),
+    }
+}
+
+/// What the database or the system said, without our library's words around it.
+fn said(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Database(answer) => answer.message().to_owned(),
+        sqlx::Error::Io(cause) => cause.to_string(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,291 @@
+//! Jobs, their names, keys, versions and lists.
+
+use millrace_store::{Content, Created, Cursor, Error, Filter, Job, Key, NewJob, Store, What};
+
+use crate::scratch::Scratch;
+
+behaviours![
+    a_job_is_read_back_as_it_was_made,
+    a_key_gives_the_same_job_again_for_a_day,
+    a_name_belongs_to_one_job_that_lives,
+    a_write_over_another_version_writes_nothing,
+    what_was_seen_is_noted_and_the_dead_stay_dead,
+    pages_hold_while_jobs_are_made,
+    filters_leave_out_the_rest,
+    what_is_forgotten_is_gone_with_all_under_it,
+    retention_forgets_what_is_over,
+    only_one_of_many_askers_makes_the_job,
+    only_one_of_many_writers_wins_a_version,
+    every_write_is_told,
+];
+
+const HOUR: i64 = 3_600_000;
+
+/// A job named and numbered `uid`, made at `created_ms`.
+pub fn job(uid: &str, created_ms: i64) -> NewJob {
+    NewJob {
+        uid: uid.to_owned(),
+        namespace: "team-a".to_owned(),
+        name: uid.to_owned(),
+        created_ms,
+        submitted_by: Some("ada".to_owned()),
+        key: None,
+        content: content("{}", None),
+    }
+}
+
+pub fn content(document: &str, state: Option<&str>) -> Content {
+    Content { document: document.to_owned(), state: state.map(str::to_owned), finished_ms: None }
+}
+
+pub fn key(key: &str, body: &str) -> Option<Key> {
+    Some(Key { key: key.to_owned(), body_hash: body.to_owned() })
+}
+
+/// Makes a job that must be new.
+pub async fn make(store: &Store, job: &NewJob) -> Job {
+    match store.create_job(job).await.unwrap() {
+        Created::New(made) => made,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn a_job_is_read_back_as_it_was_made(Scratch { store, .. }: &Scratch) {
+    let mut new = job("0190-ff", 7);
+    new.key = key("k", "h");
+    new.content = content(r#"{"spec":{"name":"Müller's \u0000 job"}}"#, Some("Queued"));
+    let made = make(store, &new).await;
+    assert_eq!((made.version, made.deleted_ms), (1, None));
+    assert_eq!(made.content, new.content);
+    assert_eq!(made.key, new.key);
+    let nothing = NewJob { submitted_by: None, key: None, content: content("[]", None), ..job("bare", 8) };
+    let bare = make(store, &nothing).await;
+    assert_eq!(store.job("0190-ff").await.unwrap(), Some(made.clone()));
+    assert_eq!(store.job("bare").await.unwrap(), Some(bare.clone()));
+    assert_eq!(store.live_job("team-a", "bare").await.unwrap(), Some(bare.clone()));
+    assert_eq!(store.live_jobs().await.unwrap(), [made, bare]);
+    assert_eq!(store.job("other").await.unwrap(), None);
+    for bad in ["", "a/b", "ä", &"x".repeat(65)] {
+        assert!(matches!(store.create_job(&job(bad, 1)).await, Err(Error::BadUid(_))), "{bad}");
+    }
+    let again = NewJob { name: "another".to_owned(), ..job("bare", 9) };
+    assert!(matches!(store.create_job(&again).await, Err(Error::UidTaken(_))));
+}
+
+async fn a_key_gives_the_same_job_again_for_a_day(Scratch { store, .. }: &Scratch) {
+    let first = NewJob { key: key("k", "body"), ..job("first", 0) };
+    let made = make(store, &first).await;
+    let again = NewJob { key: key("k", "body"), ..job("again", HOUR) };
+    assert_eq!(store.create_job(&again).await.unwrap(), Created::Replayed(made));
+    let other = NewJob { key: key("k", "another body"), ..job("other", HOUR) };
+    assert_eq!(store.create_job(&other).await.unwrap(), Created::KeyReused);
+    let elsewhere = NewJob { namespace: "team-b".to_owned(), ..again.clone() };
+    make(store, &elsewhere).await;
+
+    // The job's end is not the key's.
+    assert!(store.mark_deleted("first", 2 * HOUR).await.unwrap());
+    let Created::Replayed(gone) =
+        store.create_job(&NewJob { created_ms: 24 * HOUR - 1, ..again.clone() }).await.unwrap()
+    else {
+        panic!("the key was forgotten")
+    };
+    assert_eq!((gone.uid.as_str(), gone.deleted_ms), ("first", Some(2 * HOUR)));
+    assert_eq!(store.keyed_job("team-a", "k", 24 * HOUR - 1).await.unwrap(), Some(gone));
+    assert_eq!(store.keyed_job("team-a", "k", 24 * HOUR).await.unwrap(), None);
+    let next = NewJob { uid: "next".to_owned(), created_ms: 24 * HOUR, ..other };
+    assert_eq!(make(store, &next).await.key, next.key);
+    assert_eq!(store.job("first").await.unwrap().unwrap().key, None);
+}
+
+async fn a_name_belongs_to_one_job_that_lives(Scratch { store, .. }: &Scratch) {
+    let named = |uid, created_ms| NewJob { name: "gpt2".to_owned(), ..job(uid, created_ms) };
+    make(store, &named("a", 1)).await;
+    assert_eq!(store.create_job(&named("b", 2)).await.unwrap(), Created::NameTaken);
+    assert_eq!(store.job("b").await.unwrap(), None);
+    make(store, &NewJob { namespace: "team-b".to_owned(), ..named("b", 2) }).await;
+    assert!(store.mark_deleted("a", 3).await.unwrap());
+    assert!(!store.mark_deleted("a", 4).await.unwrap());
+    assert_eq!(store.live_job("team-a", "gpt2").await.unwrap(), None);
+    let newest = async || store.newest_job("team-a", "gpt2").await.unwrap().unwrap();
+    assert_eq!((newest().await.uid.as_str(), newest().await.deleted_ms, newest().await.version), ("a", Some(3), 2));
+    // The clock went back: what lives is newer all the same.
+    make(store, &named("c", 0)).await;
+    assert_eq!(newest().await.uid, "c");
+}
+
+async fn a_write_over_another_version_writes_nothing(Scratch { store, .. }: &Scratch) {
+    make(store, &job("a", 1)).await;
+    let queued = Content { finished_ms: Some(9), ..content("{1}", Some("Queued")) };
+    assert_eq!(store.replace_job("a", 1, &queued).await.unwrap(), Some(2));
+    assert_eq!(store.replace_job("a", 1, &content("{2}", None)).await.unwrap(), None);
+    assert_eq!(store.job("a").await.unwrap().unwrap().content, queued);
+    assert_eq!(store.replace_job("b", 1, &queued).await.unwrap(), None);
+    assert!(matches!(store.replace_job("a", u64::MAX, &queued).await, Err(Error::TooLarge(..))));
+    store.mark_deleted("a", 5).await.unwrap();
+    assert_eq!(store.replace_job("a", 3, &content("{3}", None)).await.unwrap(), None, "it is gone");
+}
+
+async fn what_was_seen_is_noted_and_the_dead_stay_dead(Scratch { store, .. }: &Scratch) {
+    let seen = |uid, created_ms, document| NewJob {
+        name: "gpt2".to_owned(),
+        content: content(document, Some("Training")),
+        ..job(uid, created_ms)
+    };
+    let get = async |uid| store.job(uid).await.unwrap().unwrap();
+    assert!(store.put_job(&NewJob { key: key("k", "b"), ..seen("a", 10, "1") }, 11).await.unwrap());
+    assert!(!store.put_job(&seen("a", 10, "1"), 12).await.unwrap(), "nothing is new");
+    assert!(store.put_job(&seen("a", 10, "2"), 13).await.unwrap());
+    assert_eq!((get("a").await.version, get("a").await.content.document.as_str()), (2, "2"));
+    assert_eq!(get("a").await.key, key("k", "b"));
+
+    // Its deletion was missed: there is another of the name, of the key too.
+    assert!(store.put_job(&NewJob { key: key("k", "c"), ..seen("b", 20, "1") }, 21).await.unwrap());
+    assert_eq!((get("a").await.deleted_ms, get("a").await.key), (Some(21), None));
+    // Late word of the dead changes what is known of it, and raises nobody.
+    assert!(store.put_job(&seen("a", 10, "3"), 22).await.unwrap());
+    assert_eq!(get("a").await.deleted_ms, Some(21));
+    // The first word of one that was before.
+    assert!(store.put_job(&seen("0", 5, "1"), 23).await.unwrap());
+    assert_eq!(get("0").await.deleted_ms, Some(23));
+    assert_eq!(store.live_job("team-a", "gpt2").await.unwrap().unwrap().uid, "b");
+}
+
+/// All pages of a list, as uids.
+async fn pages(store: &Store, filter: &Filter, limit: u32) -> Vec<Vec<String>> {
+    let (mut pages, mut after) = (Vec::new(), None::<Cursor>);
+    loop {
+        let page = store.jobs(filter, after.as_ref(), limit).await.unwrap();
+        pages.push(page.items.into_iter().map(|job| job.uid).collect());
+        // As a client hands it back.
+        let Some(next) = page.next else { return pages };
+        after = Some(next.to_string().parse().unwrap());
+    }
+}
+
+async fn pages_hold_while_jobs_are_made(Scratch { store, .. }: &Scratch) {
+    assert_eq!(pages(store, &Filter::default(), 3).await, [[""; 0]]);
+    // Several of one moment.
+    for (uid, created_ms) in [("a", 1), ("b", 2), ("c", 2), ("d", 2), ("e", -3)] {
+        make(store, &job(uid, created_ms)).await;
+    }
+    let everything = Filter::default();
+    assert_eq!(pages(store, &everything, 2).await, [vec!["d", "c"], vec!["b", "a"], vec!["e"]]);
+    assert_eq!(pages(store, &everything, 5).await, [["d", "c", "b", "a", "e"]]);
+    let first = store.jobs(&everything, None, 2).await.unwrap();
+    make(store, &job("f", 9)).await;
+    let second = store.jobs(&everything, first.next.as_ref(), 2).await.unwrap();
+    assert_eq!(second.items.iter().map(|job| job.uid.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+    for bad in ["", "1", ".", "1.", "x.a", "1.a b", "1.a.b", "99999999999999999999.a"] {
+        assert!(matches!(bad.parse::<Cursor>(), Err(Error::BadCursor)), "{bad}");
+    }
+}
+
+async fn filters_leave_out_the_rest(Scratch { store, .. }: &Scratch) {
+    let over = Content { finished_ms: Some(5), ..content("{}", Some("Succeeded")) };
+    make(store, &job("a", 1)).await;
+    make(store, &NewJob { namespace: "team-b".to_owned(), content: over, ..job("b", 2) }).await;
+    make(
+        store,
+        &NewJob {
+            submitted_by: Some("bob".to_owned()),
+            name: "a".to_owned(),
+            namespace: "c".to_owned(),
+            ..job("c", 3)
+        },
+    )
+    .await;
+    make(store, &job("d", 4)).await;
+    store.mark_deleted("d", 5).await.unwrap();
+    let which = async |filter: Filter| pages(store, &filter, 9).await.concat().concat();
+    let some = |text: &str| Some(text.to_owned());
+    assert_eq!(which(Filter::default()).await, "cba");
+    assert_eq!(which(Filter { include_deleted: true, ..Filter::default() }).await, "dcba");
+    let both = Some(vec!["team-a".to_owned(), "c".to_owned()]);
+    assert_eq!(which(Filter { namespaces: both, ..Filter::default() }).await, "ca");
+    assert_eq!(which(Filter { namespaces: Some(Vec::new()), ..Filter::default() }).await, "");
+    assert_eq!(which(Filter { name: some("a"), ..Filter::default() }).await, "ca");
+    assert_eq!(which(Filter { state: some("Succeeded"), ..Filter::default() }).await, "b");
+    assert_eq!(which(Filter { submitted_by: some("ada"), finished: Some(false), ..Filter::default() }).await, "a");
+    assert_eq!(which(Filter { finished: Some(true), ..Filter::default() }).await, "b");
+}
+
+async fn what_is_forgotten_is_gone_with_all_under_it(Scratch { store, .. }: &Scratch) {
+    let new = NewJob { key: key("k", "b"), ..job("a", 1) };
+    make(store, &new).await;
+    crate::journal::append_steps(store, "a", 1..=3).await;
+    store.add_event("a", &crate::rest::event("Started")).await.unwrap();
+    assert!(store.forget("a").await.unwrap());
+    assert!(!store.forget("a").await.unwrap());
+    // A job that comes after, even of the same uid, finds nothing.
+    make(store, &new).await;
+    assert_eq!(store.newest_entry("a").await.unwrap(), 0);
+    assert_eq!(store.entries("a", &Default::default()).await.unwrap(), []);
+    assert_eq!(store.metrics("a", millrace_store::Mode::Train, 9).await.unwrap(), []);
+    assert_eq!(store.events("a", 0, 9).await.unwrap(), []);
+}
+
+async fn retention_forgets_what_is_over(Scratch { store, .. }: &Scratch) {
+    for (uid, finished_ms) in [("a", Some(50)), ("b", Some(60)), ("c", None), ("d", None), ("e", Some(40))] {
+        make(store, &NewJob { content: Content { finished_ms, ..content("{}", None) }, ..job(uid, 1) }).await;
+    }
+    store.mark_deleted("c", 55).await.unwrap();
+    assert_eq!(store.forget_before(60, 2).await.unwrap(), ["a", "c"]);
+    assert_eq!(store.forget_before(60, 2).await.unwrap(), ["e"]);
+    assert_eq!(store.forget_before(60, 2).await.unwrap(), [""; 0]);
+    assert_eq!(pages(store, &Filter { include_deleted: true, ..Filter::default() }, 9).await, [["d", "b"]]);
+}
+
+async fn only_one_of_many_askers_makes_the_job(scratch: &Scratch) {
+    let stores = [scratch.store.clone(), scratch.again().await];
+    let asking = (0..16).map(|asker| {
+        let store = stores[asker % 2].clone();
+        // Half of them by key, half by name.
+        let by_key = asker % 4 < 2;
+        let name = if by_key { format!("job-{asker}") } else { "one".to_owned() };
+        let new = NewJob { name, key: by_key.then(|| key("k", "b")).flatten(), ..job(&format!("uid-{asker}"), 1) };
+        tokio::spawn(async move { store.create_job(&new).await.unwrap() })
+    });
+    let (mut made, mut replayed, mut taken) = (Vec::new(), Vec::new(), 0);
+    for asker in asking.collect::<Vec<_>>() {
+        match asker.await.unwrap() {
+            Created::New(job) => made.push(job),
+            Created::Replayed(job) => replayed.push(job),
+            Created::NameTaken => taken += 1,
+            Created::KeyReused => panic!("it was the same body"),
+        }
+    }
+    assert_eq!((made.len(), replayed.len(), taken), (2, 7, 7));
+    assert!(replayed.iter().all(|job| made.contains(job)));
+    stores[1].close().await;
+}
+
+async fn only_one_of_many_writers_wins_a_version(scratch: &Scratch) {
+    make(&scratch.store, &job("a", 1)).await;
+    let stores = [scratch.store.clone(), scratch.again().await];
+    for version in 1..=5 {
+        let writing = (0..8).map(|writer| {
+            let store = stores[writer % 2].clone();
+            let content = content(&writer.to_string(), None);
+            tokio::spawn(async move { store.replace_job("a", version, &content).await.unwrap() })
+        });
+        let mut won = 0;
+        for writer in writing.collect::<Vec<_>>() {
+            won += u32::from(writer.await.unwrap() == Some(version + 1));
+        }
+        assert_eq!(won, 1, "of version {version}");
+    }
+    stores[1].close().await;
+}
+
+async fn every_write_is_told(Scratch { store, .. }: &Scratch) {
+    let mut changes = store.changes();
+    make(store, &job("a", 1)).await;
+    store.replace_job("a", 9, &content("{}", None)).await.unwrap();
+    crate::journal::append_steps(store, "a", 1..=2).await;
+    crate::journal::append_steps(store, "a", 1..=2).await;
+    store.add_event("a", &crate::rest::event("Started")).await.unwrap();
+    store.replace_job("a", 1, &content("{}", None)).await.unwrap();
+    store.mark_deleted("a", 3).await.unwrap();
+    let told = std::iter::from_fn(|| changes.try_recv().ok()).map(|change| change.what).collect::<Vec<_>>();
+    assert_eq!(told, [What::Job, What::Entries, What::Events, What::Job, What::Job], "and nothing that wrote nothing");
+}

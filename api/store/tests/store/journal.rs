@@ -1,0 +1,181 @@
+//! Copies of journals, and the curves in them.
+
+use std::ops::RangeInclusive;
+
+use millrace_store::{Entry, Error, Kind, Mode, Query, Store};
+
+use crate::jobs::{job, make};
+use crate::random::Random;
+use crate::scratch::Scratch;
+
+behaviours![
+    repeating_adds_nothing_and_gaps_are_kept,
+    two_copies_at_once_make_one,
+    a_reader_gets_what_it_asks_for,
+    a_curve_is_what_the_newest_attempt_makes_of_it,
+    a_long_curve_is_thinned_between_its_ends,
+];
+
+pub fn metric(number: u64, mode: Mode, step: u64) -> Entry {
+    Entry {
+        number,
+        attempt: 1,
+        at_ms: 1_700_000_000_000,
+        kind: Kind::Metric,
+        mode: Some(mode),
+        step: Some(step),
+        agent: None,
+        level: None,
+        body: format!(r#"{{"step":{step},"loss":2.5}}"#),
+    }
+}
+
+fn log(number: u64, agent: &str, level: u8) -> Entry {
+    let (agent, level) = (Some(agent.to_owned()), Some(level));
+    Entry { kind: Kind::Log, mode: None, step: None, agent, level, ..metric(number, Mode::Train, 0) }
+}
+
+/// Appends a training step for each number.
+pub async fn append_steps(store: &Store, uid: &str, numbers: RangeInclusive<u64>) {
+    let entries = numbers.map(|number| metric(number, Mode::Train, number)).collect::<Vec<_>>();
+    store.append(uid, &entries).await.unwrap();
+}
+
+async fn numbers(store: &Store, query: Query) -> Vec<u64> {
+    store.entries("a", &query).await.unwrap().iter().map(|entry| entry.number).collect()
+}
+
+async fn repeating_adds_nothing_and_gaps_are_kept(Scratch { store, .. }: &Scratch) {
+    assert!(matches!(store.append("a", &[metric(1, Mode::Train, 1)]).await, Err(Error::NoSuchJob(_))));
+    make(store, &job("a", 1)).await;
+    assert_eq!(store.newest_entry("a").await.unwrap(), 0);
+    assert_eq!(store.append("a", &[]).await.unwrap(), 0);
+    let some = [2, 3, 9].map(|number| metric(number, Mode::Train, number));
+    assert_eq!(store.append("a", &some).await.unwrap(), 9);
+    // What fills a gap would be seen by no reader who is past it.
+    let more = [3, 4, 9, 11, 10, 11, 200].map(|number| metric(number, Mode::Train, 7));
+    assert_eq!(store.append("a", &more).await.unwrap(), 200);
+    assert_eq!(numbers(store, Query::default()).await, [2, 3, 9, 11, 200]);
+    assert_eq!(store.newest_entry("a").await.unwrap(), 200);
+    let first = &store.entries("a", &Query { limit: 1, ..Query::default() }).await.unwrap()[0];
+    assert_eq!(first, &some[0], "all of it is read back");
+    let far = metric(u64::MAX, Mode::Train, 1);
+    assert!(matches!(store.append("a", &[metric(201, Mode::Train, 1), far]).await, Err(Error::TooLarge(..))));
+    assert_eq!(store.newest_entry("a").await.unwrap(), 200, "all or nothing");
+}
+
+async fn two_copies_at_once_make_one(scratch: &Scratch) {
+    make(&scratch.store, &job("a", 1)).await;
+    let stores = [scratch.store.clone(), scratch.again().await];
+    let copying = stores.clone().map(|store| {
+        tokio::spawn(async move {
+            for from in (1..400).step_by(7) {
+                append_steps(&store, "a", from..=from + 9).await;
+            }
+        })
+    });
+    for copy in copying {
+        copy.await.unwrap();
+    }
+    let read = numbers(&stores[0], Query { limit: 1000, ..Query::default() }).await;
+    assert!(read.is_sorted_by(|one, next| one < next), "no number twice");
+    let newest = stores[1].newest_entry("a").await.unwrap();
+    assert_eq!((read.last(), read.len() as u64), (Some(&newest), newest));
+    stores[1].close().await;
+}
+
+async fn a_reader_gets_what_it_asks_for(Scratch { store, .. }: &Scratch) {
+    make(store, &job("a", 1)).await;
+    let second = Entry { attempt: 2, ..metric(6, Mode::Eval, 9) };
+    let outcome = Entry { kind: Kind::Outcome, mode: None, ..metric(7, Mode::Train, 9) };
+    let logs = [log(2, "cs2-0", 2), log(3, "cs2-11", 4), log(4, "CS2-0", 3), log(5, "cs2x0", 3)];
+    store.append("a", &[vec![metric(1, Mode::Train, 1)], logs.to_vec(), vec![second, outcome]].concat()).await.unwrap();
+    let all = Query::default();
+    let text = |text: &str| Some(text.to_owned());
+    let asked = [
+        (all.clone(), vec![1, 2, 3, 4, 5, 6, 7]),
+        (Query { after: 2, limit: 3, ..all.clone() }, vec![3, 4, 5]),
+        (Query { after: u64::MAX, ..all.clone() }, vec![]),
+        (Query { kinds: vec![Kind::Metric, Kind::Outcome], ..all.clone() }, vec![1, 6, 7]),
+        (Query { attempt: Some(2), ..all.clone() }, vec![6]),
+        (Query { agent: text("cs2-0"), ..all.clone() }, vec![2]),
+        (Query { role: text("cs2"), ..all.clone() }, vec![2, 3]),
+        (Query { role: text("cs_"), ..all.clone() }, vec![]),
+        (Query { level: Some(3), ..all.clone() }, vec![3, 4, 5]),
+        (Query { mode: Some(Mode::Eval), ..all.clone() }, vec![6]),
+        (Query { kinds: vec![Kind::Log], role: text("cs2"), level: Some(3), ..all }, vec![3]),
+    ];
+    for (query, expected) in asked {
+        assert_eq!(numbers(store, query.clone()).await, expected, "{query:?}");
+    }
+}
+
+/// A curve by its definition: a point counts unless a later one of its mode stands at its step or before; an evaluation, too,
+/// unless a later training step stands before it.
+fn curve(entries: &[Entry], mode: Mode) -> Vec<u64> {
+    let replaces = |later: &Entry, step| match (later.mode, mode) {
+        (Some(Mode::Train), Mode::Eval) => later.step < Some(step),
+        (later_mode, _) => later_mode == Some(mode) && later.step <= Some(step),
+    };
+    let points = entries.iter().enumerate().filter(|(_, entry)| entry.mode == Some(mode));
+    let counts = |(index, entry): &(usize, &Entry)| {
+        !entries[index + 1..].iter().any(|later| replaces(later, entry.step.unwrap()))
+    };
+    points.filter(counts).map(|(_, entry)| entry.number).collect()
+}
+
+async fn a_curve_is_what_the_newest_attempt_makes_of_it(Scratch { store, .. }: &Scratch) {
+    make(store, &job("a", 1)).await;
+    let mut random = Random(18);
+    let (mut entries, mut step) = (Vec::new(), 0);
+    for _ in 0..40 {
+        let before = entries.len();
+        for _ in 0..random.below(9) {
+            let number = entries.len() as u64 + 1;
+            // Now and then it goes back to a checkpoint, evaluates, or says something.
+            match random.below(12) {
+                0 => step -= random.below(9).min(step),
+                1 => entries.push(metric(number, Mode::Eval, step)),
+                2 => entries.push(log(number, "cs2-0", 3)),
+                _ => {
+                    step += 1;
+                    entries.push(metric(number, Mode::Train, step));
+                }
+            }
+        }
+        store.append("a", &entries[before..]).await.unwrap();
+        for mode in [Mode::Train, Mode::Eval] {
+            let points = store.metrics("a", mode, 10_000).await.unwrap();
+            let found = points.iter().map(|entry| entry.number).collect::<Vec<_>>();
+            assert_eq!(found, curve(&entries, mode), "{mode:?} after {} entries", entries.len());
+        }
+    }
+    assert!(
+        curve(&entries, Mode::Train).len() > 50 && !curve(&entries, Mode::Eval).is_empty(),
+        "it was worth the while"
+    );
+}
+
+async fn a_long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratch) {
+    make(store, &job("a", 1)).await;
+    let steps = async |most| {
+        let points = store.metrics("a", Mode::Train, most).await.unwrap();
+        points.iter().map(|entry| entry.step.unwrap()).collect::<Vec<_>>()
+    };
+    assert!(steps(5).await.is_empty());
+    append_steps(store, "a", 7..=7).await;
+    assert_eq!(steps(0).await, [7]);
+    append_steps(store, "a", 8..=1007).await;
+    assert_eq!(steps(5).await, [7, 257, 507, 757, 1007]);
+    assert_eq!(steps(1).await, [7, 1007], "two at least");
+    for most in [2, 3, 10, 333, 999, 1000] {
+        let kept = steps(most).await;
+        assert!(kept.len() <= most as usize && kept.len() > most as usize / 3, "{} of {most}", kept.len());
+        assert_eq!((kept[0], kept[kept.len() - 1]), (7, 1007));
+    }
+    assert_eq!(steps(1001).await.len(), 1001);
+    // Steps that are far apart overflow nothing.
+    let far = i64::MAX as u64;
+    store.append("a", &[metric(2000, Mode::Train, far)]).await.unwrap();
+    assert_eq!(steps(3).await, [7, far]);
+}

@@ -1,0 +1,76 @@
+//! Events, appliances and tokens.
+
+use millrace_store::{Error, NewEvent, Token};
+
+use crate::jobs::{job, make};
+use crate::scratch::Scratch;
+
+behaviours![
+    events_are_numbered_by_job,
+    an_appliance_is_written_over_the_version_it_was_read_in,
+    a_token_is_found_by_its_hash,
+];
+
+pub fn event(reason: &str) -> NewEvent {
+    NewEvent { at_ms: 5, warning: false, reason: reason.to_owned(), message: "It began.".to_owned() }
+}
+
+async fn events_are_numbered_by_job(Scratch { store, .. }: &Scratch) {
+    assert!(matches!(store.add_event("a", &event("Lost")).await, Err(Error::NoSuchJob(_))));
+    make(store, &job("a", 1)).await;
+    make(store, &job("b", 1)).await;
+    // PostgreSQL has no NUL in its texts; an event with one is told all the same.
+    let bad = NewEvent { warning: true, message: "a\0b".to_owned(), ..event("Failed") };
+    assert_eq!(store.add_event("a", &event("Started")).await.unwrap(), 1);
+    assert_eq!(store.add_event("b", &event("Started")).await.unwrap(), 1);
+    assert_eq!(store.add_event("a", &bad).await.unwrap(), 2);
+    let all = store.events("a", 0, 9).await.unwrap();
+    assert_eq!((all[0].number, &all[0].event), (1, &event("Started")));
+    assert_eq!((all[1].event.warning, all[1].event.message.as_str()), (true, "a\u{fffd}b"));
+    assert_eq!(store.events("a", 1, 9).await.unwrap(), all[1..]);
+    assert_eq!(store.events("a", 0, 1).await.unwrap(), all[..1]);
+    assert_eq!(store.events("a", u64::MAX, 1).await.unwrap(), []);
+}
+
+async fn an_appliance_is_written_over_the_version_it_was_read_in(Scratch { store, .. }: &Scratch) {
+    assert_eq!(store.appliance("default").await.unwrap(), None);
+    assert!(store.create_appliance("default", "1").await.unwrap());
+    assert!(!store.create_appliance("default", "2").await.unwrap());
+    assert!(store.create_appliance("b", "2").await.unwrap());
+    assert_eq!(store.replace_appliance("default", 1, "3").await.unwrap(), Some(2));
+    assert_eq!(store.replace_appliance("default", 1, "4").await.unwrap(), None);
+    assert_eq!(store.replace_appliance("none", 1, "4").await.unwrap(), None);
+    let default = store.appliance("default").await.unwrap().unwrap();
+    assert_eq!((default.version, default.document.as_str()), (2, "3"));
+    let names = store.appliances().await.unwrap().into_iter().map(|appliance| appliance.name).collect::<Vec<_>>();
+    assert_eq!(names, ["b", "default"]);
+}
+
+async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
+    let token = Token {
+        id: "t1".to_owned(),
+        hash: "abc".to_owned(),
+        name: "ci".to_owned(),
+        role: "editor".to_owned(),
+        namespaces: vec!["*".to_owned(), "\"quoted\"".to_owned()],
+        created_ms: 1,
+        expires_ms: Some(1_000_000),
+        revoked_ms: None,
+        last_used_ms: None,
+    };
+    let get = async || store.token_by_hash("abc").await.unwrap().unwrap();
+    assert!(store.add_token(&token).await.unwrap());
+    assert!(!store.add_token(&Token { id: "t2".to_owned(), ..token.clone() }).await.unwrap(), "the hash is taken");
+    assert_eq!(get().await, token);
+    assert_eq!(store.token_by_hash("abd").await.unwrap(), None);
+
+    for (used, noted) in [(100, 100), (60_099, 100), (60_100, 60_100), (5, 60_100)] {
+        store.touch_token(&get().await, used).await.unwrap();
+        assert_eq!(get().await.last_used_ms, Some(noted), "used at {used}");
+    }
+    assert!(store.revoke_token("t1", 7).await.unwrap());
+    assert!(!store.revoke_token("t1", 8).await.unwrap());
+    assert!(!store.revoke_token("t9", 8).await.unwrap());
+    assert_eq!(get().await.revoked_ms, Some(7));
+    assert_eq!(store.tokens().await.unwrap(), [get().await]);
+}

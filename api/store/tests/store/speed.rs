@@ -1,0 +1,67 @@
+//! How fast it is. Numbers to look at, not to pass:
+//! `cargo test --release -p millrace-store --test store speed -- --ignored --nocapture --test-threads 1`
+
+use std::time::Instant;
+
+use millrace_store::{Kind, Mode, Query};
+
+use crate::jobs::{content, job, make};
+use crate::journal::metric;
+use crate::scratch::{Scratch, on_postgres, on_sqlite};
+
+#[test]
+#[ignore = "measures"]
+fn sqlite() {
+    on_sqlite(measure);
+}
+
+#[test]
+#[ignore = "measures"]
+fn postgres() {
+    on_postgres(measure);
+}
+
+async fn measure(Scratch { store, .. }: &Scratch) {
+    make(store, &job("a", 1)).await;
+    let batch = |from: u64, count: u64| {
+        let body = r#"{"step":1,"loss":5.560123,"learning_rate":0.0006,"grad_norm":1.25,"tokens":4096,"seconds":0.42,"rate":1.9}"#;
+        let entries = (from..from + count).map(|number| {
+            let entry = metric(number, Mode::Train, number);
+            millrace_store::Entry { body: body.to_owned(), ..entry }
+        });
+        entries.collect::<Vec<_>>()
+    };
+    let begun = Instant::now();
+    for number in 0..100 {
+        store.append("a", &batch(1 + number * 100, 100)).await.unwrap();
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("100 entries at a time: {:.0} batches/s, {:.0} entries/s", 100. / seconds, 10_000. / seconds);
+
+    let begun = Instant::now();
+    for number in 0..199 {
+        store.append("a", &batch(10_001 + number * 5000, 5000)).await.unwrap();
+    }
+    println!("to 1,005,000 entries, 5000 at a time: {:.1} s", begun.elapsed().as_secs_f64());
+
+    let begun = Instant::now();
+    assert!(store.metrics("a", Mode::Train, 500).await.unwrap().len() <= 500);
+    println!("500 points of them: {:.0} ms", begun.elapsed().as_secs_f64() * 1e3);
+
+    let begun = Instant::now();
+    let page = Query { after: 900_000, kinds: vec![Kind::Metric], ..Query::default() };
+    assert_eq!(store.entries("a", &page).await.unwrap().len(), 100);
+    let none = Query { kinds: vec![Kind::Checkpoint, Kind::Outcome], ..Query::default() };
+    assert!(store.entries("a", &none).await.unwrap().is_empty());
+    println!("a page, and one of rare kinds: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
+
+    let begun = Instant::now();
+    for version in 1..=100 {
+        store.replace_job("a", version, &content(&"x".repeat(10_000), None)).await.unwrap();
+    }
+    println!("a job of 10 kB is written in {:.1} ms", begun.elapsed().as_secs_f64() * 10.);
+
+    let begun = Instant::now();
+    store.forget("a").await.unwrap();
+    println!("all is forgotten in {:.1} s", begun.elapsed().as_secs_f64());
+}
