@@ -10,6 +10,7 @@ use serde::Deserialize;
 const NETWORK: &[&str] = &["tokio", "tonic", "hyper", "axum", "mio", "socket2"];
 const KUBERNETES: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
 const CLUSTER_CLIENT: &[&str] = &["kube-client", "kube-runtime"];
+const GRPC_AND_HTTP: &[&str] = &["tonic", "hyper", "axum"];
 const SQL: &[&str] = &["sqlx", "sqlx-core", "rusqlite", "diesel"];
 
 /// What a crate must not depend on, directly or by way of others.
@@ -25,6 +26,7 @@ const FORBIDDEN: &[(&str, &[&[&str]])] = &[
     ("millrace-agents", &[KUBERNETES, SQL]),
     ("millrace-control", &[SQL]),
     ("millrace-operator", &[SQL]),
+    ("millrace-store", &[KUBERNETES, GRPC_AND_HTTP]),
 ];
 
 /// Which of our own crates a crate may name. A crate that is not here has no borders yet: add it.
@@ -38,6 +40,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("millrace-checkpoint", &["millrace-emulator"]),
     ("millrace-telemetry", &[]),
     ("millrace-charts", &[]),
+    ("millrace-store", &[]),
     (
         "millrace-agents",
         &[
