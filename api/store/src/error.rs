@@ -117,10 +117,10 @@ impl From<sqlx::Error> for Error {
             }
             E::Database(answer) => match Answer::of(answer.as_ref()) {
                 Answer::Busy => Self::Busy,
-                Answer::Gone => Self::Broken(answer.message().to_owned()),
+                Answer::Gone | Answer::Unwritable => Self::Broken(answer.message().to_owned()),
                 Answer::NoSpace => Self::NoSpace(answer.message().to_owned()),
                 Answer::Damaged | Answer::NotADatabase => Self::Damaged(answer.message().to_owned()),
-                Answer::Unwritable | Answer::Other => Self::Refused(answer.message().to_owned()),
+                Answer::Other => Self::Refused(answer.message().to_owned()),
             },
             _ => Self::Refused(error.to_string()),
         }

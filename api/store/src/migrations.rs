@@ -17,6 +17,6 @@ pub(crate) async fn run(on: &mut AnyConnection) -> Result<(), sqlx::migrate::Mig
     let steps = (1..).zip(STEPS).map(|(number, (name, text))| {
         Migration::new(number, (*name).into(), MigrationType::Simple, text.into_sql_str(), false)
     });
-    // Not `run`: its future is not Send for a borrowed connection.
+    // What `run` does, whose future can't be sent between threads for a borrowed connection.
     Migrator::with_migrations(steps.collect()).run_direct(None, on, false).await
 }

@@ -143,3 +143,46 @@ fn said(error: &sqlx::Error) -> String {
         other => other.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sql::Columns;
+    use sqlx::AssertSqlSafe;
+
+    #[tokio::test]
+    async fn a_file_is_written_so_that_a_commit_survives_a_power_cut() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("test.db").display());
+        let store = Store::open(&url, Options::default()).await.unwrap();
+        let number = async |pool: &AnyPool, pragma: &'static str| {
+            let row = sqlx::query(AssertSqlSafe(format!("PRAGMA {pragma}"))).fetch_one(pool).await.unwrap();
+            row.number(pragma).unwrap()
+        };
+        let (read, write) = (&store.inner.read, &store.inner.write);
+        assert_eq!(number(write, "synchronous").await, 2, "FULL");
+        assert_eq!(number(write, "foreign_keys").await, 1);
+        assert_eq!(number(read, "query_only").await, 1);
+        let mode = sqlx::query("PRAGMA journal_mode").fetch_one(write).await.unwrap();
+        assert_eq!(mode.text("journal_mode").unwrap(), "wal");
+    }
+
+    /// A server's handlers may be moved between threads while they wait.
+    #[test]
+    fn every_call_can_be_spawned() {
+        fn is_send(_: impl Send) {}
+        fn all(store: &Store, job: &crate::NewJob, token: &crate::Token, event: &crate::NewEvent) {
+            is_send(Store::open("", Options::default()));
+            is_send((store.ping(), store.close(), store.forget(""), store.forget_before(0, 0)));
+            is_send((store.create_job(job), store.put_job(job, 0), store.replace_job("", 0, &job.content)));
+            is_send((store.jobs(&crate::Filter { ..Default::default() }, None, 0), store.mark_deleted("", 0)));
+            is_send((store.append("", &[]), store.entries("", &crate::Query { ..Default::default() })));
+            is_send((
+                store.metrics("", crate::Mode::Train, 0),
+                store.add_event("", event),
+                store.touch_token(token, 0),
+            ));
+        }
+        let _ = all;
+    }
+}

@@ -21,7 +21,9 @@ impl Store {
         let mut transaction = self.begin().await?;
         // What is left under it goes with it.
         let forgotten = sql("DELETE FROM jobs WHERE uid = $1").bind(uid).execute(&mut *transaction).await?;
-        self.commit(transaction, uid, What::Job).await?;
+        if forgotten == 1 {
+            self.commit(transaction, uid, What::Job).await?;
+        }
         Ok(forgotten == 1)
     }
 

@@ -56,6 +56,7 @@ impl Store {
         let Some(Extent { count, first, last }) = self.extent(uid, mode).await? else { return Ok(Vec::new()) };
         let most = u64::from(max_points.max(2));
         let stretch = if count <= most { 1 } else { (last - first).div_ceil(most - 1) };
+        // $1 and $2, bound first, are named once more.
         let points = select()
             .push(" JOIN points p ON p.uid = e.uid AND p.number = e.number WHERE p.uid = ")
             .value(uid)

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use millrace_store::{Error, Options, Store};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{AnyConnection, AssertSqlSafe, Connection, Row, SqlSafeStr};
+use sqlx::{AnyConnection, AssertSqlSafe, Connection, SqlSafeStr};
 use tempfile::TempDir;
 
 use crate::jobs::{job, make};
@@ -116,18 +116,6 @@ fn a_database_in_memory_is_one_for_all_calls() {
             assert!(read.await.unwrap());
         }
         assert!(open("sqlite::memory:").await.job("a").await.unwrap().is_none());
-    });
-}
-
-#[test]
-fn sqlite_syncs_every_commit() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("test.db");
-    runtime().block_on(async {
-        open(&format!("sqlite:{}", path.display())).await.close().await;
-        let mut connection = AnyConnection::connect(&format!("sqlite:{}", path.display())).await.unwrap();
-        let row = sqlx::query("PRAGMA journal_mode").fetch_one(&mut connection).await.unwrap();
-        assert_eq!(row.get::<String, _>(0), "wal");
     });
 }
 
