@@ -1,0 +1,48 @@
+"""How long to wait before trying again, and when to stop."""
+
+from __future__ import annotations
+
+import random
+import time
+
+# Here by name, so that tests need not wait.
+sleep = time.sleep
+clock = time.monotonic
+
+FIRST_SECONDS = 0.5
+LONGEST_SECONDS = 15.0
+
+
+class Backoff:
+    """One thing that is tried until it works or patience is over.
+
+    Waits are drawn between half and all of 0.5 s, 1 s, 2 s, ... 15 s: many clients that lose one server must
+    not come back at the same moment.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._failures = 0
+        self._since = 0.0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing has gone wrong yet, or nothing since it last worked."""
+        return self._failures == 0
+
+    def succeeded(self) -> None:
+        """What comes now is a new trouble, with all patience."""
+        self._failures = 0
+
+    def wait(self, at_least: float = 0.0) -> bool:
+        """Sleep before the next try, no less than was asked for; False where that is past all patience."""
+        now = clock()
+        if self._failures == 0:
+            self._since = now
+        longest = min(FIRST_SECONDS * 2.0**self._failures, LONGEST_SECONDS)
+        seconds = max(longest * random.uniform(0.5, 1.0), at_least)
+        if now + seconds > self._since + self._patience:
+            return False
+        self._failures += 1
+        sleep(seconds)
+        return True

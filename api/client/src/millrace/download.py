@@ -1,0 +1,179 @@
+"""Checkpoints from the appliance to this machine: whole or not there.
+
+A checkpoint is put together in a directory beside the one it shall have, named after what it is, and gets its
+name when every file of it has its size. A file that was cut is asked for from where it ends; so is one that
+an earlier call has left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from urllib.parse import quote
+
+import httpx
+
+from millrace.errors import ApplianceError, DownloadError
+from millrace.records import Checkpoint, RemoteFile
+from millrace.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millrace.job import Job
+
+
+def checkpoint(
+    job: Job,
+    step: int | None,
+    to: str | PathLike[str] | None,
+    format: Literal["native", "hf"],
+    *,
+    progress: bool,
+) -> Path:
+    """See `Job.download`."""
+    chosen = _choose(job, step)
+    suffix = "-hf" if format == "hf" else ""
+    target = Path(to if to is not None else f"{job.name}-checkpoint_{chosen.step}{suffix}")
+    _refuse_existing(target)
+    transport, base, query = (
+        job._transport,
+        job._path(f"/checkpoints/{chosen.step}"),
+        {"uid": job.uid or None},
+    )
+    files = chosen.files
+    if format == "hf":
+        base, query = f"{base}:export", {**query, "format": "hf"}
+        listed = transport.json("GET", base, params=query)
+        files = tuple(RemoteFile.read(each) for each in listed["files"])
+
+    # Another job, step or format is another directory: pieces of two are never put together.
+    what = f"{job.uid} {chosen.step} {chosen.digest} {format}"
+    staging = target.with_name(f"{target.name}.{hashlib.sha256(what.encode()).hexdigest()[:12]}.part")
+    staging.mkdir(parents=True, exist_ok=True)
+    with _Meter(target.name, sum(file.bytes for file in files), progress) as advance:
+        for file in files:
+            path = staging / _inside(file)
+            _fetch(transport, f"{base}/{quote(file.path)}", query, path, file.bytes, advance)
+    with suppress(FileNotFoundError):
+        target.rmdir()  # an empty one: rename refuses it on some systems
+    staging.rename(target)
+    return target
+
+
+def _choose(job: Job, step: int | None) -> Checkpoint:
+    found = job.checkpoints()
+    if not found:
+        raise DownloadError(f"{job.name} has no checkpoint yet ({job.summary}).")
+    if step is None:
+        return found[-1]
+    for each in found:
+        if each.step == step:
+            return each
+    steps = ", ".join(str(each.step) for each in found)
+    raise DownloadError(f"{job.name} has no checkpoint of step {step}; there are those of {steps}.")
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise DownloadError(f"{target} exists already: name another directory, or move it away.")
+
+
+def _inside(file: RemoteFile) -> PurePosixPath:
+    """The file's path, if it stays inside the directory, whatever the appliance says."""
+    path = PurePosixPath(file.path)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in file.path or ":" in file.path:
+        raise DownloadError(f"The appliance names a file {file.path!r}, which has no place in a checkpoint.")
+    return path
+
+
+def _fetch(
+    transport: Transport,
+    url: str,
+    query: dict[str, Any],
+    path: Path,
+    size: int,
+    advance: Callable[[int], None],
+) -> None:
+    """One file: done already, or in a `.part` until it is whole."""
+    if path.is_file() and path.stat().st_size == size:
+        advance(size)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    etag: str | None = None
+    retrying = transport.retrying()
+    with part.open("r+b" if part.exists() else "w+b") as out:
+        begun = out.seek(0, os.SEEK_END)
+        if begun > size:
+            begun = _empty(out)
+        advance(begun)
+        while begun < size:
+            try:
+                with transport.download(url, params=query, offset=begun, etag=etag) as answer:
+                    if answer.status_code != 206 and begun:
+                        advance(-begun)  # all of it again: it has changed, or ranges are not known there
+                        _empty(out)
+                    etag = _strong(answer.headers.get("etag"))
+                    for chunk in answer.iter_raw():
+                        out.write(chunk)
+                        advance(len(chunk))
+                if out.tell() < size:
+                    raise httpx.RemoteProtocolError("the file was cut")
+            except (httpx.HTTPError, ApplianceError) as error:
+                if out.tell() > begun:
+                    retrying.succeeded()
+                retrying.wait_or_raise(error)
+            begun = out.tell()
+        if begun != size:
+            _empty(out)
+            raise DownloadError(
+                f"{path.name} has {begun} bytes where the appliance promised {size}: try again."
+            )
+        out.flush()
+        os.fsync(out.fileno())
+    part.replace(path)
+
+
+def _empty(out: BinaryIO) -> int:
+    out.seek(0)
+    return out.truncate()
+
+
+def _strong(etag: str | None) -> str | None:
+    """A weak tag says nothing about single bytes."""
+    return None if etag is None or etag.startswith("W/") else etag
+
+
+class _Meter:
+    """A progress bar of bytes, where somebody looks."""
+
+    def __init__(self, name: str, total: int, shown: bool) -> None:
+        self._bar: Any = None
+        if shown:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(
+                total=total,
+                desc=name,
+                unit="B",
+                unit_scale=True,
+                unit_divisor=1024,
+                disable=None,
+                leave=False,
+            )
+
+    def __enter__(self) -> Callable[[int], None]:
+        return self._advance
+
+    def _advance(self, by: int) -> None:
+        if self._bar is not None:
+            self._bar.update(by)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,140 @@
+"""Which appliance is meant, and with which token: from arguments, the environment and the contexts file."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlsplit
+
+from millrace.config import Config, Context
+from millrace.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """All that a connection needs to know."""
+
+    url: str
+    namespace: str = "default"
+    token: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    insecure: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is this machine itself."""
+        return _is_loopback(urlsplit(self.url).hostname or "")
+
+
+def resolve(
+    url: str | None = None,
+    token: str | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    ca: str | None = None,
+    insecure: bool | None = None,
+) -> Endpoint:
+    """Arguments come first, then a context that is named, then the environment, then the current context.
+
+    A context's token and authority go to that context's address and to no other.
+    """
+    environment = os.environ.get
+    config = Config()
+    named = config.context(context) if context else None
+    current = config.contexts.get(config.current or "", Context())
+
+    address = url or (named and named.url) or environment("MILLRACE_URL") or current.url
+    if not address:
+        raise ConfigError(
+            "No appliance is named: log in with `millrace login URL`, set MILLRACE_URL, or give --url "
+            "(url= in Python)."
+        )
+    address = normal_url(address)
+    using = named or current
+    if using.url is None or normal_url(using.url) != address:
+        using = Context()
+
+    # Who names a context means its token.
+    from_environment = environment("MILLRACE_TOKEN") if named is None else None
+    if insecure is None:
+        insecure = environment("MILLRACE_INSECURE", "") not in ("", "0", "false")
+    endpoint = Endpoint(
+        url=address,
+        namespace=namespace
+        or (named and named.namespace)
+        or environment("MILLRACE_NAMESPACE")
+        or using.namespace
+        or "default",
+        token=_clean(_first(token, from_environment, using.token)),
+        ca=ca or environment("MILLRACE_CA") or using.ca,
+        insecure=insecure,
+    )
+    _refuse_open_token(endpoint)
+    return endpoint
+
+
+def normal_url(url: str) -> str:
+    """An address with its scheme and without a slash at its end.
+
+    The scheme is https where none is said, and http for this machine itself.
+    """
+    url = url.strip()
+    if "://" not in url:
+        host = urlsplit(f"//{url}").hostname or ""
+        url = f"{'http' if _is_loopback(host) else 'https'}://{url}"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment:
+        raise ConfigError(f"{url} is no appliance's address: write it as https://millrace.example.org.")
+    if parts.username is not None:
+        raise ConfigError(
+            "An address has no user and password in it: log in with a token, by `millrace login URL`."
+        )
+    return url.rstrip("/")
+
+
+def _refuse_open_token(endpoint: Endpoint) -> None:
+    """A token that travels in the clear is everybody's."""
+    if (
+        endpoint.token
+        and endpoint.url.startswith("http://")
+        and not (endpoint.is_loopback or endpoint.insecure)
+    ):
+        raise ConfigError(
+            f"{endpoint.url} would send the token unencrypted: use https://, or accept it by --insecure "
+            f"(insecure=True in Python, MILLRACE_INSECURE=1)."
+        )
+
+
+def _clean(token: str | None) -> str | None:
+    if token is None:
+        return None
+    token = token.strip()
+    # What a header can't carry is no token; it is not repeated here, for it may be most of one.
+    if token and not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise ConfigError("The token has characters that no token has: copy it again.")
+    return token or None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def segment(text: str) -> str:
+    """A name as one segment of a path."""
+    return quote(text, safe="")
+
+
+def _first(*given: str | None) -> str | None:
+    """The first that was given; an empty one says that there is none."""
+    return next((each for each in given if each is not None), None)

@@ -1,0 +1,111 @@
+"""Following a job: the appliance's one stream of everything, told to a screen.
+
+What is journalled (metrics, checkpoints, log lines) comes numbered and once. How the job stands comes as the
+whole document, and again after every loss of the connection: only changes are told.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from millrace import state
+from millrace.errors import Gone, NotFound
+from millrace.metrics import MetricPoint
+from millrace.records import Document, Event, LogLine
+from millrace.screens import Screen
+from millrace.sse import ServerSentEvent
+
+if TYPE_CHECKING:
+    from millrace.job import Job
+
+
+def follow(job: Job, screen: Screen, *, logs: bool = False) -> None:
+    """Until the job is over, or suspended on purpose; `job` is then as it is."""
+    follower = Follower(job, screen, logs=logs)
+    try:
+        follower.stands()
+        for event in job.stream():
+            follower.take(event)
+            if _is_suspended(job):
+                break
+        else:
+            if not job.is_finished:
+                # The stream may have ended a moment before the last word about the job.
+                job.refresh()
+        follower.stands()
+    except (NotFound, Gone):
+        state.mark_deleted(job.document)
+        follower.stands()
+    except KeyboardInterrupt:
+        screen.say(f"{job.name} goes on; come back to it with: millrace attach {job.name}")
+        raise
+    finally:
+        screen.close()
+
+
+def _is_suspended(job: Job) -> bool:
+    """Suspended on purpose: the stream of such a job has no end."""
+    return state.is_at_rest(job.document) and not job.is_finished
+
+
+class Follower:
+    """Takes events, tells the screen. No I/O of its own."""
+
+    def __init__(self, job: Job, screen: Screen, *, logs: bool) -> None:
+        self._job = job
+        self._screen = screen
+        self._logs = logs
+        self._told: tuple[object, ...] = ()
+        self._last_event = 0
+
+    def take(self, event: ServerSentEvent) -> None:
+        """One event of the stream; kinds of another version are passed over."""
+        take = {
+            "job": self._document,
+            "state": self._state,
+            "metric": self._metric,
+            "checkpoint": self._checkpoint,
+            "log": self._log,
+            "event": self._event,
+        }.get(event.event)
+        if take is not None:
+            take(json.loads(event.data))
+
+    def stands(self) -> None:
+        """Tell how the job stands, where that is news."""
+        document = self._job.document
+        sentence = state.sentence(document)
+        waits = self._job.state in ("Queued", "Preempted")
+        news = (self._job.state, sentence if waits else self._job.status.get("attempt"))
+        if news != self._told and self._job.state != state.PENDING:
+            self._told = news
+            self._screen.say(sentence)
+        progress = self._job.status.get("progress") or {}
+        self._screen.progress(progress)
+
+    def _document(self, document: Document) -> None:
+        self._job.document = document
+        self.stands()
+
+    def _state(self, entry: Document) -> None:
+        if entry.get("total_steps"):
+            self._screen.progress({"totalSteps": entry["total_steps"]})
+
+    def _metric(self, entry: Document) -> None:
+        self._screen.point(MetricPoint.read(entry))
+
+    def _checkpoint(self, entry: Document) -> None:
+        self._screen.say(f"Saved a checkpoint at step {entry.get('step')}.")
+
+    def _log(self, entry: Document) -> None:
+        if self._logs:
+            self._screen.say(str(LogLine.read(entry)))
+
+    def _event(self, entry: Document) -> None:
+        event = Event.read(entry)
+        if event.number and event.number <= self._last_event:
+            return
+        self._last_event = event.number
+        if event.type != "Normal":
+            self._screen.say(f"{event.type}: {event.reason}: {event.message}")

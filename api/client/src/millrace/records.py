@@ -1,0 +1,156 @@
+"""What the appliance answers, as values. Unknown keys are kept in `raw`, missing ones are None."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from millrace import times
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of an agent's log."""
+
+    number: int
+    time: datetime | None
+    attempt: int
+    agent: str
+    level: str
+    message: str
+    raw: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def read(cls, item: Document) -> LogLine:
+        """From an item of `logs`."""
+        return cls(
+            number=int(item.get("number") or 0),
+            time=times.parse(item.get("time")),
+            attempt=int(item.get("attempt") or 0),
+            agent=str(item.get("agent") or "?"),
+            level=str(item.get("level") or "INFO"),
+            message=str(item.get("message") or ""),
+            raw=item,
+        )
+
+    def __str__(self) -> str:
+        clock = self.time.astimezone().strftime("%H:%M:%S.%f")[:-3] if self.time else "-"
+        return f"{clock} {self.agent:<13} {self.level:<7} {self.message}"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a job, as `kubectl describe` shows it."""
+
+    number: int
+    time: datetime | None
+    type: str
+    reason: str
+    message: str
+    raw: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def read(cls, item: Document) -> Event:
+        """From an item of `events`."""
+        return cls(
+            number=int(item.get("number") or 0),
+            time=times.parse(item.get("time")),
+            type=str(item.get("type") or "Normal"),
+            reason=str(item.get("reason") or ""),
+            message=str(item.get("message") or ""),
+            raw=item,
+        )
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that the appliance can send, and its size."""
+
+    path: str
+    bytes: int
+
+    @classmethod
+    def read(cls, item: Document) -> RemoteFile:
+        """From an item of `files`."""
+        return cls(path=str(item["path"]), bytes=int(item["bytes"]))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint of a job."""
+
+    step: int
+    digest: str | None
+    """BLAKE3 of its parameters: two runs that ended in the same weights have the same."""
+    bytes: int
+    time: datetime | None
+    files: tuple[RemoteFile, ...] = field(repr=False)
+
+    @classmethod
+    def read(cls, item: Document) -> Checkpoint:
+        """From an item of `checkpoints`."""
+        files = tuple(RemoteFile.read(each) for each in item.get("files") or ())
+        return cls(
+            step=int(item["step"]),
+            digest=item.get("digest"),
+            bytes=int(item.get("bytes") or sum(file.bytes for file in files)),
+            time=times.parse(item.get("time")),
+            files=files,
+        )
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume of the appliance that a job can mount."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a token stands for."""
+
+    name: str
+    role: str
+    namespaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would become of a job."""
+
+    fits: bool
+    reason: str | None
+    message: str
+    systems: tuple[str, ...]
+    """The systems it would get."""
+    queue_position: int | None
+    """Its place in the queue; None where it would start at once."""
+    estimated_start: datetime | None
+    estimated_seconds: float | None
+    """How long it would take here."""
+    projected: Document = field(repr=False)
+    """What the machine that is emulated would need: stepSeconds, seconds, samplesPerSecond."""
+    plan: Document = field(repr=False)
+    """Layers, chunks, leaves and the bytes of every role."""
+    raw: Document = field(repr=False, compare=False)
+
+    @classmethod
+    def read(cls, answer: Document) -> Plan:
+        """From the answer of `trainjobs:plan`."""
+        return cls(
+            fits=bool(answer.get("fits")),
+            reason=answer.get("reason"),
+            message=str(answer.get("message") or ""),
+            systems=tuple(answer.get("systems") or ()),
+            queue_position=(answer.get("queue") or {}).get("position"),
+            estimated_start=times.parse(answer.get("estimatedStart")),
+            estimated_seconds=answer.get("estimatedSeconds"),
+            projected=answer.get("projected") or {},
+            plan=answer.get("plan") or {},
+            raw=answer,
+        )

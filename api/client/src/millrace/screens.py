@@ -1,0 +1,186 @@
+"""Where a followed job is shown: a progress bar, lines for a pipe, or nowhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from millrace import backoff, times
+from millrace.metrics import MetricPoint
+
+# A line of a run that is watched by a file: often enough to see it live, seldom enough to read it later.
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Screen(Protocol):
+    """What can be shown of a job."""
+
+    def say(self, text: str) -> None:
+        """A sentence about the job."""
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """`status.progress`, or a part of it."""
+
+    def point(self, point: MetricPoint) -> None:
+        """A step was committed, or an evaluation has ended."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+def fitting(name: str) -> Screen:
+    """A bar where somebody looks (a terminal, a notebook), lines where it is written down."""
+    return Bar(name) if _in_notebook() or sys.stderr.isatty() else Lines(sys.stdout)
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def point(self, point: MetricPoint) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """The progress lines of a run on one machine; everything else goes to standard error."""
+
+    def __init__(self, out: TextIO, every: float = SECONDS_BETWEEN_LINES) -> None:
+        self._out = out
+        self._every = every
+        self._pending: MetricPoint | None = None
+        self._printed_at = -math.inf
+        self._global_rate: float | None = None
+
+    def say(self, text: str) -> None:
+        """On standard error, after the points that came before it."""
+        self._flush()
+        print(text, file=sys.stderr, flush=True)
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Keeps the rate for the next line."""
+        if progress.get("rate"):
+            self._global_rate = float(progress["rate"])
+
+    def point(self, point: MetricPoint) -> None:
+        """A line, unless the last one was a moment ago: then it waits for a later point to take its place."""
+        if point.mode != "train":
+            self._flush()
+            self._print(point)
+            return
+        self._pending = point
+        if backoff.clock() - self._printed_at >= self._every:
+            self._flush()
+
+    def close(self) -> None:
+        """The last point is always shown."""
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._pending is not None:
+            point, self._pending = self._pending, None
+            self._printed_at = backoff.clock()
+            self._print(point)
+
+    def _print(self, point: MetricPoint) -> None:
+        overall = self._global_rate if point.mode == "train" else None
+        print(progress_line(point, overall), file=self._out, flush=True)
+
+
+class Bar:
+    """A bar with step, loss, rate and time left, on a terminal or in a notebook; sentences stand above it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # A notebook paints standard error red.
+        self._out = sys.stdout if _in_notebook() else sys.stderr
+        self._bar: Any = None
+        self._total: int | None = None
+        self._rate: float | None = None
+        self._step_seconds: float | None = None
+
+    def say(self, text: str) -> None:
+        """Above the bar."""
+        from tqdm.auto import tqdm
+
+        tqdm.write(text, file=self._out)
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Total and rate, where they are known."""
+        if progress.get("totalSteps"):
+            self._total = int(progress["totalSteps"])
+        if progress.get("rate"):
+            self._rate = float(progress["rate"])
+
+    def point(self, point: MetricPoint) -> None:
+        """Moves the bar; evaluations are said above it."""
+        if point.mode != "train":
+            self.say(progress_line(point, None))
+            return
+        if point.seconds is not None:
+            # As the appliance's own rate is smoothed.
+            before = point.seconds if self._step_seconds is None else self._step_seconds
+            self._step_seconds = 0.6 * before + 0.4 * point.seconds
+        bar = self._bar = self._bar or self._new()
+        bar.total = self._total
+        bar.set_postfix_str(self._postfix(point), refresh=False)
+        if point.step >= bar.n:
+            bar.update(point.step - bar.n)
+        else:
+            bar.n = point.step  # it went back to its last committed step
+            bar.refresh()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.close()
+
+    def _new(self) -> Any:
+        from tqdm.auto import tqdm
+
+        layout = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+        return tqdm(total=self._total, desc=self._name, dynamic_ncols=True, bar_format=layout)
+
+    def _postfix(self, point: MetricPoint) -> str:
+        shown = [f"loss {point.loss:.4f}"]
+        rate = self._rate if point.rate is None else point.rate
+        if rate is not None:
+            shown.append(f"{_rate(rate)} samples/s")
+        if self._step_seconds is not None and self._total is not None and self._total > point.step:
+            shown.append(f"{times.duration(self._step_seconds * (self._total - point.step))} left")
+        return ", ".join(shown)
+
+
+def progress_line(point: MetricPoint, global_rate: float | None) -> str:
+    """`| Train Device=CSX, Step=50, Loss=8.31250, Rate=69.37 samples/sec, GlobalRate=69.37 samples/sec`."""
+    line = (
+        f"| Train Device=CSX, Step={point.step}"
+        if point.mode == "train"
+        else f"| Eval Device=CSX, GlobalStep={point.step}"
+    )
+    line += f", Loss={point.loss:.5f}"
+    rate = global_rate if point.rate is None else point.rate
+    if rate is not None:
+        overall = rate if global_rate is None else global_rate
+        line += f", Rate={_rate(rate)} samples/sec, GlobalRate={_rate(overall)} samples/sec"
+    return line + "".join(f", {key}={value:.5g}" for key, value in point.metrics.items())
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.3g}" if rate < 1 else f"{rate:.2f}"
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and "IPKernelApp" in shell.config

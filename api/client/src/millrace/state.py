@@ -1,0 +1,137 @@
+"""What a TrainJob document says about its job, as a word and as a sentence. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.records import Document
+
+PENDING = "Pending"
+CANCELLED = "Cancelled"
+SUSPENDED = "Suspended"
+
+
+def of(job: Document) -> str:
+    """The reason of the condition Succeeded.
+
+    Pending before there is one, Cancelled for a job that was deleted before its end.
+    """
+    condition = _condition(job, "Succeeded")
+    if _is_deleted(job) and not _is_over(job):
+        return CANCELLED
+    return str(condition.get("reason") or PENDING)
+
+
+def is_finished(job: Document) -> bool:
+    """Whether nothing more will happen."""
+    return _is_over(job) or _is_deleted(job)
+
+
+def is_well(job: Document) -> bool:
+    """Whether it did what it was asked to do."""
+    return _condition(job, "Succeeded").get("status") == "True"
+
+
+def is_at_rest(job: Document) -> bool:
+    """Whether nothing more will happen by itself: over, or suspended on purpose."""
+    return is_finished(job) or (of(job) == SUSPENDED and bool((job.get("spec") or {}).get("suspend")))
+
+
+def mark_deleted(job: Document) -> None:
+    """Note that the appliance does not have it any more."""
+    job.setdefault("metadata", {}).setdefault("deletionTimestamp", "")
+
+
+def sentence(job: Document) -> str:
+    """State and what matters in it, as `Queued: waits for 2 systems; place 1`."""
+    said = _DETAILS.get(of(job), _cause)(job)
+    return f"{of(job)}: {said}" if said else of(job)
+
+
+def _queued(job: Document) -> str:
+    queue = _status(job).get("queue") or {}
+    place = f"place {queue['position']}" if queue.get("position") else ""
+    message = str(queue.get("message") or "").rstrip(".")
+    return "; ".join(part for part in (message, place) if part)
+
+
+def _starting(job: Document) -> str:
+    systems = _status(job).get("systems") or ()
+    attempt = _status(job).get("attempt")
+    again = f", attempt {attempt}" if attempt and attempt > 1 else ""
+    return f"{_listed(systems)}{again}" if systems else ""
+
+
+def _running(job: Document) -> str:
+    progress = _status(job).get("progress") or {}
+    step, total = progress.get("step"), progress.get("totalSteps")
+    if step is None:
+        return _starting(job)
+    of_total = f" of {total}" if total else ""
+    loss = f", loss {progress['loss']}" if progress.get("loss") else ""
+    return f"step {step}{of_total}{loss}"
+
+
+def _suspended(job: Document) -> str:
+    return f"its state is saved{_at_checkpoint(job)}"
+
+
+def _succeeded(job: Document) -> str:
+    return _running(job) + _at_checkpoint(job)
+
+
+def _cause(job: Document) -> str:
+    """What went wrong, where it did."""
+    failure = _status(job).get("failure") or {}
+    message = str(failure.get("message") or _condition(job, "Succeeded").get("message") or "").strip()
+    where = failure.get("pod") or failure.get("role")
+    if where and str(where) not in message:
+        node = f" on {failure['node']}" if failure.get("node") else ""
+        message = f"{message} ({where}{node})"
+    return message
+
+
+def _nothing(_job: Document) -> str:
+    return ""
+
+
+_DETAILS = {
+    PENDING: _nothing,
+    CANCELLED: _running,
+    "Queued": _queued,
+    "Preempted": _queued,
+    "Starting": _starting,
+    "Training": _running,
+    "Evaluating": _running,
+    "Suspending": _running,
+    "Preempting": _running,
+    "Resizing": _running,
+    SUSPENDED: _suspended,
+    "Succeeded": _succeeded,
+}
+
+
+def _at_checkpoint(job: Document) -> str:
+    step = (_status(job).get("checkpoint") or {}).get("step")
+    return "" if step is None else f", checkpoint at step {step}"
+
+
+def _listed(systems: Any) -> str:
+    return ", ".join(systems) if len(systems) <= 4 else f"{len(systems)} systems"
+
+
+def _status(job: Document) -> Document:
+    return job.get("status") or {}
+
+
+def _condition(job: Document, kind: str) -> Document:
+    conditions: list[Document] = _status(job).get("conditions") or []
+    return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def _is_over(job: Document) -> bool:
+    return _condition(job, "Finished").get("status") == "True"
+
+
+def _is_deleted(job: Document) -> bool:
+    return "deletionTimestamp" in (job.get("metadata") or {})

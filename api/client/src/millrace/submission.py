@@ -1,0 +1,265 @@
+"""A submission as it travels: params byte for byte, what stands beside them, and small texts they name.
+
+    params  the user's file as it is. It is never parsed and rewritten: YAML readers disagree about `1e-8`.
+            A dict is sent as JSON, which is YAML too, with every float as the shortest decimal that reads
+            back to it.
+    job     name, labels and the rest of the TrainJob's spec; overrides of params by flags
+    file    local texts that params name, each under the name that params have for it
+
+What is sent is a function of what is submitted: a retry sends the same bytes.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
+
+import httpx
+import yaml
+
+from millrace.errors import BadParams, ConfigError
+
+log = logging.getLogger("millrace")
+
+Verb = Literal["train", "eval", "plan"]
+Params = str | os.PathLike[str] | Mapping[str, Any]
+
+LARGEST_TEXT = 1024 * 1024
+_PATH_KEYS = ("data_dir", "data_files")
+_OVERRIDES = frozenset(
+    {
+        "max_steps",
+        "eval_steps",
+        "checkpoint_path",
+        "load_checkpoint_states",
+        "num_wgt_servers",
+        "num_act_servers",
+        "logging",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A body and its type, ready to be sent as often as needed."""
+
+    content: bytes = field(repr=False)
+    content_type: str
+    files: tuple[str, ...]
+    """The names of the texts that travel along."""
+
+
+class RunOptions(TypedDict, total=False):
+    """What may be said beside params; None, as leaving it out, leaves it to params or to the appliance."""
+
+    num_csx: int | None
+    name: str | None
+    mode: str | None
+    max_steps: int | None
+    eval_steps: int | None
+    checkpoint_path: str | None
+    load_checkpoint_states: str | None
+    num_wgt_servers: int | None
+    num_act_servers: int | None
+    logging: str | None
+    priority: str | None
+    job_time_sec: int | None
+    labels: Mapping[str, str] | None
+    mount_dirs: Mapping[str, str] | None
+    suspend: bool | None
+    spec: Mapping[str, Any] | None
+
+
+def build(params: Params, options: RunOptions, verb: Verb) -> Submission:
+    """What is sent for these params."""
+    if unknown := sorted(options.keys() - RunOptions.__annotations__.keys()):
+        raise ConfigError(f"There is no option {unknown[0]}: Appliance.train has all that there are.")
+    content, filename, document, places = _read(params)
+    texts = list(_texts(document, places))
+    parts: list[tuple[str, tuple[str | None, bytes, str]]] = [
+        ("params", (filename, content, "application/yaml"))
+    ]
+    if job := _job(options, options.get("mode") or _mode(verb, document)):
+        parts.append(("job", (None, _to_json(job, indent=None), "application/json")))
+    parts += [("file", (name, text, "text/plain; charset=utf-8")) for name, text in texts]
+    return _multipart(parts, tuple(name for name, _ in texts))
+
+
+def _mode(verb: Verb, document: Any) -> str | None:
+    """What the verb says, where params don't agree: `train` trains, also with the params of an evaluation."""
+    if verb != "train":
+        return "eval" if verb == "eval" else None
+    runconfig = document.get("runconfig") if isinstance(document, Mapping) else None
+    said = runconfig.get("mode") if isinstance(runconfig, Mapping) else None
+    return "train" if said in ("eval", "eval_all") else None
+
+
+def _job(options: RunOptions, mode: str | None) -> dict[str, Any]:
+    """The part `job`: empty where params say everything."""
+    deadline = options.get("job_time_sec")
+    spec = {
+        "numCsx": options.get("num_csx"),
+        "mode": mode,
+        "suspend": options.get("suspend"),
+        "priorityClassName": options.get("priority"),
+        "deadlines": None if deadline is None else {"activeSeconds": deadline},
+        "labels": dict(options.get("labels") or {}),
+        **_mounts(options.get("mount_dirs") or {}),
+        **(options.get("spec") or {}),
+    }
+    overrides = {key: value for key, value in options.items() if key in _OVERRIDES}
+    metadata = {"name": options.get("name")}
+    return _filled({"metadata": _filled(metadata), "spec": _filled(spec), "overrides": _filled(overrides)})
+
+
+def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
+    """The bytes, a file name, what a Python reader makes of them, and where relative names may be found."""
+    if isinstance(params, Mapping):
+        return _to_json(params, indent=2), "params.json", params, [Path()]
+    path = Path(params)
+    content = path.read_bytes()
+    try:
+        document = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeError):
+        # The appliance's own reader has the better message, with line and hint.
+        document = None
+    return content, path.name, document, [path.parent, Path()]
+
+
+def _to_json(value: object, indent: int | None) -> bytes:
+    def other(value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if hasattr(value, "item"):  # numpy's and PyTorch's numbers
+            return value.item()
+        raise TypeError(f"a {type(value).__name__} in params has no form in YAML")
+
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=other).encode()
+    except (TypeError, ValueError) as error:
+        raise BadParams(
+            f"The params can't be written down: {error}.", status=0, reason="BadParams"
+        ) from error
+
+
+def _texts(document: Any, places: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each small local text that params name."""
+    seen: set[str] = set()
+    for named in _named_paths(document):
+        for name, text in _entry(named, places):
+            if name not in seen:
+                seen.add(name)
+                yield name, text
+
+
+def _named_paths(document: Any) -> Iterator[str]:
+    for section in ("train_input", "eval_input"):
+        fields = document.get(section) if isinstance(document, Mapping) else None
+        for key in _PATH_KEYS:
+            value = fields.get(key) if isinstance(fields, Mapping) else None
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(each, (str, os.PathLike)):
+                    yield os.fspath(each)
+
+
+def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
+    """The texts of one file or glob: all or none, for half of the data would train something else."""
+    if not named or Path(named).is_absolute():
+        return []
+    for place in places:
+        names = (
+            [named] if (place / named).is_file() else sorted(glob.glob(named, root_dir=place, recursive=True))
+        )
+        names = [name for name in names if (place / name).is_file()]
+        if not names:
+            continue
+        texts = []
+        for name in names:
+            text, trouble = _small_text(place / name)
+            if text is None:
+                log.warning(
+                    "%s stays on this machine (%s): the appliance looks for %s among its own files",
+                    name,
+                    trouble,
+                    named,
+                )
+                return []
+            texts.append((name, text))
+        return texts
+    return []
+
+
+def _small_text(path: Path) -> tuple[bytes | None, str]:
+    """The file's content, or why it does not travel."""
+    try:
+        size = path.stat().st_size
+        if size >= LARGEST_TEXT:
+            return None, f"{size / LARGEST_TEXT:.1f} MiB; only texts under 1 MiB travel along"
+        content = path.read_bytes()
+        content.decode("utf-8")
+        str(path).encode("utf-8")
+    except UnicodeError:
+        return None, "it is no UTF-8 text"
+    except OSError as error:
+        return None, f"it can't be read: {error.strerror}"
+    return content, ""
+
+
+def _mounts(mount_dirs: Mapping[str, str]) -> dict[str, Any]:
+    """Volumes and where they are seen: `{"corpus": "/data"}`, or a part of one, `{"corpus/en": "/data"}`."""
+    volumes: dict[str, dict[str, Any]] = {}
+    mounts = []
+    for source, path in mount_dirs.items():
+        claim, _, sub_path = source.partition("/")
+        # A volume's name has no dots, a claim's may have.
+        volume = claim.replace(".", "-")
+        volumes[volume] = {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
+        mounts.append(_filled({"path": path, "volume": volume, "subPath": sub_path.strip("/") or None}))
+    return {"volumes": list(volumes.values()), "mountDirs": mounts} if mounts else {}
+
+
+def mount_dirs_from(given: Iterable[str]) -> dict[str, str]:
+    """`NAME=PATH` as a map, as the command has it."""
+    return _pairs(given, "NAME=PATH, as corpus=/data (millrace get volumes lists the names)")
+
+
+def labels_from(given: Iterable[str]) -> dict[str, str]:
+    """`KEY=VALUE` as a map, as the command has it."""
+    return _pairs(given, "KEY=VALUE, as team=nlp")
+
+
+def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{each} is not of the form {form}.")
+        if pairs.setdefault(key, value) != value:
+            raise ConfigError(f"{key} is given twice, as {pairs[key]} and as {value}.")
+    return pairs
+
+
+def _multipart(parts: list[tuple[str, tuple[str | None, bytes, str]]], files: tuple[str, ...]) -> Submission:
+    digest = hashlib.sha256()
+    for name, (filename, content, kind) in parts:
+        head = f"{name}\0{filename}\0{kind}\0{len(content)}\0"
+        digest.update(head.encode() + content)
+    # Drawn from the content, so that no part can have it in it and a repetition has the same.
+    content_type = f"multipart/form-data; boundary=millrace-{digest.hexdigest()[:40]}"
+    request = httpx.Request("POST", "http://-/", headers={"Content-Type": content_type}, files=parts)
+    return Submission(content=request.read(), content_type=content_type, files=files)
+
+
+Value = TypeVar("Value")
+
+
+def _filled(fields: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Without what was not given."""
+    return {key: value for key, value in fields.items() if value is not None and value != {}}

@@ -1,0 +1,64 @@
+"""Times as the appliance writes them, and durations as people read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)")
+
+
+def parse(text: str | None) -> datetime | None:
+    """An RFC 3339 time; None for none, and for what is no time."""
+    # datetime.fromisoformat reads neither Z nor any number of decimals before Python 3.11.
+    match = _RFC3339.fullmatch(text or "")
+    if not match:
+        return None
+    date, clock, fraction, zone = match.groups()
+    micros = (fraction or "")[:6].ljust(6, "0")
+    offset = "+00:00" if zone in "Zz" else zone
+    try:
+        return datetime.fromisoformat(f"{date}T{clock}.{micros}{offset}")
+    except ValueError:
+        return None
+
+
+def seconds_since(text: str | None) -> float | None:
+    """How long ago that was."""
+    then = parse(text)
+    return None if then is None else (datetime.now(timezone.utc) - then).total_seconds()
+
+
+def age(seconds: float) -> str:
+    """An age as kubectl has it: 42s, 3m5s, 17m, 5h12m, 14h, 2d3h, 30d."""
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if whole < 120:
+        return f"{whole}s"
+    if minutes < 10:
+        return f"{minutes}m" + (f"{whole % 60}s" if whole % 60 else "")
+    if hours < 3:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h" + (f"{minutes % 60}m" if minutes % 60 else "")
+    if days < 2:
+        return f"{hours}h"
+    if days < 8:
+        return f"{days}d" + (f"{hours % 24}h" if hours % 24 else "")
+    return f"{days}d"
+
+
+def duration(seconds: float) -> str:
+    """`1:18:05`, or `2 days, 0:00:09` from a day on, as the appliance's progress lines have it."""
+    whole = max(0, round(seconds))
+    days, rest = divmod(whole, 86400)
+    clock = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    if days == 0:
+        return clock
+    return f"{days} day{'s' if days > 1 else ''}, {clock}"
+
+
+def local(text: str | None) -> str:
+    """A time for reading, in this machine's zone; a dash for none."""
+    then = parse(text)
+    return "-" if then is None else then.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,117 @@
+"""What travels with a submission."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import JOBS, Server, job
+from millrace import Appliance, MillraceError
+
+# What Python's YAML reader would change: 1e-8, a float with many digits, on, comments, a key twice, CRLF.
+RAW = (
+    b"optimizer: {eps: 1e-8, weight_decay: 0.10000000000000000555}   # kept\r\n"
+    b"train_input:\r\n    shuffle: on\r\n"
+    b"    data_dir: [texts/*.txt, more/own.txt, /data/all.txt, nowhere.txt]\r\n"
+    b"eval_input: {data_files: ./eval.txt}\r\nmodel: {a: 1, a: 2}\r\n"
+)
+
+
+def submitted(server: Server, appliance: Appliance, params: Any, **options: Any) -> dict[str, Any]:
+    server.on("POST", JOBS, job(None))
+    appliance.train(params, **options)
+    parts = server.requests[-1].parts()
+    files = {name: content for kind, name, _, content in parts if kind == "file"}
+    told = [
+        json.loads(content)
+        for kind, _, type_, content in parts
+        if (kind, type_) == ("job", "application/json")
+    ]
+    [(filename, content)] = [(name, content) for kind, name, _, content in parts if kind == "params"]
+    return {"filename": filename, "params": content, "job": told[0] if told else None, "files": files}
+
+
+def test_a_file_arrives_byte_for_byte_with_the_texts_it_names(
+    server: Server, appliance: Appliance, tmp_path: Path
+) -> None:
+    beside = tmp_path / "beside"
+    for name, content in {
+        "params.yaml": RAW,
+        "texts/ä.txt": "ä\r\n".encode(),
+        "texts/b.txt": b"b --boundary\r\n",
+        "eval.txt": b"",
+    }.items():
+        (beside / name).parent.mkdir(parents=True, exist_ok=True)
+        (beside / name).write_bytes(content)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/own.txt").write_text("in the working directory")
+
+    sent = submitted(server, appliance, beside / "params.yaml")
+    assert (sent["filename"], sent["params"], sent["job"]) == ("params.yaml", RAW, None)
+    assert sent["files"] == {
+        "texts/ä.txt": "ä\r\n".encode(),
+        "texts/b.txt": b"b --boundary\r\n",
+        "more/own.txt": b"in the working directory",
+        "./eval.txt": b"",
+    }
+
+
+def test_what_is_large_or_no_text_stays_and_takes_its_glob_with_it(
+    server: Server, appliance: Appliance, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("small")
+    (tmp_path / "z.txt").write_text("l" * 1024 * 1024)
+    (tmp_path / "tokens.bin").write_bytes(b"\xff\xfe")
+    sent = submitted(server, appliance, {"train_input": {"data_dir": "*.txt", "data_files": ["tokens.bin"]}})
+    assert sent["files"] == {}
+    assert "z.txt stays on this machine (1.0 MiB; only texts under 1 MiB" in caplog.text
+    assert "tokens.bin stays on this machine (it is no UTF-8 text)" in caplog.text
+
+
+def test_a_dict_is_json_whose_floats_read_back(server: Server, appliance: Appliance, tmp_path: Path) -> None:
+    params = {
+        "optimizer": {"eps": 1e-8, "lr": 0.1 + 0.2, "tiny": 5e-324},
+        "train_input": {"data_dir": Path("ä")},
+    }
+    sent = submitted(server, appliance, params)
+    assert json.loads(sent["params"]) == {**params, "train_input": {"data_dir": "ä"}}
+    with pytest.raises(MillraceError, match="can't be written down"):
+        appliance.train({"optimizer": {"lr": float("nan")}})
+
+
+def test_options_are_where_the_contract_has_them(server: Server, appliance: Appliance) -> None:
+    sent = submitted(
+        server,
+        appliance,
+        {"runconfig": {"mode": "eval"}},
+        num_csx=4,
+        name="mine",
+        max_steps=100,
+        checkpoint_path="/ckpt/checkpoint_5",
+        priority="high",
+        job_time_sec=60,
+        labels={"team": "nlp"},
+        mount_dirs={"corpus.v1": "/data", "corpus.v1/eval": "/eval"},
+        spec={"failurePolicy": {"maxRestarts": 3}},
+    )
+    claim = {"name": "corpus-v1", "persistentVolumeClaim": {"claimName": "corpus.v1"}}
+    assert sent["job"] == {
+        "metadata": {"name": "mine"},
+        "spec": {
+            "numCsx": 4,
+            "mode": "train",
+            "priorityClassName": "high",
+            "deadlines": {"activeSeconds": 60},
+            "labels": {"team": "nlp"},
+            "volumes": [claim],
+            "mountDirs": [
+                {"path": "/data", "volume": "corpus-v1"},
+                {"path": "/eval", "volume": "corpus-v1", "subPath": "eval"},
+            ],
+            "failurePolicy": {"maxRestarts": 3},
+        },
+        "overrides": {"max_steps": 100, "checkpoint_path": "/ckpt/checkpoint_5"},
+    }

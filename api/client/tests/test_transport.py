@@ -1,0 +1,198 @@
+"""What happens to requests and streams when the connection is bad, and what the appliance's errors become."""
+
+from __future__ import annotations
+
+import json
+from email.utils import formatdate
+from pathlib import Path
+from time import time
+
+import pytest
+
+from conftest import JOBS, Server, dropped, event, job, point, problem, stream
+from millrace import Appliance, errors
+
+
+def test_a_submission_that_is_retried_is_the_same_submission(
+    server: Server, appliance: Appliance, naps: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "params.yaml").write_text("model: {}")
+    busy = problem(429, "TooManyRequests", "Slow down.", Retry_After="7")
+    down = problem(503, "Unavailable", "Restarting.", Retry_After=formatdate(time() + 3, usegmt=True))
+    server.on("POST", JOBS, dropped, busy, down, lambda h: h.send_json(201, job(None)))
+
+    made = appliance.train("params.yaml", num_csx=4)
+
+    assert (made.name, made.state) == ("kjv", "Pending")
+    tries = server.asked("POST", JOBS)
+    assert len(tries) == 4
+    assert len({each.headers["Idempotency-Key"] for each in tries}) == 1
+    assert len({(each.headers["Content-Type"], each.body) for each in tries}) == 1
+    assert 0.25 <= naps[0] <= 0.5
+    assert naps[1] == 7
+    appliance.train("params.yaml", num_csx=4)
+    assert server.requests[-1].headers["Idempotency-Key"] != tries[0].headers["Idempotency-Key"]
+
+
+def test_patience_has_an_end(server: Server, appliance: Appliance, naps: list[float]) -> None:
+    server.on("GET", "/v1/whoami", problem(503, "Unavailable", "Restarting."))
+    with pytest.raises(errors.Unavailable, match=r"^Restarting\.$"):
+        appliance.whoami()
+    assert 15 < sum(naps) <= 30
+
+    naps.clear()
+    server.on("GET", "/v1/whoami", problem(429, "TooManyRequests", "Tomorrow.", Retry_After="86400"))
+    with pytest.raises(errors.TooManyRequests):
+        appliance.whoami()
+    assert naps == []
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(errors.Unreachable, match=r"Connection refused\): is the appliance up"):
+        Appliance("http://127.0.0.1:9", retry_seconds=0).whoami()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "kind"),
+    [
+        (400, "BadRequest", errors.BadRequest),
+        (401, "Unauthorized", errors.Unauthorized),
+        (403, "Forbidden", errors.Forbidden),
+        (404, "NotFound", errors.NotFound),
+        (409, "AlreadyExists", errors.Conflict),
+        (410, "Gone", errors.Gone),
+        (422, "BadParams", errors.BadParams),
+        (422, "Invalid", errors.Invalid),
+        (422, "IdempotencyKeyReused", errors.IdempotencyKeyReused),
+        (422, "OfAnotherVersion", errors.Invalid),
+        (500, "Internal", errors.Internal),
+    ],
+)
+def test_an_error_is_the_appliances_sentence(
+    server: Server, appliance: Appliance, status: int, reason: str, kind: type[errors.ApplianceError]
+) -> None:
+    server.on("GET", "/v1/whoami", problem(status, reason, "What to do.", X_Request_Id="r-1"))
+    with pytest.raises(kind) as caught:
+        appliance.whoami()
+    error = caught.value
+    assert (str(error), error.status, error.reason) == ("What to do.", status, reason)
+    assert error.request_id == "r-1"
+    assert [each.field for each in error.errors] == (["spec.numCsx"] if reason == "Invalid" else [])
+    assert len(server.requests) == 1, "what can't change is not tried again"
+
+
+def test_an_error_of_something_in_between(server: Server, appliance: Appliance) -> None:
+    server.on(
+        "GET", "/v1/whoami", lambda h: h.send_whole(404, b"<html>nginx</html>", Content_Type="text/html")
+    )
+    with pytest.raises(errors.NotFound, match="answered 404 Not Found to /v1/whoami"):
+        appliance.whoami()
+    server.on(
+        "GET", "/v1/whoami", lambda h: h.send_whole(200, b"<html>hello</html>", Content_Type="text/html")
+    )
+    with pytest.raises(errors.Unreachable, match="sent text/html where JSON was expected"):
+        appliance.whoami()
+
+
+def test_a_stream_that_is_cut_loses_and_doubles_nothing(server: Server, appliance: Appliance) -> None:
+    server.on("GET", f"{JOBS}/kjv", job())
+    whole = "".join(event("metric", point(step), step) for step in range(1, 9))
+    third = whole.index("id: 4") + 20  # in the middle of the fourth
+    sixth = whole.index("id: 7")
+    server.on(
+        "GET",
+        f"{JOBS}/kjv/metrics",
+        stream(whole[:third], cut=True),
+        dropped,
+        problem(503, "Unavailable", "Restarting."),
+        # A server that begins too early, and ends without an end.
+        stream(whole[whole.index("id: 3") : sixth]),
+        stream(whole[sixth:] + event("end", {})),
+    )
+    points = list(appliance.job("kjv").stream_metrics("train"))
+    assert [each.step for each in points] == list(range(1, 9))
+    asked = server.asked("GET", f"{JOBS}/kjv/metrics")
+    assert [each.headers["Last-Event-ID"] for each in asked] == [None, "3", "3", "3", "6"]
+    assert asked[0].query == {"uid": "uid-of-kjv", "mode": "train"}
+
+
+def test_a_stream_ends_where_the_token_does(server: Server, appliance: Appliance) -> None:
+    server.on("GET", f"{JOBS}/kjv", job())
+    server.on(
+        "GET",
+        f"{JOBS}/kjv/events",
+        stream(event("event", {"number": 1, "reason": "Admitted"}, 1), cut=True),
+        problem(401, "Unauthorized", "The token has expired."),
+    )
+    events = appliance.job("kjv").events(follow=True)
+    assert next(events).reason == "Admitted"
+    with pytest.raises(errors.Unauthorized):
+        next(events)
+
+
+def test_pages_are_asked_for_as_they_are_needed(server: Server, appliance: Appliance) -> None:
+    server.on(
+        "GET",
+        JOBS,
+        {"items": [job(name="a"), job(name="b")], "next": "c1"},
+        {"items": [job(name="c")], "next": None},
+    )
+    jobs = appliance.jobs(finished=False)
+    assert next(jobs).name == "a"
+    assert len(server.requests) == 1
+    assert [each.name for each in jobs] == ["b", "c"]
+    assert server.requests[1].query == {"finished": "false", "limit": "50", "cursor": "c1"}
+
+    server.on("GET", f"{JOBS}/kjv", job())
+    server.on(
+        "GET",
+        f"{JOBS}/kjv/metrics",
+        {"items": [point(1), point(2)], "next": 2},
+        {
+            "items": [point(3, loss=None), point(4, mode="eval", metrics={"eval/lm_perplexity": 7.25})],
+            "next": None,
+        },
+    )
+    metrics = appliance.job("kjv").metrics()
+    assert metrics.steps == [1, 2, 3, 4]
+    assert metrics[:2].losses == [8.0, 4.0]
+    assert metrics[2].loss != metrics[2].loss, "NaN"
+    assert metrics[3].metrics == {"eval/lm_perplexity": 7.25}
+    assert server.requests[-1].query["after"] == "2"
+
+
+def test_cancelling_twice_is_cancelling(server: Server, appliance: Appliance) -> None:
+    server.on("GET", f"{JOBS}/kjv", job())
+    server.on("DELETE", f"{JOBS}/kjv", dropped, problem(404, "NotFound", "There is no job kjv."))
+    cancelled = appliance.job("kjv").cancel()
+    assert (cancelled.state, cancelled.is_finished) == ("Cancelled", True)
+    with pytest.raises(errors.JobFailed, match="kjv ended as Cancelled"):
+        cancelled.check()
+
+
+def test_waiting(server: Server, appliance: Appliance) -> None:
+    failure = {
+        "role": "memoryx",
+        "pod": "kjv-memoryx-0",
+        "node": "n1",
+        "message": "OOMKilled",
+        "logTail": ["x"],
+    }
+    server.on("GET", f"{JOBS}/kjv", job(), job(), dropped, job("OutOfMemory", failure=failure))
+    waited = appliance.job("kjv")
+    with pytest.raises(errors.JobFailed, match=r"OutOfMemory: OOMKilled \(kjv-memoryx-0 on n1\)") as caught:
+        waited.wait()
+    assert caught.value.log_tail == ("x",)
+    assert waited.wait(check=False) == "OutOfMemory"
+    server.on("GET", f"{JOBS}/kjv", job())
+    with pytest.raises(TimeoutError):
+        waited.wait(timeout=60)
+
+
+def test_what_a_job_is_told(server: Server, appliance: Appliance) -> None:
+    server.on("GET", f"{JOBS}/kjv", job())
+    for verb in ("suspend", "resume", "scale"):
+        server.on("POST", f"{JOBS}/kjv/{verb}", job("Resizing"))
+    assert appliance.job("kjv").suspend().resume().scale(4).state == "Resizing"
+    assert json.loads(server.requests[-1].body) == {"numCsx": 4}
+    assert {each.query["uid"] for each in server.requests[1:]} == {"uid-of-kjv"}
