@@ -1,0 +1,93 @@
+"""suspend, resume, scale, cancel and download."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from millrace.cli import base, render
+from millrace.cli.base import Settings
+from millrace.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from millrace.job import Job
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@base.output_option()
+@base.pass_settings
+def suspend(settings: Settings, name: str, uid: str | None, output: str) -> None:
+    """Has a job save its state and give its systems back."""
+    with settings.appliance() as appliance:
+        _told(appliance.job(name, uid).suspend(), output, "saves its state and pauses")
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@base.output_option()
+@base.pass_settings
+def resume(settings: Settings, name: str, uid: str | None, output: str) -> None:
+    """Has a suspended job go on from where it was."""
+    with settings.appliance() as appliance:
+        _told(appliance.job(name, uid).resume(), output, "goes on as soon as there are systems for it")
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@click.option("--num_csx", type=click.IntRange(1), required=True, metavar="N", help="Systems to go on with.")
+@base.output_option()
+@base.pass_settings
+def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: str) -> None:
+    """Has a job go on with another number of systems, from the same step and to the same result."""
+    with settings.appliance() as appliance:
+        _told(appliance.job(name, uid).scale(num_csx), output, f"goes on with {num_csx}")
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@click.option("-y", "--yes", is_flag=True, help="Don't ask.")
+@base.output_option()
+@base.pass_settings
+def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: str) -> int:
+    """Ends a job and deletes it; its checkpoints and history stay as long as the appliance keeps them."""
+    with settings.appliance() as appliance:
+        job = appliance.job(name, uid)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"Nobody can be asked whether to cancel {name}: say --yes.")
+            if not click.confirm(f"Cancel {name} ({job.summary})?", err=True):
+                return Exit.FAILED
+        _told(job.cancel(), output, "is cancelled")
+    return Exit.OK
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint of this step; else the newest.")
+@click.option("--to", metavar="DIR", help="Directory to make; else NAME-checkpoint_STEP.")
+@click.option(
+    "--format",
+    type=click.Choice(["native", "hf"]),
+    default="native",
+    show_default=True,
+    help="As the appliance has it, or as `transformers` loads it.",
+)
+@base.output_option("table", "json", "yaml", "name")
+@base.pass_settings
+def download(
+    settings: Settings, name: str, uid: str | None, step: int | None, to: str | None, format: Any, output: str
+) -> None:
+    """Fetches a checkpoint and prints its directory. Begun again, it goes on where it was interrupted."""
+    with settings.appliance() as appliance:
+        path = str(appliance.job(name, uid).download(step, to, format))
+    render.emit(output, {"path": path, "format": format}, lambda: path, path)
+
+
+COMMANDS = (suspend, resume, scale, cancel, download)
+
+
+def _told(job: Job, output: str, what: str) -> None:
+    render.emit(output, job.document, lambda: f"{job.name} {what}", job.name)

@@ -1,0 +1,219 @@
+"""What all commands share: how flags are spelt, which appliance is meant, how results and errors are shown.
+
+Whatever takes long to import is imported where it is used: help and completion must be quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from millrace import errors
+from millrace.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from millrace.appliance import Appliance
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+CONTEXT_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    # --num_csx and --num-csx are the same flag.
+    "token_normalize_func": lambda token: token.replace("-", "_"),
+    "max_content_width": 110,
+}
+
+
+@dataclass
+class Settings:
+    """Which appliance, as the global flags say; given before the command or after it."""
+
+    context: str | None = None
+    url: str | None = None
+    namespace: str | None = None
+    token_file: str | None = None
+    ca: str | None = None
+    insecure: bool | None = None
+
+    def token(self) -> str | None:
+        """The token of --token-file."""
+        if self.token_file is None:
+            return None
+        if self.token_file == "-":
+            return sys.stdin.readline().strip()
+        return Path(self.token_file).read_text(encoding="utf-8").strip()
+
+    def appliance(self, url: str | None = None, token: str | None = None, **more: Any) -> Appliance:
+        """The appliance that is meant."""
+        from millrace.appliance import Appliance
+
+        return Appliance(
+            url or self.url,
+            self.token() if token is None else token,
+            self.namespace,
+            self.context,
+            ca=self.ca,
+            insecure=self.insecure,
+            **more,
+        )
+
+
+pass_settings = click.make_pass_decorator(Settings, ensure=True)
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Into the settings; what is said nearer to the command wins."""
+    if value is not None and parameter.name is not None:
+        setattr(context.find_root().ensure_object(Settings), parameter.name, value)
+
+
+def _global_options(hidden: bool) -> list[click.Parameter]:
+    def option(*names: str, **about: Any) -> click.Option:
+        return click.Option(list(names), expose_value=False, callback=_keep, hidden=hidden, **about)
+
+    return [
+        option("--context", metavar="NAME", help="Context of the contexts file; else the current one."),
+        option("--url", metavar="URL", help="Address of the appliance. [MILLRACE_URL]"),
+        option("-N", "--namespace", metavar="NAME", help="Namespace of the jobs. [MILLRACE_NAMESPACE]"),
+        option(
+            "--token_file",
+            metavar="FILE",
+            help="File with the token, - for standard input. [MILLRACE_TOKEN: itself]",
+        ),
+        option(
+            "--ca", metavar="FILE", help="Authority that signed the appliance's certificate. [MILLRACE_CA]"
+        ),
+        option(
+            "--insecure",
+            is_flag=True,
+            default=None,
+            help="Accept any certificate, and a token sent unencrypted. [MILLRACE_INSECURE]",
+        ),
+    ]
+
+
+class Command(click.Command):
+    """A command that takes the global flags, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += _global_options(hidden=True)
+
+
+class Group(click.Group):
+    """A group whose commands take the global flags, too."""
+
+    command_class = Command
+    group_class = type
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += _global_options(hidden=False)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are needed, not in that of the alphabet."""
+        return list(self.commands)
+
+
+class Output(click.Choice[str]):
+    """The choice of a form; who means the local run's `-o model_dir` is told."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The form."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            hint = (
+                "The files of a job stay with the appliance: `millrace download NAME --to DIR` fetches them."
+            )
+            raise click.BadParameter(f"{error.message} {hint}", ctx, param) from error
+
+
+def output_option(*forms: str) -> Callable[[Function], Function]:
+    """`-o`; the first form is the default."""
+    forms = forms or ("table", "json", "yaml", "name")
+    return click.option(
+        "-o",
+        "--output",
+        type=Output(forms),
+        default=forms[0],
+        show_default=True,
+        help="Form of the result on standard output.",
+    )
+
+
+def complete_jobs(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of jobs, for the shell; none where the appliance can't be asked."""
+    from itertools import islice
+
+    try:
+        with context.find_root().ensure_object(Settings).appliance(retry_seconds=0) as appliance:
+            names = {job.name: None for job in islice(appliance.jobs(), 50)}
+    except (errors.MillraceError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def job_argument(function: Function) -> Function:
+    """NAME, and --uid for one that is not the newest of its name."""
+    function = click.option(
+        "--uid", metavar="UID", help="The job with this uid, where several had the name."
+    )(function)
+    return click.argument("name", metavar="NAME", shell_complete=complete_jobs)(function)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"note: {record.getMessage()}", err=True)
+
+
+def show_notes() -> None:
+    """What the client has to say by the way goes to standard error."""
+    logging.getLogger("millrace").handlers = [_Notes()]
+
+
+def explain(error: Exception, hint: str | None = None) -> int:
+    """Print an expected error as one sentence, and return its exit code.
+
+    Any other one is a fault of this client, and is raised.
+    """
+    if isinstance(error, errors.JobFailed):
+        lines, code = [*(f"  {line}" for line in error.log_tail)], Exit.FAILED
+    elif isinstance(error, errors.ApplianceError):
+        lines, code = [f"  {each.field}: {each.message}" for each in error.errors], _code_of(error)
+        hint = hint or _hint_for(error)
+    elif isinstance(error, errors.Unreachable):
+        lines, code = [], Exit.UNREACHABLE
+    elif isinstance(error, (errors.MillraceError, OSError, TimeoutError)):
+        lines, code = [], Exit.BAD_INPUT
+    else:
+        raise error
+    click.echo("\n".join([f"error: {_sentence(error)}", *lines]), err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return code
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    return str(error)
+
+
+def _code_of(error: errors.ApplianceError) -> Exit:
+    not_ours = error.status >= 500 or error.status in (401, 403, 429)
+    return Exit.UNREACHABLE if not_ours else Exit.BAD_INPUT
+
+
+def _hint_for(error: errors.ApplianceError) -> str | None:
+    if isinstance(error, errors.Unauthorized):
+        return "`millrace login URL` asks for a token and keeps it"
+    if error.status >= 500 and error.request_id:
+        return f"the appliance's log has it as request {error.request_id}"
+    return None

@@ -1,0 +1,187 @@
+"""login, logout, config and completion."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from millrace import errors
+from millrace.cli import base, render
+from millrace.cli.base import Settings
+from millrace.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from millrace.config import Config
+
+
+@click.command(cls=base.Command)
+@click.argument("address", metavar="URL")
+@click.option("--name", metavar="CONTEXT", help="What to call it; else the host's name.")
+@click.option("--token", metavar="-", help="- reads the token from standard input; else it is asked for.")
+@base.pass_settings
+def login(settings: Settings, address: str, name: str | None, token: str | None) -> None:
+    """Keeps address and token of an appliance as a context, and makes it the current one."""
+    from millrace import endpoint
+
+    if token not in (None, "-"):
+        raise click.UsageError(
+            "A token on the command line is everybody's: give it on standard input, with --token -."
+        )
+    if token == "-":
+        settings.token_file = "-"
+    address = endpoint.normal_url(address)
+    given = _token(settings)
+    settings.context = None
+    with settings.appliance(address, given) as appliance:
+        who = appliance.whoami()
+    chosen = name or _name_of(address)
+    namespace = settings.namespace
+    if namespace is None and who.namespaces and "*" not in who.namespaces:
+        namespace = who.namespaces[0]
+    config = _config()
+    ca = str(Path(settings.ca).resolve()) if settings.ca else None
+    config.set(chosen, url=address, token=given or None, namespace=namespace, ca=ca)
+    config.current = chosen
+    config.save()
+    click.echo(f"Logged in to {address} as {who.name} ({who.role}); the context is {chosen}.", err=True)
+
+
+@click.command(cls=base.Command)
+@base.pass_settings
+def logout(settings: Settings) -> None:
+    """Forgets the token of the current context, or of --context."""
+    config = _config()
+    name = settings.context or config.current
+    if name is None:
+        raise errors.ConfigError("There is no current context to log out from: name one with --context.")
+    config.context(name)
+    config.set(name, token=None)
+    config.save()
+    click.echo(f"The token of {name} is forgotten here; it stays valid until it is revoked.", err=True)
+
+
+@click.group(cls=base.Group)
+def config() -> None:
+    """Shows and changes the contexts file."""
+
+
+@config.command("get-contexts")
+@base.output_option()
+def get_contexts(output: str) -> None:
+    """Lists the contexts."""
+    known = _config()
+    document = {
+        "current-context": known.current,
+        "contexts": {name: context.without_token() for name, context in known.contexts.items()},
+    }
+    rows = [
+        ("*" if name == known.current else " ", name, each.url, each.namespace, "yes" if each.token else "no")
+        for name, each in known.contexts.items()
+    ]
+    headers = ("CURRENT", "NAME", "URL", "NAMESPACE", "TOKEN")
+    render.emit(output, document, lambda: render.table(headers, rows), "\n".join(known.contexts))
+
+
+@config.command("use-context")
+@click.argument("name", metavar="NAME")
+def use_context(name: str) -> None:
+    """Makes a context the current one."""
+    known = _config()
+    known.current = name
+    known.save()
+    click.echo(f"The context is {name}.", err=True)
+
+
+@config.command("set-context")
+@click.argument("name", metavar="NAME")
+@base.pass_settings
+def set_context(settings: Settings, name: str) -> None:
+    """Makes or changes a context, by the flags --url, --namespace, --ca and --token_file."""
+    from millrace import endpoint
+
+    known = _config()
+    changes = {
+        "url": endpoint.normal_url(settings.url) if settings.url else None,
+        "namespace": settings.namespace,
+        "ca": str(Path(settings.ca).resolve()) if settings.ca else None,
+        "token": settings.token(),
+    }
+    known.set(name, **{key: value for key, value in changes.items() if value is not None})
+    if known.current is None:
+        known.current = name
+    known.save()
+    click.echo(f"The context {name} is kept in {known.path}.", err=True)
+
+
+@config.command("delete-context")
+@click.argument("name", metavar="NAME")
+def delete_context(name: str) -> None:
+    """Forgets a context, its token included."""
+    known = _config()
+    known.delete(name)
+    known.save()
+    click.echo(f"The context {name} is forgotten.", err=True)
+
+
+@config.command("view")
+@base.output_option("yaml", "json")
+def view(output: str) -> None:
+    """Prints the contexts file; tokens are never shown."""
+    known = _config()
+    document = {
+        "current-context": known.current,
+        "contexts": {name: context.without_token() for name, context in known.contexts.items()},
+    }
+    render.emit(output, document, str)
+
+
+@click.command(cls=base.Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> int:
+    """Prints a script that completes commands, flags and names of jobs.
+
+    \b
+    bash    eval "$(millrace completion bash)"
+    zsh     eval "$(millrace completion zsh)"
+    fish    millrace completion fish | source
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        return Exit.BAD_INPUT
+    click.echo(kind(context.find_root().command, {}, "millrace", "_MILLRACE_COMPLETE").source())
+    return Exit.OK
+
+
+COMMANDS = (login, logout, config, completion)
+
+
+def _config() -> Config:
+    from millrace.config import Config
+
+    return Config()
+
+
+def _token(settings: Settings) -> str:
+    """From --token_file or standard input; asked for, unseen, else."""
+    given = settings.token()
+    if given is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "Nobody can be asked for the token: give it on standard input, with --token -."
+        )
+    prompt = "Token (empty where the appliance asks for none)"
+    answer: str = click.prompt(prompt, default="", hide_input=True, show_default=False, err=True)
+    return answer
+
+
+def _name_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}-{parts.port}" if parts.port else str(parts.hostname)

@@ -1,0 +1,54 @@
+"""Results on standard output: tables for people, JSON and YAML for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+
+def emit(output: str, value: Any, table: Callable[[], str], name: str | None = None) -> None:
+    """`value` in the form that was asked for; `table` is its form for people, `name` that for `$(...)`."""
+    if output == "json":
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    elif output == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+    elif output == "name" and name is not None:
+        if name:
+            click.echo(name)
+    elif text := table():
+        click.echo(text)
+
+
+def emit_line(output: str, value: Any, text: str) -> None:
+    """One of a stream of results: a line of text, a line of JSON, a document of YAML."""
+    if output == "json":
+        click.echo(json.dumps(value, ensure_ascii=False))
+    elif output == "yaml":
+        import yaml
+
+        click.echo("---\n" + yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        click.echo(text)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns, left-aligned and three spaces apart, as kubectl has them; a dash where nothing is known."""
+    cells = [list(headers), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+    return "\n".join("   ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def fields(pairs: Mapping[str, object]) -> str:
+    """One thing, a line for each of its fields; fields without a value are left out."""
+    shown = {key: value for key, value in pairs.items() if value not in (None, "", [])}
+    width = max(map(len, shown), default=0) + 2
+    return "\n".join(f"{key + ':':<{width}}{value}" for key, value in shown.items())
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)

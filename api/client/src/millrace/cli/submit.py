@@ -1,0 +1,282 @@
+"""train, eval and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from millrace import errors
+from millrace.cli import base, render
+from millrace.cli.base import Settings
+from millrace.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from millrace.records import Document, Plan
+    from millrace.submission import RunOptions, Verb
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MODES = click.Choice(["train", "eval", "train_and_eval", "eval_all"])
+_LEVELS = click.Choice(["DEBUG", "VERBOSE", "INFO", "WARNING", "ERROR"], case_sensitive=False)
+_SEVERAL = ("--job_labels", "--mount_dirs")
+
+
+class _Submit(base.Command):
+    """Takes several values after one flag, as in `--job_labels team=nlp stage=dev`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeats the flag before each further value."""
+        repeated: list[str] = []
+        flag: str | None = None
+        for arg in args:
+            if arg.startswith("-"):
+                flag = arg if arg.replace("-", "_") in [each.replace("-", "_") for each in _SEVERAL] else None
+            elif flag is not None and repeated[-1] != flag:
+                repeated.append(flag)
+            repeated.append(arg)
+        return super().parse_args(ctx, repeated)
+
+
+def _run_options(function: Function) -> Function:
+    """The flags of a run, named as the appliance's own."""
+    for option in reversed(
+        [
+            click.option(
+                "-p", "--params", required=True, metavar="FILE", help="The params; sent as they are."
+            ),
+            click.option("--num_csx", type=click.IntRange(1), metavar="N", help="Systems to use."),
+            click.option(
+                "-n", "--name", metavar="NAME", help="Name of the job; made up where it is left out."
+            ),
+            click.option(
+                "-m", "--mode", type=_MODES, help="What to do, where it is not what the command says."
+            ),
+            click.option("--max_steps", type=click.IntRange(0), metavar="N", help="The step to train to."),
+            click.option(
+                "--eval_steps", type=click.IntRange(1), metavar="N", help="Batches of an evaluation."
+            ),
+            click.option(
+                "--checkpoint_path", metavar="DIR", help="Checkpoint to start from; a path of the appliance."
+            ),
+            click.option(
+                "--load_checkpoint_states",
+                metavar="LIST",
+                help="What of it to load: all, or some of its parts.",
+            ),
+            click.option(
+                "--num_wgt_servers",
+                type=click.IntRange(0),
+                metavar="N",
+                help="MemoryX shards; 0 for automatic.",
+            ),
+            click.option(
+                "--num_act_servers",
+                type=click.IntRange(0),
+                metavar="N",
+                help="Most activation servers a system.",
+            ),
+            click.option("--logging", type=_LEVELS, help="Level of the agents' logs."),
+            click.option(
+                "--job_labels", multiple=True, metavar="KEY=VALUE...", help="Labels of the job's pods."
+            ),
+            click.option(
+                "--job_priority", "--priority", "priority", metavar="CLASS", help="Priority class of the job."
+            ),
+            click.option(
+                "--job_time_sec", type=click.IntRange(1), metavar="N", help="Seconds it may hold systems."
+            ),
+            click.option(
+                "--mount_dirs",
+                multiple=True,
+                metavar="NAME=PATH...",
+                help="Volumes, and where params look for them.",
+            ),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def _submit_options(function: Function) -> Function:
+    """What happens with the job."""
+    for option in reversed(
+        [
+            click.option(
+                "--validate_only", is_flag=True, help="Have it checked by the appliance; nothing is made."
+            ),
+            click.option("--compile_only", is_flag=True, help="Print the plan, as `millrace plan` does."),
+            click.option("--detach", is_flag=True, help="Print the job's name and leave it alone."),
+            click.option("--logs", is_flag=True, help="Show every agent's log lines, too."),
+            click.option(
+                "--every",
+                type=click.FloatRange(0),
+                default=10.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="Between progress lines, where standard output is no terminal.",
+            ),
+            click.option(
+                "--idempotency_key",
+                metavar="KEY",
+                help="Submitting again with the same key makes no second job.",
+            ),
+            base.output_option(),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(cls=_Submit)
+@_run_options
+@_submit_options
+@base.pass_settings
+def train(settings: Settings, /, **flags: Any) -> int:
+    """Trains, and follows the job to its end; Ctrl-C leaves it running.
+
+    On a terminal a bar shows the progress; on a pipe there are the lines of a run. Small local texts that
+    params name travel along; other paths are the appliance's, see `millrace get volumes`.
+    """
+    return _submit(settings, "train", **flags)
+
+
+@click.command("eval", cls=_Submit)
+@_run_options
+@_submit_options
+@base.pass_settings
+def evaluate(settings: Settings, /, **flags: Any) -> int:
+    """Evaluates a checkpoint, and follows the job to its end; `--mode eval_all` evaluates every one."""
+    return _submit(settings, "eval", **flags)
+
+
+@click.command(cls=_Submit)
+@_run_options
+@base.output_option("table", "json", "yaml")
+@base.pass_settings
+def plan(settings: Settings, /, params: str, output: str, **flags: Any) -> int:
+    """Says whether a job fits, when it would start and how long it would take. Makes nothing."""
+    return _plan(settings, params, output, _options(flags))
+
+
+COMMANDS = (train, evaluate, plan)
+
+
+def _submit(
+    settings: Settings,
+    verb: Verb,
+    *,
+    params: str,
+    output: str,
+    validate_only: bool,
+    compile_only: bool,
+    detach: bool,
+    logs: bool,
+    every: float,
+    idempotency_key: str | None,
+    **flags: Any,
+) -> int:
+    if validate_only and compile_only:
+        raise click.UsageError("--validate_only and --compile_only exclude each other.")
+    options = _options(flags)
+    if compile_only:
+        return _plan(settings, params, output, options)
+
+    import secrets
+
+    from millrace.cli import watching
+
+    key = idempotency_key or secrets.token_urlsafe(24)
+    with settings.appliance() as appliance:
+        if validate_only:
+            document = appliance.dry_run(params, options, verb=verb)
+            render.emit(output, document, lambda: _checked(params, document), "")
+            return Exit.OK
+        try:
+            job = appliance.submit(params, options, verb=verb, idempotency_key=key)
+        except KeyboardInterrupt:
+            click.echo("Interrupted: `millrace get jobs` shows whether the job was made.", err=True)
+            raise
+        except (errors.Unreachable, errors.Unavailable, errors.Internal, errors.TooManyRequests) as error:
+            return base.explain(error, f"the same command with --idempotency_key {key} makes no second job")
+        if detach:
+            click.echo(f"{job.name} is submitted; watch it with: millrace attach {job.name}", err=True)
+            render.emit(output, job.document, lambda: job.name, job.name)
+            return Exit.OK
+        click.echo(f"{job.name} is submitted.", err=True)
+        return watching.watch(job, output, logs=logs, every=every)
+
+
+def _options(flags: dict[str, Any]) -> RunOptions:
+    from millrace import submission
+
+    options: RunOptions = {
+        "labels": submission.labels_from(flags.pop("job_labels")),
+        "mount_dirs": submission.mount_dirs_from(flags.pop("mount_dirs")),
+        **flags,  # type: ignore[typeddict-item]  # the rest are named as the options are
+    }
+    return options
+
+
+def _plan(settings: Settings, params: str, output: str, options: RunOptions) -> int:
+    with settings.appliance() as appliance:
+        found = appliance.plan(params, **options)
+    render.emit(output, found.raw, lambda: _plan_table(found), "")
+    return Exit.OK if found.fits else Exit.FAILED
+
+
+def _plan_table(found: Plan) -> str:
+
+    projected, plan = found.projected, found.plan
+    place = f"place {found.queue_position} in the queue" if found.queue_position else None
+    start = (
+        found.estimated_start.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found.estimated_start else place
+    )
+    parameters = plan.get("parameters")
+    return render.fields(
+        {
+            "Fits": f"{'yes' if found.fits else 'no'}{f': {found.message}' if found.message else ''}",
+            "Systems": ", ".join(found.systems),
+            "Queue": place if start is not place else None,
+            "Start": start,
+            "Takes about": _duration(found.estimated_seconds),
+            "On a real one": _duration(projected.get("seconds")),
+            "Step there": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,
+            "Rate there": f"{projected['samplesPerSecond']:.4g} samples/s"
+            if projected.get("samplesPerSecond")
+            else None,
+            "Parameters": f"{parameters:,}" if isinstance(parameters, int) else None,
+            "Most systems": plan.get("largest_num_csx"),
+            "Plan": plan.get("plan"),
+        }
+    ) + (f"\n\n{_layers(plan)}" if plan.get("layers") else "")
+
+
+def _layers(plan: Document) -> str:
+    rows = [
+        (
+            layer.get("name"),
+            f"{layer.get('parameters', 0):,}",
+            layer.get("chunks"),
+            "yes" if layer.get("recompute") else "",
+        )
+        for layer in plan["layers"]
+    ]
+    return render.table(("LAYER", "PARAMETERS", "CHUNKS", "RECOMPUTED"), rows)
+
+
+def _duration(seconds: float | None) -> str | None:
+    from millrace import times
+
+    return None if seconds is None else times.duration(seconds)
+
+
+def _checked(params: str, document: Document) -> str:
+    resolved = (document.get("status") or {}).get("resolved") or {}
+    notes = [f"  {note}" for note in resolved.get("notes") or ()]
+    differences = [
+        f"  {each.get('key')} is {each.get('params')} in the params; {each.get('spec')} holds"
+        for each in resolved.get("differences") or ()
+    ]
+    return "\n".join([f"{params} can be run.", *notes, *differences])

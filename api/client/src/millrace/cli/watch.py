@@ -1,0 +1,297 @@
+"""get, attach, logs, events and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from millrace.cli import base, render
+from millrace.cli.base import Settings
+
+if TYPE_CHECKING:
+    from millrace.job import Job
+    from millrace.metrics import MetricPoint
+    from millrace.records import Document
+
+_MODE = click.Choice(["train", "eval"])
+_FOLLOW = click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job is over.")
+
+
+@click.group(cls=base.Group)
+def get() -> None:
+    """Shows jobs, a job, the cluster or its volumes."""
+
+
+@get.command("jobs")
+@click.option("-A", "--all_namespaces", is_flag=True, help="Those of all namespaces one may read.")
+@click.option("--state", metavar="STATE", help="Only those in this state, as Training.")
+@click.option("--mine", "submitted_by", flag_value="", default=None, help="Only one's own.")
+@click.option("--submitted_by", metavar="WHO", help="Only those of this user.")
+@click.option("--finished/--unfinished", default=None, help="Only those that are over, or are not.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The newest so many.")
+@base.output_option()
+@base.pass_settings
+def get_jobs(settings: Settings, /, limit: int, output: str, all_namespaces: bool, **query: Any) -> None:
+    """Lists jobs, the newest first."""
+    with settings.appliance() as appliance:
+        if query["submitted_by"] == "":
+            query["submitted_by"] = appliance.whoami().name
+        found = list(islice(appliance.jobs(all_namespaces=all_namespaces, **query), limit + 1))
+    jobs = found[:limit]
+    names = "\n".join(job.name for job in jobs)
+    render.emit(
+        output, {"items": [job.document for job in jobs]}, lambda: _jobs_table(jobs, all_namespaces), names
+    )
+    if not jobs:
+        click.echo("There are no such jobs.", err=True)
+    elif len(found) > limit:
+        click.echo(f"There are more: --limit {limit * 10} shows them.", err=True)
+
+
+@get.command("job")
+@base.job_argument
+@base.output_option()
+@base.pass_settings
+def get_job(settings: Settings, name: str, uid: str | None, output: str) -> None:
+    """Shows how a job stands, and why it waits or has failed."""
+    with settings.appliance() as appliance:
+        job = appliance.job(name, uid)
+    render.emit(output, job.document, lambda: _job_fields(job), job.name)
+
+
+@get.command("cluster")
+@click.option("--appliance", "name", metavar="NAME", help="The Appliance resource, where there are several.")
+@base.output_option("table", "json", "yaml")
+@base.pass_settings
+def get_cluster(settings: Settings, name: str | None, output: str) -> None:
+    """Shows the systems, who uses them, and who waits."""
+    with settings.appliance() as appliance:
+        cluster = appliance.cluster(name)
+    render.emit(output, cluster, lambda: _cluster_table(cluster))
+
+
+@get.command("volumes")
+@base.output_option()
+@base.pass_settings
+def get_volumes(settings: Settings, output: str) -> None:
+    """Lists the volumes that --mount_dirs can name."""
+    with settings.appliance() as appliance:
+        volumes = appliance.volumes()
+    document = {"items": [vars(volume) for volume in volumes]}
+    rows = [(volume.name, volume.message) for volume in volumes]
+    names = "\n".join(volume.name for volume in volumes)
+    render.emit(output, document, lambda: render.table(("NAME", "MESSAGE"), rows), names)
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@click.option("--logs", is_flag=True, help="Show every agent's log lines, too.")
+@click.option(
+    "--every", type=click.FloatRange(0), default=10.0, show_default=True, metavar="SECONDS", hidden=True
+)
+@base.output_option()
+@base.pass_settings
+def attach(settings: Settings, name: str, uid: str | None, output: str, logs: bool, every: float) -> int:
+    """Comes back to a job and follows it to its end."""
+    from millrace.cli import watching
+
+    with settings.appliance() as appliance:
+        return watching.watch(appliance.job(name, uid), output, logs=logs, every=every)
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@_FOLLOW
+@click.option(
+    "--role", metavar="ROLE", help="Only of this role: coordinator, memoryx, swarmx, activation or cs2."
+)
+@click.option("--agent", metavar="AGENT", help="Only of this agent, as cs2-0.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only of this attempt.")
+@click.option("--level", metavar="LEVEL", help="Only of this level or above, as WARNING.")
+@base.output_option("table", "json", "yaml")
+@base.pass_settings
+def logs(settings: Settings, /, name: str, uid: str | None, follow: bool, output: str, **query: Any) -> None:
+    """Prints what the agents of a job have said."""
+    with settings.appliance() as appliance:
+        lines = appliance.job(name, uid).logs(follow, **query)
+        _stream(((line.raw, str(line)) for line in lines), output, live=follow)
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@_FOLLOW
+@base.output_option("table", "json", "yaml")
+@base.pass_settings
+def events(settings: Settings, name: str, uid: str | None, follow: bool, output: str) -> None:
+    """Prints what has happened to a job."""
+    from millrace import times
+
+    with settings.appliance() as appliance:
+        found = appliance.job(name, uid).events(follow)
+        shown = (
+            (
+                each.raw,
+                f"{times.local(each.raw.get('time'))}   {each.type:<7}   {each.reason:<16}   {each.message}",
+            )
+            for each in found
+        )
+        _stream(shown, output, live=follow)
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@_FOLLOW
+@click.option(
+    "--mode", type=_MODE, default="train", show_default=True, help="Of training, or of evaluations."
+)
+@click.option("--max_points", type=click.IntRange(2), metavar="N", help="At most so many, evenly thinned.")
+@base.output_option("table", "json", "yaml")
+@base.pass_settings
+def metrics(
+    settings: Settings,
+    name: str,
+    uid: str | None,
+    follow: bool,
+    mode: Any,
+    max_points: int | None,
+    output: str,
+) -> None:
+    """Prints the points of a job's loss curve."""
+    with settings.appliance() as appliance:
+        job = appliance.job(name, uid)
+        points: Iterable[MetricPoint] = (
+            job.stream_metrics(mode) if follow else job.metrics(mode, max_points=max_points)
+        )
+        _stream(_metric_lines(points, header=output == "table"), output, live=follow)
+
+
+COMMANDS = (get, attach, logs, events, metrics)
+
+
+def _stream(items: Iterable[tuple[Any, str]], output: str, *, live: bool) -> None:
+    """Results of which there may be many: one by one as lines, or while they come; as one document else."""
+    if output == "table" or live:
+        for value, text in items:
+            if value is not None or output == "table":
+                render.emit_line(output, value, text)
+    else:
+        render.emit(output, [value for value, _ in items], str)
+
+
+def _metric_lines(points: Iterable[MetricPoint], *, header: bool) -> Iterator[tuple[Any, str]]:
+    if header:
+        yield None, f"{'STEP':>8}  {'LOSS':>12}  {'LEARNING RATE':>13}  {'GRAD NORM':>10}  {'SAMPLES/S':>9}"
+    for point in points:
+        numbers = (
+            f"{point.step:>8}  {point.loss:>12.7g}  {_number(point.learning_rate, 13)}  "
+            f"{_number(point.grad_norm, 10)}  {_number(point.rate, 9)}"
+        )
+        further = "".join(f"  {key}={value:.5g}" for key, value in point.metrics.items())
+        yield _plain(point), (numbers + further).rstrip()
+
+
+def _plain(point: MetricPoint) -> Document:
+    """A point as JSON: without what it has not, NaN as null."""
+    row = point.as_dict()
+    row["time"] = point.time.isoformat() if point.time else None
+    row = {key: None if value != value else value for key, value in row.items()}
+    return {key: value for key, value in row.items() if value is not None or key == "loss"}
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:>{width}.5g}"
+
+
+def _jobs_table(jobs: list[Job], namespaces: bool) -> str:
+    from millrace import times
+
+    headers = ["NAME", "STATE", "STEP", "OF", "LOSS", "RATE", "CSX", "RESTARTS", "AGE"]
+    rows = []
+    for job in jobs:
+        progress = job.status.get("progress") or {}
+        seconds = times.seconds_since(job.document.get("metadata", {}).get("creationTimestamp"))
+        row = [
+            job.name,
+            job.state,
+            *(progress.get(key) for key in ("step", "totalSteps", "loss", "rate")),
+            job.spec.get("numCsx"),
+            job.status.get("restarts", 0),
+            None if seconds is None else times.age(seconds),
+        ]
+        rows.append([job.namespace, *row] if namespaces else row)
+    return render.table(["NAMESPACE", *headers] if namespaces else headers, rows) if rows else ""
+
+
+def _job_fields(job: Job) -> str:
+    from millrace import times
+
+    status = job.status
+    progress, failure = status.get("progress") or {}, status.get("failure") or {}
+    checkpoint, resolved = status.get("checkpoint") or {}, status.get("resolved") or {}
+    submitted = times.local(job.document.get("metadata", {}).get("creationTimestamp"))
+    end = None if job.is_finished else times.parse(progress.get("estimatedFinishTime"))
+    shown = render.fields(
+        {
+            "Name": job.name,
+            "Namespace": job.namespace,
+            "Uid": job.uid,
+            "State": job.summary,
+            "Submitted": f"{submitted} by {job.submitted_by}" if job.submitted_by else submitted,
+            "Started": times.local(status["startTime"]) if status.get("startTime") else None,
+            "Finished": times.local(status["finishTime"]) if status.get("finishTime") else None,
+            "Expected end": end.astimezone().strftime("%Y-%m-%d %H:%M:%S") if end else None,
+            "Systems": ", ".join(status.get("systems") or ()) or f"{job.spec.get('numCsx', '-')} asked for",
+            "Rate": f"{progress['rate']} samples/s" if progress.get("rate") else None,
+            "Attempt": status.get("attempt"),
+            "Restarts": status.get("restarts"),
+            "Checkpoint": f"step {checkpoint.get('step')}, {checkpoint.get('digest')}"
+            if checkpoint
+            else None,
+            "Model dir": resolved.get("modelDir"),
+            "Last failure": failure.get("message"),
+        }
+    )
+    notes = [f"  {note}" for note in resolved.get("notes") or ()]
+    tail = [f"  {line}" for line in failure.get("logTail") or ()]
+    return "\n".join(
+        [shown, *(["Notes:", *notes] if notes else []), *(["Last log lines:", *tail] if tail else [])]
+    )
+
+
+def _cluster_table(cluster: Document) -> str:
+    from millrace import times
+
+    jobs, queue = cluster.get("jobs") or [], cluster.get("queue") or []
+    total = ((cluster.get("status") or {}).get("capacity") or {}).get("systems")
+    used = sum(len(job.get("systems") or ()) for job in jobs)
+    parts = [f"{cluster.get('name')}: {used}{f' of {total}' if total is not None else ''} systems in use"]
+    if jobs:
+        rows = []
+        for job in jobs:
+            seconds = times.seconds_since(job.get("since"))
+            systems = ",".join(job.get("systems") or ())
+            age = None if seconds is None else times.age(seconds)
+            rows.append((job.get("namespace"), job.get("name"), job.get("state"), systems, age))
+        parts.append(render.table(("NAMESPACE", "JOB", "STATE", "SYSTEMS", "SINCE"), rows))
+    if queue:
+        waiting = [
+            (
+                each.get("position"),
+                each.get("namespace"),
+                each.get("name"),
+                _systems(each),
+                each.get("message"),
+            )
+            for each in queue
+        ]
+        parts.append(render.table(("PLACE", "NAMESPACE", "JOB", "SYSTEMS", "WHY"), waiting))
+    return "\n\n".join(parts)
+
+
+def _systems(waiting: Document) -> object:
+    """How many a waiting job asks for."""
+    asked = waiting.get("systems")
+    return len(asked) if isinstance(asked, list) else asked

@@ -1,0 +1,45 @@
+"""Following a job from the command line: which screen, and what its end means to a script."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from millrace import errors, state
+from millrace.cli import base, render
+from millrace.cli.exits import Exit
+from millrace.follow import follow
+from millrace.job import Job
+from millrace.screens import Bar, Lines, Screen
+
+
+def watch(job: Job, output: str, *, logs: bool, every: float) -> int:
+    """Follow a job until it ends; the exit code tells how."""
+    try:
+        follow(job, _screen(job, output, every), logs=logs)
+    except (errors.Unreachable, errors.ApplianceError) as error:
+        return base.explain(error, f"{job.name} goes on; come back to it with: millrace attach {job.name}")
+    if output != "table":
+        render.emit(output, job.document, str, job.name)
+    return _ended(job)
+
+
+def _screen(job: Job, output: str, every: float) -> Screen:
+    """Results of another form than the table have standard output for themselves."""
+    if sys.stderr.isatty() and (output != "table" or sys.stdout.isatty()):
+        return Bar(job.name)
+    return Lines(sys.stdout if output == "table" else sys.stderr, every)
+
+
+def _ended(job: Job) -> int:
+    if job.state == state.SUSPENDED:
+        click.echo(f"hint: millrace resume {job.name} has it go on", err=True)
+        return Exit.FAILED
+    try:
+        job.check()
+    except errors.JobFailed as error:
+        return base.explain(error, f"millrace logs {job.name} has everything its agents said")
+    if "checkpoint" in job.status:
+        click.echo(f"hint: millrace download {job.name} fetches its checkpoint", err=True)
+    return Exit.OK

@@ -1,0 +1,292 @@
+"""The command: what is printed where, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import JOBS, Handler, Server, event, job, point, problem, stream
+from millrace import cli
+
+Millrace = Callable[..., int]
+
+PROGRESS = {"step": 3, "totalSteps": 4, "loss": "2.5", "rate": "37.11"}
+QUEUE = {"position": 1, "reason": "Waiting", "message": "waits for 2 systems"}
+
+
+@pytest.fixture
+def millrace(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Millrace:
+    """The command for the test's appliance."""
+    monkeypatch.setenv("MILLRACE_URL", server.url)
+    (tmp_path / "params.yaml").write_text("model: {}")
+    return lambda *arguments: cli.run(arguments)
+
+
+def followed(*events: str, last: str = "Succeeded", **status: Any) -> Callable[[Server], None]:
+    """A submission whose job goes on like this."""
+
+    def script(server: Server) -> None:
+        server.on("POST", JOBS, lambda h: h.send_json(201, job(None)))
+        server.on("GET", f"{JOBS}/kjv", job(last, **status))
+        server.on("GET", f"{JOBS}/kjv/follow", stream("".join(events)))
+
+    return script
+
+
+WHOLE_RUN = (
+    event("job", job("Queued", queue=QUEUE)),
+    event("job", job("Training", progress=PROGRESS, attempt=1)),
+    *(event("metric", point(step), step) for step in (1, 2, 3)),
+    event("log", {"agent": "coordinator-0", "level": "INFO", "message": "hello"}, 4),
+    event("event", {"number": 1, "type": "Warning", "reason": "FailedMount", "message": "no such volume"}),
+    event("checkpoint", {"step": 4, "digest": "abc"}, 5),
+    event("metric", point(4), 6),
+    event("metric", point(4, mode="eval", loss=1.5, rate=None, metrics={"eval/lm_perplexity": 4.48}), 7),
+    event("job", job("Succeeded", progress={**PROGRESS, "step": 4}, checkpoint={"step": 4}, attempt=1)),
+    event("end", {}),
+)
+
+
+def test_a_run_on_a_pipe(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+    followed(*WHOLE_RUN)(server)
+    assert millrace("train", "-p", "params.yaml", "--num_csx", "2") == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "| Train Device=CSX, Step=1, Loss=8.00000, Rate=64.00 samples/sec, GlobalRate=37.11 samples/sec",
+        "| Train Device=CSX, Step=3, Loss=2.66667, Rate=64.00 samples/sec, GlobalRate=37.11 samples/sec",
+        "| Train Device=CSX, Step=4, Loss=2.00000, Rate=64.00 samples/sec, GlobalRate=37.11 samples/sec",
+        "| Eval Device=CSX, GlobalStep=4, Loss=1.50000, eval/lm_perplexity=4.48",
+    ], "a point every ten seconds, those before a word on standard error, and the last"
+    assert err.splitlines() == [
+        "kjv is submitted.",
+        "Queued: waits for 2 systems; place 1",
+        "Training: step 3 of 4, loss 2.5",
+        "Warning: FailedMount: no such volume",
+        "Saved a checkpoint at step 4.",
+        "Succeeded: step 4 of 4, loss 2.5, checkpoint at step 4",
+        "hint: millrace download kjv fetches its checkpoint",
+    ]
+
+
+def test_logs_are_shown_on_demand(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    followed(*WHOLE_RUN)(server)
+    assert millrace("train", "-p", "params.yaml", "--logs", "-o", "json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["metadata"]["name"] == "kjv"
+    assert "coordinator-0 INFO    hello" in err
+    assert "| Train Device=CSX, Step=4" in err
+
+
+def test_a_job_that_fails(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {"message": "The pod was killed.", "pod": "kjv-memoryx-0", "logTail": ["last words"]}
+    followed(event("job", job("OutOfMemory", failure=failure)), event("end", {}))(server)
+    assert millrace("train", "-p", "params.yaml") == 1
+    err = capsys.readouterr().err
+    assert "error: kjv ended as OutOfMemory: The pod was killed. (kjv-memoryx-0)\n  last words\n" in err
+
+
+def test_a_job_that_is_suspended_or_cancelled_meanwhile(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    followed(event("job", job("Training")), event("job", job("Suspended", checkpoint={"step": 2})))(server)
+    assert millrace("train", "-p", "params.yaml") == 1
+    assert "Suspended: its state is saved, checkpoint at step 2" in capsys.readouterr().err
+    followed(event("job", job("Training")))(server)
+    server.on("GET", f"{JOBS}/kjv/follow", stream(event("job", job())), problem(404, "NotFound", "Gone."))
+    assert millrace("train", "-p", "params.yaml") == 1
+    assert "error: kjv ended as Cancelled" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_the_job(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    followed(event("job", job("Training")), event("metric", point(1), 1))(server)
+    monkeypatch.setattr("millrace.follow.Follower._metric", interrupt)
+    assert millrace("train", "-p", "params.yaml") == 130
+    assert "kjv goes on; come back to it with: millrace attach kjv" in capsys.readouterr().err
+    assert not [each for each in server.requests if each.method == "DELETE"]
+
+
+def test_both_spellings_and_several_values(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("POST", JOBS, job(None))
+    spelt = ["--num_csx=4", "--max_steps", "10", "--job_labels", "a=b", "c=d", "--mount_dirs", "x=/x", "y=/y"]
+    told = []
+    for dash in (False, True):
+        flags = [flag.replace("_", "-") if dash else flag for flag in spelt]
+        assert millrace("train", "-p", "params.yaml", *flags, "--detach", "--idempotency-key", "k") == 0
+        assert server.requests[-1].headers["Idempotency-Key"] == "k"
+        told.append(next(content for name, _, _, content in server.requests[-1].parts() if name == "job"))
+    assert told[0] == told[1]
+    assert json.loads(told[0])["spec"]["labels"] == {"a": "b", "c": "d"}
+    assert json.loads(told[0])["overrides"] == {"max_steps": 10}
+    assert capsys.readouterr().out == "kjv\nkjv\n", "the name, for $(...)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (
+            problem(422, "BadParams", "Line 3: no key hiden_size."),
+            2,
+            "Line 3: no key hiden_size.",
+        ),
+        (
+            problem(422, "Invalid", "No good."),
+            2,
+            "No good.\n  spec.numCsx: must be at least 1\n",
+        ),
+        (problem(401, "Unauthorized", "Who is there?"), 3, "Who is there?\nhint: `millrace login URL` asks"),
+        (problem(403, "Forbidden", "You may not."), 3, "You may not."),
+        (
+            problem(500, "Internal", "Oh.", X_Request_Id="r-1"),
+            3,
+            "Oh.\nhint: the same command with",
+        ),
+        (problem(503, "Unavailable", "Later."), 3, "note: Later.; trying again\nerror: Later."),
+    ],
+)
+def test_refusals(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str], answer: Any, code: int, said: str
+) -> None:
+    server.on("POST", JOBS, answer)
+    assert millrace("train", "-p", "params.yaml") == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "Missing option '-p'"),
+        (["train", "-p", "nowhere.yaml"], "error: nowhere.yaml: No such file or directory."),
+        (["train", "-p", "params.yaml", "--num_csx", "0"], "0 is not in the range"),
+        (["train", "-p", "params.yaml", "-o", "model_dir"], "`millrace download NAME --to DIR` fetches them"),
+        (["train", "-p", "params.yaml", "--job_labels", "a"], "a is not of the form KEY=VALUE"),
+        (["cancel", "kjv"], "say --yes"),
+        (["--context", "nowhere", "get", "jobs"], "There is no context nowhere"),
+        (["login", "localhost", "--token", "secret"], "A token on the command line"),
+        ([], "Usage: millrace"),
+        (["get"], "Usage: millrace get"),
+        (["fly"], "No such command"),
+    ],
+)
+def test_bad_input(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    server.on("GET", f"{JOBS}/kjv", job())
+    assert millrace(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert "secret" not in err
+
+
+def test_results_are_all_that_is_on_standard_output(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("GET", JOBS, {"items": [job(progress=PROGRESS), job(name="b")], "next": "more"})
+    server.on("GET", f"{JOBS}/kjv", job(progress=PROGRESS))
+    server.on("GET", f"{JOBS}/kjv/metrics", {"items": [point(1), point(2, loss=None)], "next": None})
+    server.on("GET", f"{JOBS}/kjv/logs", {"items": [{"number": 1, "message": "é"}], "next": None})
+    server.on("GET", f"{JOBS}/kjv/events", {"items": [{"number": 1, "reason": "Admitted"}], "next": None})
+    server.on("GET", "/v1/appliance", {"name": "default", "jobs": [], "queue": []})
+    server.on("GET", "/v1/namespaces/default/volumes", {"items": [{"name": "corpus", "message": "ok"}]})
+    server.on("POST", f"{JOBS}:plan", {"fits": True, "message": "It fits.", "plan": {}})
+    for command in (
+        ["get", "jobs", "--limit", "1"],
+        ["get", "job", "kjv"],
+        ["get", "cluster"],
+        ["get", "volumes"],
+        ["metrics", "kjv"],
+        ["logs", "kjv"],
+        ["events", "kjv"],
+        ["plan", "-p", "params.yaml"],
+        ["config", "get-contexts"],
+    ):
+        assert millrace(*command) == 0
+        assert capsys.readouterr().out.endswith("\n")
+        assert millrace(*command, "-o", "json") == 0
+        document = json.loads(capsys.readouterr().out)
+        assert millrace(*command, "-o", "yaml") == 0
+        assert yaml.safe_load(capsys.readouterr().out) == document
+    assert millrace("get", "jobs", "-o", "name") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "kjv"
+    server.on("POST", f"{JOBS}:plan", {"fits": False, "message": "It has no room."})
+    assert millrace("plan", "-p", "params.yaml") == 1
+    assert capsys.readouterr().out == "Fits: no: It has no room.\n"
+
+
+def test_a_table_of_jobs(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("GET", JOBS, {"items": [job(progress=PROGRESS), job(None, name="b")], "next": None})
+    assert millrace("get", "jobs") == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "STATE", "STEP", "OF", "LOSS", "RATE", "CSX", "RESTARTS", "AGE"]
+    assert first.split()[:8] == ["kjv", "Training", "3", "4", "2.5", "37.11", "2", "0"]
+    assert second.split()[:8] == ["b", "Pending", "-", "-", "-", "-", "2", "0"]
+
+
+def test_logging_in_and_out(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def whoami(handler: Handler) -> None:
+        if handler.headers["Authorization"] == "Bearer the-token":
+            handler.send_json(200, {"name": "ada", "role": "editor", "namespaces": ["nlp"]})
+        else:
+            problem(401, "Unauthorized", "The token is not known.")(handler)
+
+    server.on("GET", "/v1/whoami", whoami)
+    (tmp_path / "token").write_text("wrong\n")
+    assert cli.run(["login", server.url, "--token_file", "token"]) == 3
+    (tmp_path / "token").write_text("the-token\n")
+    assert cli.run(["login", server.url, "--token_file", "token", "--name", "lab"]) == 0
+    assert "Logged in to http://127.0.0.1" in capsys.readouterr().err
+    server.on("GET", "/v1/namespaces/nlp/trainjobs", {"items": [], "next": None})
+    assert cli.run(["get", "jobs"]) == 0
+    assert server.requests[-1].headers["Authorization"] == "Bearer the-token"
+
+    assert cli.run(["config", "set-context", "other", "--url", "https://other.example.org"]) == 0
+    assert cli.run(["config", "use-context", "other"]) == 0
+    assert cli.run(["config", "get-contexts"]) == 0
+    assert cli.run(["config", "view"]) == 0
+    assert cli.run(["config", "delete-context", "other"]) == 0
+    assert cli.run(["--context", "lab", "logout"]) == 0
+    out, err = capsys.readouterr()
+    assert "*         other" in out
+    assert "the-token" not in out + err + (tmp_path / "millrace" / "config.yaml").read_text()
+
+
+def test_completion(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert millrace("completion", shell) == 0
+        assert "_MILLRACE_COMPLETE" in capsys.readouterr().out
+    server.on("GET", JOBS, {"items": [job(), job(name="other"), job()], "next": None})
+    words = {"_MILLRACE_COMPLETE": "bash_complete", "COMP_WORDS": "millrace attach k", "COMP_CWORD": "2"}
+    command = [sys.executable, "-c", "from millrace.cli import main; main()"]
+    done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["plain,kjv"]
+
+
+def test_help_is_quick() -> None:
+    """What takes long to import is left to the commands that need it."""
+    code = "import sys, millrace.cli; print(*{'httpx', 'yaml', 'tqdm', 'asyncio'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
