@@ -98,11 +98,13 @@ def test_a_job_that_fails(server: Server, millrace: Millrace, capsys: pytest.Cap
 def test_a_job_that_is_suspended_or_cancelled_meanwhile(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    followed(event("job", job("Training")), event("job", job("Suspended", checkpoint={"step": 2})))(server)
+    suspended = job("Suspended", checkpoint={"step": 2})
+    followed(event("job", job("Training")), event("job", suspended))(server)
     assert millrace("train", "-p", "params.yaml") == 1
     assert "Suspended: its state is saved, checkpoint at step 2" in capsys.readouterr().err
     followed(event("job", job("Training")))(server)
     server.on("GET", f"{JOBS}/kjv/follow", stream(event("job", job())), problem(404, "NotFound", "Gone."))
+    server.on("GET", f"{JOBS}/kjv", problem(404, "NotFound", "Gone."))
     assert millrace("train", "-p", "params.yaml") == 1
     assert "error: kjv ended as Cancelled" in capsys.readouterr().err
 

@@ -48,7 +48,8 @@ def checkpoint(
     files = chosen.files
     if format == "hf":
         base, query = f"{base}:export", {**query, "format": "hf"}
-        listed = transport.json("GET", base, params=query)
+        # The appliance writes it before it answers.
+        listed = transport.json("GET", base, params=query, seconds=900.0)
         files = tuple(RemoteFile.read(each) for each in listed["files"])
 
     # Another job, step or format is another directory: pieces of two are never put together.

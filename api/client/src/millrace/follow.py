@@ -24,7 +24,6 @@ def follow(job: Job, screen: Screen, *, logs: bool = False) -> None:
     """Until the job is over, or suspended on purpose; `job` is then as it is."""
     follower = Follower(job, screen, logs=logs)
     try:
-        follower.stands()
         for event in job.stream():
             follower.take(event)
             if _is_suspended(job):
@@ -35,7 +34,8 @@ def follow(job: Job, screen: Screen, *, logs: bool = False) -> None:
                 job.refresh()
         follower.stands()
     except (NotFound, Gone):
-        state.mark_deleted(job.document)
+        if not job.is_over_now():
+            raise
         follower.stands()
     except KeyboardInterrupt:
         screen.say(f"{job.name} goes on; come back to it with: millrace attach {job.name}")
@@ -74,19 +74,19 @@ class Follower:
 
     def stands(self) -> None:
         """Tell how the job stands, where that is news."""
-        document = self._job.document
-        sentence = state.sentence(document)
+        sentence = self._job.summary
         waits = self._job.state in ("Queued", "Preempted")
         news = (self._job.state, sentence if waits else self._job.status.get("attempt"))
         if news != self._told and self._job.state != state.PENDING:
             self._told = news
             self._screen.say(sentence)
-        progress = self._job.status.get("progress") or {}
-        self._screen.progress(progress)
 
     def _document(self, document: Document) -> None:
         self._job.document = document
-        self.stands()
+        if not self._job.is_finished:
+            # How it ended is told after all that came before.
+            self.stands()
+        self._screen.progress(self._job.status.get("progress") or {})
 
     def _state(self, entry: Document) -> None:
         if entry.get("total_steps"):

@@ -6,6 +6,7 @@ import html
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -99,6 +100,14 @@ class Job:
         self.document = self._json("GET")
         return self
 
+    def is_over_now(self) -> bool:
+        """Look again; whether it is over. A job that is not there any more is."""
+        try:
+            self.refresh()
+        except (NotFound, Gone):
+            state.mark_deleted(self.document)
+        return self.is_finished
+
     # Telling it what to do.
 
     def suspend(self) -> Job:
@@ -121,11 +130,10 @@ class Job:
 
         Its checkpoints, metrics and logs stay readable as long as the appliance keeps them.
         """
-        try:
+        # Gone is what it shall be: an earlier try, whose answer was lost, may have done it.
+        with suppress(NotFound, Gone):
             self.document = self._json("DELETE")
-        except (NotFound, Gone):
-            # Gone is what it shall be; an earlier try, whose answer was lost, may have done it.
-            state.mark_deleted(self.document)
+        state.mark_deleted(self.document)
         return self
 
     # Watching it.
@@ -139,7 +147,8 @@ class Job:
         """
         from millrace import follow, screens
 
-        follow.follow(self, screens.fitting(self.name) if progress else screens.Quiet(), logs=logs)
+        screen = screens.fitting(self.name) if progress else screens.Words() if logs else screens.Quiet()
+        follow.follow(self, screen, logs=logs)
         if check:
             self.check()
         return self.state
@@ -152,7 +161,7 @@ class Job:
         """
         until = None if timeout is None else backoff.clock() + timeout
         pause = 0.25
-        while not self._look_whether_over():
+        while not self.is_over_now():
             if until is not None and backoff.clock() + pause > until:
                 raise TimeoutError(f"{self.name} is not over after {timeout:g} seconds: {self.summary}")
             backoff.sleep(pause)
@@ -290,13 +299,6 @@ class Job:
     def _told(self, what: str, **request: Any) -> Job:
         self.document = self._json("POST", what, **request)
         return self
-
-    def _look_whether_over(self) -> bool:
-        try:
-            self.refresh()
-        except (NotFound, Gone):
-            state.mark_deleted(self.document)
-        return self.is_finished
 
     def _items(
         self, below: str, read: Callable[[Document], Item], query: Document, after: int = 0

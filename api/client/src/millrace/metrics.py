@@ -108,13 +108,13 @@ class Metrics(Sequence[MetricPoint]):
         return [point.loss for point in self._points]
 
     def to_pandas(self) -> pd.DataFrame:
-        """A DataFrame with a row for each point, by step."""
+        """A DataFrame with a row for each point, by step; columns that no point has are left out."""
         try:
             import pandas as pd
         except ImportError as error:
             raise MissingDependency("pandas", "A DataFrame") from error
         frame = pd.DataFrame([point.as_dict() for point in self._points])
-        return frame.set_index("step") if len(frame) else frame
+        return frame.dropna(axis="columns", how="all").set_index("step") if len(frame) else frame
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
         """The loss over the steps, on `ax` or a new figure."""

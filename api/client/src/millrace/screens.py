@@ -51,6 +51,14 @@ class Quiet:
         """Nothing."""
 
 
+class Words(Quiet):
+    """Shows sentences and log lines, and no progress."""
+
+    def say(self, text: str) -> None:
+        """On standard output."""
+        print(text, flush=True)
+
+
 class Lines:
     """The progress lines of a run on one machine; everything else goes to standard error."""
 

@@ -188,7 +188,7 @@ def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
                     "%s stays on this machine (%s): the appliance looks for %s among its own files",
                     name,
                     trouble,
-                    named,
+                    "it" if name == named else named,
                 )
                 return []
             texts.append((name, text))

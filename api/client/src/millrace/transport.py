@@ -70,17 +70,25 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
         json: object = None,
+        seconds: float | None = None,
     ) -> httpx.Response:
-        """The answer, if it is a success.
+        """The answer, if it is a success; `seconds` are for one that takes long to make.
 
         Every request may be repeated: those that create carry an idempotency key in `headers`, all others say
         how things shall be.
         """
         backoff = Backoff(self._retry_seconds)
+        timeout = _TIMEOUT if seconds is None else httpx.Timeout(seconds, connect=10.0, pool=10.0)
         while True:
             try:
                 response = self._client.request(
-                    method, path, params=_given(params), headers=headers, content=content, json=json
+                    method,
+                    path,
+                    params=_given(params),
+                    headers=headers,
+                    content=content,
+                    json=json,
+                    timeout=timeout,
                 )
                 if response.is_success:
                     return response
@@ -142,13 +150,13 @@ class Transport:
                         return
                     self._check_stream(response)
                     for chunk in response.iter_bytes():
+                        backoff.succeeded()
                         for event in decoder.feed(chunk):
                             if event.id.isdecimal():
                                 number = int(event.id)
                                 if number <= last:
                                     continue
                                 last = number
-                            backoff.succeeded()
                             if event.event == "end":
                                 return
                             yield event
@@ -194,7 +202,8 @@ class Transport:
             return str(error)
         if isinstance(error, httpx.TimeoutException):
             return f"{self.endpoint.url} did not answer in time"
-        return f"Cannot reach {self.endpoint.url} ({_innermost(error)})"
+        did = "Cannot reach" if isinstance(error, httpx.ConnectError) else "Lost the connection to"
+        return f"{did} {self.endpoint.url} ({_innermost(error)})"
 
 
 class Retrying:

@@ -64,7 +64,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return Exit.BAD_INPUT
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, base.ReaderGone):
         # Whoever reads the output has enough; the interpreter's last flush must not fail because of that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.BROKEN_PIPE

@@ -102,8 +102,13 @@ class Command(click.Command):
     """A command that takes the global flags, too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("epilog", "Takes the global flags, as --context, too: see millrace --help.")
         super().__init__(*args, **kwargs)
         self.params += _global_options(hidden=True)
+
+
+class ReaderGone(Exception):
+    """Whoever read standard output has stopped. Click would end with 1, which means something else here."""
 
 
 class Group(click.Group):
@@ -115,6 +120,13 @@ class Group(click.Group):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += _global_options(hidden=False)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The command; tells a closed pipe from a failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are needed, not in that of the alphabet."""
@@ -170,7 +182,13 @@ def job_argument(function: Function) -> Function:
 
 class _Notes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"note: {record.getMessage()}", err=True)
+        note = f"note: {record.getMessage()}"
+        if "tqdm" in sys.modules:
+            from tqdm import tqdm
+
+            tqdm.write(note, file=sys.stderr)  # above the bar, where there is one
+        else:
+            click.echo(note, err=True)
 
 
 def show_notes() -> None:

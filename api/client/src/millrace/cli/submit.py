@@ -77,7 +77,9 @@ def _run_options(function: Function) -> Function:
                 metavar="N",
                 help="Most activation servers a system.",
             ),
-            click.option("--logging", type=_LEVELS, help="Level of the agents' logs."),
+            click.option(
+                "--logging", type=_LEVELS, metavar="LEVEL", help="DEBUG, VERBOSE, INFO, WARNING or ERROR."
+            ),
             click.option(
                 "--job_labels", multiple=True, metavar="KEY=VALUE...", help="Labels of the job's pods."
             ),
@@ -229,7 +231,7 @@ def _plan(settings: Settings, params: str, output: str, options: RunOptions) -> 
 def _plan_table(found: Plan) -> str:
 
     projected, plan = found.projected, found.plan
-    place = f"place {found.queue_position} in the queue" if found.queue_position else None
+    place = f"place {found.queue_position}" if found.queue_position else None
     start = (
         found.estimated_start.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found.estimated_start else place
     )

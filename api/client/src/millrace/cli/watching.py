@@ -36,6 +36,12 @@ def _ended(job: Job) -> int:
     if job.state == state.SUSPENDED:
         click.echo(f"hint: millrace resume {job.name} has it go on", err=True)
         return Exit.FAILED
+    if not job.is_finished:
+        click.echo(
+            f"error: The appliance has no more to tell of {job.name}, which is not over: {job.summary}",
+            err=True,
+        )
+        return Exit.FAILED
     try:
         job.check()
     except errors.JobFailed as error:

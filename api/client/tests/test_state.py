@@ -1,0 +1,67 @@
+"""What a document says about its job, as people read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conftest import job
+from millrace import state, times
+
+PROGRESS = {"step": 5, "totalSteps": 9, "loss": "2.5"}
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence", "finished"),
+    [
+        (job(None), "Pending", False),
+        (job("Queued", queue={"position": 3}), "Queued: place 3", False),
+        (job("Starting", systems=["csx-0"], attempt=2), "Starting: csx-0, attempt 2", False),
+        (job("Starting", systems=["csx"] * 16), "Starting: 16 systems", False),
+        (job("Training", progress=PROGRESS), "Training: step 5 of 9, loss 2.5", False),
+        (job("Restarting", failure={"message": "cs2-0 is gone"}), "Restarting: cs2-0 is gone", False),
+        (job("Succeeded", failure={"message": "of old"}), "Succeeded", True),
+        (
+            job("BadParams", failure={"message": "No.", "pod": "p", "node": "n"}),
+            "BadParams: No. (p on n)",
+            True,
+        ),
+        (job("OfAnotherVersion"), "OfAnotherVersion", False),
+        ({}, "Pending", False),
+    ],
+)
+def test_sentences(document: Any, sentence: str, finished: bool) -> None:
+    assert (state.sentence(document), state.is_finished(document)) == (sentence, finished)
+
+
+def test_a_deleted_job_is_cancelled_unless_it_was_over() -> None:
+    running, over = job("Training", progress=PROGRESS), job("Succeeded")
+    for document in (running, over):
+        state.mark_deleted(document)
+    assert state.sentence(running) == "Cancelled: step 5 of 9, loss 2.5"
+    assert state.sentence(over) == "Succeeded"
+
+
+def test_times() -> None:
+    parsed = times.parse("2026-01-02T03:04:05.123456789Z")
+    assert parsed is not None
+    assert parsed.isoformat() == "2026-01-02T03:04:05.123456+00:00"
+    assert times.parse("2026-01-02t03:04:05+02:00") is not None
+    assert [times.parse(text) for text in (None, "", "soon", "2026-13-01T00:00:00Z")] == [None] * 4
+    ages = {
+        59: "59s",
+        119: "119s",
+        120: "2m",
+        185: "3m5s",
+        3600: "60m",
+        20000: "5h33m",
+        200000: "2d7h",
+        10**7: "115d",
+    }
+    assert {seconds: times.age(seconds) for seconds in ages} == ages
+    assert [times.duration(seconds) for seconds in (4685, 86409.4, 172809)] == [
+        "1:18:05",
+        "1 day, 0:00:09",
+        "2 days, 0:00:09",
+    ]
