@@ -126,8 +126,8 @@ def problem(status: int, reason: str, detail: str, **headers: str) -> Answer:
     return lambda handler: handler.send_json(status, document, **kind, **headers)
 
 
-def stream(text: str | bytes, *, cut: bool = False) -> Answer:
-    """An event stream of this text; then the connection is cut, or ends as it should."""
+def stream(text: str | bytes, *, cut: bool = False, whole: bool = True) -> Answer:
+    """An event stream of this text; then the connection is cut, stays open, or ends as it should."""
 
     def answer(handler: Handler) -> None:
         handler.send_response(200)
@@ -138,7 +138,7 @@ def stream(text: str | bytes, *, cut: bool = False) -> Answer:
         handler.wfile.write(b"%x\r\n%s\r\n" % (len(body), body))
         if cut:
             handler.drop()
-        else:
+        elif whole:
             handler.wfile.write(b"0\r\n\r\n")
 
     return answer

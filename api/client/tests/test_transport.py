@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from email.utils import formatdate
 from pathlib import Path
 from time import time
 
+import httpx
 import pytest
 
-from conftest import JOBS, Server, dropped, event, job, point, problem, stream
+from conftest import JOBS, Handler, Server, dropped, event, job, point, problem, stream
 from millrace import Appliance, errors
 
 
@@ -107,13 +109,32 @@ def test_a_stream_that_is_cut_loses_and_doubles_nothing(server: Server, applianc
         problem(503, "Unavailable", "Restarting."),
         # A server that begins too early, and ends without an end.
         stream(whole[whole.index("id: 3") : sixth]),
-        stream(whole[sixth:] + event("end", {})),
+        stream(whole[sixth:] + event("end", {}, 8)),
     )
     points = list(appliance.job("kjv").stream_metrics("train"))
     assert [each.step for each in points] == list(range(1, 9))
     asked = server.asked("GET", f"{JOBS}/kjv/metrics")
     assert [each.headers["Last-Event-ID"] for each in asked] == [None, "3", "3", "3", "6"]
     assert asked[0].query == {"uid": "uid-of-kjv", "mode": "train"}
+
+
+def test_a_silent_connection_is_a_dead_one(
+    server: Server, appliance: Appliance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def hangs(handler: Handler) -> None:
+        stream(event("metric", point(1), 1), whole=False)(handler)
+        released.wait()
+        handler.drop()
+
+    monkeypatch.setattr("millrace.transport._STREAM_TIMEOUT", httpx.Timeout(0.2))
+    server.on("GET", f"{JOBS}/kjv", job())
+    rest = stream(event("metric", point(2), 2) + event("end", {}))
+    server.on("GET", f"{JOBS}/kjv/metrics", hangs, rest)
+    assert [each.step for each in appliance.job("kjv").stream_metrics()] == [1, 2]
+    assert server.requests[-1].headers["Last-Event-ID"] == "1"
+    released.set()
 
 
 def test_a_stream_ends_where_the_token_does(server: Server, appliance: Appliance) -> None:

@@ -13,11 +13,11 @@ import json
 import logging
 import platform
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
@@ -95,7 +95,7 @@ class Transport:
                 raise _error(response)
             except (httpx.HTTPError, errors.ApplianceError) as error:
                 if not self._try_again(backoff, error):
-                    raise self._final(error) from error
+                    self._give_up(error)
 
     def json(self, method: str, path: str, **request: Any) -> Any:
         """The answer of a request, as JSON."""
@@ -136,37 +136,33 @@ class Transport:
         while True:
             decoder = Decoder()
             try:
-                with self._client.stream(
-                    "GET",
-                    path,
-                    params=_given(params),
-                    headers=_stream_headers(last),
-                    timeout=_STREAM_TIMEOUT,
-                ) as response:
-                    if not response.is_success:
-                        response.read()
-                        raise _error(response)
-                    if response.status_code == 204:
-                        return
-                    self._check_stream(response)
-                    for chunk in response.iter_bytes():
+                with closing(self._stream(path, params, last)) as chunks:
+                    for chunk in chunks:
                         backoff.succeeded()
                         for event in decoder.feed(chunk):
-                            if event.id.isdecimal():
-                                number = int(event.id)
-                                if number <= last:
-                                    continue
-                                last = number
                             if event.event == "end":
                                 return
+                            if event.id.isdecimal():
+                                if int(event.id) <= last:
+                                    continue
+                                last = int(event.id)
                             yield event
-                trouble: httpx.HTTPError | errors.ApplianceError = httpx.RemoteProtocolError(
-                    "the stream was cut"
-                )
+                raise httpx.RemoteProtocolError("the stream was cut")
             except (httpx.HTTPError, errors.ApplianceError) as error:
-                trouble = error
-            if not self._try_again(backoff, trouble, at_least=decoder.retry or 0.0):
-                raise self._final(trouble) from trouble
+                if not self._try_again(backoff, error, at_least=decoder.retry or 0.0):
+                    self._give_up(error)
+
+    def _stream(self, path: str, params: Params | None, last: int) -> Generator[bytes, None, None]:
+        """The bytes of one connection to a stream."""
+        headers = _stream_headers(last)
+        with self._client.stream(
+            "GET", path, params=_given(params), headers=headers, timeout=_STREAM_TIMEOUT
+        ) as response:
+            if not response.is_success:
+                response.read()
+                raise _error(response)
+            self._check_stream(response)
+            yield from response.iter_bytes()
 
     def _check_stream(self, response: httpx.Response) -> None:
         kind = response.headers.get("content-type", "")
@@ -189,13 +185,14 @@ class Transport:
             log.warning("%s; trying again", self._sentence(error))
         return backoff.wait(at_least)
 
-    def _final(self, error: httpx.HTTPError | errors.ApplianceError) -> errors.MillraceError:
+    def _give_up(self, error: httpx.HTTPError | errors.ApplianceError) -> NoReturn:
+        """Raise what the caller shall see of it."""
         if isinstance(error, errors.ApplianceError):
-            return error
+            raise error
         remedy = "is the appliance up, and is this its address?"
         if _certificate_trouble(error):
             remedy = "name the authority that signed its certificate with --ca FILE (ca= in Python)."
-        return errors.Unreachable(f"{self._sentence(error)}: {remedy}")
+        raise errors.Unreachable(f"{self._sentence(error)}: {remedy}") from error
 
     def _sentence(self, error: httpx.HTTPError | errors.ApplianceError) -> str:
         if isinstance(error, errors.ApplianceError):
@@ -220,7 +217,7 @@ class Retrying:
     def wait_or_raise(self, error: httpx.HTTPError | errors.ApplianceError) -> None:
         """Sleep before the next try; raise where there should be none."""
         if not self._transport._try_again(self._backoff, error):
-            raise self._transport._final(error) from error
+            self._transport._give_up(error)
 
 
 def _given(params: Params | None) -> dict[str, str]:
