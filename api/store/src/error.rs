@@ -88,8 +88,8 @@ pub enum Error {
     /// Text that is not a cursor of ours.
     #[error("this is not a cursor; pass `next` of the page before as it is, or leave it out to begin anew")]
     BadCursor,
-    /// A number beyond what the database can hold.
-    #[error("{0} {1} is too large; the largest is {max}", max = i64::MAX)]
+    /// A number beyond what is kept.
+    #[error("{0} {1} is too large; the largest is {max}", max = crate::sql::LARGEST)]
     TooLarge(&'static str, u64),
     /// A row that this program can't have written.
     #[error("a row of the database can't be understood: {0}; restore the database from a backup")]

@@ -3,7 +3,7 @@
 use sqlx::any::AnyRow;
 
 use crate::error::{Error, Result};
-use crate::sql::{Columns, rows, signed, sql};
+use crate::sql::{Columns, LARGEST, rows, signed, sql};
 use crate::{Store, What};
 
 /// Something to be told about a job.
@@ -71,8 +71,8 @@ impl Store {
     pub async fn events(&self, uid: &str, after: u64, limit: u32) -> Result<Vec<Event>> {
         sql("SELECT number, at_ms, warning, reason, message FROM events WHERE uid = $1 AND number > $2 ORDER BY number LIMIT $3")
             .bind(uid)
-            // What is beyond any number is beyond the largest.
-            .bind(signed("the number", after).unwrap_or(i64::MAX))
+            // Nothing is beyond the largest.
+            .bind(signed("the number", after).unwrap_or(LARGEST))
             .bind(rows(limit, 0))
             .all(&self.inner.read, Event::read)
             .await

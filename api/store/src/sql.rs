@@ -156,12 +156,16 @@ fn unsigned(column: &str, number: i64) -> Result<u64> {
     number.try_into().map_err(|_| Error::Damaged(format!("{column} is {number}")))
 }
 
+/// The largest number that is kept: as far as every reader of JSON counts, and far from where sums overflow.
+pub(crate) const LARGEST: i64 = (1 << 53) - 1;
+
 /// `number`, which is called `what` in messages, as the database holds it.
 pub(crate) fn signed(what: &'static str, number: u64) -> Result<i64> {
-    number.try_into().map_err(|_| Error::TooLarge(what, number))
+    let fits = i64::try_from(number).ok().filter(|number| *number <= LARGEST);
+    fits.ok_or(Error::TooLarge(what, number))
 }
 
-/// The smaller of `count` and what can be asked for, plus `more`.
+/// How many rows a query may give: `count`, and `more`.
 pub(crate) fn rows(count: u32, more: u32) -> Value {
     Value::Number(Some(i64::from(count) + i64::from(more)))
 }

@@ -46,7 +46,7 @@ impl Store {
     async fn forget_entries(&self, uid: &str) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let deleted = sql("DELETE FROM entries WHERE uid = $1 \
-                           AND number IN (SELECT number FROM entries WHERE uid = $1 ORDER BY number LIMIT $2)")
+                           AND number < (SELECT MIN(number) FROM entries WHERE uid = $1) + $2")
         .bind(uid)
         .bind(PIECE)
         .execute(&mut *transaction)
@@ -59,7 +59,7 @@ impl Store {
     async fn forget_points(&self, uid: &str, mode: Mode) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let deleted = sql("DELETE FROM points WHERE uid = $1 AND mode = $2 \
-                           AND step IN (SELECT step FROM points WHERE uid = $1 AND mode = $2 ORDER BY step LIMIT $3)")
+                           AND step < (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2) + $3")
         .bind(uid)
         .bind(mode.as_str())
         .bind(PIECE)

@@ -73,7 +73,7 @@ fn row(uid: &str, entry: &Entry) -> Result<[Value; 10]> {
 /// Brings a curve up to date.
 async fn draw(on: &mut AnyConnection, uid: &str, mode: Mode, curve: &Curve) -> Result<()> {
     // No point is beyond the largest step.
-    if let Some(from) = curve.replaced_from.and_then(|from| i64::try_from(from).ok()) {
+    if let Some(from) = curve.replaced_from.and_then(|from| signed("the step", from).ok()) {
         sql("DELETE FROM points WHERE uid = $1 AND mode = $2 AND step >= $3")
             .bind(uid)
             .bind(mode.as_str())

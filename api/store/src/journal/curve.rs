@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Entry, Kind, Mode, select};
+use super::{Entry, Kind, Mode, SELECT};
 use crate::Store;
 use crate::error::Result;
-use crate::sql::{Columns, signed, sql};
+use crate::sql::{Columns, sql};
 
 /// What a batch of entries makes of one curve.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -53,40 +53,40 @@ impl Store {
     /// # Errors
     /// As [`Store::job`].
     pub async fn metrics(&self, uid: &str, mode: Mode, max_points: u32) -> Result<Vec<Entry>> {
-        let Some(Extent { count, first, last }) = self.extent(uid, mode).await? else { return Ok(Vec::new()) };
-        let most = u64::from(max_points.max(2));
-        let stretch = if count <= most { 1 } else { (last - first).div_ceil(most - 1) };
-        // $1 and $2, bound first, are named once more.
-        let points = select()
-            .push(" JOIN points p ON p.uid = e.uid AND p.number = e.number WHERE p.uid = ")
-            .value(uid)
-            .push(" AND p.mode = ")
-            .value(mode.as_str())
-            .push(" AND p.step IN (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2 AND step < ")
-            .value(signed("the step", last)?)
-            .push(" GROUP BY (step - ")
-            .value(signed("the step", first)?)
-            .push(") / ")
-            .value(signed("the step", stretch)?)
-            .push(" UNION ALL SELECT ")
-            .value(signed("the step", last)?)
-            .push(") ORDER BY p.step");
-        points.all(&self.inner.read, Entry::read).await
+        let most = i64::from(max_points.max(2));
+        let Some(Extent { more, first, last }) = self.extent(uid, mode, most).await? else { return Ok(Vec::new()) };
+        let stretch = if more { (last - first + most - 2) / (most - 1) } else { 1 };
+        // From the first point of a stretch to the first of the next that has one: as many look-ups as there are points to
+        // show, however many there are.
+        let points = sql("WITH RECURSIVE shown (step) AS (SELECT $3 UNION ALL \
+                          SELECT (SELECT MIN(p.step) FROM points p WHERE p.uid = $1 AND p.mode = $2 \
+                          AND p.step >= shown.step - (shown.step - $3) % $4 + $4) \
+                          FROM shown WHERE shown.step - (shown.step - $3) % $4 + $4 < $5) ")
+        .push(SELECT)
+        .push(
+            " JOIN points p ON p.uid = e.uid AND p.number = e.number WHERE p.uid = $1 AND p.mode = $2 \
+               AND p.step IN (SELECT step FROM shown UNION ALL SELECT $5) ORDER BY p.step",
+        );
+        let bound = points.bind(uid).bind(mode.as_str()).bind(first).bind(stretch).bind(last);
+        bound.all(&self.inner.read, Entry::read).await
     }
 
-    async fn extent(&self, uid: &str, mode: Mode) -> Result<Option<Extent>> {
-        let extent = sql("SELECT COUNT(*) AS count, MIN(step) AS first, MAX(step) AS last \
-                          FROM points WHERE uid = $1 AND mode = $2");
-        let Some(row) = extent.bind(uid).bind(mode.as_str()).first(&self.inner.read).await? else { return Ok(None) };
-        let ends = row.maybe_number("first")?.zip(row.maybe_number("last")?);
-        let count = row.number("count")?;
-        Ok(ends.map(|(first, last)| Extent { count, first, last }))
+    async fn extent(&self, uid: &str, mode: Mode, most: i64) -> Result<Option<Extent>> {
+        let extent = sql("SELECT (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2) AS first, \
+                          (SELECT MAX(step) FROM points WHERE uid = $1 AND mode = $2) AS last, \
+                          (SELECT COUNT(*) FROM (SELECT step FROM points WHERE uid = $1 AND mode = $2 LIMIT $3) AS part) \
+                          AS count");
+        let extent = extent.bind(uid).bind(mode.as_str()).bind(most + 1);
+        let Some(row) = extent.first(&self.inner.read).await? else { return Ok(None) };
+        let ends = row.maybe_time("first")?.zip(row.maybe_time("last")?);
+        let more = row.time("count")? > most;
+        Ok(ends.map(|(first, last)| Extent { more, first, last }))
     }
 }
 
-/// How many points a curve has, and between which steps.
+/// Between which steps a curve runs, and whether it has more points than are to be shown.
 struct Extent {
-    count: u64,
-    first: u64,
-    last: u64,
+    more: bool,
+    first: i64,
+    last: i64,
 }

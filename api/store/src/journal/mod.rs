@@ -10,7 +10,7 @@ pub use read::Query;
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::sql::{Columns, Sql, sql};
+use crate::sql::{Columns, sql};
 
 /// One entry of a job's journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,9 +97,8 @@ impl Mode {
 }
 
 /// All of an entry; more must follow.
-fn select() -> Sql {
-    sql("SELECT e.number, e.attempt, e.at_ms, e.kind, e.mode, e.step, e.agent, e.level, e.body FROM entries e")
-}
+const SELECT: &str =
+    "SELECT e.number, e.attempt, e.at_ms, e.kind, e.mode, e.step, e.agent, e.level, e.body FROM entries e";
 
 impl Entry {
     fn read(row: &AnyRow) -> Result<Self> {

@@ -12,6 +12,7 @@ behaviours![
     repeating_adds_nothing_and_gaps_are_kept,
     two_copies_at_once_make_one,
     a_reader_gets_what_it_asks_for,
+    evaluations_of_steps_that_were_undone_are_left_out,
     a_curve_is_what_the_newest_attempt_makes_of_it,
     a_long_curve_is_thinned_between_its_ends,
 ];
@@ -124,6 +125,23 @@ fn curve(entries: &[Entry], mode: Mode) -> Vec<u64> {
     points.filter(counts).map(|(_, entry)| entry.number).collect()
 }
 
+async fn evaluations_of_steps_that_were_undone_are_left_out(Scratch { store, .. }: &Scratch) {
+    make(store, &job("a", 1)).await;
+    let evaluated = async || {
+        let points = store.metrics("a", Mode::Eval, 10).await.unwrap();
+        points.iter().map(|entry| (entry.number, entry.step.unwrap())).collect::<Vec<_>>()
+    };
+    let [train, eval] = [Mode::Train, Mode::Eval];
+    let first = [metric(1, train, 10), metric(2, eval, 10), metric(3, train, 20), metric(4, eval, 20)];
+    store.append("a", &first).await.unwrap();
+    assert_eq!(evaluated().await, [(2, 10), (4, 20)]);
+    // The next attempt goes on from the checkpoint at 10.
+    store.append("a", &[metric(5, train, 11)]).await.unwrap();
+    assert_eq!(evaluated().await, [(2, 10)]);
+    store.append("a", &[metric(6, train, 20), metric(7, eval, 20), metric(8, train, 15)]).await.unwrap();
+    assert_eq!(evaluated().await, [(2, 10)], "within one batch, too");
+}
+
 async fn a_curve_is_what_the_newest_attempt_makes_of_it(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
     let mut random = Random(18);
@@ -175,7 +193,7 @@ async fn a_long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratc
     }
     assert_eq!(steps(1001).await.len(), 1001);
     // Steps that are far apart overflow nothing.
-    let far = i64::MAX as u64;
+    let far = (1 << 53) - 1;
     store.append("a", &[metric(2000, Mode::Train, far)]).await.unwrap();
     assert_eq!(steps(3).await, [7, far]);
 }
