@@ -25,6 +25,8 @@ pub struct Crew {
     /// Held open: a process ends when its own closes.
     _stdins: Vec<ChildStdin>,
     orders: watch::Sender<Order>,
+    /// How many run.
+    alive: watch::Sender<usize>,
 }
 
 /// How one of the processes is.
@@ -68,8 +70,8 @@ impl Crew {
         let members = members(run)?;
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(&run.launch)?;
-        let mut crew =
-            Self { hands: Vec::new(), listening: None, _stdins: Vec::new(), orders: watch::Sender::new(Order::Live) };
+        let (orders, alive) = (watch::Sender::new(Order::Live), watch::Sender::new(0));
+        let mut crew = Self { hands: Vec::new(), listening: None, _stdins: Vec::new(), orders, alive };
         let (hand, Pipes { mut stdin, stdout }) = crew.begin(coordinator, &changed)?;
         // One that ended already says so by its exit.
         let _ = stdin.write_all(format!("{document}\n").as_bytes()).await;
@@ -109,9 +111,12 @@ impl Crew {
             Arc::new(Running { agent: member.agent, last_lines: process.last_lines.clone(), state: Mutex::default() });
         self.hands.push(hand.clone());
         let (orders, changed, known) = (self.orders.subscribe(), changed.clone(), hand.clone());
+        let alive = self.alive.clone();
+        alive.send_modify(|alive| *alive += 1);
         tokio::spawn(async move {
             let (_, ending) = process.end(orders).await;
             known.change(|state| *state = (false, Some((ending, SystemTime::now()))), &changed);
+            alive.send_modify(|alive| *alive -= 1);
         });
         Ok((hand, pipes))
     }
@@ -129,6 +134,12 @@ impl Crew {
     /// Whether every process has ended.
     pub fn is_over(&self) -> bool {
         self.hands.iter().all(|hand| hand.look().ended.is_some())
+    }
+
+    /// Waits until every process has ended.
+    pub async fn over(&self) {
+        // An error means that nobody could change it any more.
+        let _ = self.alive.subscribe().wait_for(|alive| *alive == 0).await;
     }
 
     /// Asks every process that runs to end in good order: the coordinator saves the last committed step first.

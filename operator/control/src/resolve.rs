@@ -9,11 +9,13 @@ use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::report::PlanReport;
 use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
 
+use serde::Serialize;
+
 use crate::launch::{Unreadable, resolved_job};
 use crate::world::{ModelDir, Site};
 
 /// What an attempt on a number of systems needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Needs {
     /// Agents of each role.
     pub wanted: Vec<(Role, u32)>,
@@ -25,6 +27,20 @@ pub struct Needs {
     pub swarmx_nodes: u32,
     /// The most systems that have something to do.
     pub largest_num_csx: u32,
+    /// What real systems would take.
+    pub projected: Projected,
+}
+
+/// By the time model: a projection, not a measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Projected {
+    /// Of one step.
+    pub step_seconds: f64,
+    /// Of all steps of training.
+    pub seconds: f64,
+    /// Rate.
+    pub samples_per_second: f64,
 }
 
 /// Resolves `job` on an appliance, in a world of which `site` tells.
@@ -39,7 +55,7 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
         mode: spec.mode.map(|mode| name_of(mode).to_owned()),
         ..Overrides::default()
     };
-    let Resolved { job: resolved, mut notes, without_effect } =
+    let Resolved { job: mut resolved, mut notes, without_effect } =
         params.resolve(&overrides).map_err(|error| error.report().trim_end().to_owned())?;
     if resolved.run.compile_only || resolved.run.validate_only {
         return Err(
@@ -52,6 +68,10 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
         notes.push(format!("Without effect on this appliance: {}.", without_effect.join(", ")));
     }
     let ModelDir { path: model_dir, claim } = site.model_dir(job, &resolved.run.model_dir)?;
+    let run = &mut resolved.run;
+    if !run.summary_dir.is_empty() && run.summary_dir != run.model_dir {
+        run.summary_dir = site.model_dir(job, &run.summary_dir)?.path.display().to_string();
+    }
     inputs(&resolved).try_for_each(|path| site.readable(job, path))?;
     let appliance = cluster
         .machine
@@ -110,6 +130,11 @@ pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, String> {
         memoryx_bytes: report.bytes.memoryx,
         swarmx_nodes: swarmx,
         largest_num_csx: largest,
+        projected: Projected {
+            step_seconds: report.projection.step_seconds,
+            seconds: report.projection.step_seconds * job.run.max_steps as f64,
+            samples_per_second: report.projection.samples_per_second,
+        },
     })
 }
 

@@ -1,0 +1,97 @@
+//! What the REST server stands on: something that runs jobs. There are two of them, and handlers know nothing else.
+//!
+//! A backend acts, and keeps the [`Store`](millrace_store::Store) up to date with what is true of its jobs; whatever is only
+//! read, jobs, events, metrics and logs, is read from there.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use millrace_crds::{Appliance, TrainJob};
+use millrace_store::Key;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::files::Files;
+use crate::refusal::Result;
+
+/// A job that is asked for.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Where.
+    pub namespace: String,
+    /// The TrainJob as JSON, its name and annotations set.
+    pub object: Value,
+    /// Small texts that travel with it, each a file in the volume that [`Order::object`] names for them.
+    pub texts: Vec<Text>,
+    /// Who asks.
+    pub submitter: String,
+    /// Names the request, so that a second one makes no second job.
+    pub key: Option<Key>,
+}
+
+/// A small text that a user's params name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// The file's name in its volume.
+    pub name: String,
+    /// What is in it.
+    pub content: String,
+}
+
+/// What came of an [`Order`].
+#[derive(Clone, Debug)]
+pub enum Created {
+    /// A new job.
+    New(Box<TrainJob>),
+    /// The job that the same request made before.
+    Replayed(Box<TrainJob>),
+}
+
+/// A change that a user may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// `spec.suspend`.
+    Suspend(bool),
+    /// `spec.numCsx`.
+    Scale(u32),
+}
+
+/// A volume that params can name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Volume {
+    /// What a job's `volumes` call it: the name of its claim.
+    pub name: String,
+    /// What it is.
+    pub message: String,
+}
+
+/// Something that runs jobs.
+#[async_trait]
+pub trait Backend: Send + Sync + 'static {
+    /// `process` or `kubernetes`.
+    fn name(&self) -> &'static str;
+
+    /// What the job of `order` would be kept as.
+    async fn dry_run(&self, order: &Order) -> Result<TrainJob>;
+
+    /// Makes the job, unless the same request made it before.
+    async fn create(&self, order: Order) -> Result<Created>;
+
+    /// Changes the job of this UID.
+    async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob>;
+
+    /// Deletes the job of this UID; what it was.
+    async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob>;
+
+    /// The appliance of this name.
+    async fn appliance(&self, name: &str) -> Result<Option<Appliance>>;
+
+    /// What would become of `order` now.
+    async fn plan(&self, order: &Order) -> Result<crate::plan::Plan>;
+
+    /// What a job in this namespace can mount.
+    async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>>;
+
+    /// The files of a job's model_dir.
+    async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>>;
+}

@@ -1,0 +1,101 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use millrace_store::{Options, Store};
+
+use crate::rest::secret_hash;
+use crate::serve::{self, Serve};
+
+/// REST for user nodes: runs jobs on this machine and serves what they do
+#[derive(Clone, Debug, Parser)]
+#[command(name = "millrace-api", version)]
+pub struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Task {
+    /// Serves until SIGTERM or Ctrl-C; running jobs save their state and go on when it serves again
+    Serve(Serve),
+    /// Makes a token and prints its secret, once
+    Token(TokenArgs),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct TokenArgs {
+    /// Whose it is
+    #[arg(long)]
+    name: String,
+    /// viewer, editor or admin
+    #[arg(long, default_value = "editor")]
+    role: String,
+    /// Where it is good, once for each; * is everywhere
+    #[arg(long = "namespace", default_value = "default")]
+    namespaces: Vec<String>,
+    /// Seconds it is good; for ever where this is left out
+    #[arg(long)]
+    expires_in_seconds: Option<u32>,
+    #[command(flatten)]
+    database: Database,
+}
+
+/// Where the server keeps what it knows.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Database {
+    /// Directory of the server's own: database, model_dirs, texts
+    #[arg(long, env = "MILLRACE_DATA", default_value = "millrace-data")]
+    pub data: PathBuf,
+    /// sqlite:PATH or postgres://…; a file in the data directory where this is left out
+    #[arg(long, env = "MILLRACE_DATABASE", hide_env_values = true)]
+    pub database: Option<String>,
+}
+
+impl Database {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It can't be: a sentence.
+    pub async fn open(&self) -> anyhow::Result<Store> {
+        std::fs::create_dir_all(&self.data).map_err(|error| {
+            anyhow::anyhow!("can't make the directory {}: {error}; choose another --data", self.data.display())
+        })?;
+        let url =
+            self.database.clone().unwrap_or_else(|| format!("sqlite:{}", self.data.join("millrace.db").display()));
+        Ok(Store::open(&url, Options::default()).await?)
+    }
+}
+
+/// Does what the command line says.
+pub fn run(args: Args) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let done = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        runtime.block_on(async {
+            match args.task {
+                Task::Serve(args) => serve::run(args).await,
+                Task::Token(args) => make_token(args).await,
+            }
+        })
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn make_token(args: TokenArgs) -> anyhow::Result<()> {
+    let TokenArgs { name, role, namespaces, expires_in_seconds, database } = args;
+    let store = database.open().await?;
+    let (token, secret) = crate::rest::NewToken { name, role, namespaces, expires_in_seconds }.make()?;
+    debug_assert_eq!(token.hash, secret_hash(&secret));
+    store.add_token(&token).await?;
+    store.close().await;
+    println!("{secret}");
+    Ok(())
+}

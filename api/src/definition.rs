@@ -1,0 +1,133 @@
+//! What an API server does with an object before it keeps it: unknown keys and bad values are refused, defaults filled in,
+//! rules put to it. Here from the same generated definition, so that a job is refused in the same words.
+
+use kube_cel::{CompiledSchema, Validator, compile_schema};
+use millrace_crds::definitions;
+use serde_json::{Map, Value, json};
+
+use crate::refusal::{Fault, Refusal, Result};
+
+/// The definition of one kind.
+pub struct Definition {
+    schema: Value,
+    strict: jsonschema::Validator,
+    rules: CompiledSchema,
+}
+
+impl Definition {
+    /// Those of `Appliance` and `TrainJob`.
+    ///
+    /// # Errors
+    /// A definition is none: a fault of this program.
+    pub fn both() -> Result<(Self, Self)> {
+        let [appliance, job] = definitions();
+        let broken = |cause: &dyn std::fmt::Display| Refusal::internal("read its own definitions", cause);
+        let of = |definition| -> Result<Self> {
+            let definition = serde_json::to_value(definition).map_err(|error| broken(&error))?;
+            let schema = definition.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
+            let mut closed = closed(&schema);
+            // What every object has, and no definition says.
+            for name in ["apiVersion", "kind"] {
+                closed["properties"][name] = json!({"type": "string"});
+            }
+            closed["properties"]["metadata"] = json!({"type": "object"});
+            let strict = jsonschema::options().build(&closed).map_err(|error| broken(&error))?;
+            Ok(Self { rules: compile_schema(&schema), strict, schema })
+        };
+        Ok((of(appliance)?, of(job)?))
+    }
+
+    /// `object` with its defaults, if it may be; `before` is what it is to take the place of.
+    ///
+    /// # Errors
+    /// [`crate::refusal::Reason::Invalid`] with every field that is to blame.
+    pub fn admit(&self, object: &Value, before: Option<&Value>) -> Result<Value> {
+        let faults: Vec<Fault> = self.strict.iter_errors(object).map(|error| fault(&error)).collect();
+        if !faults.is_empty() {
+            return Err(Refusal::invalid(faults));
+        }
+        let object = kube_cel::apply_defaults(&self.schema, object);
+        let verdict = Validator::new().validate_compiled(&self.rules, &object, before);
+        let broken = |error: &kube_cel::ValidationError| Fault {
+            field: error.field_path.trim_start_matches('.').to_owned(),
+            message: error.message.clone(),
+        };
+        match verdict {
+            Ok(()) => Ok(object),
+            Err(errors) => Err(Refusal::invalid(errors.iter().map(broken).collect())),
+        }
+    }
+}
+
+/// The schema as JSON Schema knows it: closed where Kubernetes would prune, its `nullable` and quantities as types.
+fn closed(schema: &Value) -> Value {
+    let Value::Object(schema) = schema else { return schema.clone() };
+    let mut out: Map<String, Value> = Map::new();
+    let is = |key: &str| schema.get(key) == Some(&Value::Bool(true));
+    for (key, value) in schema {
+        let value = match (key.as_str(), value) {
+            ("properties", Value::Object(all)) => {
+                Value::Object(all.iter().map(|(name, schema)| (name.clone(), closed(schema))).collect())
+            }
+            ("items" | "additionalProperties", schema @ Value::Object(_)) => closed(schema),
+            ("type", Value::String(name)) if is("nullable") => json!([name, "null"]),
+            ("nullable" | "default" | "description", _) => continue,
+            (key, _) if key.starts_with("x-kubernetes-") => continue,
+            (_, value) => value.clone(),
+        };
+        out.insert(key.clone(), value);
+    }
+    let open = is("x-kubernetes-preserve-unknown-fields") || schema.contains_key("additionalProperties");
+    if schema.contains_key("properties") && !open {
+        out.insert("additionalProperties".to_owned(), Value::Bool(false));
+    }
+    if is("x-kubernetes-int-or-string") {
+        out.insert("type".to_owned(), json!(["integer", "string"]));
+    }
+    Value::Object(out)
+}
+
+fn fault(error: &jsonschema::ValidationError<'_>) -> Fault {
+    let path = error.instance_path().to_string();
+    let field = path.trim_start_matches('/').replace('/', ".");
+    Fault { field, message: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(change: impl FnOnce(&mut Value)) -> Value {
+        let mut job = json!({
+            "apiVersion": "millrace.dev/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": {"name": "job", "namespace": "team", "annotations": {"a": "b"}},
+            "spec": {"numCsx": 2, "params": {"model": {"name": "gpt2", "vocab_size": 64}, "train_input": {"data_dir": ["a", "b"]}}},
+        });
+        change(&mut job);
+        job
+    }
+
+    #[test]
+    fn what_an_api_server_refuses_is_refused_and_what_it_fills_in_is_filled_in() {
+        let (_, definition) = Definition::both().unwrap();
+        let admitted = definition.admit(&job(|_| {}), None).unwrap();
+        assert_eq!(admitted["spec"]["appliance"], "default");
+        assert_eq!(admitted["spec"]["deadlines"]["startupSeconds"], 900);
+        let refused = |change: fn(&mut Value), field: &str| {
+            let refusal = definition.admit(&job(change), None).unwrap_err();
+            assert!(refusal.errors.iter().any(|fault| fault.field.starts_with(field)), "{refusal:?}");
+            refusal.detail
+        };
+        refused(|job| job["spec"]["numCsx"] = 0.into(), "spec.numCsx");
+        refused(|job| job["spec"]["numCsx"] = "2".into(), "spec.numCsx");
+        let unknown = refused(|job| job["spec"]["numCSX"] = 2.into(), "spec");
+        assert!(unknown.contains("numCSX"), "{unknown}");
+        refused(|job| job["spec"]["params"]["model"]["vocab_sise"] = 2.into(), "spec.params.model");
+        refused(|job| job["metadata"]["name"] = "Job".into(), "");
+        let before = job(|_| {});
+        let changed = job(|job| job["spec"]["params"]["model"]["vocab_size"] = 65.into());
+        let refusal = definition.admit(&changed, Some(&before)).unwrap_err();
+        assert!(refusal.detail.contains("cannot be changed"), "{refusal}");
+    }
+}

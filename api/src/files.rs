@@ -1,0 +1,240 @@
+//! What a job has written: checkpoints and everything else in its model_dir, read-only.
+
+use std::path::{Component, Path, PathBuf};
+
+use async_trait::async_trait;
+use k8s_openapi::jiff::Timestamp;
+use millrace_checkpoint::{Checkpoint, CheckpointInfo, hf};
+use serde::Serialize;
+use tokio::fs::File;
+
+use crate::refusal::{Reason, Refusal, Result};
+
+/// A file of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileInfo {
+    /// Relative to what it is listed under, with `/`.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was written last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Timestamp>,
+}
+
+/// A checkpoint of a job.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckpointFiles {
+    /// The step it holds.
+    pub step: u64,
+    /// blake3 of its parameters.
+    pub digest: String,
+    /// All of its files.
+    pub bytes: u64,
+    /// When it was finished.
+    pub time: Option<Timestamp>,
+    /// Its files.
+    pub files: Vec<FileInfo>,
+}
+
+/// A file, opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// To be read from any place.
+    pub file: File,
+    /// Its length.
+    pub bytes: u64,
+    /// Changes whenever the content does.
+    pub tag: String,
+}
+
+/// Where a file is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shelf {
+    /// A checkpoint, by its step.
+    Checkpoint(u64),
+    /// What a checkpoint is as a directory of Hugging Face, by its step.
+    HuggingFace(u64),
+    /// Everything in model_dir that is no checkpoint.
+    Artifacts,
+}
+
+/// The files of one job.
+#[async_trait]
+pub trait Files: Send + Sync {
+    /// Whole checkpoints, the newest first.
+    async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>>;
+
+    /// The files of a shelf; one that has to be made is made.
+    async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>>;
+
+    /// Opens a file.
+    async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened>;
+}
+
+/// Files on this machine.
+#[derive(Clone, Debug)]
+pub struct LocalFiles {
+    model_dir: PathBuf,
+    /// Where exported checkpoints are kept, by their digest.
+    exports: PathBuf,
+}
+
+impl LocalFiles {
+    /// Of `model_dir`; `exports` is the server's own.
+    pub const fn new(model_dir: PathBuf, exports: PathBuf) -> Self {
+        Self { model_dir, exports }
+    }
+
+    fn checkpoint_dir(&self, step: u64) -> PathBuf {
+        self.model_dir.join(format!("checkpoint_{step}"))
+    }
+
+    /// The directory of a shelf.
+    async fn dir(&self, shelf: &Shelf) -> Result<PathBuf> {
+        match shelf {
+            Shelf::Checkpoint(step) => Ok(self.checkpoint_dir(*step)),
+            Shelf::Artifacts => Ok(self.model_dir.clone()),
+            Shelf::HuggingFace(step) => {
+                let (dir, exports) = (self.checkpoint_dir(*step), self.exports.clone());
+                blocking(move || exported(&dir, &exports)).await
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Files for LocalFiles {
+    async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>> {
+        let dir = self.model_dir.clone();
+        blocking(move || {
+            let mut listing = millrace_checkpoint::list(&dir).map_err(|error| broken(&error))?.whole;
+            listing.reverse();
+            listing.into_iter().map(described).collect()
+        })
+        .await
+    }
+
+    async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>> {
+        let (dir, artifacts) = (self.dir(shelf).await?, *shelf == Shelf::Artifacts);
+        blocking(move || {
+            let mut files = Vec::new();
+            walk(&dir, &dir, artifacts, &mut files).map_err(|error| unreadable(&error))?;
+            files.sort_by(|a, b| a.path.cmp(&b.path));
+            Ok(files)
+        })
+        .await
+    }
+
+    async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened> {
+        let dir = self.dir(shelf).await?;
+        let inside = Path::new(path);
+        let plain = inside.components().all(|part| matches!(part, Component::Normal(name) if !hidden(name)));
+        let top = inside.components().next().and_then(|part| part.as_os_str().to_str().map(str::to_owned));
+        let other_shelf = *shelf == Shelf::Artifacts && top.is_none_or(|name| is_checkpoint(&name));
+        if !plain || path.is_empty() || other_shelf {
+            return Err(no_file(path));
+        }
+        let file = File::open(dir.join(inside)).await.map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => no_file(path),
+            _ => unreadable(&error),
+        })?;
+        let about = file.metadata().await.map_err(|error| unreadable(&error))?;
+        if !about.is_file() {
+            return Err(no_file(path));
+        }
+        let changed = about.modified().ok().and_then(|time| Timestamp::try_from(time).ok());
+        let tag = format!("\"{:x}-{:x}\"", about.len(), changed.map_or(0, Timestamp::as_nanosecond));
+        Ok(Opened { file, bytes: about.len(), tag })
+    }
+}
+
+/// The directory in which a checkpoint is exported, made if it is not there yet.
+fn exported(dir: &Path, exports: &Path) -> Result<PathBuf> {
+    let checkpoint = Checkpoint::open(dir).map_err(|error| match error {
+        millrace_checkpoint::Error::NotACheckpoint { .. } => {
+            no_file(&dir.file_name().unwrap_or_default().to_string_lossy())
+        }
+        error => broken(&error),
+    })?;
+    let out = exports.join(checkpoint.info().parameters_blake3.to_string());
+    if out.is_dir() {
+        return Ok(out);
+    }
+    let making = exports.join(format!(".{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir_all(exports).map_err(|error| unreadable(&error))?;
+    let made = hf::export_hf(&checkpoint, &making).map_err(|error| broken(&error));
+    // Another request may have made it meanwhile: then that one's is as good.
+    let kept = made.and_then(|_| {
+        std::fs::rename(&making, &out).or_else(|error| if out.is_dir() { Ok(()) } else { Err(unreadable(&error)) })
+    });
+    let _ = std::fs::remove_dir_all(&making);
+    kept.map(|()| out)
+}
+
+fn described(info: CheckpointInfo) -> Result<CheckpointFiles> {
+    let mut files = Vec::new();
+    walk(&info.path, &info.path, false, &mut files).map_err(|error| unreadable(&error))?;
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(CheckpointFiles {
+        step: info.step,
+        digest: info.parameters_blake3.to_string(),
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        time: files.iter().filter_map(|file| file.time).max(),
+        files,
+    })
+}
+
+/// Adds every file below `dir`, without checkpoints where they are not wanted.
+fn walk(root: &Path, dir: &Path, without_checkpoints: bool, files: &mut Vec<FileInfo>) -> std::io::Result<()> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let (name, kind) = (entry.file_name(), entry.file_type()?);
+        if hidden(&name) || without_checkpoints && is_checkpoint(&name.to_string_lossy()) {
+            continue;
+        }
+        if kind.is_dir() {
+            walk(root, &entry.path(), false, files)?;
+        } else if kind.is_file() {
+            let about = entry.metadata()?;
+            let path = entry.path();
+            files.push(FileInfo {
+                path: path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned(),
+                bytes: about.len(),
+                time: about.modified().ok().and_then(|time| Timestamp::try_from(time).ok()),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Locks and what is being written.
+fn hidden(name: &std::ffi::OsStr) -> bool {
+    name.to_string_lossy().starts_with('.')
+}
+
+fn is_checkpoint(name: &str) -> bool {
+    name.starts_with("checkpoint_")
+}
+
+fn no_file(path: &str) -> Refusal {
+    Refusal::new(Reason::NotFound, format!("there is no file {path}: the list above it says which there are"))
+}
+
+fn broken(error: &millrace_checkpoint::Error) -> Refusal {
+    Refusal::new(Reason::Gone, format!("the checkpoint can't be read: {error}"))
+}
+
+fn unreadable(error: &std::io::Error) -> Refusal {
+    Refusal::internal("read a job's files", error)
+}
+
+/// Does what waits for a disk elsewhere than where requests are served.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Refusal::internal("read a job's files", &error)))
+}

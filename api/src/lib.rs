@@ -1,0 +1,17 @@
+//! REST for user nodes: submitting jobs, watching them, fetching what they made.
+//!
+//! * [`rest`]: routes, bodies, live streams; knows a [`backend::Backend`] and the store, nothing else.
+//! * [`process`]: the backend that runs jobs as processes of this machine.
+//! * [`definition`]: what an API server does with an object before it keeps it.
+//! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
+//! * [`serve`](mod@serve): everything put together.
+
+pub mod backend;
+pub mod cli;
+pub mod definition;
+pub mod files;
+pub mod plan;
+pub mod process;
+pub mod refusal;
+pub mod rest;
+pub mod serve;

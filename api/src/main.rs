@@ -1,0 +1,14 @@
+//! The `millrace-api` binary: the server, and each role of the jobs it runs.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use millrace_agents::role_process;
+use millrace_api::cli::{self, Args};
+
+fn main() -> ExitCode {
+    if let Some(exit) = role_process() {
+        return exit;
+    }
+    cli::run(Args::parse())
+}

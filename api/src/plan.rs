@@ -1,0 +1,147 @@
+//! What would become of a job now: whether it fits, on which systems, when it would start and how long it would take.
+//!
+//! The start is found by the real scheduler, run forward: each time the next of the running jobs ends, its systems are free
+//! and it decides anew, until it grants the job that is asked about.
+
+use k8s_openapi::jiff::Timestamp;
+use millrace_control::Needs;
+use millrace_control::resolve::Projected;
+use millrace_crds::decide::{Ask, Place, schedule};
+use millrace_crds::{Amounts, Grant, TrainJob};
+use serde::Serialize;
+use serde_json::Value;
+
+/// See the module text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Whether the appliance could run it, were it empty.
+    pub fits: bool,
+    /// Why it does not fit, or waits: the word of a queue's reason.
+    pub reason: Option<String>,
+    /// The same as a sentence.
+    pub message: String,
+    /// The systems it would get now; none where it waits.
+    pub systems: Vec<String>,
+    /// Its place in the queue, where it waits.
+    pub position: Option<u32>,
+    /// When it would start; none where a job before it does not say when it ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimated_start: Option<Timestamp>,
+    /// What real systems would take, by the time model: a projection.
+    pub projected: Projected,
+    /// Agents of each role and their bytes.
+    pub needs: Value,
+}
+
+/// A job that runs: its entry in the ledger, and when it is expected to end.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// What it holds.
+    pub grant: Grant,
+    /// When it ends, where that can be told.
+    pub until: Option<Timestamp>,
+}
+
+/// Where `wanted` stands in the queue of an appliance, and when it would start.
+pub fn forecast(
+    capacity: &Amounts,
+    running: &[Running],
+    waiting: &[Ask],
+    wanted: &Ask,
+    now: Timestamp,
+) -> (Result<Grant, Place>, Option<Timestamp>) {
+    let mut asks: Vec<Ask> = waiting.to_vec();
+    asks.push(wanted.clone());
+    let mut ledger: Vec<Running> = running.to_vec();
+    let mut first = None;
+    let mut time = now;
+    loop {
+        let held: Vec<Grant> = ledger.iter().map(|running| running.grant.clone()).collect();
+        let decided = schedule(capacity, &held, &asks);
+        if let Some(grant) = decided.grants.iter().find(|grant| grant.uid == wanted.uid) {
+            return (first.map_or_else(|| Ok(grant.clone()), Err), Some(time));
+        }
+        let place = decided.places.into_iter().find(|place| place.uid == wanted.uid);
+        let Some(place) = first.clone().or(place) else { return (Err(nowhere(wanted)), None) };
+        let never = place.position.is_none();
+        first = Some(place.clone());
+        // Of those that wait nobody knows how long they will take: whoever is granted before holds on.
+        asks.retain(|ask| !decided.grants.iter().any(|grant| grant.uid == ask.uid));
+        ledger.extend(decided.grants.into_iter().map(|grant| Running { grant, until: None }));
+        let next = ledger.iter().filter_map(|running| running.until).min().filter(|_| !never);
+        let Some(next) = next else { return (Err(place), None) };
+        time = time.max(next);
+        ledger.retain(|running| running.until.is_none_or(|until| until > next));
+    }
+}
+
+fn nowhere(ask: &Ask) -> Place {
+    Place {
+        uid: ask.uid.clone(),
+        position: None,
+        reason: millrace_crds::QueueReason::Waiting,
+        message: "it is not in the queue".to_owned(),
+    }
+}
+
+/// What `job` asks for.
+pub fn ask(job: &TrainJob, needs: &Needs, priority: i32, now: Timestamp) -> Ask {
+    use kube::ResourceExt;
+    Ask {
+        uid: job.uid().unwrap_or_else(|| "planned".to_owned()),
+        namespace: job.namespace().unwrap_or_default(),
+        name: job.name_any(),
+        attempt: job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) + 1,
+        priority,
+        created: job.creation_timestamp().map_or(now, |time| time.0),
+        systems: job.spec.num_csx,
+        memoryx_bytes: needs.memoryx_bytes,
+        swarmx_nodes: needs.swarmx_nodes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn ask_of(uid: &str, systems: u32, created: i64) -> Ask {
+        Ask {
+            uid: uid.to_owned(),
+            namespace: "n".to_owned(),
+            name: uid.to_owned(),
+            attempt: 1,
+            priority: 0,
+            created: at(created),
+            systems,
+            memoryx_bytes: 1,
+            swarmx_nodes: 1,
+        }
+    }
+
+    #[test]
+    fn the_start_is_when_the_real_scheduler_would_grant_it() {
+        let capacity = Amounts { systems: 4, memoryx_bytes: 100, swarmx_nodes: None };
+        let running = |uid: &str, systems: u32, until: Option<i64>| {
+            let held = schedule(&capacity, &[], &[ask_of(uid, systems, 0)]).grants.remove(0);
+            let systems = held.systems.iter().enumerate().map(|(at, _)| format!("{uid}-{at}")).collect();
+            Running { grant: Grant { systems, ..held }, until: until.map(at) }
+        };
+        let plan = |running: &[Running], waiting: &[Ask], systems| {
+            forecast(&capacity, running, waiting, &ask_of("new", systems, 50), at(100))
+        };
+        assert_eq!(plan(&[], &[], 4).0.unwrap().systems.len(), 4);
+        let (place, start) = plan(&[running("a", 2, Some(200)), running("b", 2, Some(300))], &[], 2);
+        assert_eq!((place.unwrap_err().position, start), (Some(1), Some(at(200))));
+        let (_, start) = plan(&[running("a", 2, Some(200)), running("b", 2, Some(300))], &[], 4);
+        assert_eq!(start, Some(at(300)));
+        let (place, start) = plan(&[running("a", 4, Some(200))], &[ask_of("w", 4, 10)], 2);
+        assert_eq!((place.unwrap_err().position, start), (Some(2), None), "nobody knows how long `w` will take");
+        let (place, start) = plan(&[], &[], 5);
+        assert_eq!((place.unwrap_err().position, start), (None, None));
+    }
+}

@@ -1,0 +1,297 @@
+//! The backend itself: what users ask for, carried to the objects, and the control loop over them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use millrace_control::metrics::Metrics;
+use millrace_control::{Control, Needs, Parts, Streams, World, needs, resolve};
+use millrace_crds::decide::Ask;
+use millrace_crds::{Amounts, Appliance, ConditionType, TrainJob};
+use millrace_store::Store;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::objects::{NewObject, Objects};
+use super::priorities;
+use super::site::Directories;
+use super::world::Machine;
+use crate::backend::{Backend, Change, Created, Order, Volume};
+use crate::definition::Definition;
+use crate::files::{Files, LocalFiles};
+use crate::plan::{self, Plan, Running};
+use crate::refusal::{Fault, Reason, Refusal, Result};
+
+/// For coordinators to save their state when the server ends.
+const SAVING: Duration = Duration::from_secs(60);
+
+/// What the backend is made from.
+pub struct Settings {
+    /// Where paths lie.
+    pub directories: Directories,
+    /// The machine that is emulated; called `default`.
+    pub appliance: Appliance,
+}
+
+/// See the module text.
+pub struct Local {
+    objects: Arc<Objects>,
+    machine: Arc<Machine>,
+    control: Arc<Control<Machine>>,
+    definition: Definition,
+    ending: watch::Sender<bool>,
+    running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Local {
+    /// Starts the control loop: unfinished jobs of an earlier server go on as a new attempt.
+    ///
+    /// # Errors
+    /// The database or a directory can't be used.
+    pub async fn start(store: Store, settings: Settings) -> Result<Self> {
+        let Settings { directories, appliance } = settings;
+        let (_, definition) = Definition::both()?;
+        for dir in ["model_dirs", "texts", "last", "exports"].map(|name| directories.data.join(name)) {
+            std::fs::create_dir_all(&dir)
+                .map_err(|error| Refusal::internal(&format!("make the directory {}", dir.display()), &error))?;
+        }
+        let objects = Arc::new(Objects::new(store));
+        objects.seed_appliance(appliance).await?;
+        let (visits, wanted) = mpsc::unbounded_channel();
+        let machine = Arc::new(Machine::new(objects.clone(), directories, visits.clone()).await?);
+        let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
+        let deleted = objects.deleted_jobs();
+        let parts = Parts {
+            world: machine.clone(),
+            jobs: jobs.view,
+            appliances: appliances.view,
+            metrics: Arc::new(Metrics::default()),
+            visits,
+        };
+        let control = Arc::new(Control::new(parts));
+        let streams = Streams {
+            jobs: jobs.applied,
+            appliances: appliances.applied,
+            touched_jobs: jobs.touched,
+            touched_appliances: appliances.touched,
+            wanted,
+        };
+        let (ending, ended) = watch::channel(false);
+        let visiting = tokio::spawn(millrace_control::run(control.clone(), streams, ended, |jobs| jobs));
+        let world = machine.clone();
+        let ending_jobs = tokio::spawn(deleted.for_each(move |uid| {
+            world.end(&uid);
+            std::future::ready(())
+        }));
+        let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
+        Ok(Self { objects, machine, control, definition, ending, running })
+    }
+
+    /// Ends the control loop, then has every job save its state and its processes end.
+    pub async fn shut_down(&self) {
+        let _ = self.ending.send(true);
+        let mut running = self.running.lock().await;
+        let visiting = running.remove(0);
+        // A visit that is under way may start processes: it comes to its end first.
+        let _ = visiting.await;
+        running.drain(..).for_each(|task| task.abort());
+        self.machine.shut_down(SAVING).await;
+    }
+
+    /// The job as it would be kept.
+    fn admitted(&self, order: &Order) -> Result<(serde_json::Value, TrainJob)> {
+        let object = self.definition.admit(&order.object, None)?;
+        let job: TrainJob = serde_json::from_value(object.clone())
+            .map_err(|error| Refusal::new(Reason::Invalid, format!("the TrainJob can't be read: {error}")))?;
+        let class = job.spec.priority_class_name.as_deref();
+        if class.is_some_and(|class| !priorities::names().any(|known| known == class)) {
+            let known: Vec<&str> = priorities::names().collect();
+            let message = format!("there is no such priority here: choose one of {}", known.join(", "));
+            return Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]));
+        }
+        Ok((object, job))
+    }
+
+    async fn the_appliance(&self, job: &TrainJob) -> Result<Appliance> {
+        let name = &job.spec.appliance;
+        let found = self.objects.appliance(name).await?;
+        found.ok_or_else(|| {
+            let message = format!("there is no appliance {name} here: leave the field out for the one there is");
+            Refusal::invalid(vec![Fault { field: "spec.appliance".to_owned(), message }])
+        })
+    }
+
+    /// What the job comes to; refused where it can never run, in the words that its status would have.
+    async fn understood(&self, job: &TrainJob) -> Result<(Appliance, Needs)> {
+        let appliance = self.the_appliance(job).await?;
+        let bad = |why: String| Refusal::new(Reason::BadParams, why);
+        let resolution = resolve(job, &appliance.spec, self.machine.site()).map_err(bad)?;
+        let needs = needs(&resolution, job.spec.num_csx).map_err(bad)?;
+        Ok((appliance, needs))
+    }
+
+    /// The jobs that wait for this appliance, as they ask.
+    fn waiting(&self, name: &str, now: Timestamp) -> Vec<Ask> {
+        let worth = priorities::all();
+        let waits = |job: &Arc<TrainJob>| {
+            let status = job.status.clone().unwrap_or_default();
+            let over = status.is(ConditionType::Finished) || status.is(ConditionType::Admitted);
+            job.spec.appliance == name && !over && !job.spec.suspend
+        };
+        let jobs = self.control.jobs.state().into_iter().filter(waits);
+        let asks = jobs.filter_map(|job| {
+            let appliance = self.control.appliance(name)?;
+            let uid = job.uid()?;
+            let known = self.control.understand(&job, &uid, &appliance.spec, job.spec.num_csx).ok()?;
+            Some(plan::ask(&job, &known.1, worth.of(job.spec.priority_class_name.as_deref()), now))
+        });
+        asks.collect()
+    }
+
+    /// The jobs of the ledger, with their expected ends.
+    fn holding(&self, appliance: &Appliance) -> Vec<Running> {
+        let grants = appliance.status.iter().flat_map(|status| &status.grants);
+        let jobs = self.control.jobs.state();
+        let until = |uid: &str| {
+            let job = jobs.iter().find(|job| job.uid().as_deref() == Some(uid))?;
+            let progress = job.status.as_ref()?.progress.as_ref()?;
+            Some(progress.estimated_finish_time.as_ref()?.0)
+        };
+        grants.map(|grant| Running { until: until(&grant.uid), grant: grant.clone() }).collect()
+    }
+}
+
+#[async_trait]
+impl Backend for Local {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
+        let (_, job) = self.admitted(order)?;
+        self.understood(&job).await?;
+        Ok(job)
+    }
+
+    async fn create(&self, order: Order) -> Result<Created> {
+        let (object, job) = self.admitted(&order)?;
+        let key = order.key.as_ref().map(|key| key.key.as_str());
+        let known = match key {
+            Some(key) => {
+                let now = Timestamp::now().as_millisecond();
+                self.objects.store().keyed_job(&order.namespace, key, now).await?.is_some()
+            }
+            None => false,
+        };
+        if !known {
+            // What can never run is refused now, not when it is first visited.
+            self.understood(&job).await?;
+        }
+        let volumes = job.spec.volumes.iter();
+        if let Some(map) =
+            volumes.filter_map(|volume| volume.config_map.as_ref()).next().filter(|_| !order.texts.is_empty())
+        {
+            let dir = self.machine.directories.texts(&order.namespace, &map.name);
+            keep_texts(&dir, &order).await.map_err(|error| Refusal::internal("keep the texts of a job", &error))?;
+        }
+        self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await
+    }
+
+    async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob> {
+        let changed = self.objects.change_job(uid, |job| {
+            let before = serde_json::to_value(&*job).unwrap_or_default();
+            match change {
+                Change::Suspend(suspend) => job.spec.suspend = suspend,
+                Change::Scale(num_csx) => job.spec.num_csx = num_csx,
+            }
+            let after = serde_json::to_value(&*job).unwrap_or_default();
+            if after["spec"] != before["spec"] {
+                self.definition.admit(&after, Some(&before))?;
+                job.metadata.generation = job.metadata.generation.map(|generation| generation + 1);
+            }
+            Ok(())
+        });
+        changed.await?.ok_or_else(|| Refusal::no_job(namespace, name))
+    }
+
+    async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob> {
+        let job = self.objects.job(uid).await?.ok_or_else(|| Refusal::no_job(namespace, name))?;
+        self.objects.delete_job(&job).await?;
+        Ok(job)
+    }
+
+    async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
+        self.objects.appliance(name).await
+    }
+
+    async fn plan(&self, order: &Order) -> Result<Plan> {
+        let (_, job) = self.admitted(order)?;
+        let (appliance, needs) = self.understood(&job).await?;
+        let now = Timestamp::now();
+        let machine = appliance.spec.machine.resolve();
+        let machine = machine.map_err(|error| Refusal::internal("read the appliance", &error.report()))?;
+        let capacity = Amounts {
+            systems: u32::try_from(machine.systems).unwrap_or(u32::MAX),
+            memoryx_bytes: machine.memoryx.memory_bytes,
+            swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
+        };
+        let worth = priorities::all().of(job.spec.priority_class_name.as_deref());
+        let wanted = plan::ask(&job, &needs, worth, now);
+        let running = self.holding(&appliance);
+        let waiting = self.waiting(&appliance.name_any(), now);
+        let (found, start) = plan::forecast(&capacity, &running, &waiting, &wanted, now);
+        let projected = needs.projected;
+        let agents = needs.wanted.iter().map(|(role, count)| {
+            let bytes = needs.bytes.get(role).copied().unwrap_or_default();
+            (role.to_string(), serde_json::json!({"count": count, "bytes": bytes}))
+        });
+        let needs = serde_json::Value::Object(agents.collect());
+        Ok(match found {
+            Ok(grant) => Plan {
+                fits: true,
+                message: "it would start at once".to_owned(),
+                systems: grant.systems,
+                estimated_start: start,
+                projected,
+                needs,
+                ..Plan::default()
+            },
+            Err(place) => Plan {
+                fits: place.position.is_some(),
+                reason: Some(place.reason.as_str().to_owned()),
+                message: place.message,
+                position: place.position,
+                estimated_start: start.map(|start| start.max(now + SignedDuration::ZERO)),
+                projected,
+                needs,
+                ..Plan::default()
+            },
+        })
+    }
+
+    async fn volumes(&self, _: &str) -> Result<Vec<Volume>> {
+        let volumes = self.machine.directories.volumes.iter();
+        Ok(volumes
+            .map(|(name, dir)| Volume { name: name.clone(), message: format!("{} of the server", dir.display()) })
+            .collect())
+    }
+
+    async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
+        let written = job.status.as_ref().and_then(|status| status.resolved.as_ref()?.model_dir.clone());
+        let model_dir = written
+            .ok_or_else(|| Refusal::new(Reason::NotFound, "the job has no files yet: it has not been admitted"))?;
+        let exports = self.machine.directories.data.join("exports");
+        Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
+    }
+}
+
+async fn keep_texts(dir: &std::path::Path, order: &Order) -> std::io::Result<()> {
+    tokio::fs::create_dir_all(dir).await?;
+    for text in &order.texts {
+        tokio::fs::write(dir.join(&text.name), &text.content).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! The process backend: jobs in a database, agents as processes of this machine, one control loop over both.
+//!
+//! ```text
+//!   REST ──► Local (Backend) ──► Objects (SQL, streams) ◄── Machine (World) ──► Crew: coordinator, memoryx, ...
+//!                                      │      ▲                ▲
+//!                                      ▼      └─ record ◄──────┼── journal
+//!                              millrace_control ───────────────┘
+//! ```
+
+mod local;
+mod objects;
+mod observe;
+mod priorities;
+mod record;
+mod site;
+mod world;
+
+pub use local::{Local, Settings};
+pub use record::gravity;
+pub use site::Directories;

@@ -1,0 +1,334 @@
+//! Jobs and appliances as an API server would keep them: checked, versioned, their changes streamed. The database is the
+//! truth; a write is told to the streams after it is there, in the order of the writes.
+
+use std::sync::Mutex;
+
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::reflector::{self, Store as View};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher::Result as Watched};
+use kube::{Resource, ResourceExt};
+use millrace_crds::{Appliance, ConditionType, TrainJob, TrainJobStatus};
+use millrace_store::{Content, Created, NewEvent, NewJob, Store};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::refusal::{Reason, Refusal, Result};
+
+/// How often a change is decided anew because somebody else wrote meanwhile.
+const TRIES: usize = 16;
+
+/// See the module text.
+pub struct Objects {
+    store: Store,
+    jobs: Feed<TrainJob>,
+    appliances: Feed<Appliance>,
+    /// Held from a write to its telling.
+    writing: AsyncMutex<()>,
+}
+
+/// What changes, to everybody who listens.
+struct Feed<K> {
+    listeners: Mutex<Vec<UnboundedSender<Event<K>>>>,
+}
+
+/// A view of all objects of a kind with the streams that controllers want.
+pub struct Watch<K: Resource<DynamicType = ()> + 'static> {
+    /// Every object, once the stream of applied ones runs.
+    pub view: View<K>,
+    /// What was made or changed; it drives the view.
+    pub applied: BoxStream<'static, Watched<K>>,
+    /// What was made, changed or deleted.
+    pub touched: BoxStream<'static, Watched<K>>,
+}
+
+impl<K: Clone> Feed<K> {
+    fn new() -> Self {
+        Self { listeners: Mutex::default() }
+    }
+
+    fn listen(&self) -> UnboundedReceiver<Event<K>> {
+        let (sender, receiver) = unbounded();
+        self.listeners.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(sender);
+        receiver
+    }
+
+    fn tell(&self, event: &Event<K>) {
+        let mut all = self.listeners.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.retain(|listener| listener.unbounded_send(event.clone()).is_ok());
+    }
+}
+
+impl<K> Feed<K>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
+{
+    fn watch(&self, there: Vec<K>) -> Watch<K> {
+        let (view, writer) = reflector::store();
+        let (to_view, touched) = (self.listen(), self.listen());
+        let beginning: Vec<Event<K>> = std::iter::once(Event::Init)
+            .chain(there.into_iter().map(Event::InitApply))
+            .chain([Event::InitDone])
+            .collect();
+        let applied = futures::stream::iter(beginning.clone()).chain(to_view).map(Ok::<_, watcher::Error>);
+        let touched = futures::stream::iter(beginning).chain(touched).map(Ok);
+        Watch {
+            view,
+            applied: reflector::reflector(writer, applied).applied_objects().boxed(),
+            touched: touched.touched_objects().boxed(),
+        }
+    }
+}
+
+impl Objects {
+    /// Over `store`.
+    pub fn new(store: Store) -> Self {
+        Self { store, jobs: Feed::new(), appliances: Feed::new(), writing: AsyncMutex::default() }
+    }
+
+    /// The database.
+    pub const fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// All jobs that live, and what becomes of them from now on.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn watch_jobs(&self) -> Result<Watch<TrainJob>> {
+        let _turn = self.writing.lock().await;
+        let rows = self.store.live_jobs().await?;
+        // One that a newer version wrote is passed over, and told of.
+        Ok(self.jobs.watch(rows.iter().filter_map(|row| read(&row.name, &row.content.document)).collect()))
+    }
+
+    /// As [`Objects::watch_jobs`].
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn watch_appliances(&self) -> Result<Watch<Appliance>> {
+        let _turn = self.writing.lock().await;
+        let rows = self.store.appliances().await?;
+        Ok(self.appliances.watch(rows.iter().filter_map(|row| read(&row.name, &row.document)).collect()))
+    }
+
+    /// UIDs of jobs that are deleted from now on.
+    pub fn deleted_jobs(&self) -> BoxStream<'static, String> {
+        let deleted = self.jobs.listen().filter_map(|event| {
+            std::future::ready(match event {
+                Event::Delete(job) => job.uid(),
+                _ => None,
+            })
+        });
+        deleted.boxed()
+    }
+
+    /// Keeps a new job; `object` is whole but for what is given here: UID, version, generation and time.
+    ///
+    /// # Errors
+    /// The name or the key is taken, or the database's.
+    pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::backend::Created> {
+        let now = Timestamp::now();
+        let mut job: TrainJob = serde_json::from_value(object)
+            .map_err(|error| Refusal::internal("keep a job that was admitted", &error))?;
+        job.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
+        job.metadata.creation_timestamp = Some(Time(now));
+        job.metadata.generation = Some(1);
+        job.metadata.resource_version = Some("1".to_owned());
+        let row = NewJob {
+            uid: job.uid().unwrap_or_default(),
+            namespace: job.namespace().unwrap_or_default(),
+            name: job.name_any(),
+            created_ms: now.as_millisecond(),
+            submitted_by: Some(new.submitter),
+            key: new.key,
+            content: content(&job)?,
+        };
+        let _turn = self.writing.lock().await;
+        match self.store.create_job(&row).await? {
+            Created::New(_) => {
+                self.jobs.tell(&Event::Apply(job.clone()));
+                Ok(crate::backend::Created::New(Box::new(job)))
+            }
+            Created::Replayed(before) => {
+                let job = read(&before.name, &before.content.document).ok_or_else(|| unreadable(&before.name))?;
+                Ok(crate::backend::Created::Replayed(Box::new(job)))
+            }
+            Created::KeyReused => Err(Refusal::new(
+                Reason::IdempotencyKeyReused,
+                "this Idempotency-Key came before with another body: use a new key for another job",
+            )),
+            Created::NameTaken => Err(Refusal::new(
+                Reason::AlreadyExists,
+                format!(
+                    "there is a job {} in namespace {}: choose another name, or delete it",
+                    row.name, row.namespace
+                ),
+            )),
+        }
+    }
+
+    /// The job of this UID that lives.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn job(&self, uid: &str) -> Result<Option<TrainJob>> {
+        let row = self.store.job(uid).await?.filter(|row| row.deleted_ms.is_none());
+        Ok(row.and_then(|row| read(&row.name, &row.content.document)))
+    }
+
+    /// Changes the job of this UID, whatever its version; `None` where it is gone. `change` may be called more than once.
+    ///
+    /// # Errors
+    /// What `change` says, or the database's.
+    pub async fn change_job(
+        &self,
+        uid: &str,
+        mut change: impl FnMut(&mut TrainJob) -> Result<()>,
+    ) -> Result<Option<TrainJob>> {
+        for _ in 0..TRIES {
+            let Some(job) = self.job(uid).await? else { return Ok(None) };
+            let mut changed = job.clone();
+            change(&mut changed)?;
+            if changed == job {
+                return Ok(Some(job));
+            }
+            if let Some(written) = self.replace_job(changed).await? {
+                return Ok(Some(written));
+            }
+        }
+        Err(Refusal::new(Reason::Conflict, "the job is being changed by others all the time: try again"))
+    }
+
+    /// Writes `job` over the version it says it was made from; `None` where that does not stand any more.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn replace_job(&self, mut job: TrainJob) -> Result<Option<TrainJob>> {
+        let (uid, version) = (job.uid().unwrap_or_default(), version(&job));
+        job.metadata.resource_version = Some((version + 1).to_string());
+        let content = content(&job)?;
+        let _turn = self.writing.lock().await;
+        if self.store.replace_job(&uid, version, &content).await?.is_none() {
+            return Ok(None);
+        }
+        self.jobs.tell(&Event::Apply(job.clone()));
+        Ok(Some(job))
+    }
+
+    /// Marks the job of this UID deleted; false where it was.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn delete_job(&self, job: &TrainJob) -> Result<bool> {
+        let _turn = self.writing.lock().await;
+        let deleted =
+            self.store.mark_deleted(&job.uid().unwrap_or_default(), Timestamp::now().as_millisecond()).await?;
+        if deleted {
+            self.jobs.tell(&Event::Delete(job.clone()));
+        }
+        Ok(deleted)
+    }
+
+    /// The appliance of this name.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
+        Ok(self.store.appliance(name).await?.and_then(|row| read(&row.name, &row.document)))
+    }
+
+    /// Sees to it that `appliance` exists with this spec; its ledger stays.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn seed_appliance(&self, mut appliance: Appliance) -> Result<()> {
+        let name = appliance.name_any();
+        loop {
+            if let Some(mut there) = self.appliance(&name).await? {
+                if there.spec != appliance.spec {
+                    there.spec = appliance.spec.clone();
+                    there.metadata.generation = there.metadata.generation.map(|generation| generation + 1);
+                    if self.replace_appliance(there).await?.is_none() {
+                        continue;
+                    }
+                }
+                return Ok(());
+            }
+            appliance.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
+            appliance.metadata.generation = Some(1);
+            appliance.metadata.resource_version = Some("1".to_owned());
+            self.store.create_appliance(&name, &text(&appliance)?).await?;
+        }
+    }
+
+    /// As [`Objects::replace_job`].
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn replace_appliance(&self, mut appliance: Appliance) -> Result<Option<()>> {
+        let version = version(&appliance);
+        appliance.metadata.resource_version = Some((version + 1).to_string());
+        let document = text(&appliance)?;
+        let _turn = self.writing.lock().await;
+        if self.store.replace_appliance(&appliance.name_any(), version, &document).await?.is_none() {
+            return Ok(None);
+        }
+        self.appliances.tell(&Event::Apply(appliance));
+        Ok(Some(()))
+    }
+
+    /// Adds an event to the job's.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn add_event(&self, uid: &str, warning: bool, reason: &str, message: &str) -> Result<()> {
+        let at_ms = Timestamp::now().as_millisecond();
+        let event = NewEvent { at_ms, warning, reason: reason.to_owned(), message: message.to_owned() };
+        self.store.add_event(uid, &event).await?;
+        Ok(())
+    }
+}
+
+/// What of a new job is not in its document.
+#[derive(Clone, Debug)]
+pub struct NewObject {
+    /// Who asks for it.
+    pub submitter: String,
+    /// The request's key.
+    pub key: Option<millrace_store::Key>,
+}
+
+/// A job as the database keeps it.
+fn content(job: &TrainJob) -> Result<Content> {
+    let status = job.status.clone().unwrap_or_default();
+    let finished = status.is(ConditionType::Finished);
+    let finished_ms = status.finish_time.as_ref().filter(|_| finished).map(|time| time.0.as_millisecond());
+    Ok(Content { document: text(job)?, state: state(&status), finished_ms })
+}
+
+/// The STATE column.
+fn state(status: &TrainJobStatus) -> Option<String> {
+    status.condition(ConditionType::Succeeded).map(|condition| condition.reason.clone())
+}
+
+fn text(object: &impl serde::Serialize) -> Result<String> {
+    serde_json::to_string(object).map_err(|error| Refusal::internal("write an object", &error))
+}
+
+fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
+    let object = serde_json::from_str(document);
+    object.inspect_err(|error| log::warn!("{name} can't be read, perhaps it is a newer version's: {error}")).ok()
+}
+
+fn unreadable(name: &str) -> Refusal {
+    Refusal::new(Reason::Internal, format!("the job {name} can't be read by this version: run the one that wrote it"))
+}
+
+fn version(object: &impl ResourceExt) -> u64 {
+    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
+}

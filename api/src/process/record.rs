@@ -1,0 +1,112 @@
+//! Copying a coordinator's journal into the database, entry by entry under the numbers it has there: nothing is lost and
+//! nothing doubled, whenever the copying ends and goes on.
+
+use std::time::Duration;
+
+use millrace_protocol::journal;
+use millrace_protocol::proto::{self, FollowRequest};
+use millrace_store::{Entry, Kind, Mode, Store};
+use millrace_telemetry::journal::Event;
+use millrace_telemetry::logs::Level;
+use millrace_telemetry::metrics::Point;
+use tokio_stream::StreamExt;
+
+/// Entries written in one transaction, and how long the first of them waits for the others.
+const BATCH: usize = 256;
+const GATHER: Duration = Duration::from_millis(100);
+/// Between two tries.
+const RETRY: Duration = Duration::from_secs(1);
+/// Tries in a row that lead nowhere before the coordinator counts as gone; its next attempt tells what is missing.
+const TRIES: u32 = 5;
+
+/// Copies what the coordinator at `address` tells of the job, until it has told all or is gone.
+pub async fn copy(store: Store, uid: String, address: String) {
+    let mut failures = 0;
+    while failures < TRIES {
+        match follow(&store, &uid, &address).await {
+            Ok(true) => return,
+            Ok(false) => failures = 0,
+            Err(error) => log::debug!("{uid}: the journal is not copied at present: {error}"),
+        }
+        failures += 1;
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Copies as long as the stream goes on; whether it came to its end.
+async fn follow(store: &Store, uid: &str, address: &str) -> Result<bool, String> {
+    let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
+    let mut client = journal::connect(address, None).await.map_err(|error| error.to_string())?;
+    let stream = client.follow(FollowRequest { from, newest: false }).await.map_err(|status| status.to_string())?;
+    let batches = stream.into_inner().chunks_timeout(BATCH, GATHER);
+    tokio::pin!(batches);
+    let mut over = false;
+    while let Some(batch) = batches.next().await {
+        let (mut entries, mut broken) = (Vec::with_capacity(batch.len()), None);
+        for entry in batch {
+            match entry {
+                // What a later version tells is left out.
+                Ok(entry) => entries.extend(journal_entry(&entry)),
+                Err(status) => broken = Some(status.to_string()),
+            }
+        }
+        over = entries.last().map_or(over, |entry| entry.kind == Kind::Outcome);
+        store.append(uid, &entries).await.map_err(|error| error.to_string())?;
+        if let Some(broken) = broken {
+            return Err(broken);
+        }
+    }
+    Ok(over)
+}
+
+/// An entry as the database keeps it.
+fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
+    let entry = journal::unpack(packed).ok()?;
+    let (mut mode, mut step, mut agent, mut level) = (None, None, None, None);
+    let kind = match &entry.event {
+        Event::Metric(point) => {
+            mode = Some(if matches!(point, Point::Train(_)) { Mode::Train } else { Mode::Eval });
+            step = Some(point.step());
+            Kind::Metric
+        }
+        Event::Log(record) => {
+            agent = Some(record.agent.to_string());
+            level = Some(gravity(record.level));
+            Kind::Log
+        }
+        Event::State(state) => {
+            step = Some(state.step);
+            Kind::State
+        }
+        Event::Checkpoint { step: at, .. } => {
+            step = Some(*at);
+            Kind::Checkpoint
+        }
+        Event::Outcome(outcome) => {
+            step = Some(outcome.step);
+            Kind::Outcome
+        }
+    };
+    Some(Entry {
+        number: entry.seq,
+        attempt: entry.attempt,
+        at_ms: i64::try_from(entry.unix_ms).unwrap_or(i64::MAX),
+        kind,
+        mode,
+        step,
+        agent,
+        level,
+        body: packed.body.clone(),
+    })
+}
+
+/// A level as the database orders it: the graver, the higher.
+pub fn gravity(level: Level) -> u8 {
+    match level {
+        Level::Debug => 0,
+        Level::Verbose => 1,
+        Level::Info => 2,
+        Level::Warning => 3,
+        Level::Error => 4,
+    }
+}

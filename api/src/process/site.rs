@@ -1,0 +1,138 @@
+//! Where the paths of a job lie on this machine.
+//!
+//! What params name is what a pod would see: an absolute path lies in one of the job's `mountDirs`, a relative model_dir below
+//! the server's data, other relative paths below the directory that the server offers. Nothing else of the machine is
+//! reached, so that whoever may submit a job may not read every file of the server's user.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use kube::ResourceExt;
+use millrace_control::{ModelDir, Site};
+use millrace_crds::{JobVolume, TrainJob};
+
+/// The server's directories.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    /// The server's own: model_dirs, small texts, last words.
+    pub data: PathBuf,
+    /// What relative paths of inputs are relative to.
+    pub inputs: PathBuf,
+    /// What jobs can mount, by the name of a claim.
+    pub volumes: BTreeMap<String, PathBuf>,
+}
+
+impl Directories {
+    /// Where the small texts of a volume lie.
+    pub fn texts(&self, namespace: &str, name: &str) -> PathBuf {
+        self.data.join("texts").join(namespace).join(name)
+    }
+
+    /// Where the coordinator of an attempt leaves its last report.
+    pub fn last_report(&self, uid: &str, attempt: u32) -> PathBuf {
+        self.data.join("last").join(format!("{uid}-{attempt}.json"))
+    }
+
+    /// Where a path of `job`'s params lies.
+    ///
+    /// # Errors
+    /// It lies nowhere: a sentence for the user.
+    pub fn place(&self, job: &TrainJob, written: &str) -> Result<PathBuf, String> {
+        let path = Path::new(written);
+        if path.components().any(|part| part == Component::ParentDir) {
+            return Err(format!("the path {written} leaves its directory by `..`: write it without"));
+        }
+        if path.is_relative() {
+            return Ok(self.inputs.join(path));
+        }
+        let Some(mount) = job.spec.mount_holding(path) else {
+            return Err(format!(
+                "the path {written} lies in none of spec.mountDirs: mount a volume there, or give a path relative to {}",
+                self.inputs.display()
+            ));
+        };
+        let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
+        let dir =
+            volume.map_or_else(|| Err(format!("there is no volume {}", mount.volume)), |it| self.volume(job, it))?;
+        let rest = path.strip_prefix(&mount.path).unwrap_or(path);
+        let dir = mount.sub_path.as_ref().map_or_else(|| dir.clone(), |sub| dir.join(sub));
+        Ok(if rest.as_os_str().is_empty() { dir } else { dir.join(rest) })
+    }
+
+    fn volume(&self, job: &TrainJob, volume: &JobVolume) -> Result<PathBuf, String> {
+        if let Some(map) = &volume.config_map {
+            return Ok(self.texts(&job.namespace().unwrap_or_default(), &map.name));
+        }
+        let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
+        self.volumes.get(claim).cloned().ok_or_else(|| {
+            let known: Vec<&str> = self.volumes.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            format!("the server offers no volume {claim} ({known}): start it with --volume {claim}=DIR")
+        })
+    }
+}
+
+impl Site for Directories {
+    fn image(&self) -> Option<String> {
+        None
+    }
+
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String> {
+        let path = Path::new(written);
+        if path.is_absolute() {
+            let path = self.place(job, written).map_err(|error| format!("runconfig.model_dir: {error}"))?;
+            return Ok(ModelDir { path, claim: None });
+        }
+        // By the job's name, so that the next job of the name goes on from there, as with a claim on a cluster.
+        let own = self.data.join("model_dirs").join(job.namespace().unwrap_or_default()).join(job.name_any());
+        let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
+        Ok(ModelDir { path: inside.fold(own, |path, part| path.join(part)), claim: None })
+    }
+
+    fn readable(&self, job: &TrainJob, written: &str) -> Result<(), String> {
+        self.place(job, written).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_crds::{ClaimSource, MountDir, StoredParams, TrainJobSpec};
+
+    use super::*;
+
+    #[test]
+    fn nothing_of_the_machine_is_reached_but_what_is_offered() {
+        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        job.metadata.namespace = Some("team".to_owned());
+        let claim = |name: &str| Some(ClaimSource { claim_name: name.to_owned() });
+        let volume = |name: &str, of: &str| JobVolume {
+            name: name.to_owned(),
+            persistent_volume_claim: claim(of),
+            config_map: None,
+        };
+        let mount = |path: &str, of: &str, sub: Option<&str>| MountDir {
+            path: path.to_owned(),
+            volume: of.to_owned(),
+            sub_path: sub.map(str::to_owned),
+        };
+        job.spec.volumes = vec![volume("d", "books"), volume("n", "nowhere")];
+        job.spec.mount_dirs =
+            vec![mount("/data", "d", None), mount("/data/deep", "d", Some("b/c")), mount("/n", "n", None)];
+        let site = Directories {
+            data: "/srv/data".into(),
+            inputs: "/srv/inputs".into(),
+            volumes: [("books".to_owned(), PathBuf::from("/vol/books"))].into(),
+        };
+        let place = |path: &str| site.place(&job, path).map(|path| path.display().to_string());
+        assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
+        assert_eq!(place("/data/x.txt").unwrap(), "/vol/books/x.txt");
+        assert_eq!(place("/data/deep/x").unwrap(), "/vol/books/b/c/x");
+        for bad in ["/etc/passwd", "/data/../etc", "../x", "/database", "/n/x"] {
+            assert!(place(bad).is_err(), "{bad}");
+        }
+        let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
+        assert_eq!(model_dir("./runs/../m").unwrap(), "/srv/data/model_dirs/team/job/runs/m");
+        assert_eq!(model_dir("/data/m").unwrap(), "/vol/books/m");
+        assert!(model_dir("/root").is_err());
+    }
+}

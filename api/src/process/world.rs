@@ -1,0 +1,273 @@
+//! The world of one machine: jobs in a database, agents as processes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use millrace_agents::launch::{Crew, LocalRun};
+use millrace_control::follow::outcome_of;
+use millrace_control::launch::launch;
+use millrace_control::world::Error as Ended;
+use millrace_control::{Attempt, Found, Journal, Priorities, Site, World};
+use millrace_crds::decide::{Event, Report};
+use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Progress, TrainJob, TrainJobStatus};
+use millrace_params::{Job, Source};
+use millrace_telemetry::journal::Outcome;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::objects::Objects;
+use super::observe::{agent, lost};
+use super::record;
+use super::site::Directories;
+use crate::refusal::Refusal;
+
+/// Seconds that processes of a deleted job get to end.
+const AFTER_DELETION: u32 = 10;
+
+/// See the module text.
+pub struct Machine {
+    /// Jobs and appliances.
+    pub objects: Arc<Objects>,
+    /// Where paths lie.
+    pub directories: Directories,
+    visits: UnboundedSender<ObjectRef<TrainJob>>,
+    crews: Mutex<HashMap<String, Aboard>>,
+}
+
+/// The processes of a job.
+#[derive(Clone)]
+struct Aboard {
+    attempt: u32,
+    crew: Option<Arc<Crew>>,
+    /// When those that were asked to leave are killed.
+    until: Option<Timestamp>,
+}
+
+/// What runs a job's agents, as it was found.
+#[derive(Clone, Debug, Default)]
+pub struct There {
+    attempt: Option<u32>,
+}
+
+impl Machine {
+    /// With no process yet. What ran when the server last ended is there as agents that are lost.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn new(
+        objects: Arc<Objects>,
+        directories: Directories,
+        visits: UnboundedSender<ObjectRef<TrainJob>>,
+    ) -> Result<Self, Refusal> {
+        let mut crews = HashMap::new();
+        for row in objects.store().live_jobs().await? {
+            let Some(job) = objects.job(&row.uid).await? else { continue };
+            let status = job.status.unwrap_or_default();
+            if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
+                crews.insert(row.uid, Aboard { attempt, crew: None, until: None });
+            }
+        }
+        Ok(Self { objects, directories, visits, crews: Mutex::new(crews) })
+    }
+
+    fn crews(&self) -> MutexGuard<'_, HashMap<String, Aboard>> {
+        self.crews.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn aboard(&self, uid: &str) -> Option<Aboard> {
+        self.crews().get(uid).cloned()
+    }
+
+    /// Ends what runs of a job that was deleted.
+    pub fn end(self: &Arc<Self>, uid: &str) {
+        let Some(crew) = self.aboard(uid).and_then(|aboard| aboard.crew) else {
+            self.crews().remove(uid);
+            return;
+        };
+        crew.dismiss();
+        let (machine, uid) = (self.clone(), uid.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(AFTER_DELETION.into())).await;
+            crew.kill();
+            drop(machine.crews().remove(&uid));
+        });
+    }
+
+    /// Has every coordinator save its state, and waits for all processes to end, no longer than `patience`.
+    pub async fn shut_down(&self, patience: Duration) {
+        let crews: Vec<Arc<Crew>> = self.crews().values().filter_map(|aboard| aboard.crew.clone()).collect();
+        crews.iter().for_each(|crew| crew.dismiss());
+        let over = futures::future::join_all(crews.iter().map(|crew| crew.over()));
+        if tokio::time::timeout(patience, over).await.is_err() {
+            log::warn!("some agents have not ended within {} s and are killed", patience.as_secs());
+        }
+    }
+
+    /// The launch of an attempt, its paths as they are on this machine.
+    fn local_run(&self, attempt: &Attempt<'_>, uid: &str) -> Result<LocalRun, String> {
+        let mut launch = launch(attempt).map_err(|error| error.to_string())?;
+        let place = |path: &mut String| {
+            *path = self.directories.place(attempt.job, path)?.display().to_string();
+            Ok::<(), String>(())
+        };
+        paths(&mut launch.job).into_iter().try_for_each(place)?;
+        if let Some(path) = launch.resume.checkpoint_path.take() {
+            launch.resume.checkpoint_path = Some(self.directories.place(attempt.job, &path.display().to_string())?);
+        }
+        let last_report = self.directories.last_report(uid, attempt.number);
+        Ok(LocalRun { last_report: Some(last_report), ..LocalRun::new(launch) })
+    }
+}
+
+/// Every path that a job reads, to be changed.
+fn paths(job: &mut Job) -> Vec<&mut String> {
+    let inputs = [Some(&mut job.train_input), job.eval_input.as_mut()].into_iter().flatten();
+    let sources = inputs.flat_map(|input| match &mut input.source {
+        Source::Text { paths, .. } | Source::Tokens { paths } => paths.as_mut_slice(),
+        Source::Synthetic { .. } => &mut [],
+    });
+    sources.collect()
+}
+
+impl World for Machine {
+    type Error = Refusal;
+    type There = There;
+
+    fn site(&self) -> &dyn Site {
+        &self.directories
+    }
+
+    async fn find(&self, job: &TrainJob) -> Result<Found<There>, Refusal> {
+        let uid = job.uid().unwrap_or_default();
+        let Some(Aboard { attempt, crew, until }) = self.aboard(&uid) else {
+            return Ok(Found { agents: Vec::new(), last: None, there: There::default() });
+        };
+        let there = There { attempt: Some(attempt) };
+        let Some(crew) = crew else {
+            return Ok(Found { agents: vec![lost(job, attempt)], last: None, there });
+        };
+        let last = last_report(&self.directories, &uid, attempt).await;
+        if until.is_some() && crew.is_over() {
+            self.crews().remove(&uid);
+            return Ok(Found { agents: Vec::new(), last, there: There::default() });
+        }
+        let agents = crew.hands().into_iter().map(|hand| agent(job, attempt, hand, until.is_some())).collect();
+        Ok(Found { agents, last, there })
+    }
+
+    async fn run(&self, attempt: &Attempt<'_>, there: &There) -> Result<(), Ended<Self>> {
+        if there.attempt.is_some() {
+            return Ok(());
+        }
+        let uid = attempt.job.uid().unwrap_or_default();
+        let run = self.local_run(attempt, &uid).map_err(Ended::<Self>::Job)?;
+        let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(attempt.job));
+        let changed = Arc::new(move || {
+            // Nobody reads any more once the server ends.
+            let _ = visits.send(job.clone());
+        });
+        let started = Crew::start(&run, changed).await;
+        let crew = Arc::new(started.map_err(|error| Ended::<Self>::Job(error.to_string()))?);
+        if let Some(listening) = crew.listening() {
+            tokio::spawn(record::copy(self.objects.store().clone(), uid.clone(), listening.journal.clone()));
+        }
+        self.crews().insert(uid, Aboard { attempt: attempt.number, crew: Some(crew), until: None });
+        Ok(())
+    }
+
+    async fn remove(&self, job: &TrainJob, there: &There, grace: u32) -> Result<(), Refusal> {
+        let uid = job.uid().unwrap_or_default();
+        let now = Timestamp::now();
+        let mut crews = self.crews();
+        let Some(aboard) = crews.get_mut(&uid).filter(|aboard| Some(aboard.attempt) == there.attempt) else {
+            return Ok(());
+        };
+        let Some(crew) = aboard.crew.clone() else {
+            // There was never more of it than the word that it is lost.
+            crews.remove(&uid);
+            let _ = self.visits.send(ObjectRef::from_obj(job));
+            return Ok(());
+        };
+        let until = now + Duration::from_secs(grace.into());
+        if aboard.until.is_none_or(|earlier| until < earlier) {
+            aboard.until = Some(until);
+            crew.dismiss();
+            let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(job));
+            tokio::spawn(async move {
+                if tokio::time::timeout(Duration::from_secs(grace.into()), crew.over()).await.is_err() {
+                    crew.kill();
+                    crew.over().await;
+                }
+                let _ = visits.send(job);
+            });
+        }
+        Ok(())
+    }
+
+    async fn any_left(&self, _: &str, uid: &str) -> Result<bool, Refusal> {
+        Ok(self.aboard(uid).and_then(|aboard| aboard.crew).is_some_and(|crew| !crew.is_over()))
+    }
+
+    async fn record(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Refusal> {
+        let old = job.status.clone().unwrap_or_default();
+        let mut status = decided.clone();
+        status.progress.clone_from(&old.progress);
+        if status == old {
+            return Ok(true);
+        }
+        let decided = TrainJob { status: Some(status), ..job.clone() };
+        Ok(self.objects.replace_job(decided).await?.is_some())
+    }
+
+    async fn record_progress(&self, _: &ObjectRef<TrainJob>, uid: &str, progress: &Progress) -> Result<(), Refusal> {
+        let write = |job: &mut TrainJob| {
+            job.status.get_or_insert_default().progress = Some(progress.clone());
+            Ok(())
+        };
+        self.objects.change_job(uid, write).await.map(drop)
+    }
+
+    async fn record_ledger(&self, appliance: &Appliance, decided: ApplianceStatus) -> Result<bool, Refusal> {
+        if appliance.status.as_ref() == Some(&decided) {
+            return Ok(true);
+        }
+        let decided = Appliance { status: Some(decided), ..appliance.clone() };
+        Ok(self.objects.replace_appliance(decided).await?.is_some())
+    }
+
+    async fn publish(&self, job: &TrainJob, event: &Event) {
+        let uid = job.uid().unwrap_or_default();
+        // The database's own words are logged already.
+        let _ = self.objects.add_event(&uid, event.warning, &event.reason, &event.message).await;
+    }
+
+    async fn forget(&self, job: &TrainJob) -> Result<(), Refusal> {
+        self.objects.delete_job(job).await.map(drop)
+    }
+
+    async fn priorities(&self) -> Result<Priorities, Refusal> {
+        Ok(super::priorities::all())
+    }
+
+    fn journal(&self, _: &ObjectRef<TrainJob>, uid: &str) -> Option<Journal> {
+        let crew = self.aboard(uid)?.crew?;
+        Some(Journal { address: crew.listening()?.journal.clone(), tls: None })
+    }
+}
+
+/// What the coordinator of an attempt left behind.
+async fn last_report(directories: &Directories, uid: &str, attempt: u32) -> Option<Report> {
+    let text = tokio::fs::read_to_string(directories.last_report(uid, attempt)).await.ok()?;
+    let told = Outcome::parse_last_report(&text).ok()?;
+    Some(Report {
+        attempt,
+        checkpoint: told.digest.clone().map(|digest| (told.step, digest)),
+        saved: told.digest.is_some(),
+        outcome: Some(outcome_of(told)),
+        advanced: Some(Timestamp::now()),
+        ..Report::default()
+    })
+}

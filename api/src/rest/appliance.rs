@@ -1,0 +1,105 @@
+//! The machine, and the server itself.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use millrace_store::Filter;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::who::{Role, Who};
+use super::{Api, Asked, Named};
+use crate::refusal::{Reason, Refusal, Result};
+
+/// Which appliance.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct WhichAppliance {
+    name: Option<String>,
+}
+
+/// Systems, who uses them, who waits for them. Of jobs in namespaces one may not look into only what they use is told.
+pub async fn read(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Asked(WhichAppliance { name }): Asked<WhichAppliance>,
+) -> Result<Json<Value>> {
+    let name = name.unwrap_or_else(|| "default".to_owned());
+    let appliance = api.backend.appliance(&name).await?;
+    let appliance = appliance
+        .ok_or_else(|| Refusal::new(Reason::NotFound, format!("there is no appliance {name}: leave ?name= out")))?;
+    let seen = |namespace: &str| who.may(Role::Viewer, namespace).is_ok();
+    let grants = appliance.status.iter().flat_map(|status| &status.grants);
+    let jobs: Vec<Value> = grants
+        .map(|grant| {
+            let shown = seen(&grant.namespace);
+            json!({
+                "namespace": shown.then_some(&grant.namespace),
+                "name": shown.then_some(&grant.name),
+                "uid": shown.then_some(&grant.uid),
+                "systems": grant.systems,
+                "since": grant.since,
+            })
+        })
+        .collect();
+    Ok(Json(json!({
+        "name": name,
+        "spec": appliance.spec,
+        "status": appliance.status.as_ref().map(|status| json!({
+            "capacity": status.capacity, "used": status.used, "waiting": status.waiting, "conditions": status.conditions,
+        })),
+        "jobs": jobs,
+        "queue": queue(&api, &name, &who).await?,
+    })))
+}
+
+/// Jobs that wait, in the order of the queue.
+async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Value>> {
+    let waiting = Filter { state: Some("Queued".to_owned()), ..Filter::default() };
+    let rows = api.store.jobs(&waiting, None, 1000).await?.items;
+    let mut queue: Vec<(u64, Value)> = rows
+        .iter()
+        .filter_map(|row| {
+            let job = super::shown(row);
+            if job["spec"]["appliance"] != appliance {
+                return None;
+            }
+            let place = &job["status"]["queue"];
+            let shown = who.may(Role::Viewer, &row.namespace).is_ok();
+            let entry = json!({
+                "position": place["position"],
+                "namespace": shown.then_some(&row.namespace),
+                "name": shown.then_some(&row.name),
+                "uid": shown.then_some(&row.uid),
+                "reason": place["reason"],
+                "message": place["message"],
+                "systems": job["spec"]["numCsx"],
+            });
+            Some((place["position"].as_u64().unwrap_or(u64::MAX), entry))
+        })
+        .collect();
+    queue.sort_by_key(|(position, _)| *position);
+    Ok(queue.into_iter().map(|(_, entry)| entry).collect())
+}
+
+/// What params can name.
+pub async fn volumes(State(api): State<Arc<Api>>, who: Who, Named(ns): Named<String>) -> Result<Json<Value>> {
+    who.may(Role::Viewer, &ns)?;
+    Ok(Json(json!({"items": api.backend.volumes(&ns).await?})))
+}
+
+/// Who asks.
+pub async fn whoami(who: Who) -> Json<Value> {
+    Json(json!({"name": who.name, "role": who.role.as_str(), "namespaces": who.namespaces}))
+}
+
+/// Which program this is; for everybody.
+pub async fn version(State(api): State<Arc<Api>>) -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION"), "backend": api.backend.name()}))
+}
+
+/// Whether the database answers.
+pub async fn ready(State(api): State<Arc<Api>>) -> StatusCode {
+    if api.store.ping().await.is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}

@@ -1,0 +1,207 @@
+//! Files of a job, whole or in part.
+
+use std::io::SeekFrom;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use tokio_util::io::ReaderStream;
+
+use super::who::{Role, Who};
+use super::{Api, Asked, JobPath, Named, Which, shown};
+use crate::files::{Files, Opened, Shelf};
+use crate::refusal::{Reason, Refusal, Result};
+
+/// Ends the step of a checkpoint that is wanted in another format.
+const EXPORT: &str = ":export";
+/// Bytes read at a time.
+const PIECE: usize = 256 << 10;
+
+/// A shelf of a job.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ShelfPath {
+    ns: String,
+    name: String,
+    shelf: String,
+}
+
+/// A file on a shelf.
+#[derive(Clone, Debug, Deserialize)]
+pub struct FilePath {
+    ns: String,
+    name: String,
+    shelf: Option<String>,
+    path: String,
+}
+
+/// Which job, and in which format.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Wanted {
+    uid: Option<String>,
+    format: Option<String>,
+}
+
+async fn files_of(api: &Api, who: &Who, role: Role, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
+    who.may(role, &path.ns)?;
+    let row = api.job(path, uid).await?;
+    let job = serde_json::from_value(shown(&row)).map_err(|error| Refusal::internal("read a job", &error))?;
+    api.backend.files(&job).await
+}
+
+/// The checkpoints of a job, the newest first.
+pub async fn checkpoints(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(path): Named<JobPath>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<Value>> {
+    let files = files_of(&api, &who, Role::Viewer, &path, which.uid.as_deref()).await?;
+    Ok(Json(json!({"items": files.checkpoints().await?})))
+}
+
+/// What else a job has written.
+pub async fn artifacts(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(path): Named<JobPath>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<Value>> {
+    let files = files_of(&api, &who, Role::Viewer, &path, which.uid.as_deref()).await?;
+    Ok(Json(json!({"items": files.list(&Shelf::Artifacts).await?})))
+}
+
+/// The files of one checkpoint, in a format.
+pub async fn shelf(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(at): Named<ShelfPath>,
+    Asked(wanted): Asked<Wanted>,
+) -> Result<Json<Value>> {
+    let shelf = shelf_of(&at.shelf, wanted.format.as_deref())?;
+    let path = JobPath { ns: at.ns, name: at.name };
+    let files = files_of(&api, &who, Role::Editor, &path, wanted.uid.as_deref()).await?;
+    let listed = files.list(&shelf).await?;
+    if listed.is_empty() {
+        return Err(Refusal::new(Reason::NotFound, format!("there is no checkpoint {} of this job", at.shelf)));
+    }
+    Ok(Json(json!({"files": listed})))
+}
+
+/// A file of a checkpoint.
+pub async fn of_checkpoint(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(at): Named<FilePath>,
+    Asked(wanted): Asked<Wanted>,
+    headers: HeaderMap,
+) -> Result<Response> {
+    let shelf = shelf_of(at.shelf.as_deref().unwrap_or_default(), wanted.format.as_deref())?;
+    let path = JobPath { ns: at.ns, name: at.name };
+    let files = files_of(&api, &who, Role::Editor, &path, wanted.uid.as_deref()).await?;
+    sent(files.open(&shelf, &at.path).await?, &headers).await
+}
+
+/// Another file of a job.
+pub async fn artifact(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(at): Named<FilePath>,
+    Asked(wanted): Asked<Wanted>,
+    headers: HeaderMap,
+) -> Result<Response> {
+    let path = JobPath { ns: at.ns, name: at.name };
+    let files = files_of(&api, &who, Role::Editor, &path, wanted.uid.as_deref()).await?;
+    sent(files.open(&Shelf::Artifacts, &at.path).await?, &headers).await
+}
+
+/// The checkpoint that `100` or `100:export` means.
+fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
+    let (step, export) = text.strip_suffix(EXPORT).map_or((text, false), |step| (step, true));
+    let step = step.parse().map_err(|_| Refusal::new(Reason::NotFound, format!("{step:?} is no step")))?;
+    match (export, format) {
+        (false, None | Some("native")) => Ok(Shelf::Checkpoint(step)),
+        (true, Some("hf")) => Ok(Shelf::HuggingFace(step)),
+        _ => Err(Refusal::new(Reason::BadRequest, "a checkpoint is exported with ?format=hf")),
+    }
+}
+
+/// A file, or the part of it that is wanted.
+async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
+    let Opened { mut file, bytes, tag } = opened;
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    if text(header::IF_NONE_MATCH).is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
+        return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response());
+    }
+    let unchanged = text(header::IF_RANGE).is_none_or(|known| known == tag);
+    let range = match text(header::RANGE).filter(|_| unchanged) {
+        Some(range) => part(range, bytes)?,
+        None => None,
+    };
+    let (first, last) = range.unwrap_or((0, bytes.saturating_sub(1)));
+    let length = if bytes == 0 { 0 } else { last - first + 1 };
+    file.seek(SeekFrom::Start(first)).await.map_err(|error| Refusal::internal("read a job's files", &error))?;
+    let body = Body::from_stream(ReaderStream::with_capacity(file.take(length), PIECE));
+    let mut response = Response::new(body);
+    let mut set = |name, value: String| {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            response.headers_mut().insert(name, value);
+        }
+    };
+    set(header::CONTENT_TYPE, "application/octet-stream".to_owned());
+    set(header::CONTENT_LENGTH, length.to_string());
+    set(header::ACCEPT_RANGES, "bytes".to_owned());
+    set(header::ETAG, tag);
+    if range.is_some() {
+        set(header::CONTENT_RANGE, format!("bytes {first}-{last}/{bytes}"));
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    Ok(response)
+}
+
+/// First and last byte of a range of RFC 9110; `None` for what is not understood, which is then the whole file.
+fn part(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
+    let Some((first, last)) = range.strip_prefix("bytes=").and_then(|range| range.split_once('-')) else {
+        return Ok(None);
+    };
+    let (first, last) = (first.trim(), last.trim());
+    let found = match (first.parse::<u64>().ok(), last.parse::<u64>().ok()) {
+        (Some(first), Some(last)) if first <= last => Some((first, last)),
+        (Some(first), None) if last.is_empty() => Some((first, u64::MAX)),
+        (None, Some(tail)) if first.is_empty() => {
+            Some((bytes.saturating_sub(tail), if tail == 0 { 0 } else { u64::MAX }))
+        }
+        _ => return Ok(None),
+    };
+    match found {
+        Some((first, last)) if first < bytes => Ok(Some((first, last.min(bytes - 1)))),
+        _ => Err(Refusal::new(
+            Reason::RangeNotSatisfiable,
+            format!("the file has {bytes} bytes, and the range lies beyond"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_the_rfc() {
+        let good = |range: &str| part(range, 10).unwrap();
+        assert_eq!(good("bytes=0-3"), Some((0, 3)));
+        assert_eq!(good("bytes=7-"), Some((7, 9)));
+        assert_eq!(good("bytes=-4"), Some((6, 9)));
+        assert_eq!(good("bytes=-40"), Some((0, 9)));
+        assert_eq!(good("bytes=3-99"), Some((3, 9)));
+        for other in ["lines=1-2", "bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "bytes=-"] {
+            assert_eq!(good(other), None, "{other}");
+        }
+        assert!(part("bytes=10-", 10).is_err() && part("bytes=0-", 0).is_err() && part("bytes=-0", 10).is_err());
+    }
+}

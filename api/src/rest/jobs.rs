@@ -1,0 +1,201 @@
+//! Jobs: asked for, listed, changed.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use kube::ResourceExt;
+use millrace_crds::TrainJob;
+use millrace_store::{Cursor, Filter};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::submit::order;
+use super::who::{Role, Who};
+use super::{Api, Asked, JobPath, Named, Which, shown};
+use crate::backend::{Change, Created};
+use crate::plan::Plan;
+use crate::refusal::{Fault, Reason, Refusal, Result};
+
+/// Most jobs on a page.
+const MOST: u32 = 500;
+
+/// How to ask for a job.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Creation {
+    dry_run: Option<String>,
+}
+
+/// Makes a job.
+pub async fn create(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(ns): Named<String>,
+    Asked(Creation { dry_run }): Asked<Creation>,
+    request: Request,
+) -> Result<Response> {
+    who.may(Role::Editor, &ns)?;
+    let order = order(&ns, &who.name, request).await?;
+    match dry_run.as_deref() {
+        None => {}
+        Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
+        Some(_) => return Err(Refusal::new(Reason::BadRequest, "dryRun is All, or it is left out")),
+    }
+    Ok(match api.backend.create(order).await? {
+        Created::New(job) => {
+            let location = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
+            let headers = HeaderValue::try_from(location).map(|location| [(header::LOCATION, location)]);
+            (StatusCode::CREATED, headers.unwrap_or([(header::LOCATION, HeaderValue::from_static("/"))]), Json(job))
+                .into_response()
+        }
+        Created::Replayed(job) => {
+            ([(HeaderName::from_static("idempotent-replay"), HeaderValue::from_static("true"))], Json(job))
+                .into_response()
+        }
+    })
+}
+
+/// What would become of a job.
+pub async fn plan(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(ns): Named<String>,
+    request: Request,
+) -> Result<Json<Plan>> {
+    who.may(Role::Viewer, &ns)?;
+    let order = order(&ns, &who.name, request).await?;
+    Ok(Json(api.backend.plan(&order).await?))
+}
+
+/// Which jobs.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Selection {
+    limit: Option<u32>,
+    cursor: Option<String>,
+    state: Option<String>,
+    name: Option<String>,
+    submitted_by: Option<String>,
+    finished: Option<bool>,
+}
+
+/// Jobs that live, the newest first; of namespace `-` all that one may look into.
+pub async fn list(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(ns): Named<String>,
+    Asked(asked): Asked<Selection>,
+) -> Result<Json<Value>> {
+    let namespaces = match ns.as_str() {
+        "-" if who.everywhere() => None,
+        "-" => Some(who.namespaces.clone()),
+        _ => {
+            who.may(Role::Viewer, &ns)?;
+            Some(vec![ns])
+        }
+    };
+    let cursor: Option<Cursor> = asked.cursor.as_deref().map(str::parse).transpose()?;
+    let filter = Filter {
+        namespaces,
+        name: asked.name,
+        state: asked.state,
+        submitted_by: asked.submitted_by,
+        finished: asked.finished,
+        include_deleted: false,
+    };
+    let page = api.store.jobs(&filter, cursor.as_ref(), asked.limit.unwrap_or(50).clamp(1, MOST)).await?;
+    let items: Vec<Value> = page.items.iter().map(shown).collect();
+    Ok(Json(json!({"items": items, "next": page.next.map(|next| next.to_string())})))
+}
+
+/// One job: the newest of the name, or an older one.
+pub async fn read(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(path): Named<JobPath>,
+    Asked(which): Asked<Which>,
+) -> Result<Response> {
+    who.may(Role::Viewer, &path.ns)?;
+    let job = api.job(&path, which.uid.as_deref()).await?;
+    let tag = HeaderValue::try_from(format!("\"{}\"", job.version)).ok();
+    let mut response = Json(shown(&job)).into_response();
+    response.headers_mut().extend(tag.map(|tag| (header::ETAG, tag)));
+    Ok(response)
+}
+
+/// Deletes a job. Its history stays.
+pub async fn delete(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(path): Named<JobPath>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<Value>> {
+    let uid = meant(&api, &who, &path, &which).await?;
+    api.backend.delete(&path.ns, &path.name, &uid).await?;
+    let job = api.job(&path, Some(&uid)).await?;
+    Ok(Json(shown(&job)))
+}
+
+/// Has a job save its state and give its systems back.
+pub async fn suspend(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(path): Named<JobPath>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<TrainJob>> {
+    change(&api, &who, &path, &which, Change::Suspend(true)).await
+}
+
+/// Has a job go on.
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(path): Named<JobPath>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<TrainJob>> {
+    change(&api, &who, &path, &which, Change::Suspend(false)).await
+}
+
+/// How many systems.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Scale {
+    num_csx: u32,
+}
+
+/// Changes how many systems a job has.
+pub async fn scale(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    Named(path): Named<JobPath>,
+    Asked(which): Asked<Which>,
+    _: HeaderMap,
+    body: Bytes,
+) -> Result<Json<TrainJob>> {
+    let Scale { num_csx } = serde_json::from_slice(&body).map_err(|error| {
+        Refusal::invalid(vec![Fault {
+            field: "numCsx".to_owned(),
+            message: format!("send {{\"numCsx\": N}}: {error}"),
+        }])
+    })?;
+    change(&api, &who, &path, &which, Change::Scale(num_csx)).await
+}
+
+async fn change(api: &Api, who: &Who, path: &JobPath, which: &Which, change: Change) -> Result<Json<TrainJob>> {
+    let uid = meant(api, who, path, which).await?;
+    Ok(Json(api.backend.change(&path.ns, &path.name, &uid, change).await?))
+}
+
+/// The UID of the job that lives and is meant, where it may be changed.
+async fn meant(api: &Api, who: &Who, path: &JobPath, which: &Which) -> Result<String> {
+    who.may(Role::Editor, &path.ns)?;
+    let job = api.job(path, which.uid.as_deref()).await?;
+    if job.deleted_ms.is_some() {
+        return Err(Refusal::new(Reason::Gone, format!("the job {} is deleted: only its history is left", job.name)));
+    }
+    Ok(job.uid)
+}

@@ -1,0 +1,159 @@
+//! The routes. Handlers read from the store, act by the backend, and refuse in one shape.
+
+mod appliance;
+mod files;
+mod jobs;
+mod live;
+mod problem;
+mod records;
+mod submit;
+mod tokens;
+mod who;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use millrace_store::{Job, Store};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::timeout::TimeoutLayer;
+
+pub use tokens::{NewToken, secret_hash};
+pub use who::{Access, Role};
+
+use crate::backend::Backend;
+use crate::refusal::{Reason, Refusal, Result};
+
+/// Most bytes of a request: a params document with its small texts.
+const MOST_BYTES: usize = 8 << 20;
+/// For an answer to begin. Streams go on as long as they are read.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What every handler has at hand.
+pub struct Api {
+    /// What runs jobs.
+    pub backend: Arc<dyn Backend>,
+    /// What is remembered of them.
+    pub store: Store,
+    /// Who may ask.
+    pub access: Access,
+}
+
+/// Every route, over `api`.
+pub fn router(api: Arc<Api>) -> Router {
+    let job = "/v1/namespaces/{ns}/trainjobs/{name}";
+    let under = |path: &str| format!("{job}/{path}");
+    Router::new()
+        .route("/v1/namespaces/{ns}/trainjobs", get(jobs::list).post(jobs::create))
+        .route("/v1/namespaces/{ns}/trainjobs:plan", post(jobs::plan))
+        .route(job, get(jobs::read).delete(jobs::delete))
+        .route(&under("suspend"), post(jobs::suspend))
+        .route(&under("resume"), post(jobs::resume))
+        .route(&under("scale"), post(jobs::scale))
+        .route(&under("events"), get(records::events))
+        .route(&under("metrics"), get(records::metrics))
+        .route(&under("logs"), get(records::logs))
+        .route(&under("follow"), get(records::follow))
+        .route(&under("checkpoints"), get(files::checkpoints))
+        .route(&under("checkpoints/{shelf}"), get(files::shelf))
+        .route(&under("checkpoints/{shelf}/{*path}"), get(files::of_checkpoint))
+        .route(&under("artifacts"), get(files::artifacts))
+        .route(&under("artifacts/{*path}"), get(files::artifact))
+        .route("/v1/namespaces/{ns}/volumes", get(appliance::volumes))
+        .route("/v1/appliance", get(appliance::read))
+        .route("/v1/whoami", get(appliance::whoami))
+        .route("/v1/version", get(appliance::version))
+        .route("/v1/tokens", get(tokens::list).post(tokens::create))
+        .route("/v1/tokens/{id}", axum::routing::delete(tokens::revoke))
+        .route("/healthz", get(|| async { StatusCode::OK }))
+        .route("/readyz", get(appliance::ready))
+        .fallback(async || Refusal::new(Reason::NotFound, "there is no such path: /v1/version is where to begin"))
+        .method_not_allowed_fallback(async || {
+            Refusal::new(Reason::MethodNotAllowed, "the path is right and the method is not")
+        })
+        .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, PATIENCE))
+        .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
+            Refusal::internal("answer", &"a handler panicked").into_response()
+        }))
+        .with_state(api)
+}
+
+/// What stands behind `?`, refused in our shape.
+pub struct Asked<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
+        let read = Query::try_from_uri(&parts.uri).map(|Query(read)| Self(read));
+        read.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))
+    }
+}
+
+/// What stands in the path, refused in our shape.
+pub struct Named<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
+        let read = Path::from_request_parts(parts, state).await.map(|Path(read)| Self(read));
+        read.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))
+    }
+}
+
+/// A job's place in the path.
+#[derive(Clone, Debug, Deserialize)]
+pub struct JobPath {
+    /// Its namespace.
+    pub ns: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Which job of a name.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Which {
+    /// An older one.
+    pub uid: Option<String>,
+}
+
+impl Api {
+    /// The job that is meant: the newest of the name, or that of `uid`.
+    async fn job(&self, path: &JobPath, uid: Option<&str>) -> Result<Job> {
+        let found = match uid {
+            Some(uid) => self.store.job(uid).await?.filter(|job| job.namespace == path.ns && job.name == path.name),
+            None => self.store.newest_job(&path.ns, &path.name).await?,
+        };
+        found.ok_or_else(|| Refusal::no_job(&path.ns, &path.name))
+    }
+}
+
+/// A job as clients see it.
+pub fn shown(job: &Job) -> Value {
+    let mut object: Value = serde_json::from_str(&job.content.document).unwrap_or_else(|_| json!({}));
+    if let Some(deleted) = job.deleted_ms {
+        object["metadata"]["deletionTimestamp"] = time(deleted).into();
+    }
+    object
+}
+
+/// A time as clients see it.
+pub fn time(ms: i64) -> String {
+    k8s_openapi::jiff::Timestamp::from_millisecond(ms).map(|time| time.to_string()).unwrap_or_default()
+}
+
+/// A page of numbered things.
+pub fn page(items: Vec<Value>, full: bool) -> Value {
+    let last = items.last().and_then(|item| item["number"].as_u64());
+    json!({"items": items, "next": last.filter(|_| full)})
+}

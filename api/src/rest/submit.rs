@@ -1,0 +1,342 @@
+//! From a request's body to an [`Order`]: a TrainJob as JSON or YAML, or the user's params file with what goes with it.
+
+use axum::body::Bytes;
+use axum::extract::multipart::Field;
+use axum::extract::{FromRequest, Multipart, Request};
+use axum::http::{HeaderMap, header};
+use millrace_crds::StoredParams;
+use millrace_params::Params;
+use millrace_store::Key;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::backend::{Order, Text};
+use crate::refusal::{Fault, Reason, Refusal, Result};
+
+/// Header of a request that may be sent again.
+const KEY: &str = "idempotency-key";
+/// Annotations of a job.
+const SUBMITTED_BY: &str = "millrace.dev/submitted-by";
+const KEY_ANNOTATION: &str = "millrace.dev/idempotency-key";
+/// Where texts that travel along are found by a job's agents.
+const TEXTS: &str = "/var/lib/millrace/texts";
+/// Name of their volume.
+const TEXTS_VOLUME: &str = "texts";
+/// Most bytes of one of them.
+const MOST_TEXT: usize = 1 << 20;
+/// Longest name of a job.
+const MOST_NAME: usize = 63;
+
+/// What goes with a params file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Beside {
+    #[serde(default)]
+    metadata: Map<String, Value>,
+    #[serde(default)]
+    spec: Map<String, Value>,
+    /// Flags that beat the file, by their keys in runconfig.
+    #[serde(default)]
+    overrides: Map<String, Value>,
+}
+
+/// The flags there are.
+const OVERRIDES: [&str; 8] = [
+    "max_steps",
+    "eval_steps",
+    "checkpoint_path",
+    "load_checkpoint_states",
+    "disable_strict_checkpoint_loading",
+    "num_wgt_servers",
+    "num_act_servers",
+    "logging",
+];
+
+/// Reads what `submitter` asks for in namespace `ns`.
+///
+/// # Errors
+/// The body can't be read, or its params can't be understood.
+pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order> {
+    let key = key(request.headers())?;
+    let kind = kind(request.headers());
+    let (mut object, texts, hash, stem) = match kind.as_str() {
+        "application/json" | "" => {
+            let body = whole(request).await?;
+            let object = serde_json::from_slice(&body).map_err(|error| unreadable("JSON", &error))?;
+            (object, Vec::new(), blake3::hash(&body), None)
+        }
+        "application/yaml" | "application/x-yaml" | "text/yaml" => {
+            let body = whole(request).await?;
+            let text = std::str::from_utf8(&body).map_err(|error| unreadable("YAML", &error))?;
+            let object = serde_saphyr::from_str(text).map_err(|error| unreadable("YAML", &error))?;
+            (object, Vec::new(), blake3::hash(&body), None)
+        }
+        "multipart/form-data" => from_parts(request).await?,
+        other => {
+            return Err(Refusal::new(
+                Reason::UnsupportedMediaType,
+                format!(
+                    "a body of {other} is not read here: send application/json, application/yaml or multipart/form-data"
+                ),
+            ));
+        }
+    };
+    complete(&mut object, ns, submitter, key.as_deref(), stem.as_deref())?;
+    let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
+    Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
+}
+
+/// Fills in what a client may leave out.
+fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&str>, stem: Option<&str>) -> Result<()> {
+    let Value::Object(all) = object else {
+        return Err(Refusal::new(Reason::BadRequest, "the body is not an object: send a TrainJob"));
+    };
+    all.remove("status");
+    all.entry("apiVersion").or_insert_with(|| json!("millrace.dev/v1alpha1"));
+    all.entry("kind").or_insert_with(|| json!("TrainJob"));
+    let fault = |field: &str, message: &str| {
+        Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message: message.to_owned() }]))
+    };
+    if all["apiVersion"] != "millrace.dev/v1alpha1" || all["kind"] != "TrainJob" {
+        return fault("kind", "this takes a TrainJob of millrace.dev/v1alpha1");
+    }
+    if let Some(params) = all.get("spec").and_then(|spec| spec.get("params")) {
+        Params::read_json(params).map_err(|error| Refusal::new(Reason::BadParams, error.report().trim_end()))?;
+    }
+    let Value::Object(metadata) = all.entry("metadata").or_insert_with(|| json!({})) else {
+        return fault("metadata", "an object");
+    };
+    if metadata.get("namespace").is_some_and(|given| given != ns) {
+        return fault("metadata.namespace", "another than in the address: write the same, or leave it out");
+    }
+    // What a server gives is nobody's to ask for.
+    metadata.retain(|name, _| matches!(name.as_str(), "name" | "labels" | "annotations"));
+    metadata.insert("namespace".to_owned(), ns.into());
+    if metadata.get("name").is_none_or(Value::is_null) {
+        metadata.insert("name".to_owned(), made_name(stem.unwrap_or("job"), key).into());
+    }
+    let Value::Object(annotations) = metadata.entry("annotations").or_insert_with(|| json!({})) else {
+        return fault("metadata.annotations", "an object");
+    };
+    annotations.retain(|name, value| !name.starts_with("millrace.dev/") && value.is_string());
+    annotations.insert(SUBMITTED_BY.to_owned(), submitter.into());
+    if let Some(key) = key {
+        annotations.insert(KEY_ANNOTATION.to_owned(), key.into());
+    }
+    Ok(())
+}
+
+/// A name after the params file; with a key always the same, so that even a lost database makes no second job.
+fn made_name(stem: &str, key: Option<&str>) -> String {
+    let clean: String = stem
+        .to_ascii_lowercase()
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+        .collect();
+    let clean = clean.trim_matches(|letter: char| !letter.is_ascii_alphabetic());
+    let clean = if clean.is_empty() { "job" } else { clean };
+    let seed = key.map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
+    let tail = &blake3::hash(seed.as_bytes()).to_hex()[..8];
+    let room = MOST_NAME - tail.len() - 1;
+    let clean: String = clean.chars().take(room).collect();
+    format!("{}-{tail}", clean.trim_end_matches('-'))
+}
+
+/// A params file with what goes with it.
+async fn from_parts(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
+    let bad =
+        |error: &dyn std::fmt::Display| Refusal::new(Reason::BadRequest, format!("the form can't be read: {error}"));
+    let mut parts = Multipart::from_request(request, &()).await.map_err(|error| bad(&error.body_text()))?;
+    let (mut params, mut beside, mut files, mut stem) = (None, Beside::default(), Vec::new(), None);
+    let mut hasher = blake3::Hasher::new();
+    while let Some(part) = parts.next_field().await.map_err(|error| bad(&error.body_text()))? {
+        let (name, file) = (part.name().unwrap_or_default().to_owned(), part.file_name().map(str::to_owned));
+        let bytes = bytes(part).await?;
+        for piece in [name.as_bytes(), file.as_deref().unwrap_or_default().as_bytes(), &bytes[..]] {
+            hasher.update(&piece.len().to_le_bytes()).update(piece);
+        }
+        match name.as_str() {
+            "params" => {
+                stem = file.as_deref().and_then(stem_of);
+                params = Some(bytes);
+            }
+            "job" => beside = serde_json::from_slice(&bytes).map_err(|error| unreadable("the part `job`", &error))?,
+            "file" => files.push((file.unwrap_or_default(), bytes)),
+            other => return Err(bad(&format!("there is no part {other}: params, job and file are read"))),
+        }
+    }
+    let params = params.ok_or_else(|| bad(&"the part `params` is missing"))?;
+    let text = std::str::from_utf8(&params).map_err(|_| Refusal::new(Reason::BadParams, "the params are not UTF-8"))?;
+    let read = Params::parse_yaml(text).map_err(|error| Refusal::new(Reason::BadParams, error.report().trim_end()))?;
+    let mut params = StoredParams::from(&read).0;
+    apply(&mut params, &beside.overrides)?;
+    let mut spec = beside.spec;
+    from_runconfig(&mut spec, &params);
+    let texts = travel(&mut params, &mut spec, files)?;
+    spec.insert("params".to_owned(), params);
+    let mut object = json!({"metadata": beside.metadata, "spec": spec});
+    if let (false, Value::Object(metadata)) = (texts.is_empty(), &mut object["metadata"]) {
+        // The volume's name is the job's, so the job must have one.
+        let named = metadata.get("name").and_then(Value::as_str).map(str::to_owned);
+        let name =
+            named.unwrap_or_else(|| made_name(stem.as_deref().unwrap_or("job"), Some(&hasher.finalize().to_hex())));
+        metadata.insert("name".to_owned(), name.clone().into());
+        for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
+            if volume["name"] == TEXTS_VOLUME {
+                volume["configMap"] = json!({"name": format!("{name}-{TEXTS_VOLUME}")});
+            }
+        }
+    }
+    Ok((object, texts, hasher.finalize(), stem))
+}
+
+fn stem_of(file: &str) -> Option<String> {
+    let stem = std::path::Path::new(file).file_stem()?.to_str()?;
+    (stem != "params").then(|| stem.to_owned())
+}
+
+/// Sets flags in the params.
+fn apply(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
+    for (key, value) in overrides.iter().filter(|(_, value)| !value.is_null()) {
+        if !OVERRIDES.contains(&key.as_str()) {
+            let message = format!("it is one of {}", OVERRIDES.join(", "));
+            return Err(Refusal::invalid(vec![Fault { field: format!("overrides.{key}"), message }]));
+        }
+        params["runconfig"][key] = value.clone();
+    }
+    Ok(())
+}
+
+/// Fills the spec from what runconfig says too.
+fn from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
+    let run = &params["runconfig"];
+    let mut fill = |field: &str, value: Option<Value>| {
+        if let Some(value) = value.filter(|value| !value.is_null())
+            && !spec.contains_key(field)
+        {
+            spec.insert(field.to_owned(), value);
+        }
+    };
+    fill("numCsx", Some(run.get("num_csx").filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json!(1))));
+    fill("mode", run.get("mode").cloned());
+    fill("priorityClassName", run.get("job_priority").cloned());
+    fill(
+        "deadlines",
+        run.get("job_time_sec").filter(|value| value.is_u64()).map(|most| json!({"activeSeconds": most})),
+    );
+}
+
+/// Puts texts that travel along into a volume of the job's, and has the params name them there.
+fn travel(params: &mut Value, spec: &mut Map<String, Value>, files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
+    let mut texts = Vec::new();
+    for (at, (path, bytes)) in files.into_iter().enumerate() {
+        let fault = |message: String| Refusal::invalid(vec![Fault { field: path.clone(), message }]);
+        if bytes.len() > MOST_TEXT {
+            return Err(fault("a text that travels along has at most 1 MiB: put it into a volume".to_owned()));
+        }
+        let content =
+            String::from_utf8(bytes.to_vec()).map_err(|_| fault("only UTF-8 texts travel along".to_owned()))?;
+        let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
+        let clean =
+            |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
+        let name = format!("{at}-{}", file.chars().map(clean).collect::<String>());
+        let mut named = 0;
+        for input in ["train_input", "eval_input"] {
+            for key in ["data_dir", "data_files"] {
+                let value = params.get_mut(input).and_then(|input| input.get_mut(key));
+                named += value.map_or(0, |value| rename(value, &path, &format!("{TEXTS}/{name}")));
+            }
+        }
+        if named == 0 {
+            return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
+        }
+        texts.push(Text { name, content });
+    }
+    if !texts.is_empty() {
+        let mut add = |field: &str, value: Value| {
+            if let Value::Array(all) = spec.entry(field).or_insert_with(|| json!([])) {
+                all.push(value);
+            }
+        };
+        add("volumes", json!({"name": TEXTS_VOLUME}));
+        add("mountDirs", json!({"path": TEXTS, "volume": TEXTS_VOLUME}));
+    }
+    Ok(texts)
+}
+
+/// Replaces `path` by `by` where `value`, a string or a list of them, has it; how often.
+fn rename(value: &mut Value, path: &str, by: &str) -> usize {
+    match value {
+        Value::String(text) if text == path => {
+            by.clone_into(text);
+            1
+        }
+        Value::Array(all) => all.iter_mut().map(|value| rename(value, path, by)).sum(),
+        _ => 0,
+    }
+}
+
+fn kind(headers: &HeaderMap) -> String {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+fn key(headers: &HeaderMap) -> Result<Option<String>> {
+    let Some(value) = headers.get(KEY) else { return Ok(None) };
+    let text = value.to_str().ok().filter(|text| (1..=255).contains(&text.len()));
+    text.map(|text| Some(text.to_owned())).ok_or_else(|| {
+        Refusal::new(Reason::BadRequest, "an Idempotency-Key has 1 to 255 printable characters of ASCII")
+    })
+}
+
+async fn whole(request: Request) -> Result<Bytes> {
+    Bytes::from_request(request, &())
+        .await
+        .map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
+}
+
+async fn bytes(part: Field<'_>) -> Result<Bytes> {
+    part.bytes().await.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
+}
+
+fn too_long_or_broken(status: u16, said: &str) -> Refusal {
+    if status == Reason::PayloadTooLarge.status() {
+        return Refusal::new(
+            Reason::PayloadTooLarge,
+            "the request is too long: put data into a volume of the appliance",
+        );
+    }
+    Refusal::new(Reason::BadRequest, format!("the body can't be read: {said}"))
+}
+
+fn unreadable(what: &str, error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(Reason::BadRequest, format!("the body is not {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_makes_the_name_and_every_name_is_one_that_a_job_may_have() {
+        assert_eq!(made_name("gpt2-kjv", Some("k")), made_name("gpt2-kjv", Some("k")));
+        assert_ne!(made_name("gpt2-kjv", Some("k")), made_name("gpt2-kjv", Some("l")));
+        assert_ne!(made_name("gpt2-kjv", None), made_name("gpt2-kjv", None));
+        for stem in ["", "42", "Params (final)", &"x".repeat(200), "-a-", "é"] {
+            let name = made_name(stem, None);
+            let good = name.len() <= MOST_NAME && name.starts_with(|letter: char| letter.is_ascii_lowercase());
+            assert!(good && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-'), "{name}");
+        }
+    }
+
+    #[test]
+    fn texts_that_travel_are_found_where_the_params_say() {
+        let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
+        let mut spec = Map::new();
+        let texts = travel(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
+        assert_eq!(texts, [Text { name: "0-x.txt".to_owned(), content: "text".to_owned() }]);
+        assert_eq!(params, json!({"train_input": {"data_dir": [format!("{TEXTS}/0-x.txt"), "y"]}, "model": {}}));
+        assert_eq!(spec["mountDirs"][0]["path"], TEXTS);
+        assert!(travel(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(), "nobody names it");
+    }
+}

@@ -1,0 +1,139 @@
+//! Everything put together: database, backend, routes, and an end in good order.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use millrace_crds::{Appliance, ClusterSpec};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::backend::Backend;
+use crate::cli::Database;
+use crate::process::{Directories, Local, Settings};
+use crate::rest::{Access, Api, router};
+
+/// For requests that are under way to end.
+const DRAINING: Duration = Duration::from_secs(5);
+
+/// Flags of `serve`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Serve {
+    /// Where to listen
+    #[arg(long, env = "MILLRACE_LISTEN", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Ask for a token even on this machine
+    #[arg(long)]
+    require_token: bool,
+    /// YAML file of the Appliance's spec; the default machine where this is left out
+    #[arg(long)]
+    appliance: Option<PathBuf>,
+    /// What relative data paths of params are relative to
+    #[arg(long, default_value = ".")]
+    inputs: PathBuf,
+    /// A directory that jobs can mount, once for each
+    #[arg(long = "volume", value_name = "NAME=DIR", value_parser = volume)]
+    volumes: Vec<(String, PathBuf)>,
+    #[command(flatten)]
+    database: Database,
+}
+
+fn volume(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, dir) = text.split_once('=').ok_or("write NAME=DIR")?;
+    let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
+    if !dir.is_dir() {
+        return Err(format!("there is no directory {}", dir.display()));
+    }
+    Ok((name.to_owned(), dir))
+}
+
+/// Serves until it is told to end.
+///
+/// # Errors
+/// It can't begin: a sentence.
+pub async fn run(args: Serve) -> anyhow::Result<()> {
+    log_to_stderr();
+    let ending = end_signals()?;
+    if !args.listen.ip().is_loopback() {
+        anyhow::bail!(
+            "listening on {} would send tokens and weights in the clear: listen on 127.0.0.1, behind a proxy that speaks TLS",
+            args.listen
+        );
+    }
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("can't listen on {}; choose another --listen", args.listen))?;
+    let store = args.database.open().await?;
+    let directories = Directories {
+        data: std::path::absolute(&args.database.data)?,
+        inputs: std::path::absolute(&args.inputs)?,
+        volumes: BTreeMap::from_iter(args.volumes.clone()),
+    };
+    let local = Arc::new(Local::start(store.clone(), Settings { directories, appliance: appliance(&args)? }).await?);
+    let access = if args.require_token { Access::Tokens } else { Access::Open };
+    let backend: Arc<dyn Backend> = local.clone();
+    let routes = router(Arc::new(Api { backend, store: store.clone(), access }));
+    // The first line, for scripts: port 0 takes a free one.
+    println!("listening on http://{}", listener.local_addr()?);
+    let mut end = ending.clone();
+    let ended = async move { drop(end.wait_for(|ended| *ended).await) };
+    let serving = tokio::spawn(axum::serve(listener, routes).with_graceful_shutdown(ended).into_future());
+    let mut end = ending;
+    let _ = end.wait_for(|ended| *ended).await;
+    local.shut_down().await;
+    // Streams that are followed do not end by themselves.
+    let _ = tokio::time::timeout(DRAINING, serving).await;
+    store.close().await;
+    Ok(())
+}
+
+/// The machine that is emulated.
+fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
+    let spec = match &args.appliance {
+        None => ClusterSpec::default(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?;
+            serde_saphyr::from_str(&text)
+                .with_context(|| format!("{} is not the spec of an Appliance", path.display()))?
+        }
+    };
+    Ok(Appliance::new("default", spec))
+}
+
+/// Becomes true on SIGTERM or Ctrl-C.
+fn end_signals() -> anyhow::Result<watch::Receiver<bool>> {
+    let (ended, ending) = watch::channel(false);
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).context("can't listen for signals")?;
+        let ended = ended.clone();
+        tokio::spawn(async move {
+            signals.recv().await;
+            let _ = ended.send(true);
+        });
+    }
+    Ok(ending)
+}
+
+/// Logs to standard error, one line each.
+fn log_to_stderr() {
+    struct Stderr;
+    impl log::Log for Stderr {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            // The libraries' own tale is for those who ask for it: what fails comes back from them and is told by us.
+            metadata.level() <= log::max_level() && metadata.target().starts_with("millrace")
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                let now = k8s_openapi::jiff::Timestamp::now();
+                eprintln!("{now:.3} {} {}: {}", record.level(), record.target(), record.args());
+            }
+        }
+        fn flush(&self) {}
+    }
+    // A second logger is refused; there is none before `main`.
+    let _ = log::set_logger(&Stderr).map(|()| log::set_max_level(log::LevelFilter::Info));
+}
