@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use millrace_crds::{Appliance, TrainJob};
 use millrace_store::Key;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -57,7 +58,7 @@ pub enum Change {
 }
 
 /// A volume that params can name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Volume {
     /// What a job's `volumes` call it: the name of its claim.
     pub name: String,

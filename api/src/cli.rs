@@ -21,6 +21,8 @@ pub struct Args {
 enum Task {
     /// Serves until SIGTERM or Ctrl-C; running jobs save their state and go on when it serves again
     Serve(Serve),
+    /// Prints the OpenAPI document
+    Openapi,
     /// Makes a token and prints its secret, once
     Token(TokenArgs),
 }
@@ -75,6 +77,10 @@ pub fn run(args: Args) -> ExitCode {
     let done = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         runtime.block_on(async {
             match args.task {
+                Task::Openapi => {
+                    println!("{}", serde_json::to_string_pretty(&crate::rest::openapi::document())?);
+                    Ok(())
+                }
                 Task::Serve(args) => serve::run(args).await,
                 Task::Token(args) => make_token(args).await,
             }

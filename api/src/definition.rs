@@ -20,18 +20,10 @@ impl Definition {
     /// # Errors
     /// A definition is none: a fault of this program.
     pub fn both() -> Result<(Self, Self)> {
-        let [appliance, job] = definitions();
+        let [appliance, job] = schemas();
         let broken = |cause: &dyn std::fmt::Display| Refusal::internal("read its own definitions", cause);
-        let of = |definition| -> Result<Self> {
-            let definition = serde_json::to_value(definition).map_err(|error| broken(&error))?;
-            let schema = definition.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
-            let mut closed = closed(&schema);
-            // What every object has, and no definition says.
-            for name in ["apiVersion", "kind"] {
-                closed["properties"][name] = json!({"type": "string"});
-            }
-            closed["properties"]["metadata"] = json!({"type": "object"});
-            let strict = jsonschema::options().build(&closed).map_err(|error| broken(&error))?;
+        let of = |schema: Value| -> Result<Self> {
+            let strict = jsonschema::options().build(&object_schema(&schema, true)).map_err(|error| broken(&error))?;
             Ok(Self { rules: compile_schema(&schema), strict, schema })
         };
         Ok((of(appliance)?, of(job)?))
@@ -59,26 +51,51 @@ impl Definition {
     }
 }
 
-/// The schema as JSON Schema knows it: closed where Kubernetes would prune, its `nullable` and quantities as types.
-fn closed(schema: &Value) -> Value {
+/// The structural schemas of the definitions: of `Appliance`, of `TrainJob`.
+pub fn schemas() -> [Value; 2] {
+    definitions().map(|definition| {
+        // Types of Kubernetes are JSON whatever they hold.
+        let mut definition = serde_json::to_value(definition).unwrap_or_default();
+        definition.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").map(Value::take).unwrap_or_default()
+    })
+}
+
+/// A whole object's schema as JSON Schema knows it, with what every object has and no definition says.
+pub fn object_schema(schema: &Value, close: bool) -> Value {
+    let mut object = as_json_schema(schema, close);
+    for name in ["apiVersion", "kind"] {
+        object["properties"][name] = json!({"type": "string"});
+    }
+    object["properties"]["metadata"] = json!({"type": "object"});
+    object
+}
+
+/// A structural schema as JSON Schema knows it, its `nullable` and quantities as types; with `close`, what Kubernetes would
+/// prune is refused.
+fn as_json_schema(schema: &Value, close: bool) -> Value {
     let Value::Object(schema) = schema else { return schema.clone() };
     let mut out: Map<String, Value> = Map::new();
     let is = |key: &str| schema.get(key) == Some(&Value::Bool(true));
     for (key, value) in schema {
         let value = match (key.as_str(), value) {
             ("properties", Value::Object(all)) => {
-                Value::Object(all.iter().map(|(name, schema)| (name.clone(), closed(schema))).collect())
+                Value::Object(all.iter().map(|(name, schema)| (name.clone(), as_json_schema(schema, close))).collect())
             }
-            ("items" | "additionalProperties", schema @ Value::Object(_)) => closed(schema),
+            ("items" | "additionalProperties", schema @ Value::Object(_)) => as_json_schema(schema, close),
             ("type", Value::String(name)) if is("nullable") => json!([name, "null"]),
-            ("nullable" | "default" | "description", _) => continue,
+            ("nullable" | "default", _) => continue,
+            ("format", Value::String(name))
+                if name.starts_with("int") || name.starts_with("uint") || name == "double" =>
+            {
+                continue;
+            }
             (key, _) if key.starts_with("x-kubernetes-") => continue,
             (_, value) => value.clone(),
         };
         out.insert(key.clone(), value);
     }
     let open = is("x-kubernetes-preserve-unknown-fields") || schema.contains_key("additionalProperties");
-    if schema.contains_key("properties") && !open {
+    if close && schema.contains_key("properties") && !open {
         out.insert("additionalProperties".to_owned(), Value::Bool(false));
     }
     if is("x-kubernetes-int-or-string") {

@@ -5,13 +5,14 @@ use std::path::{Component, Path, PathBuf};
 use async_trait::async_trait;
 use k8s_openapi::jiff::Timestamp;
 use millrace_checkpoint::{Checkpoint, CheckpointInfo, hf};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::fs::File;
 
 use crate::refusal::{Reason, Refusal, Result};
 
 /// A file of a job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FileInfo {
     /// Relative to what it is listed under, with `/`.
     pub path: String,
@@ -19,11 +20,12 @@ pub struct FileInfo {
     pub bytes: u64,
     /// When it was written last.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub time: Option<Timestamp>,
 }
 
 /// A checkpoint of a job.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct CheckpointFiles {
     /// The step it holds.
     pub step: u64,
@@ -32,6 +34,7 @@ pub struct CheckpointFiles {
     /// All of its files.
     pub bytes: u64,
     /// When it was finished.
+    #[schemars(with = "Option<String>")]
     pub time: Option<Timestamp>,
     /// Its files.
     pub files: Vec<FileInfo>,

@@ -8,11 +8,12 @@ use millrace_control::Needs;
 use millrace_control::resolve::Projected;
 use millrace_crds::decide::{Ask, Place, schedule};
 use millrace_crds::{Amounts, Grant, TrainJob};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
 /// See the module text.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
     /// Whether the appliance could run it, were it empty.
@@ -27,6 +28,7 @@ pub struct Plan {
     pub position: Option<u32>,
     /// When it would start; none where a job before it does not say when it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub estimated_start: Option<Timestamp>,
     /// What real systems would take, by the time model: a projection.
     pub projected: Projected,

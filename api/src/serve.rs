@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use millrace_crds::{Appliance, ClusterSpec};
+use millrace_params::ApplianceDocument;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -19,6 +20,9 @@ use crate::rest::{Access, Api, router};
 
 /// For requests that are under way to end.
 const DRAINING: Duration = Duration::from_secs(5);
+
+/// Systems of the default machine: as many jobs as one computer can bear.
+const SYSTEMS: u64 = 8;
 
 /// Flags of `serve`.
 #[derive(Clone, Debug, clap::Args)]
@@ -94,7 +98,10 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
 /// The machine that is emulated.
 fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
     let spec = match &args.appliance {
-        None => ClusterSpec::default(),
+        None => ClusterSpec {
+            machine: ApplianceDocument { systems: Some(SYSTEMS), ..Default::default() },
+            ..ClusterSpec::default()
+        },
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?;
             serde_saphyr::from_str(&text)

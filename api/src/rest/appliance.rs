@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use millrace_store::Filter;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -14,8 +15,9 @@ use super::{Api, Asked, Named};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Which appliance.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct WhichAppliance {
+    /// Its name; `default` where it is left out.
     name: Option<String>,
 }
 

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
@@ -41,9 +42,11 @@ pub struct FilePath {
 }
 
 /// Which job, and in which format.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct Wanted {
+    /// The UID of an older job of the name.
     uid: Option<String>,
+    /// Of an export: hf, a directory that `transformers` loads.
     format: Option<String>,
 }
 

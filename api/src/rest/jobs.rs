@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use kube::ResourceExt;
 use millrace_crds::TrainJob;
 use millrace_store::{Cursor, Filter};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -24,9 +25,10 @@ use crate::refusal::{Fault, Reason, Refusal, Result};
 const MOST: u32 = 500;
 
 /// How to ask for a job.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Creation {
+    /// `All` to have the request checked and nothing made.
     dry_run: Option<String>,
 }
 
@@ -72,14 +74,20 @@ pub async fn plan(
 }
 
 /// Which jobs.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Selection {
+    /// Most jobs on a page, 50 where it is left out and 500 at most.
     limit: Option<u32>,
+    /// The `next` of the page before.
     cursor: Option<String>,
+    /// Only jobs of this STATE.
     state: Option<String>,
+    /// Only jobs of this name.
     name: Option<String>,
+    /// Only jobs that this user asked for.
     submitted_by: Option<String>,
+    /// Only jobs that are over, or only those that are not.
     finished: Option<bool>,
 }
 
@@ -161,9 +169,11 @@ pub async fn resume(
 }
 
 /// How many systems.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Scale {
+pub struct Scale {
+    /// Systems.
+    #[schemars(range(min = 1))]
     num_csx: u32,
 }
 

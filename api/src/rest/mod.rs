@@ -4,8 +4,10 @@ mod appliance;
 mod files;
 mod jobs;
 mod live;
+pub mod openapi;
 mod problem;
 mod records;
+mod routes;
 mod submit;
 mod tokens;
 mod who;
@@ -18,8 +20,8 @@ use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::IntoResponse;
-use axum::routing::{get, post};
 use millrace_store::{Job, Store};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -49,32 +51,9 @@ pub struct Api {
 
 /// Every route, over `api`.
 pub fn router(api: Arc<Api>) -> Router {
-    let job = "/v1/namespaces/{ns}/trainjobs/{name}";
-    let under = |path: &str| format!("{job}/{path}");
-    Router::new()
-        .route("/v1/namespaces/{ns}/trainjobs", get(jobs::list).post(jobs::create))
-        .route("/v1/namespaces/{ns}/trainjobs:plan", post(jobs::plan))
-        .route(job, get(jobs::read).delete(jobs::delete))
-        .route(&under("suspend"), post(jobs::suspend))
-        .route(&under("resume"), post(jobs::resume))
-        .route(&under("scale"), post(jobs::scale))
-        .route(&under("events"), get(records::events))
-        .route(&under("metrics"), get(records::metrics))
-        .route(&under("logs"), get(records::logs))
-        .route(&under("follow"), get(records::follow))
-        .route(&under("checkpoints"), get(files::checkpoints))
-        .route(&under("checkpoints/{shelf}"), get(files::shelf))
-        .route(&under("checkpoints/{shelf}/{*path}"), get(files::of_checkpoint))
-        .route(&under("artifacts"), get(files::artifacts))
-        .route(&under("artifacts/{*path}"), get(files::artifact))
-        .route("/v1/namespaces/{ns}/volumes", get(appliance::volumes))
-        .route("/v1/appliance", get(appliance::read))
-        .route("/v1/whoami", get(appliance::whoami))
-        .route("/v1/version", get(appliance::version))
-        .route("/v1/tokens", get(tokens::list).post(tokens::create))
-        .route("/v1/tokens/{id}", axum::routing::delete(tokens::revoke))
-        .route("/healthz", get(|| async { StatusCode::OK }))
-        .route("/readyz", get(appliance::ready))
+    let served = routes::all().into_iter();
+    served
+        .fold(Router::new(), |router, route| router.route(&route.path, route.handler))
         .fallback(async || Refusal::new(Reason::NotFound, "there is no such path: /v1/version is where to begin"))
         .method_not_allowed_fallback(async || {
             Refusal::new(Reason::MethodNotAllowed, "the path is right and the method is not")
@@ -121,9 +100,9 @@ pub struct JobPath {
 }
 
 /// Which job of a name.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct Which {
-    /// An older one.
+    /// The UID of an older job of the name.
     pub uid: Option<String>,
 }
 

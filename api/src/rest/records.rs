@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use millrace_store::{Entry, Event, Job, Kind, Mode, Query};
 use millrace_telemetry::logs::Level;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -22,17 +23,26 @@ const MOST: u32 = 10_000;
 const USUAL: u32 = 1000;
 
 /// Which of them.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Selection {
+    /// The UID of an older job of the name.
     uid: Option<String>,
+    /// Only what has a higher number: the `next` of the page before.
     after: Option<u64>,
+    /// Most things on a page, 1000 where it is left out and 10000 at most.
     limit: Option<u32>,
+    /// Of metrics: only those of training steps (train) or of evaluations (eval).
     mode: Option<String>,
+    /// Of metrics: a curve of about so many points, evenly thinned, first and last kept; then there are no pages.
     max_points: Option<u32>,
+    /// Only what this attempt wrote.
     attempt: Option<u64>,
+    /// Of logs: only what this agent said, as cs2-0.
     agent: Option<String>,
+    /// Of logs: only what agents of this role said, as cs2.
     role: Option<String>,
+    /// Of logs: only what is at least so grave, as WARNING.
     level: Option<String>,
 }
 

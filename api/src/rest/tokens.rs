@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use k8s_openapi::jiff::Timestamp;
 use millrace_store::Token;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ use crate::refusal::{Fault, Reason, Refusal, Result};
 const PREFIX: &str = "mrt_";
 
 /// What is asked for.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NewToken {
     /// Whose it is: stands on what they submit.

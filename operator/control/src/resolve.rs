@@ -9,6 +9,7 @@ use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::report::PlanReport;
 use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::launch::{Unreadable, resolved_job};
@@ -32,7 +33,7 @@ pub struct Needs {
 }
 
 /// By the time model: a projection, not a measurement.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Projected {
     /// Of one step.

@@ -1,0 +1,245 @@
+//! The one table of routes: what is served, and what the OpenAPI document says of it.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::routing::{MethodRouter, delete, get, post};
+use schemars::JsonSchema;
+use serde_json::{Value, json};
+
+use super::openapi::schema_of;
+use super::{Api, appliance, files, jobs, openapi, records, tokens};
+
+/// Who may use a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Everybody.
+    Nothing,
+    /// Whoever has a token that is good.
+    Token,
+    /// A viewer of the namespace.
+    Viewer,
+    /// An editor of the namespace.
+    Editor,
+    /// An administrator.
+    Admin,
+}
+
+/// What comes back.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// JSON of this schema.
+    Json(Value),
+    /// The same as pages, and live with `Accept: text/event-stream`.
+    Pages(Value),
+    /// Live only.
+    Live,
+    /// A file, by range.
+    File,
+    /// Nothing but the status.
+    Status,
+    /// A page for people.
+    Html,
+}
+
+/// What is sent along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Nothing.
+    None,
+    /// A job: JSON, YAML or a form.
+    Job,
+    /// JSON of a component.
+    Component(&'static str),
+}
+
+/// A route.
+pub struct Route {
+    /// In lower case, as OpenAPI has it.
+    pub method: &'static str,
+    /// With `{names}`.
+    pub path: String,
+    /// Serves it.
+    pub handler: MethodRouter<Arc<Api>>,
+    /// One line.
+    pub summary: &'static str,
+    /// Who may.
+    pub needs: Needs,
+    /// What may stand behind `?`, an object's schema.
+    pub query: Option<Value>,
+    /// What is sent.
+    pub body: Body,
+    /// The status of success.
+    pub status: u16,
+    /// What comes.
+    pub answer: Answer,
+}
+
+impl Route {
+    fn new(
+        method: &'static str,
+        path: impl Into<String>,
+        handler: MethodRouter<Arc<Api>>,
+        summary: &'static str,
+    ) -> Self {
+        Self {
+            method,
+            path: path.into(),
+            handler,
+            summary,
+            needs: Needs::Viewer,
+            query: None,
+            body: Body::None,
+            status: 200,
+            answer: Answer::Status,
+        }
+    }
+
+    fn needs(self, needs: Needs) -> Self {
+        Self { needs, ..self }
+    }
+
+    fn query<T: JsonSchema>(self) -> Self {
+        Self { query: Some(schema_of::<T>()), ..self }
+    }
+
+    fn body(self, body: Body) -> Self {
+        Self { body, ..self }
+    }
+
+    fn answers(self, answer: Answer) -> Self {
+        Self { answer, ..self }
+    }
+
+    /// Answers with JSON of this component.
+    fn gives(self, component: &str) -> Self {
+        self.answers(Answer::Json(json!({"$ref": format!("#/components/schemas/{component}")})))
+    }
+
+    fn status(self, status: u16) -> Self {
+        Self { status, ..self }
+    }
+}
+
+/// A reference to a component.
+fn component(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+/// Every route.
+pub fn all() -> Vec<Route> {
+    let mut routes = of_jobs();
+    routes.extend(of_records());
+    routes.extend(of_files());
+    routes.extend(of_the_server());
+    routes
+}
+
+const JOBS: &str = "/v1/namespaces/{ns}/trainjobs";
+
+fn under(path: &str) -> String {
+    format!("{JOBS}/{{name}}/{path}")
+}
+
+fn of_jobs() -> Vec<Route> {
+    let job = format!("{JOBS}/{{name}}");
+    let change = |path: &str, handler, summary| {
+        Route::new("post", under(path), handler, summary).needs(Needs::Editor).query::<super::Which>().gives("TrainJob")
+    };
+    vec![
+        Route::new("get", JOBS, get(jobs::list), "Jobs that live, the newest first")
+            .query::<jobs::Selection>()
+            .gives("TrainJobList"),
+        Route::new("post", JOBS, post(jobs::create), "Makes a job, unless the same request made it before")
+            .needs(Needs::Editor)
+            .query::<jobs::Creation>()
+            .body(Body::Job)
+            .status(201)
+            .gives("TrainJob"),
+        Route::new("post", format!("{JOBS}:plan"), post(jobs::plan), "What would become of a job now; makes nothing")
+            .body(Body::Job)
+            .answers(Answer::Json(schema_of::<crate::plan::Plan>())),
+        Route::new("get", &*job, get(jobs::read), "A job: the newest of the name, or an older one")
+            .query::<super::Which>()
+            .gives("TrainJob"),
+        Route::new("delete", &*job, delete(jobs::delete), "Deletes a job; its history and its files stay")
+            .needs(Needs::Editor)
+            .query::<super::Which>()
+            .gives("TrainJob"),
+        change("suspend", post(jobs::suspend), "Has a job save its state and give its systems back"),
+        change("resume", post(jobs::resume), "Has a job go on"),
+        change("scale", post(jobs::scale), "Changes how many systems a job has").body(Body::Component("Scale")),
+    ]
+}
+
+fn of_records() -> Vec<Route> {
+    let pages = |path: &str, handler, summary, item| {
+        let answer = Answer::Pages(component(item));
+        Route::new("get", under(path), handler, summary).query::<records::Selection>().answers(answer)
+    };
+    vec![
+        pages("events", get(records::events), "What was told about a job", "Event"),
+        pages("metrics", get(records::metrics), "The points of a job's curves", "Metric"),
+        pages("logs", get(records::logs), "What a job's agents said", "Log"),
+        Route::new("get", under("follow"), get(records::follow), "Everything about a job, live, to its end")
+            .query::<records::Selection>()
+            .answers(Answer::Live),
+    ]
+}
+
+fn of_files() -> Vec<Route> {
+    let file = |path: &str, handler, summary| {
+        Route::new("get", under(path), handler, summary)
+            .needs(Needs::Editor)
+            .query::<files::Wanted>()
+            .answers(Answer::File)
+    };
+    vec![
+        Route::new("get", under("checkpoints"), get(files::checkpoints), "The checkpoints of a job, the newest first")
+            .query::<super::Which>()
+            .gives("CheckpointList"),
+        Route::new(
+            "get",
+            under("checkpoints/{shelf}"),
+            get(files::shelf),
+            "The files of checkpoint STEP, or of STEP:export",
+        )
+        .needs(Needs::Editor)
+        .query::<files::Wanted>()
+        .gives("Files"),
+        file("checkpoints/{shelf}/{*path}", get(files::of_checkpoint), "A file of a checkpoint"),
+        Route::new("get", under("artifacts"), get(files::artifacts), "What else a job has written")
+            .query::<super::Which>()
+            .gives("FileList"),
+        file("artifacts/{*path}", get(files::artifact), "Another file of a job"),
+    ]
+}
+
+fn of_the_server() -> Vec<Route> {
+    let open = |path: &str, handler, summary, answer| {
+        Route::new("get", path, handler, summary).needs(Needs::Nothing).answers(answer)
+    };
+    let admin = |method, path: &str, handler, summary| Route::new(method, path, handler, summary).needs(Needs::Admin);
+    vec![
+        Route::new("get", "/v1/namespaces/{ns}/volumes", get(appliance::volumes), "What a job here can mount")
+            .gives("VolumeList"),
+        Route::new("get", "/v1/appliance", get(appliance::read), "Systems, who uses them, who waits for them")
+            .needs(Needs::Token)
+            .query::<appliance::WhichAppliance>()
+            .gives("ApplianceView"),
+        Route::new("get", "/v1/whoami", get(appliance::whoami), "Who asks, and what they may")
+            .needs(Needs::Token)
+            .gives("Who"),
+        open("/v1/version", get(appliance::version), "Which server this is", Answer::Json(component("Version"))),
+        admin("get", "/v1/tokens", get(tokens::list), "All API tokens, without their secrets").gives("TokenList"),
+        admin("post", "/v1/tokens", post(tokens::create), "Makes a token; its secret is seen this once")
+            .body(Body::Component("NewToken"))
+            .status(201)
+            .gives("MadeToken"),
+        admin("delete", "/v1/tokens/{id}", delete(tokens::revoke), "Revokes a token at once").gives("Revoked"),
+        open("/openapi.json", get(openapi::served), "This document", Answer::Json(json!({"type": "object"}))),
+        open("/docs", get(openapi::page), "This document, for people", Answer::Html),
+        open("/healthz", get(async || StatusCode::OK), "Whether the server lives", Answer::Status),
+        open("/readyz", get(appliance::ready), "Whether its database answers", Answer::Status),
+    ]
+}
