@@ -15,3 +15,4 @@ pub mod process;
 pub mod refusal;
 pub mod rest;
 pub mod serve;
+pub mod tls;

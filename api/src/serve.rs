@@ -17,6 +17,7 @@ use crate::backend::Backend;
 use crate::cli::Database;
 use crate::process::{Directories, Local, Settings};
 use crate::rest::{Access, Api, router};
+use crate::tls::{Files, TlsListener};
 
 /// For requests that are under way to end.
 const DRAINING: Duration = Duration::from_secs(5);
@@ -33,6 +34,15 @@ pub struct Serve {
     /// Ask for a token even on this machine
     #[arg(long)]
     require_token: bool,
+    /// Certificate for HTTPS, PEM
+    #[arg(long, requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key, PEM
+    #[arg(long, requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// HTTPS with a certificate of the server's own, kept in the data directory; give its names, once for each
+    #[arg(long = "tls-self-made", value_name = "NAME", conflicts_with = "tls_cert")]
+    tls_names: Vec<String>,
     /// YAML file of the Appliance's spec; the default machine where this is left out
     #[arg(long)]
     appliance: Option<PathBuf>,
@@ -62,9 +72,12 @@ fn volume(text: &str) -> Result<(String, PathBuf), String> {
 pub async fn run(args: Serve) -> anyhow::Result<()> {
     log_to_stderr();
     let ending = end_signals()?;
-    if !args.listen.ip().is_loopback() {
+    let tls = tls(&args)?;
+    let secure = tls.is_some();
+    if !args.listen.ip().is_loopback() && tls.is_none() {
         anyhow::bail!(
-            "listening on {} would send tokens and weights in the clear: listen on 127.0.0.1, behind a proxy that speaks TLS",
+            "listening on {} would send tokens and weights in the clear: give --tls-cert and --tls-key, or --tls-self-made \
+             NAME, or listen on 127.0.0.1",
             args.listen
         );
     }
@@ -78,14 +91,22 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
         volumes: BTreeMap::from_iter(args.volumes.clone()),
     };
     let local = Arc::new(Local::start(store.clone(), Settings { directories, appliance: appliance(&args)? }).await?);
-    let access = if args.require_token { Access::Tokens } else { Access::Open };
+    let open = args.listen.ip().is_loopback() && !args.require_token;
+    let access = if open { Access::Open } else { Access::Tokens };
     let backend: Arc<dyn Backend> = local.clone();
     let routes = router(Arc::new(Api { backend, store: store.clone(), access }));
-    // The first line, for scripts: port 0 takes a free one.
-    println!("listening on http://{}", listener.local_addr()?);
+    let address = listener.local_addr()?;
     let mut end = ending.clone();
     let ended = async move { drop(end.wait_for(|ended| *ended).await) };
-    let serving = tokio::spawn(axum::serve(listener, routes).with_graceful_shutdown(ended).into_future());
+    let serving = match tls {
+        None => tokio::spawn(axum::serve(listener, routes).with_graceful_shutdown(ended).into_future()),
+        Some(config) => {
+            let listener = TlsListener::new(listener, config)?;
+            tokio::spawn(axum::serve(listener, routes).with_graceful_shutdown(ended).into_future())
+        }
+    };
+    // The first line, for scripts: port 0 takes a free one.
+    println!("listening on {}://{address}", if secure { "https" } else { "http" });
     let mut end = ending;
     let _ = end.wait_for(|ended| *ended).await;
     local.shut_down().await;
@@ -93,6 +114,20 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let _ = tokio::time::timeout(DRAINING, serving).await;
     store.close().await;
     Ok(())
+}
+
+/// What HTTPS is spoken with, where it is.
+fn tls(args: &Serve) -> anyhow::Result<Option<rustls::ServerConfig>> {
+    let files = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => Files { certificate: certificate.clone(), key: key.clone() },
+        _ if args.tls_names.is_empty() => return Ok(None),
+        _ => {
+            let files = Files::own(&args.database.data.join("tls"), &args.tls_names)?;
+            log::info!("clients trust this server with --ca {}", files.certificate.display());
+            files
+        }
+    };
+    files.config().map(Some)
 }
 
 /// The machine that is emulated.

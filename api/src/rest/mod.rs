@@ -8,6 +8,7 @@ pub mod openapi;
 mod problem;
 mod records;
 mod routes;
+mod session;
 mod submit;
 mod tokens;
 mod who;

@@ -214,6 +214,8 @@ fn components() -> Value {
             "name": text(), "role": {"enum": ["viewer", "editor", "admin"]}, "namespaces": {"type": "array", "items": text()},
         }},
         "Version": {"type": "object", "properties": {"version": text(), "backend": {"enum": ["process", "kubernetes"]}}},
+        "Session": {"type": "object", "properties": {"name": text(), "expiresAt": text()}},
+        "Ended": {"type": "object", "properties": {"ended": {"type": "boolean"}}},
         "NewToken": schema_of::<NewToken>(),
         "MadeToken": {"type": "object", "required": ["id", "token"], "properties": {"id": text(), "token": text()}},
         "TokenList": list(json!({"type": "object"})),

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde_json::{Value, json};
 
 use super::openapi::schema_of;
-use super::{Api, appliance, files, jobs, openapi, records, tokens};
+use super::{Api, appliance, files, jobs, openapi, records, session, tokens};
 
 /// Who may use a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,6 +237,12 @@ fn of_the_server() -> Vec<Route> {
             .status(201)
             .gives("MadeToken"),
         admin("delete", "/v1/tokens/{id}", delete(tokens::revoke), "Revokes a token at once").gives("Revoked"),
+        Route::new("post", "/v1/session", post(session::begin), "Trades a token for a browser's cookie")
+            .needs(Needs::Token)
+            .gives("Session"),
+        Route::new("delete", "/v1/session", delete(session::end), "Ends the session of the cookie")
+            .needs(Needs::Token)
+            .gives("Ended"),
         open("/openapi.json", get(openapi::served), "This document", Answer::Json(json!({"type": "object"}))),
         open("/docs", get(openapi::page), "This document, for people", Answer::Html),
         open("/healthz", get(async || StatusCode::OK), "Whether the server lives", Answer::Status),

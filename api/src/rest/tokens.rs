@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::who::{Role, Who};
-use super::{Api, Named, time};
+use super::{Api, Named, session, time};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// How a secret begins, so that scanners of leaked secrets know it.
@@ -39,6 +39,11 @@ pub fn secret_hash(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
 }
 
+/// A secret that nobody has had before.
+pub(super) fn new_secret() -> String {
+    format!("{PREFIX}{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
+}
+
 impl NewToken {
     /// The token to keep, and its secret.
     ///
@@ -57,7 +62,7 @@ impl NewToken {
         if self.namespaces.is_empty() || self.namespaces.iter().any(String::is_empty) {
             return fault("namespaces", "at least one; \"*\" is all of them");
         }
-        let secret = format!("{PREFIX}{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
+        let secret = new_secret();
         let now = Timestamp::now().as_millisecond();
         let token = Token {
             id: uuid::Uuid::new_v4().to_string(),
@@ -106,11 +111,15 @@ pub async fn create(State(api): State<Arc<Api>>, who: Who, body: Bytes) -> Resul
     Ok((StatusCode::CREATED, Json(made)))
 }
 
-/// Revokes a token at once.
+/// Revokes a token at once, and its sessions.
 pub async fn revoke(State(api): State<Arc<Api>>, who: Who, Named(id): Named<String>) -> Result<Json<Value>> {
     who.may(Role::Admin, "-")?;
-    if !api.store.revoke_token(&id, Timestamp::now().as_millisecond()).await? {
+    let now = Timestamp::now().as_millisecond();
+    if !api.store.revoke_token(&id, now).await? {
         return Err(Refusal::new(Reason::NotFound, format!("there is no token {id} that could be revoked")));
+    }
+    for token in api.store.tokens().await?.iter().filter(|token| session::is_below(&token.id, &id)) {
+        api.store.revoke_token(&token.id, now).await?;
     }
     Ok(Json(json!({"id": id, "revoked": true})))
 }

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, header};
 use k8s_openapi::jiff::Timestamp;
 
 use super::tokens::secret_hash;
-use super::{Api, Asked};
+use super::{Api, Asked, session};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// How the server finds out who asks.
@@ -99,6 +99,10 @@ impl FromRequestParts<Arc<Api>> for Who {
                 "a token travels in the header Authorization, never in the address",
             ));
         }
+        if let (None, Some(secret)) = (bearer(&parts.headers)?, session::secret(&parts.headers)) {
+            session::check_origin(&parts.method, &parts.headers)?;
+            return by_token(api, secret).await;
+        }
         match (bearer(&parts.headers)?, api.access) {
             (Some(secret), _) => by_token(api, secret).await,
             (None, Access::Open) => {
@@ -113,7 +117,8 @@ impl FromRequestParts<Arc<Api>> for Who {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
+/// The token in the header `Authorization`, if there is one.
+pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let secret = value.to_str().ok().and_then(|text| {
         let (scheme, secret) = text.split_once(' ')?;

@@ -1,0 +1,119 @@
+//! A browser's session: a token traded for a cookie that no script can read and no other site's page can use.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use k8s_openapi::jiff::Timestamp;
+use millrace_store::Token;
+use serde_json::{Value, json};
+
+use super::tokens::{new_secret, secret_hash};
+use super::who::{Who, bearer};
+use super::{Api, time};
+use crate::refusal::{Reason, Refusal, Result};
+
+const COOKIE: &str = "millrace_session";
+/// How long a session lasts, unless its token ends before.
+const HOURS: i64 = 12;
+
+/// The secret in the cookie, if there is one.
+pub fn secret(headers: &HeaderMap) -> Option<&str> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    cookies.flat_map(|value| value.split(';')).find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+}
+
+/// Refuses what a page of another site has its visitor's browser send: with a cookie, whatever changes something must come
+/// from a page of this server.
+///
+/// # Errors
+/// It does not.
+pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<()> {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
+    if method.is_safe() || origin.is_some() && origin == text(header::HOST) {
+        return Ok(());
+    }
+    Err(Refusal::new(Reason::Forbidden, "with a session, changes are taken from pages of this server only"))
+}
+
+/// Begins a session of whoever's token this is.
+pub async fn begin(
+    State(api): State<Arc<Api>>,
+    who: Who,
+    headers: HeaderMap,
+) -> Result<([(HeaderName, HeaderValue); 1], Json<Value>)> {
+    let given = bearer(&headers)?.ok_or_else(|| {
+        Refusal::new(Reason::Unauthorized, "a session begins with a token in the header `Authorization: Bearer TOKEN`")
+    })?;
+    let Some(token) = api.store.token_by_hash(&secret_hash(given)).await? else {
+        return Err(Refusal::new(Reason::Unauthorized, "the token is gone"));
+    };
+    let now = Timestamp::now().as_millisecond();
+    let most = now + HOURS * 3_600_000;
+    let until = token.expires_ms.map_or(most, |until| until.min(most));
+    let secret = new_secret();
+    let session = Token {
+        id: id_below(&token.id),
+        hash: secret_hash(&secret),
+        name: who.name.clone(),
+        role: who.role.as_str().to_owned(),
+        namespaces: who.namespaces,
+        created_ms: now,
+        expires_ms: Some(until),
+        revoked_ms: None,
+        last_used_ms: None,
+    };
+    api.store.add_token(&session).await?;
+    Ok((cookie(&secret, (until - now) / 1000)?, Json(json!({"name": who.name, "expiresAt": time(until)}))))
+}
+
+/// The id of a session of the token `id`, which ends with it.
+fn id_below(id: &str) -> String {
+    format!("{id}.{}", uuid::Uuid::new_v4())
+}
+
+/// Whether `session` is one of the token `id`.
+pub fn is_below(session: &str, id: &str) -> bool {
+    session.strip_prefix(id).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Ends the session.
+pub async fn end(
+    State(api): State<Arc<Api>>,
+    _: Who,
+    headers: HeaderMap,
+) -> Result<([(HeaderName, HeaderValue); 1], Json<Value>)> {
+    if let Some(secret) = secret(&headers)
+        && let Some(session) = api.store.token_by_hash(&secret_hash(secret)).await?
+    {
+        api.store.revoke_token(&session.id, Timestamp::now().as_millisecond()).await?;
+    }
+    Ok((cookie("", 0)?, Json(json!({"ended": true}))))
+}
+
+fn cookie(secret: &str, seconds: i64) -> Result<[(HeaderName, HeaderValue); 1]> {
+    let value = format!("{COOKIE}={secret}; Path=/; Max-Age={seconds}; HttpOnly; Secure; SameSite=Strict");
+    let value = HeaderValue::try_from(value).map_err(|error| Refusal::internal("make a cookie", &error))?;
+    Ok([(header::SET_COOKIE, value)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_found_and_changes_come_from_our_pages_only() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::COOKIE, HeaderValue::from_static("a=b; millrace_session=s3cret; millrace_sessions=x"));
+        assert_eq!(secret(&headers), Some("s3cret"));
+        headers.insert(header::HOST, HeaderValue::from_static("appliance.example"));
+        assert!(check_origin(&Method::GET, &headers).is_ok());
+        assert!(check_origin(&Method::POST, &headers).is_err(), "a browser says where a change comes from");
+        headers.insert(header::ORIGIN, HeaderValue::from_static("https://evil.example"));
+        assert!(check_origin(&Method::DELETE, &headers).is_err());
+        headers.insert(header::ORIGIN, HeaderValue::from_static("https://appliance.example"));
+        assert!(check_origin(&Method::POST, &headers).is_ok());
+    }
+}
