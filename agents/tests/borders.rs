@@ -57,6 +57,19 @@ const OWN: &[(&str, &[&str])] = &[
         "millrace-control",
         &["millrace-crds", "millrace-params", "millrace-emulator", "millrace-protocol", "millrace-telemetry"],
     ),
+    (
+        "millrace-api",
+        &[
+            "millrace-agents",
+            "millrace-checkpoint",
+            "millrace-control",
+            "millrace-crds",
+            "millrace-params",
+            "millrace-protocol",
+            "millrace-store",
+            "millrace-telemetry",
+        ],
+    ),
     ("millrace-operator", &["millrace-control", "millrace-crds", "millrace-protocol", "millrace-telemetry"]),
 ];
 

@@ -138,9 +138,13 @@ impl From<millrace_store::Error> for Refusal {
     fn from(error: millrace_store::Error) -> Self {
         use millrace_store::Error;
         match error {
-            Error::Busy => Self::new(Reason::Unavailable, "the database is busy: try again in a moment"),
+            Error::BadCursor | Error::BadUid(_) => Self::new(Reason::BadRequest, error.to_string()),
+            Error::NoSuchJob(_) => Self::new(Reason::NotFound, error.to_string()),
             Error::NoSpace(_) => {
                 Self::new(Reason::Unavailable, "the database's disk is full: an administrator must make room")
+            }
+            error if error.is_temporary() => {
+                Self::new(Reason::Unavailable, "the database does not answer at present: try again in a moment")
             }
             other => Self::internal("use its database", &other),
         }
