@@ -93,6 +93,9 @@ pub trait Backend: Send + Sync + 'static {
     /// What a job in this namespace can mount.
     async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>>;
 
+    /// Numbers for Prometheus.
+    fn metrics(&self) -> String;
+
     /// The files of a job's model_dir.
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>>;
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::ApplianceDocument;
 use tokio::net::TcpListener;
@@ -22,6 +23,8 @@ use crate::tls::{Files, TlsListener};
 /// For requests that are under way to end.
 const DRAINING: Duration = Duration::from_secs(5);
 
+/// Between two looks for jobs to forget.
+const FORGETTING: Duration = Duration::from_secs(3600);
 /// Systems of the default machine: as many jobs as one computer can bear.
 const SYSTEMS: u64 = 8;
 
@@ -46,6 +49,9 @@ pub struct Serve {
     /// YAML file of the Appliance's spec; the default machine where this is left out
     #[arg(long)]
     appliance: Option<PathBuf>,
+    /// Days that the history of a job is kept after its end; its files are never touched
+    #[arg(long, default_value_t = 365)]
+    keep_days: u32,
     /// What relative data paths of params are relative to
     #[arg(long, default_value = ".")]
     inputs: PathBuf,
@@ -92,6 +98,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     };
     let local = Arc::new(Local::start(store.clone(), Settings { directories, appliance: appliance(&args)? }).await?);
     let open = args.listen.ip().is_loopback() && !args.require_token;
+    let forgetting = tokio::spawn(forget(local.clone(), args.keep_days));
     let access = if open { Access::Open } else { Access::Tokens };
     let backend: Arc<dyn Backend> = local.clone();
     let routes = router(Arc::new(Api { backend, store: store.clone(), access }));
@@ -109,11 +116,24 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     println!("listening on {}://{address}", if secure { "https" } else { "http" });
     let mut end = ending;
     let _ = end.wait_for(|ended| *ended).await;
+    forgetting.abort();
     local.shut_down().await;
     // Streams that are followed do not end by themselves.
     let _ = tokio::time::timeout(DRAINING, serving).await;
     store.close().await;
     Ok(())
+}
+
+/// Forgets jobs that were over so many days ago.
+async fn forget(local: Arc<Local>, days: u32) {
+    loop {
+        let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
+        // The database's own words are logged already.
+        if let Ok(forgotten @ 1..) = local.forget(before).await {
+            log::info!("forgot {forgotten} job(s) that were over more than {days} day(s) ago");
+        }
+        tokio::time::sleep(FORGETTING).await;
+    }
 }
 
 /// What HTTPS is spoken with, where it is.

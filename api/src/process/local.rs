@@ -25,6 +25,8 @@ use crate::files::{Files, LocalFiles};
 use crate::plan::{self, Plan, Running};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
+/// Jobs forgotten at a time.
+const FORGOTTEN: u32 = 16;
 /// For coordinators to save their state when the server ends.
 const SAVING: Duration = Duration::from_secs(60);
 
@@ -99,6 +101,26 @@ impl Local {
         let _ = visiting.await;
         running.drain(..).for_each(|task| task.abort());
         self.machine.shut_down(SAVING).await;
+    }
+
+    /// Forgets jobs that were over before `before_ms`, with all that is known of them; how many there were.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn forget(&self, before_ms: i64) -> Result<usize> {
+        let mut forgotten = 0;
+        loop {
+            let uids = self.objects.store().forget_before(before_ms, FORGOTTEN).await?;
+            if uids.is_empty() {
+                return Ok(forgotten);
+            }
+            forgotten += uids.len();
+            for job in self.control.jobs.state() {
+                if job.uid().is_some_and(|uid| uids.contains(&uid)) {
+                    self.objects.tell_gone(&job);
+                }
+            }
+        }
     }
 
     /// The job as it would be kept.
@@ -277,6 +299,10 @@ impl Backend for Local {
         Ok(volumes
             .map(|(name, dir)| Volume { name: name.clone(), message: format!("{} of the server", dir.display()) })
             .collect())
+    }
+
+    fn metrics(&self) -> String {
+        self.control.metrics.render()
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {

@@ -234,6 +234,11 @@ impl Objects {
         Ok(deleted)
     }
 
+    /// Tells whoever watches that `job` is there no more.
+    pub fn tell_gone(&self, job: &TrainJob) {
+        self.jobs.tell(&Event::Delete(job.clone()));
+    }
+
     /// The appliance of this name.
     ///
     /// # Errors

@@ -1,12 +1,14 @@
 //! Copying a coordinator's journal into the database, entry by entry under the numbers it has there: nothing is lost and
 //! nothing doubled, whenever the copying ends and goes on.
 
+use std::path::Path;
 use std::time::Duration;
 
+use millrace_checkpoint::ModelDirLock;
 use millrace_protocol::journal;
 use millrace_protocol::proto::{self, FollowRequest};
 use millrace_store::{Entry, Kind, Mode, Store};
-use millrace_telemetry::journal::Event;
+use millrace_telemetry::journal::{Event, JournalReader};
 use millrace_telemetry::logs::Level;
 use millrace_telemetry::metrics::Point;
 use tokio_stream::StreamExt;
@@ -20,10 +22,10 @@ const RETRY: Duration = Duration::from_secs(1);
 const TRIES: u32 = 5;
 
 /// Copies what the coordinator at `address` tells of the job, until it has told all or is gone.
-pub async fn copy(store: Store, uid: String, address: String) {
+pub async fn copy(store: &Store, uid: &str, address: &str) {
     let mut failures = 0;
     while failures < TRIES {
-        match follow(&store, &uid, &address).await {
+        match follow(store, uid, address).await {
             Ok(true) => return,
             Ok(false) => failures = 0,
             Err(error) => log::debug!("{uid}: the journal is not copied at present: {error}"),
@@ -31,6 +33,46 @@ pub async fn copy(store: Store, uid: String, address: String) {
         failures += 1;
         tokio::time::sleep(RETRY).await;
     }
+}
+
+/// Logs that a journal could not be caught up with: it is tried again when the server starts.
+pub fn tell(caught_up: Result<(), String>, uid: &str) {
+    if let Err(error) = caught_up {
+        log::warn!("{uid}: what its journal's files have beyond the database could not be copied: {error}");
+    }
+}
+
+/// Copies what stands in the journal's files and was never heard: the coordinator, or the server, died before it was told.
+///
+/// # Errors
+/// The files or the database can't be read or written: a sentence.
+pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), String> {
+    let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
+    let (dir, job) = (model_dir.to_owned(), uid.to_owned());
+    let mut unheard =
+        tokio::task::spawn_blocking(move || unheard(&dir, &job, from)).await.map_err(|e| e.to_string())??;
+    while !unheard.is_empty() {
+        let rest = unheard.split_off(unheard.len().min(BATCH));
+        store.append(uid, &unheard).await.map_err(|error| error.to_string())?;
+        unheard = rest;
+    }
+    Ok(())
+}
+
+/// The entries of the job `uid` from number `from` on, as the files of `model_dir` have them. Of a model_dir that another job
+/// has by now, none.
+fn unheard(model_dir: &Path, uid: &str, from: u64) -> Result<Vec<Entry>, String> {
+    let owner = ModelDirLock::last_owner(model_dir).map_err(|error| error.to_string())?;
+    let Some(owner) = owner.filter(|owner| owner.job.as_deref() == Some(uid)) else { return Ok(Vec::new()) };
+    let mut reader = JournalReader::open(model_dir, from).map_err(|error| error.to_string())?;
+    let mut entries = Vec::new();
+    while let Some(entry) = reader.next_entry().map_err(|error| error.to_string())? {
+        let Some(attempt) = entry.attempt.checked_sub(owner.before.into()).filter(|attempt| *attempt > 0) else {
+            continue;
+        };
+        entries.extend(journal_entry(&journal::pack(&entry, attempt)));
+    }
+    Ok(entries)
 }
 
 /// Copies as long as the stream goes on; whether it came to its end.

@@ -1,6 +1,7 @@
 //! The world of one machine: jobs in a database, agents as processes.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -66,6 +67,10 @@ impl Machine {
         for row in objects.store().live_jobs().await? {
             let Some(job) = objects.job(&row.uid).await? else { continue };
             let status = job.status.unwrap_or_default();
+            if let Some(model_dir) = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref()) {
+                let caught_up = record::catch_up(objects.store(), &row.uid, Path::new(model_dir)).await;
+                record::tell(caught_up, &row.uid);
+            }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
                 crews.insert(row.uid, Aboard { attempt, crew: None, until: None });
             }
@@ -172,7 +177,12 @@ impl World for Machine {
         let started = Crew::start(&run, changed).await;
         let crew = Arc::new(started.map_err(|error| Ended::<Self>::Job(error.to_string()))?);
         if let Some(listening) = crew.listening() {
-            tokio::spawn(record::copy(self.objects.store().clone(), uid.clone(), listening.journal.clone()));
+            let (store, uid, address) = (self.objects.store().clone(), uid.clone(), listening.journal.clone());
+            let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
+            tokio::spawn(async move {
+                record::copy(&store, &uid, &address).await;
+                record::tell(record::catch_up(&store, &uid, &model_dir).await, &uid);
+            });
         }
         self.crews().insert(uid, Aboard { attempt: attempt.number, crew: Some(crew), until: None });
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use millrace_store::Filter;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -99,6 +99,11 @@ pub async fn whoami(who: Who) -> Json<Value> {
 /// Which program this is; for everybody.
 pub async fn version(State(api): State<Arc<Api>>) -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION"), "backend": api.backend.name()}))
+}
+
+/// Numbers for Prometheus; no label names a job or a user.
+pub async fn metrics(State(api): State<Arc<Api>>) -> ([(header::HeaderName, &'static str); 1], String) {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], api.backend.metrics())
 }
 
 /// Whether the database answers.

@@ -173,6 +173,16 @@ impl ModelDirLock {
         Err(LockError::Contended { model_dir })
     }
 
+    /// Who has, or last had, the lock of `model_dir`; `None` where nobody ever had, or it can't be told.
+    ///
+    /// # Errors
+    /// The directory can't be read.
+    pub fn last_owner(model_dir: &Path) -> Result<Option<Owner>, LockError> {
+        let top = slot::highest(model_dir);
+        let top = top.map_err(|cause| LockError::Io { action: "read", model_dir: model_dir.to_owned(), cause })?;
+        Ok(top.and_then(|occupant| occupant.owner))
+    }
+
     /// Asks the file system whether this run still holds the lock. To be asked before anything is published.
     ///
     /// # Errors

@@ -134,6 +134,8 @@ fn the_next_job_counts_its_attempts_from_one_and_model_dir_counts_on() {
     let counts = |lock: ModelDirLock| (lock.attempt(), lock.before());
     assert_eq!(counts(job("a", 1).unwrap()), (1, 0));
     assert_eq!(counts(job("a", 4).unwrap()), (4, 0));
+    let owner = ModelDirLock::last_owner(dir.path()).unwrap().unwrap();
+    assert_eq!((owner.job.as_deref(), owner.attempt), (Some("a"), 4), "after it let go, too");
     assert_eq!(counts(job("b", 1).unwrap()), (5, 4));
     assert!(matches!(job("b", 1), Err(LockError::Fenced { attempt: 1, newer: 1, .. })));
     assert_eq!(counts(job("b", 3).unwrap()), (7, 4), "an attempt that never came this far is left out");
