@@ -1,0 +1,106 @@
+"""An appliance that is too small for all at once: two systems, one job that has them both, others that want some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import PARAMS, Serve, User, serving, until, until_state, until_step
+from millrace import Job, times
+
+pytestmark = pytest.mark.needs("own appliance")
+
+
+def crowd(serve: Serve, home: Path) -> tuple[User, Job, Job]:
+    """A user of the appliance, the job that has it, and one that wants more than there is."""
+    spec = home / "appliance.yaml"
+    spec.write_text("systems: 2\n")
+    user = serve("--appliance", spec).user
+    first = user.submit("first", 5000, "--num_csx", 2)
+    too_large = user.submit("too-large", 200, "--num_csx", 3)
+    until_step(first, 20)
+    return user, first, too_large
+
+
+def test_who_waits_is_next(serve: Serve, tmp_path: Path) -> None:
+    """A job waits behind one that has the systems, and not behind one that never can; it starts when the first is cancelled."""
+    user, first, too_large = crowd(serve, tmp_path)
+    second = user.submit("second", 200, "--num_csx", 2)
+    place = until("its place is told", lambda: second.refresh().status.get("queue"))
+    assert (second.state, place["position"], place["reason"]) == ("Queued", 1, "Waiting")
+    following = user.begin("attach", "second")
+    following.until_says("Queued: .*; place 1")
+    third = user.submit("third", 200)
+    place = until("its place is told", lambda: third.refresh().status.get("queue"))
+    assert place["position"] == 2
+    assert [job["name"] for job in user.appliance.cluster()["queue"]] == ["second", "third", "too-large"]
+
+    following_first = user.begin("attach", "first")
+    following_first.until_says("Training: csx-0, csx-1")
+    user.millrace("cancel", "third", "--yes")
+    user.millrace("cancel", "first", "--yes")
+    assert following.end().code == 0
+    assert second.refresh().state == "Succeeded" and too_large.refresh().state == "Queued"
+    until("all systems are free", lambda: not user.appliance.cluster()["jobs"], 15)
+    # Who follows a job that somebody cancels is told that it has not done its work.
+    done = following_first.end()
+    assert done.code == 1 and "Cancelled" in done.err
+    assert {job.name for job in user.appliance.jobs()} == {"second", "too-large"}
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[User, Job, Job]]:
+    home = tmp_path_factory.mktemp("crowded")
+    with serving(home) as serve:
+        yield crowd(serve, home)
+
+
+def test_a_job_that_is_too_large_says_so(crowded: tuple[User, Job, Job]) -> None:
+    """A job of more systems than there are waits for another appliance, at no place of this one's queue."""
+    user, _, too_large = crowded
+    until_state(too_large, "Queued")
+    queue = until("why it waits is told", lambda: too_large.refresh().status.get("queue"))
+    assert queue["reason"] == "ExceedsAppliance" and "position" not in queue
+    assert "3 systems" in queue["message"] and "2" in queue["message"]
+    planned = user.millrace("plan", "-p", PARAMS, "--num_csx", 3, "-o", "json", code=1).json
+    assert (planned["fits"], planned["reason"], planned["systems"]) == (False, "ExceedsAppliance", [])
+
+
+def test_a_plan_says_when_a_job_would_start(crowded: tuple[User, Job, Job]) -> None:
+    """A planned job that would wait starts when the one before it is expected to end. Nothing is made."""
+    user, first, _ = crowded
+    until("its end is foreseen", lambda: first.refresh().status["progress"].get("estimatedFinishTime"))
+    planned = user.millrace("plan", "-p", PARAMS, "-o", "json").json
+    assert (planned["fits"], planned["systems"]) == (True, [])
+    ends, start = (times.parse(text) for text in (first.status["progress"]["estimatedFinishTime"], planned["estimatedStart"]))
+    assert ends and start and abs((start - ends).total_seconds()) < 15
+    assert {job.name for job in user.appliance.jobs()} == {"first", "too-large"}
+    assert "Start:" in user.millrace("plan", "-p", PARAMS).out
+
+
+@pytest.mark.xfail(reason="the server's plan has `position` where the contract has `queue`")
+def test_a_plan_says_at_which_place_a_job_would_wait(crowded: tuple[User, Job, Job]) -> None:
+    """So it is in the contract, and so the client shows it."""
+    user, _, _ = crowded
+    assert user.appliance.plan(PARAMS).queue_position == 1
+    assert "place 1" in user.millrace("plan", "-p", PARAMS).out
+
+
+def test_the_cluster_shows_who_has_what(crowded: tuple[User, Job, Job]) -> None:
+    """`get cluster` names the job that has the systems, and those that wait with their places."""
+    user, first, _ = crowded
+    cluster = user.millrace("get", "cluster", "-o", "json").json
+    assert [(job["name"], job["uid"], job["systems"]) for job in cluster["jobs"]] == [
+        ("first", first.uid, ["csx-0", "csx-1"])
+    ]
+    assert [(job["name"], job["position"], job["systems"]) for job in cluster["queue"]] == [("too-large", None, 3)]
+    table = user.millrace("get", "cluster").out
+    assert "2 of 2 systems in use" in table and "first" in table and "too-large" in table
+
+
+@pytest.mark.xfail(reason="the jobs of /v1/appliance have no `state`")
+def test_the_cluster_shows_the_states_of_jobs(crowded: tuple[User, Job, Job]) -> None:
+    """Beside each job that has systems stands its state."""
+    user, _, _ = crowded
+    assert [job.get("state") for job in user.appliance.cluster()["jobs"]] == ["Training"]

@@ -1,0 +1,84 @@
+"""A job from its submission to its end, and what users do to it meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from harness import PARAMS, Reference, Server, until, until_state, until_step
+
+LINE = re.compile(r"\| Train Device=CSX, Step=(\d+), Loss=\d\.\d{5}, Rate=[\d.]+ samples/sec, GlobalRate=[\d.]+ samples/sec")
+
+
+def test_the_main_way(server: Server, reference: Callable[[int], Reference]) -> None:
+    """`millrace train` follows the job to its end, and what is then there is bit for bit what a run without a server makes."""
+    user = server.user
+    done = user.millrace("train", "-p", PARAMS, "-n", "main", "--num_csx", 2, "--every", 0.2)
+    steps = [int(match[1]) for match in map(LINE.fullmatch, done.out.splitlines()) if match]
+    assert len(steps) == len(done.out.splitlines()), done.out
+    assert steps == sorted(set(steps)) and steps[-1] == 200
+    told = ["main is submitted.", "Starting: csx-0, csx-1", "Training: csx-0, csx-1", "Saved a checkpoint at step 200."]
+    assert [line for line in told if line in done.err.splitlines()] == told, done.err
+
+    document = user.millrace("get", "job", "main", "-o", "json").json
+    assert document["kind"] == "TrainJob" and document["spec"]["numCsx"] == 2
+    assert document["status"]["progress"]["step"] == document["status"]["progress"]["totalSteps"] == 200
+    assert "Succeeded" in user.millrace("get", "job", "main").out
+    assert [item["metadata"]["name"] for item in user.millrace("get", "jobs", "-o", "json").json["items"]] == ["main"]
+    reasons = [event["reason"] for event in user.millrace("events", "main", "-o", "json").json]
+    assert reasons == ["Queued", "Starting", "Training", "Succeeded"]
+    lines = user.millrace("logs", "main", "-o", "json").json
+    roles = {line["agent"].split("-")[0] for line in lines}
+    assert roles == {"coordinator", "memoryx", "swarmx", "activation", "cs2"}
+    assert {line["agent"] for line in user.millrace("logs", "main", "--role", "cs2", "-o", "json").json} == {"cs2-0", "cs2-1"}
+    points = user.millrace("metrics", "main", "-o", "json").json
+    assert [point["step"] for point in points] == list(range(1, 201))
+    # In pages, too, however small.
+    assert user.curve(user.appliance.job("main"), limit=7) == reference(200).curve
+    few = user.millrace("metrics", "main", "--max_points", 5, "-o", "json").json
+    assert len(few) == 5 and few[0] == points[0] and few[-1] == points[-1]
+
+    reference(200).assert_same(user, user.appliance.job("main"))
+
+
+def test_suspended_scaled_and_resumed(server: Server, reference: Callable[[int], Reference]) -> None:
+    """A job that pauses and goes on with other numbers of systems is the same job: the same bits, each step once, no restart."""
+    user = server.user
+    job = user.submit("changed", 500, "--num_csx", 2)
+    until_step(job, 50)
+    assert "saves its state" in user.millrace("suspend", "changed").out
+    until_state(job, "Suspended")
+    paused_at = job.status["checkpoint"]["step"]
+    assert 50 <= paused_at < 500 and not job.status.get("systems")
+    until("the systems are free", lambda: not user.appliance.cluster()["jobs"], 5)
+    # Whoever follows a job that rests is told so, and is not kept waiting.
+    assert "millrace resume changed" in user.millrace("attach", "changed", code=1).err
+
+    user.millrace("resume", "changed")
+    until_step(job, paused_at + 30)
+    assert "goes on with 4" in user.millrace("scale", "changed", "--num_csx", 4).out
+    until("it has four", lambda: job.refresh().status.get("systems") == [f"csx-{at}" for at in range(4)])
+    assert user.millrace("attach", "changed").code == 0
+    reference(500).assert_same(user, job)
+    assert job.status["restarts"] == 0 and job.spec["numCsx"] == 4
+    reasons = [event.reason for event in job.events()]
+    told = ["Training", "Suspending", "Suspended", "Resizing", "Succeeded"]
+    assert [reason for reason in reasons if reason in told] == ["Training", "Suspending", "Suspended", "Training", "Resizing", "Training", "Succeeded"]
+
+
+def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: Callable[[int], Reference]) -> None:
+    """An interrupted `millrace train` says how to come back, and `millrace attach` does."""
+    user = server.user
+    command = user.begin("train", "-p", PARAMS, "-n", "kept", "--max_steps", 500, "--every", 0)
+    command.until_says("Step=50,")
+    command.interrupt()
+    done = command.end(5)
+    assert done.code == 130
+    assert "kept goes on; come back to it with: millrace attach kept" in done.err and "Traceback" not in done.err
+    job = user.appliance.job("kept")
+    assert job.state == "Training"
+    attached = user.millrace("attach", "kept", "--every", 0)
+    steps = [int(found) for found in re.findall("Step=(\\d+),", attached.out)]
+    assert steps == list(range(1, 501)), "what was missed is told, too"
+    reference(500).assert_same(user, job)
