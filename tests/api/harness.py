@@ -61,8 +61,8 @@ class Done:
     def error(self) -> str:
         """The sentence it failed with; there is one, and no traceback."""
         assert "Traceback" not in self.err, self.err
-        (sentence,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
-        return sentence.removeprefix("error: ")
+        (sentence,) = [line for line in self.err.splitlines() if line.lower().startswith("error: ")]
+        return sentence[len("error: ") :]
 
 
 class Command:

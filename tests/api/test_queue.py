@@ -37,7 +37,7 @@ def test_who_waits_is_next(serve: Serve, tmp_path: Path) -> None:
     assert [job["name"] for job in user.appliance.cluster()["queue"]] == ["second", "third", "too-large"]
 
     following_first = user.begin("attach", "first")
-    following_first.until_says("Training: csx-0, csx-1")
+    following_first.until_says("Training: ")
     user.millrace("cancel", "third", "--yes")
     user.millrace("cancel", "first", "--yes")
     assert following.end().code == 0

@@ -1,0 +1,111 @@
+"""A submission that is repeated is one job, whatever happens between the tries. Jobs here are suspended: none is run."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import yaml
+from harness import NAMESPACE, PARAMS, Server, User
+
+JOBS = f"/v1/namespaces/{NAMESPACE}/trainjobs"
+DOCUMENT = yaml.safe_load(PARAMS.read_text().replace("e-", ".0e-"))
+
+
+def create(user: User, key: str | None, *, name: str | None = None, seed: int = 1) -> httpx.Response:
+    """Ask for a job that is never run."""
+    params = {**DOCUMENT, "runconfig": {**DOCUMENT["runconfig"], "seed": seed}}
+    body = {"metadata": {"name": name} if name else {}, "spec": {"numCsx": 1, "suspend": True, "params": params}}
+    return user.http.post(JOBS, json=body, headers={"Idempotency-Key": key} if key else {})
+
+
+def names(user: User) -> list[str]:
+    return [job.name for job in user.appliance.jobs()]
+
+
+def test_a_repeated_request_is_one_job(server: Server) -> None:
+    """Key and body twice are one job, answered with 201 and then 200; another body under the key is refused."""
+    user = server.user
+    first = create(user, "once")
+    assert first.status_code == 201 and "idempotent-replay" not in first.headers
+    assert first.headers["location"] == f"{JOBS}/{first.json()['metadata']['name']}"
+    again = create(user, "once")
+    assert (again.status_code, again.headers["idempotent-replay"]) == (200, "true")
+    assert again.json()["metadata"]["uid"] == first.json()["metadata"]["uid"]
+    other = create(user, "once", seed=2)
+    assert (other.status_code, other.json()["reason"]) == (422, "IdempotencyKeyReused")
+    assert other.headers["content-type"] == "application/problem+json"
+    assert create(user, "another").status_code == 201
+    assert len(names(user)) == 2
+
+    # The command, too, where a whole script is run twice.
+    twice = [user.millrace("train", "-p", PARAMS, "--detach", "--idempotency_key", "script") for _ in range(2)]
+    assert twice[0].out == twice[1].out
+    assert len(names(user)) == 3
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_requests_at_once_are_one_job(shared: Server, named: bool) -> None:
+    """Eight at once with the same key: one is answered 201, the others 200, all with the same job."""
+    key, name = f"at-once-{named}", "at-once" if named else None
+    with ThreadPoolExecutor(8) as pool:
+        users = [shared.user_with(None) for _ in range(8)]
+        begin = threading.Barrier(8)
+        answers = list(pool.map(lambda user: (begin.wait(), create(user, key, name=name))[1], users))
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [201]
+    assert len({answer.json()["metadata"]["uid"] for answer in answers}) == 1
+
+
+@pytest.mark.needs("kill")
+def test_what_was_acknowledged_is_not_lost(server: Server) -> None:
+    """Killed right after its answer, a server that is started again knows the job, and the key."""
+    user = server.user
+    for number in range(3):
+        made = create(user, f"key-{number}")
+        server.kill()
+        server.start()
+        assert made.status_code == 201
+        again = create(user, f"key-{number}")
+        assert (again.status_code, again.json()["metadata"]["uid"]) == (200, made.json()["metadata"]["uid"])
+    assert len(names(user)) == 3
+
+
+@pytest.mark.needs("kill")
+def test_a_server_killed_among_many_submissions(server: Server) -> None:
+    """Killed while four submit as fast as they can, it has lost none that it had acknowledged; and each submission that got no
+    answer, sent again, is one job."""
+    acknowledged: dict[str, str] = {}
+    unanswered: list[str] = []
+    enough = threading.Event()
+
+    def submit(worker: int) -> None:
+        user = server.user_with(None)
+        for number in range(10_000):
+            key = f"{worker}-{number}"
+            try:
+                acknowledged[key] = create(user, key).raise_for_status().json()["metadata"]["uid"]
+            except httpx.TransportError:
+                unanswered.append(key)
+                return
+            if len(acknowledged) >= 40:
+                enough.set()
+
+    workers = [threading.Thread(target=submit, args=(worker,)) for worker in range(4)]
+    for worker in workers:
+        worker.start()
+    assert enough.wait(60)
+    server.kill()
+    for worker in workers:
+        worker.join()
+    server.start()
+
+    user = server.user
+    there = {job.uid for job in user.appliance.jobs()}
+    assert set(acknowledged.values()) <= there
+    assert len(unanswered) == 4
+    for key in [*acknowledged, *unanswered]:
+        answer = create(user, key).raise_for_status().json()
+        assert answer["metadata"]["uid"] == acknowledged.get(key, answer["metadata"]["uid"])
+    assert len(names(user)) == len(acknowledged) + len(unanswered)

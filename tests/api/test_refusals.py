@@ -1,0 +1,92 @@
+"""What users get wrong, from the command to the server's own sentence and back: exit code 2, and nothing is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from harness import PARAMS, Server, User
+from millrace import Job
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Something wrong with the params, as a text in them and what stands there instead, or with the flags."""
+
+    name: str
+    told: str
+    """What the sentence has, among others."""
+    text: str = ""
+    instead: str = ""
+    flags: tuple[object, ...] = field(default=())
+
+
+MISTAKES = [
+    Mistake("an unknown key", "line 11: train_input.batch_sise is not a known key", "batch_size", "batch_sise"),
+    Mistake("a word for a number", "optimizer.learning_rate must be a finite number, not fast", "1e-3", "fast"),
+    Mistake("no systems", "spec.numCsx: 0 is less than the minimum", "num_csx: 1", "num_csx: 0"),
+    Mistake("no systems by flag", "0 is not in the range", flags=("--num_csx", 0)),
+    Mistake("more systems than leaves", "more systems than the batch of train_input has leaves (4)", flags=("--num_csx", 5)),
+    Mistake("heads that do not divide", "does not divide model.hidden_size 32", "num_heads: 2", "num_heads: 3"),
+    Mistake("no params at all", "model is missing", PARAMS.read_text(), "{}"),
+    Mistake("broken YAML", "this is not valid YAML", "model:", "model: ["),
+    Mistake("two documents", "a second document begins here", "model:", "---\nmodel:"),
+    Mistake("a path of the server's", "/etc/passwd lies in none of spec.mountDirs", "examples/data/kjv.txt", "/etc/passwd"),
+    Mistake("a path upwards", "leaves its directory by `..`", "examples/data", "../data"),
+    Mistake("a model_dir of the server's", "runconfig.model_dir", "runconfig:", "runconfig:\n    model_dir: /srv"),
+    Mistake("a checkpoint of the server's", "lies in none of spec.mountDirs", flags=("--checkpoint_path", "/srv/c")),
+    Mistake("an unknown priority", "choose one of p1, p2, p3", flags=("--priority", "urgent")),
+    Mistake("a name that is none", "at most 63 lower-case letters", flags=("-n", "Not_A_Name")),
+    Mistake("a name that is taken", "there is a job finished in namespace default", flags=("-n", "finished")),
+    Mistake("a label that is none", "a label's key is a name", flags=("--job_labels", "a b=c")),
+    Mistake("a file that is not there", "No such file or directory", flags=("-p", "nowhere.yaml")),
+]
+
+
+def params(home: Path, text: str, instead: str) -> Path:
+    """The suite's params with a text replaced."""
+    changed = home / "params.yaml"
+    assert text in PARAMS.read_text()
+    changed.write_text(PARAMS.read_text().replace(text, instead, 1))
+    return changed
+
+
+def names(user: User) -> list[str]:
+    return [job.name for job in user.appliance.jobs()]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_bad_input(shared: Server, finished: Job, tmp_path: Path, mistake: Mistake) -> None:
+    """The mistake is told in one sentence, the exit code is 2, and no job is made."""
+    user = shared.user
+    before = names(user)
+    bad = params(tmp_path, mistake.text, mistake.instead)
+    done = user.millrace("train", "-p", bad, "--detach", *mistake.flags, code=2)
+    assert mistake.told in done.error
+    assert done.out == "" and names(user) == before
+
+
+def test_a_near_key_is_named(shared: Server, tmp_path: Path) -> None:
+    """Who mistypes a key is told the one that was meant; a check finds the same as a submission."""
+    bad = params(tmp_path, "batch_size", "batch_sise")
+    for how in ("--detach", "--validate_only", "--compile_only"):
+        assert "did you mean batch_size?" in shared.user.millrace("train", "-p", bad, how, code=2).err
+
+
+def test_data_that_is_not_there(shared: Server, tmp_path: Path) -> None:
+    """Only the run itself can find this out: the job fails, and says for what reason and which file."""
+    bad = params(tmp_path, "kjv.txt", "nowhere.txt")
+    done = shared.user.millrace("train", "-p", bad, "-n", "no-data", code=1)
+    assert "no-data ended as BadParams: data file" in done.error and "nowhere.txt does not exist" in done.error
+    job = shared.user.appliance.job("no-data")
+    assert (job.state, job.status["restarts"]) == ("BadParams", 0), "another try would fail the same way"
+
+
+def test_a_job_that_is_not_there(shared: Server, finished: Job) -> None:
+    """Every command that names a job says so when there is none, or none with this uid."""
+    user = shared.user
+    for command in ("get job", "attach", "logs -f", "suspend", "scale --num_csx 2", "cancel --yes", "download"):
+        done = user.millrace(*command.split(), "nobody", code=2)
+        assert "there is no job nobody in namespace default" in done.error, command
+    assert "there is no job" in user.millrace("get", "job", finished.name, "--uid", "0", code=2).error
