@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use crate::backend::Backend;
 use crate::cli::Database;
 use crate::process::{Directories, Local, Settings};
-use crate::rest::{Access, Api, router};
+use crate::rest::{Access, Api, Pace, router};
 use crate::tls::{Files, TlsListener};
 
 /// For requests that are under way to end.
@@ -101,7 +101,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let forgetting = tokio::spawn(forget(local.clone(), args.keep_days));
     let access = if open { Access::Open } else { Access::Tokens };
     let backend: Arc<dyn Backend> = local.clone();
-    let routes = router(Arc::new(Api { backend, store: store.clone(), access }));
+    let routes = router(Arc::new(Api { backend, store: store.clone(), access, pace: Pace::default() }));
     let address = listener.local_addr()?;
     let mut end = ending.clone();
     let ended = async move { drop(end.wait_for(|ended| *ended).await) };

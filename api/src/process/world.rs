@@ -95,8 +95,7 @@ impl Machine {
         crew.dismiss();
         let (machine, uid) = (self.clone(), uid.to_owned());
         tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_secs(AFTER_DELETION.into())).await;
-            crew.kill();
+            kill_after(&crew, AFTER_DELETION).await;
             drop(machine.crews().remove(&uid));
         });
     }
@@ -124,6 +123,14 @@ impl Machine {
         }
         let last_report = self.directories.last_report(uid, attempt.number);
         Ok(LocalRun { last_report: Some(last_report), ..LocalRun::new(launch) })
+    }
+}
+
+/// Waits for all processes to end, and kills those that have not after `grace` seconds.
+async fn kill_after(crew: &Crew, grace: u32) {
+    if tokio::time::timeout(Duration::from_secs(grace.into()), crew.over()).await.is_err() {
+        crew.kill();
+        crew.over().await;
     }
 }
 
@@ -207,10 +214,7 @@ impl World for Machine {
             crew.dismiss();
             let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(job));
             tokio::spawn(async move {
-                if tokio::time::timeout(Duration::from_secs(grace.into()), crew.over()).await.is_err() {
-                    crew.kill();
-                    crew.over().await;
-                }
+                kill_after(&crew, grace).await;
                 let _ = visits.send(job);
             });
         }

@@ -5,6 +5,7 @@ mod files;
 mod jobs;
 mod live;
 pub mod openapi;
+mod pace;
 mod problem;
 mod records;
 mod routes;
@@ -29,6 +30,7 @@ use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
 
+pub use pace::Pace;
 pub use tokens::{NewToken, secret_hash};
 pub use who::{Access, Role};
 
@@ -48,6 +50,8 @@ pub struct Api {
     pub store: Store,
     /// Who may ask.
     pub access: Access,
+    /// How often.
+    pub pace: Pace,
 }
 
 /// Every route, over `api`.

@@ -174,19 +174,7 @@ async fn from_parts(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash,
     from_runconfig(&mut spec, &params);
     let texts = travel(&mut params, &mut spec, files)?;
     spec.insert("params".to_owned(), params);
-    let mut object = json!({"metadata": beside.metadata, "spec": spec});
-    if let (false, Value::Object(metadata)) = (texts.is_empty(), &mut object["metadata"]) {
-        // The volume's name is the job's, so the job must have one.
-        let named = metadata.get("name").and_then(Value::as_str).map(str::to_owned);
-        let name =
-            named.unwrap_or_else(|| made_name(stem.as_deref().unwrap_or("job"), Some(&hasher.finalize().to_hex())));
-        metadata.insert("name".to_owned(), name.clone().into());
-        for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
-            if volume["name"] == TEXTS_VOLUME {
-                volume["configMap"] = json!({"name": format!("{name}-{TEXTS_VOLUME}")});
-            }
-        }
-    }
+    let object = json!({"metadata": beside.metadata, "spec": spec});
     Ok((object, texts, hasher.finalize(), stem))
 }
 
@@ -258,7 +246,13 @@ fn travel(params: &mut Value, spec: &mut Map<String, Value>, files: Vec<(String,
                 all.push(value);
             }
         };
-        add("volumes", json!({"name": TEXTS_VOLUME}));
+        // Named by what is in it: whoever sends the same texts means the same volume, and nobody changes another's.
+        let mut digest = blake3::Hasher::new();
+        for Text { name, content } in &texts {
+            digest.update(name.as_bytes()).update(&[0]).update(content.as_bytes()).update(&[0]);
+        }
+        let name = format!("{TEXTS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
+        add("volumes", json!({"name": TEXTS_VOLUME, "configMap": {"name": name}}));
         add("mountDirs", json!({"path": TEXTS, "volume": TEXTS_VOLUME}));
     }
     Ok(texts)

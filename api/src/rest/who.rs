@@ -91,29 +91,37 @@ impl FromRequestParts<Arc<Api>> for Who {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self> {
-        // A token never stands where logs and histories keep it.
-        let Asked(asked) = Asked::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
-        if asked.keys().any(|key| key == "token" || key == "access_token") {
-            return Err(Refusal::new(
-                Reason::BadRequest,
-                "a token travels in the header Authorization, never in the address",
-            ));
+        let found = find(parts, api).await;
+        api.pace.count(found.as_ref().ok().map(|(id, _)| id.as_str()))?;
+        found.map(|(_, who)| who)
+    }
+}
+
+/// Who asks, and the id of their token.
+async fn find(parts: &mut Parts, api: &Arc<Api>) -> Result<(String, Who)> {
+    // A token never stands where logs and histories keep it.
+    let Asked(asked) = Asked::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
+    if asked.keys().any(|key| key == "token" || key == "access_token") {
+        let detail = "a token travels in the header Authorization, never in the address";
+        return Err(Refusal::new(Reason::BadRequest, detail));
+    }
+    if let Some(secret) = bearer(&parts.headers)? {
+        return by_token(api, secret).await;
+    }
+    if let Some(secret) = session::secret(&parts.headers) {
+        session::check_origin(&parts.method, &parts.headers)?;
+        return by_token(api, secret).await;
+    }
+    match api.access {
+        Access::Open => {
+            from_this_machine(&parts.headers)?;
+            let who = Who { name: "local".to_owned(), role: Role::Admin, namespaces: vec!["*".to_owned()] };
+            Ok((who.name.clone(), who))
         }
-        if let (None, Some(secret)) = (bearer(&parts.headers)?, session::secret(&parts.headers)) {
-            session::check_origin(&parts.method, &parts.headers)?;
-            return by_token(api, secret).await;
-        }
-        match (bearer(&parts.headers)?, api.access) {
-            (Some(secret), _) => by_token(api, secret).await,
-            (None, Access::Open) => {
-                from_this_machine(&parts.headers)?;
-                Ok(Self { name: "local".to_owned(), role: Role::Admin, namespaces: vec!["*".to_owned()] })
-            }
-            (None, Access::Tokens) => Err(Refusal::new(
-                Reason::Unauthorized,
-                "send a token in the header `Authorization: Bearer TOKEN`; an administrator makes one with `millrace-api token`",
-            )),
-        }
+        Access::Tokens => Err(Refusal::new(
+            Reason::Unauthorized,
+            "send a token in the header `Authorization: Bearer TOKEN`; an administrator makes one with `millrace-api token`",
+        )),
     }
 }
 
@@ -128,14 +136,14 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
     secret.map(Some).ok_or_else(|| Refusal::new(Reason::Unauthorized, "the header Authorization is not `Bearer TOKEN`"))
 }
 
-async fn by_token(api: &Api, secret: &str) -> Result<Who> {
+async fn by_token(api: &Api, secret: &str) -> Result<(String, Who)> {
     let refused = || Refusal::new(Reason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
     let token = api.store.token_by_hash(&secret_hash(secret)).await?.ok_or_else(refused)?;
     let now = Timestamp::now().as_millisecond();
     let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
     let role = Role::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
     api.store.touch_token(&token, now).await?;
-    Ok(Who { name: token.name, role, namespaces: token.namespaces })
+    Ok((token.id, Who { name: token.name, role, namespaces: token.namespaces }))
 }
 
 /// An open server is this machine's, and not any web page's that a browser on it shows: neither one of another origin nor one
