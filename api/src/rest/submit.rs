@@ -57,6 +57,10 @@ const OVERRIDES: [&str; 8] = [
 /// # Errors
 /// The body can't be read, or its params can't be understood.
 pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order> {
+    if !is_label(ns) {
+        let message = "a namespace has at most 63 lower-case letters, digits and hyphens, none at an end".to_owned();
+        return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
+    }
     let key = key(request.headers())?;
     let kind = kind(request.headers());
     let (mut object, texts, hash, stem) = match kind.as_str() {
@@ -84,6 +88,12 @@ pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order>
     complete(&mut object, ns, submitter, key.as_deref(), stem.as_deref())?;
     let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
     Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
+}
+
+/// Whether `name` is a label of RFC 1123, as Kubernetes wants a namespace to be. It becomes a part of paths, too.
+fn is_label(name: &str) -> bool {
+    let within = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
+    (1..=63).contains(&name.len()) && name.chars().all(within) && !name.starts_with('-') && !name.ends_with('-')
 }
 
 /// Fills in what a client may leave out.
@@ -320,6 +330,14 @@ mod tests {
             let name = made_name(stem, None);
             let good = name.len() <= MOST_NAME && name.starts_with(|letter: char| letter.is_ascii_lowercase());
             assert!(good && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-'), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_leads_nowhere_else() {
+        assert!(is_label("default") && is_label("team-1"));
+        for bad in ["", ".", "..", "a/b", "../x", "-", "A", "a-", "é", &"x".repeat(64)] {
+            assert!(!is_label(bad), "{bad}");
         }
     }
 
