@@ -61,6 +61,11 @@ impl Directories {
 
     fn volume(&self, job: &TrainJob, volume: &JobVolume) -> Result<PathBuf, String> {
         if let Some(map) = &volume.config_map {
+            // A cluster would not know a name with a slash; here it would lead elsewhere.
+            let plain = Path::new(&map.name).components().all(|part| part == Component::Normal(map.name.as_ref()));
+            if !plain {
+                return Err(format!("{:?} is not the name of a ConfigMap: spec.volumes", map.name));
+            }
             return Ok(self.texts(&job.namespace().unwrap_or_default(), &map.name));
         }
         let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
@@ -127,7 +132,14 @@ mod tests {
         assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
         assert_eq!(place("/data/x.txt").unwrap(), "/vol/books/x.txt");
         assert_eq!(place("/data/deep/x").unwrap(), "/vol/books/b/c/x");
-        for bad in ["/etc/passwd", "/data/../etc", "../x", "/database", "/n/x"] {
+        job.spec.volumes.push(JobVolume {
+            name: "t".to_owned(),
+            persistent_volume_claim: None,
+            config_map: Some(millrace_crds::ConfigSource { name: "../../../etc".to_owned() }),
+        });
+        job.spec.mount_dirs.push(mount("/t", "t", None));
+        let place = |path: &str| site.place(&job, path).map(|path| path.display().to_string());
+        for bad in ["/t/passwd", "/etc/passwd", "/data/../etc", "../x", "/database", "/n/x"] {
             assert!(place(bad).is_err(), "{bad}");
         }
         let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
