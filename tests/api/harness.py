@@ -204,7 +204,7 @@ def until_step(job: millrace.Job, at_least: int) -> int:
 class Server:
     """The process backend: `millrace-api serve`, its data in a directory of its own."""
 
-    can = frozenset({"kill", "own appliance", "own volumes", "own tokens"})
+    can = frozenset({"kill", "own appliance", "own volumes", "own tokens", "local files"})
 
     def __init__(self, home: Path, *flags: object) -> None:
         self.home, self.data = home, home / "data"

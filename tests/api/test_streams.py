@@ -1,0 +1,121 @@
+"""Live streams: server-sent events that a client can lose at any point and take up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from harness import Server, User, path
+from millrace import Job
+from millrace.sse import Decoder
+
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Told:
+    """One event of a stream."""
+
+    kind: str
+    number: int | None
+    data: dict[str, object]
+
+
+def listen(user: User, job: Job, what: str, last: int | None = None, **query: object) -> Iterator[Told]:
+    """One connection to a stream, until the server closes it, after the entry `last`."""
+    headers = {"Accept": "text/event-stream"} | ({} if last is None else {"Last-Event-ID": str(last)})
+    decoder = Decoder()
+    with user.http.stream("GET", path(job, what), headers=headers, params={**query, "uid": job.uid}) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"] == "text/event-stream"
+        for chunk in answer.iter_bytes():
+            for event in decoder.feed(chunk):
+                number = int(event.id) if event.id.isdecimal() else None
+                yield Told(event.event, number, json.loads(event.data, parse_float=str))
+
+
+def numbered(told: list[Told]) -> list[Told]:
+    return [each for each in told if each.number is not None]
+
+
+@pytest.fixture(scope="module")
+def small(shared: Server) -> Job:
+    """A small job that is over: a few hundred entries."""
+    job = shared.user.submit("small", STEPS)
+    job.wait(60)
+    return job
+
+
+def test_a_stream_has_what_pages_have(shared: Server, small: Job) -> None:
+    """Entries and events are the same live and in pages, rise in number, and are followed by `end`."""
+    user = shared.user
+    for what, kind in (("metrics", "metric"), ("logs", "log"), ("events", "event")):
+        told = list(listen(user, small, what))
+        assert told[-1].kind == "end" and told[-1].number is None
+        assert {each.kind for each in told[:-1]} == {kind}
+        assert [each.data for each in told[:-1]] == list(user.pages(small, what, limit=7))
+        assert [each.number for each in told[:-1]] == [each.data["number"] for each in told[:-1]]
+        numbers = [each.number for each in told[:-1]]
+        assert numbers == sorted(set(numbers)) and numbers
+
+
+def test_everything_in_one_stream(shared: Server, small: Job) -> None:
+    """`follow` has the whole journal, numbered from 1 without a gap, beside the job itself and its events."""
+    told = list(listen(shared.user, small, "follow"))
+    assert told[0].kind == "job" and told[0].data["metadata"] == small.refresh().document["metadata"]
+    assert [each.number for each in numbered(told)] == list(range(1, len(numbered(told)) + 1))
+    assert {each.kind for each in numbered(told)} == {"metric", "log", "state", "checkpoint", "outcome"}
+    assert [each.data["reason"] for each in told if each.kind == "event"] == ["Queued", "Starting", "Training", "Succeeded"]
+    for kind, what in (("metric", "metrics"), ("log", "logs")):
+        assert [each.data for each in told if each.kind == kind] == list(shared.user.pages(small, what))
+    assert told[-1].kind == "end"
+
+
+@pytest.mark.parametrize("what", ["follow", "metrics"])
+def test_a_stream_that_is_over_is_resumed_anywhere(shared: Server, small: Job, what: str) -> None:
+    """Cut after any entry, before the first and beyond the last, the rest is exactly what is missing."""
+    whole = numbered(list(listen(shared.user, small, what)))
+    for after in [0, *(each.number or 0 for each in whole), 10**9]:
+        rest = list(listen(shared.user, small, what, after))
+        assert numbered(rest) == [each for each in whole if (each.number or 0) > after], after
+        assert rest[-1].kind == "end"
+    # So it is by ?after=, for who can send no header; where there are both, the header is the newer word.
+    middle = len(whole) // 2
+    assert numbered(list(listen(shared.user, small, what, after=whole[middle].number))) == whole[middle + 1 :]
+    assert numbered(list(listen(shared.user, small, what, whole[middle].number, after=1))) == whole[middle + 1 :]
+
+
+def test_a_live_stream_that_is_cut_all_the_time(server: Server) -> None:
+    """A client whose connection is cut after every single entry, while the job runs, has them all at the end, each once."""
+    user = server.user
+    job = user.submit("cut", STEPS)
+    seen: list[Told] = []
+    connections = 0
+    ended = False
+    while not ended:
+        connections += 1
+        for told in listen(user, job, "follow", seen[-1].number if seen else None):
+            ended = told.kind == "end"
+            if told.number is not None:
+                seen.append(told)
+                break
+    assert connections == len(seen) + 1
+    assert seen == numbered(list(listen(user, job, "follow")))
+    assert [each.number for each in seen] == list(range(1, len(seen) + 1))
+    assert [each.data["step"] for each in seen if each.kind == "metric"] == list(range(1, STEPS + 1))
+    assert seen[-1].kind == "outcome"
+
+
+def test_streams_are_given_up_when_nobody_reads(server: Server) -> None:
+    """A hundred clients that come and go leave a server that still answers, and still ends in good order."""
+    user = server.user
+    job = user.submit("idle", 5000)
+    for _ in range(100):
+        with user.http.stream("GET", path(job, "follow"), headers={"Accept": "text/event-stream"}) as answer:
+            assert answer.status_code == 200
+    assert user.http.get("/readyz").status_code == 200
+    with httpx.Client(timeout=30) as other, other.stream("GET", f"{server.url}{path(job, 'follow')}") as answer:
+        next(answer.iter_bytes())
+        assert server.stop() < 10, "a stream that is still followed does not keep it"
