@@ -126,9 +126,9 @@ class User:
 
     @cached_property
     def http(self) -> httpx.Client:
-        """Bare HTTP, below the namespace's jobs for paths that are relative."""
+        """Bare HTTP."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, verify=False)
 
     def begin(self, *words: object) -> Command:
         """Begin a `millrace` command."""

@@ -1,0 +1,228 @@
+"""Who may: every route of the server, with every kind of token that is not good for it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from harness import NAMESPACE, ROOT, Server, serving
+from millrace import Job
+
+pytestmark = pytest.mark.needs("own tokens")
+
+JOB = "/v1/namespaces/{ns}/trainjobs/{name}"
+ROLES = ("viewer", "editor", "admin")
+ANYBODY = None
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route, and the least that one must be to use it."""
+
+    method: str
+    path: str
+    role: str | None
+    """ANYBODY needs no token."""
+
+    @property
+    def is_of_a_namespace(self) -> bool:
+        return "{ns}" in self.path
+
+
+ROUTES = [
+    Route("GET", "/v1/namespaces/{ns}/trainjobs", "viewer"),
+    Route("POST", "/v1/namespaces/{ns}/trainjobs", "editor"),
+    Route("POST", "/v1/namespaces/{ns}/trainjobs:plan", "viewer"),
+    Route("GET", JOB, "viewer"),
+    Route("DELETE", JOB, "editor"),
+    Route("POST", f"{JOB}/suspend", "editor"),
+    Route("POST", f"{JOB}/resume", "editor"),
+    Route("POST", f"{JOB}/scale", "editor"),
+    Route("GET", f"{JOB}/events", "viewer"),
+    Route("GET", f"{JOB}/metrics", "viewer"),
+    Route("GET", f"{JOB}/logs", "viewer"),
+    Route("GET", f"{JOB}/follow", "viewer"),
+    Route("GET", f"{JOB}/checkpoints", "viewer"),
+    Route("GET", f"{JOB}/checkpoints/{{shelf}}", "editor"),
+    Route("GET", f"{JOB}/checkpoints/{{shelf}}/{{*path}}", "editor"),
+    Route("GET", f"{JOB}/artifacts", "viewer"),
+    Route("GET", f"{JOB}/artifacts/{{*path}}", "editor"),
+    Route("GET", "/v1/namespaces/{ns}/volumes", "viewer"),
+    Route("GET", "/v1/appliance", "viewer"),
+    Route("GET", "/v1/whoami", "viewer"),
+    Route("GET", "/v1/version", ANYBODY),
+    Route("GET", "/v1/tokens", "admin"),
+    Route("POST", "/v1/tokens", "admin"),
+    Route("DELETE", "/v1/tokens/{id}", "admin"),
+    Route("GET", "/healthz", ANYBODY),
+    Route("GET", "/readyz", ANYBODY),
+]
+GUARDED = [route for route in ROUTES if route.role is not ANYBODY]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A server that asks for tokens, with a job that is over and a token of each kind."""
+
+    server: Server
+    job: Job
+    tokens: dict[str, str]
+    http: httpx.Client
+
+    def ask(self, route: Route, authorization: str | bytes | None, **more: object) -> httpx.Response:
+        """The answer to a request that would be fine; what a stream says is not waited for."""
+        path = route.path.format(ns=NAMESPACE, name=self.job.name, shelf=100, id="0", **{"*path": "job.json"})
+        headers = {} if authorization is None else {"Authorization": authorization}
+        body = {"numCsx": 1} if path.endswith("scale") else None
+        return self.http.request(route.method, path, headers=headers, json=body, **more)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with serving(tmp_path_factory.mktemp("guarded")) as serve:
+        server = serve("--require-token")
+        tokens = {role: server.token(f"{role} here", role, NAMESPACE) for role in ("viewer", "editor")}
+        tokens["admin"] = server.token("the admin", "admin", "*")
+        tokens["abroad"] = server.token("editor abroad", "editor", "elsewhere", "another")
+        tokens["expired"] = server.token("expired", "admin", "*", seconds=1)
+        tokens["revoked"] = server.token("revoked", "admin", "*")
+        admin = server.user_with(tokens["admin"])
+        known = {token["name"]: token["id"] for token in admin.http.get("/v1/tokens").raise_for_status().json()["items"]}
+        assert admin.http.delete(f"/v1/tokens/{known['revoked']}").status_code == 200
+        job = admin.submit("guarded", 100)
+        job.wait(60)
+        time.sleep(1)  # what expires has expired
+        yield Guarded(server, job, tokens, server.user.http)
+
+
+def test_every_route_is_known_here() -> None:
+    """The table above has every route of the server's router, so that none is forgotten below."""
+    source = (ROOT / "api/src/rest/mod.rs").read_text()
+    found = set()
+    for path, methods in re.findall(r"\.route\(\s*(.+?),\s*((?:get|post|put|patch|axum).+?)\)\n", source):
+        path = re.sub(r'&under\("(.*)"\)', rf'"{JOB}/\1"', path)
+        path = JOB if path == "job" else path.strip('"')
+        found |= {(method.upper(), path) for method in re.findall(r"\b(get|post|put|patch|delete)\(", methods)}
+    assert len(found) > 20
+    assert found == {(route.method, route.path) for route in ROUTES}
+
+
+@pytest.mark.parametrize("kind", ["none", "malformed", "unknown", "expired", "revoked"])
+def test_no_route_without_a_good_token(guarded: Guarded, kind: str) -> None:
+    """Without a token, or with one that is none, not known, over or revoked: 401 everywhere, and how to ask properly."""
+    admin = guarded.tokens["admin"]
+    values: dict[str, list[str | bytes | None]] = {
+        "none": [None],
+        "malformed": ["", "Bearer", "Basic dXNlcjpwYXNz", admin, f"Token {admin}", b"Bearer \xff", "Bearer " + "x" * 9000],
+        "unknown": ["Bearer mrt_" + "0" * 64, f"Bearer {admin}0", f"Bearer {admin[:-1]}", f"Bearer {admin.upper()}"],
+        "expired": [f"Bearer {guarded.tokens['expired']}"],
+        "revoked": [f"Bearer {guarded.tokens['revoked']}"],
+    }
+    for route in GUARDED:
+        for value in values[kind]:
+            answer = guarded.ask(route, value)
+            assert answer.status_code == 401, (route, value)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert (answer.json()["reason"], answer.headers["www-authenticate"]) == ("Unauthorized", "Bearer")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_what_it_may(guarded: Guarded, role: str) -> None:
+    """A viewer looks at jobs, but changes none and fetches no file; an editor does; tokens are the admin's."""
+    for route in GUARDED:
+        allowed = ROLES.index(role) >= ROLES.index(str(route.role))
+        # The job is still needed: none of this uid is to be deleted.
+        which = {"params": {"uid": "0"}} if (route.method, route.path) == ("DELETE", JOB) else {}
+        answer = guarded.ask(route, f"Bearer {guarded.tokens[role]}", **which)
+        assert (answer.status_code != 403) == allowed, (route, answer.text)
+        assert answer.status_code < 500 and answer.status_code != 401, (route, answer.text)
+        if not allowed:
+            assert answer.json()["reason"] == "Forbidden"
+
+
+def test_a_token_is_good_in_its_namespaces_only(guarded: Guarded) -> None:
+    """A token of other namespaces is refused under this one, sees nothing of it in what is everybody's, and names no job."""
+    abroad = f"Bearer {guarded.tokens['abroad']}"
+    for route in GUARDED:
+        answer = guarded.ask(route, abroad)
+        if route.is_of_a_namespace or route.role == "admin":
+            assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden"), route
+        else:
+            assert answer.status_code == 200 and guarded.job.name not in answer.text, route
+    user = guarded.server.user_with(guarded.tokens["abroad"])
+    assert user.http.get("/v1/namespaces/-/trainjobs").json()["items"] == []
+    assert user.http.get("/v1/whoami").json() == {
+        "name": "editor abroad",
+        "role": "editor",
+        "namespaces": ["elsewhere", "another"],
+    }
+    ours = guarded.server.user_with(guarded.tokens["viewer"])
+    assert [job["metadata"]["name"] for job in ours.http.get("/v1/namespaces/-/trainjobs").json()["items"]] == ["guarded"]
+
+
+def test_a_token_never_stands_in_an_address(guarded: Guarded) -> None:
+    """Addresses are kept by proxies and histories: a token there is refused, a good one in the header notwithstanding."""
+    good = guarded.tokens["admin"]
+    for route in GUARDED:
+        for name in ("token", "access_token"):
+            for header in (None, f"Bearer {good}"):
+                answer = guarded.ask(route, header, params={name: good})
+                assert answer.status_code == 400, (route, name)
+                assert good not in answer.text
+
+
+def test_what_is_open_to_anybody(guarded: Guarded) -> None:
+    """Version and health need no token, and tell nothing else."""
+    for route in set(ROUTES) - set(GUARDED):
+        assert guarded.ask(route, None).status_code == 200, route
+    assert guarded.ask(Route("GET", "/v1/nothing", ANYBODY), None).status_code == 404
+
+
+def test_who_submitted_it(guarded: Guarded) -> None:
+    """A job says whose token submitted it, whatever the submission says."""
+    user = guarded.server.user_with(guarded.tokens["editor"])
+    body = {"metadata": {"name": "mine", "annotations": {"millrace.dev/submitted-by": "somebody else"}}}
+    body["spec"] = {**guarded.job.spec, "suspend": True}
+    made = user.http.post(f"/v1/namespaces/{NAMESPACE}/trainjobs", json=body).raise_for_status().json()
+    assert made["metadata"]["annotations"]["millrace.dev/submitted-by"] == "editor here"
+    assert user.millrace("get", "jobs", "--mine", "-o", "name").out.split() == ["mine"]
+    user.millrace("cancel", "mine", "--yes")
+
+
+def test_tokens_are_made_and_revoked_over_http(guarded: Guarded) -> None:
+    """An admin makes a token, whose secret is shown once; it works until it is revoked, and then at once no more."""
+    admin = guarded.server.user_with(guarded.tokens["admin"]).http
+    made = admin.post("/v1/tokens", json={"name": "new", "role": "viewer", "namespaces": [NAMESPACE]}).json()
+    secret = made.pop("token")
+    user = guarded.server.user_with(secret)
+    user.millrace("get", "jobs")
+    listed = admin.get("/v1/tokens")
+    assert made["id"] in {token["id"] for token in listed.json()["items"]}
+    assert secret not in listed.text and "hash" not in listed.text
+    assert admin.delete(f"/v1/tokens/{made['id']}").status_code == 200
+    assert user.http.get("/v1/whoami").status_code == 401
+    done = user.millrace("get", "jobs", code=3)
+    assert "unknown, expired or revoked" in done.error and "millrace login" in done.err
+
+
+def test_secrets_are_kept_nowhere(guarded: Guarded) -> None:
+    """No token stands in the server's log, or in any file of its data: the database has digests."""
+    secrets = [secret.encode() for secret in guarded.tokens.values()]
+    files = [guarded.server.home / "server.log", *(file for file in guarded.server.data.rglob("*") if file.is_file())]
+    assert len(files) > 10
+    for file in files:
+        content = file.read_bytes()
+        assert not any(secret in content for secret in secrets), file
+
+
+def test_an_open_server_answers_this_machine_only(shared: Server) -> None:
+    """Without tokens, a page of another origin, or by another name, is not served: no web site can make a browser ask here."""
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+        answer = shared.user.http.get("/v1/whoami", headers=headers)
+        assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden"), headers
+    assert shared.user.http.get("/v1/whoami").json()["role"] == "admin"
+    assert shared.user.http.get("/v1/whoami", headers={"Authorization": "Bearer mrt_0"}).status_code == 401
