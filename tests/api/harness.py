@@ -149,11 +149,11 @@ class User:
         self.millrace("train", "-p", params, "-n", name, "--max_steps", steps, "--detach", *flags)
         return self.appliance.job(name)
 
-    def curve(self, job: millrace.Job, **query: object) -> list[tuple[int, str]]:
+    def curve(self, job: millrace.Job, **query: Any) -> list[tuple[int, str]]:
         """Step and loss of every point of training, the loss in the server's own digits."""
         return [(point["step"], point["loss"]) for point in self.pages(job, "metrics", mode="train", **query)]
 
-    def pages(self, job: millrace.Job, what: str, **query: object) -> Iterator[dict[str, Any]]:
+    def pages(self, job: millrace.Job, what: str, **query: Any) -> Iterator[dict[str, Any]]:
         """All items of a collection under a job, page by page; numbers with a point in them as text."""
         after: int | None = 0
         while after is not None:
@@ -195,7 +195,9 @@ def until_step(job: millrace.Job, at_least: int) -> int:
 
     def look() -> int:
         found = step(job)
-        assert not job.refresh().is_finished, f"{job.name} was over before anything could be done to it: ask for more steps"
+        assert not job.refresh().is_finished, (
+            f"{job.name} was over before anything could be done to it: ask for more steps"
+        )
         return found if found >= at_least else 0
 
     return until(f"{job.name} is at step {at_least}", look)

@@ -73,12 +73,16 @@ class Guarded:
     tokens: dict[str, str]
     http: httpx.Client
 
-    def ask(self, route: Route, authorization: str | bytes | None, **more: object) -> httpx.Response:
+    def ask(self, route: Route, authorization: str | bytes | None, **query: str) -> httpx.Response:
         """The answer to a request that would be fine; what a stream says is not waited for."""
         path = route.path.format(ns=NAMESPACE, name=self.job.name, shelf=100, id="0", **{"*path": "job.json"})
-        headers = {} if authorization is None else {"Authorization": authorization}
+        # A request that is refused before its body is read leaves a connection that can't be used again.
+        headers = [(b"Connection", b"close")]
+        if authorization is not None:
+            value = authorization if isinstance(authorization, bytes) else authorization.encode()
+            headers.append((b"Authorization", value))
         body = {"numCsx": 1} if path.endswith("scale") else None
-        return self.http.request(route.method, path, headers=headers, json=body, **more)
+        return self.http.request(route.method, path, headers=headers, json=body, params=query)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +95,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         tokens["expired"] = server.token("expired", "admin", "*", seconds=1)
         tokens["revoked"] = server.token("revoked", "admin", "*")
         admin = server.user_with(tokens["admin"])
-        known = {token["name"]: token["id"] for token in admin.http.get("/v1/tokens").raise_for_status().json()["items"]}
+        known = {
+            token["name"]: token["id"] for token in admin.http.get("/v1/tokens").raise_for_status().json()["items"]
+        }
         assert admin.http.delete(f"/v1/tokens/{known['revoked']}").status_code == 200
         job = admin.submit("guarded", 100)
         job.wait(60)
@@ -117,7 +123,15 @@ def test_no_route_without_a_good_token(guarded: Guarded, kind: str) -> None:
     admin = guarded.tokens["admin"]
     values: dict[str, list[str | bytes | None]] = {
         "none": [None],
-        "malformed": ["", "Bearer", "Basic dXNlcjpwYXNz", admin, f"Token {admin}", b"Bearer \xff", "Bearer " + "x" * 9000],
+        "malformed": [
+            "",
+            "Bearer",
+            "Basic dXNlcjpwYXNz",
+            admin,
+            f"Token {admin}",
+            b"Bearer \xff",
+            "Bearer " + "x" * 9000,
+        ],
         "unknown": ["Bearer mrt_" + "0" * 64, f"Bearer {admin}0", f"Bearer {admin[:-1]}", f"Bearer {admin.upper()}"],
         "expired": [f"Bearer {guarded.tokens['expired']}"],
         "revoked": [f"Bearer {guarded.tokens['revoked']}"],
@@ -136,7 +150,7 @@ def test_a_role_may_what_it_may(guarded: Guarded, role: str) -> None:
     for route in GUARDED:
         allowed = ROLES.index(role) >= ROLES.index(str(route.role))
         # The job is still needed: none of this uid is to be deleted.
-        which = {"params": {"uid": "0"}} if (route.method, route.path) == ("DELETE", JOB) else {}
+        which = {"uid": "0"} if (route.method, route.path) == ("DELETE", JOB) else {}
         answer = guarded.ask(route, f"Bearer {guarded.tokens[role]}", **which)
         assert (answer.status_code != 403) == allowed, (route, answer.text)
         assert answer.status_code < 500 and answer.status_code != 401, (route, answer.text)
@@ -161,7 +175,9 @@ def test_a_token_is_good_in_its_namespaces_only(guarded: Guarded) -> None:
         "namespaces": ["elsewhere", "another"],
     }
     ours = guarded.server.user_with(guarded.tokens["viewer"])
-    assert [job["metadata"]["name"] for job in ours.http.get("/v1/namespaces/-/trainjobs").json()["items"]] == ["guarded"]
+    assert [job["metadata"]["name"] for job in ours.http.get("/v1/namespaces/-/trainjobs").json()["items"]] == [
+        "guarded"
+    ]
 
 
 def test_a_token_never_stands_in_an_address(guarded: Guarded) -> None:
@@ -170,7 +186,7 @@ def test_a_token_never_stands_in_an_address(guarded: Guarded) -> None:
     for route in GUARDED:
         for name in ("token", "access_token"):
             for header in (None, f"Bearer {good}"):
-                answer = guarded.ask(route, header, params={name: good})
+                answer = guarded.ask(route, header, **{name: good})
                 assert answer.status_code == 400, (route, name)
                 assert good not in answer.text
 

@@ -29,7 +29,9 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
     with serving(tmp_path_factory.mktemp("survivor")) as serve:
         server = serve()
         user = server.user
-        command = user.begin("train", "-p", PARAMS, "-n", "survivor", "--num_csx", 2, "--max_steps", STEPS, "--every", 0)
+        command = user.begin(
+            "train", "-p", PARAMS, "-n", "survivor", "--num_csx", 2, "--max_steps", STEPS, "--every", 0
+        )
         job = until_job(user, "survivor")
         until_step(job, 150)
         assert len(server.processes()) > 5, "a server, and a process for each role"

@@ -25,7 +25,7 @@ def crowd(serve: Serve, home: Path) -> tuple[User, Job, Job]:
 
 def test_who_waits_is_next(serve: Serve, tmp_path: Path) -> None:
     """A job waits behind one that has the systems, and not behind one that never can; it starts when the first is cancelled."""
-    user, first, too_large = crowd(serve, tmp_path)
+    user, _, too_large = crowd(serve, tmp_path)
     second = user.submit("second", 200, "--num_csx", 2)
     place = until("its place is told", lambda: second.refresh().status.get("queue"))
     assert (second.state, place["position"], place["reason"]) == ("Queued", 1, "Waiting")
@@ -73,7 +73,9 @@ def test_a_plan_says_when_a_job_would_start(crowded: tuple[User, Job, Job]) -> N
     until("its end is foreseen", lambda: first.refresh().status["progress"].get("estimatedFinishTime"))
     planned = user.millrace("plan", "-p", PARAMS, "-o", "json").json
     assert (planned["fits"], planned["systems"]) == (True, [])
-    ends, start = (times.parse(text) for text in (first.status["progress"]["estimatedFinishTime"], planned["estimatedStart"]))
+    ends, start = (
+        times.parse(text) for text in (first.status["progress"]["estimatedFinishTime"], planned["estimatedStart"])
+    )
     assert ends and start and abs((start - ends).total_seconds()) < 15
     assert {job.name for job in user.appliance.jobs()} == {"first", "too-large"}
     assert "Start:" in user.millrace("plan", "-p", PARAMS).out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -21,10 +22,10 @@ class Told:
 
     kind: str
     number: int | None
-    data: dict[str, object]
+    data: dict[str, Any]
 
 
-def listen(user: User, job: Job, what: str, last: int | None = None, **query: object) -> Iterator[Told]:
+def listen(user: User, job: Job, what: str, last: int | None = None, **query: Any) -> Iterator[Told]:
     """One connection to a stream, until the server closes it, after the entry `last`."""
     headers = {"Accept": "text/event-stream"} | ({} if last is None else {"Last-Event-ID": str(last)})
     decoder = Decoder()
@@ -67,7 +68,12 @@ def test_everything_in_one_stream(shared: Server, small: Job) -> None:
     assert told[0].kind == "job" and told[0].data["metadata"] == small.refresh().document["metadata"]
     assert [each.number for each in numbered(told)] == list(range(1, len(numbered(told)) + 1))
     assert {each.kind for each in numbered(told)} == {"metric", "log", "state", "checkpoint", "outcome"}
-    assert [each.data["reason"] for each in told if each.kind == "event"] == ["Queued", "Starting", "Training", "Succeeded"]
+    assert [each.data["reason"] for each in told if each.kind == "event"] == [
+        "Queued",
+        "Starting",
+        "Training",
+        "Succeeded",
+    ]
     for kind, what in (("metric", "metrics"), ("log", "logs")):
         assert [each.data for each in told if each.kind == kind] == list(shared.user.pages(small, what))
     assert told[-1].kind == "end"

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import pytest
 from harness import PARAMS, Reference, Server, until, until_state, until_step
 
-LINE = re.compile(r"\| Train Device=CSX, Step=(\d+), Loss=\d\.\d{5}, Rate=[\d.]+ samples/sec, GlobalRate=[\d.]+ samples/sec")
+LINE = re.compile(
+    r"\| Train Device=CSX, Step=(\d+), Loss=\d\.\d{5}, Rate=[\d.]+ samples/sec, GlobalRate=[\d.]+ samples/sec"
+)
 
 
 def test_the_main_way(server: Server, reference: Callable[[int], Reference]) -> None:
-    """`millrace train` follows the job to its end, and what is then there is bit for bit what a run without a server makes."""
+    """`millrace train` follows the job to its end, and what it leaves is that of a run without a server, bit for bit."""
     user = server.user
     done = user.millrace("train", "-p", PARAMS, "-n", "main", "--num_csx", 2, "--every", 0.2)
     steps = [int(match[1]) for match in map(LINE.fullmatch, done.out.splitlines()) if match]
@@ -31,7 +33,10 @@ def test_the_main_way(server: Server, reference: Callable[[int], Reference]) -> 
     lines = user.millrace("logs", "main", "-o", "json").json
     roles = {line["agent"].split("-")[0] for line in lines}
     assert roles == {"coordinator", "memoryx", "swarmx", "activation", "cs2"}
-    assert {line["agent"] for line in user.millrace("logs", "main", "--role", "cs2", "-o", "json").json} == {"cs2-0", "cs2-1"}
+    assert {line["agent"] for line in user.millrace("logs", "main", "--role", "cs2", "-o", "json").json} == {
+        "cs2-0",
+        "cs2-1",
+    }
     points = user.millrace("metrics", "main", "-o", "json").json
     assert [point["step"] for point in points] == list(range(1, 201))
     # In pages, too, however small.
@@ -43,7 +48,7 @@ def test_the_main_way(server: Server, reference: Callable[[int], Reference]) -> 
 
 
 def test_suspended_scaled_and_resumed(server: Server, reference: Callable[[int], Reference]) -> None:
-    """A job that pauses and goes on with other numbers of systems is the same job: the same bits, each step once, no restart."""
+    """A job that pauses and goes on with other numbers of systems is the same job: the same bits, and no restart."""
     user = server.user
     job = user.submit("changed", 500, "--num_csx", 2)
     until_step(job, 50)
@@ -64,7 +69,15 @@ def test_suspended_scaled_and_resumed(server: Server, reference: Callable[[int],
     assert job.status["restarts"] == 0 and job.spec["numCsx"] == 4
     reasons = [event.reason for event in job.events()]
     told = ["Training", "Suspending", "Suspended", "Resizing", "Succeeded"]
-    assert [reason for reason in reasons if reason in told] == ["Training", "Suspending", "Suspended", "Training", "Resizing", "Training", "Succeeded"]
+    assert [reason for reason in reasons if reason in told] == [
+        "Training",
+        "Suspending",
+        "Suspended",
+        "Training",
+        "Resizing",
+        "Training",
+        "Succeeded",
+    ]
 
 
 def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: Callable[[int], Reference]) -> None:
@@ -82,3 +95,13 @@ def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: C
     steps = [int(found) for found in re.findall("Step=(\\d+),", attached.out)]
     assert steps == list(range(1, 501)), "what was missed is told, too"
     reference(500).assert_same(user, job)
+
+
+@pytest.mark.xfail(reason="a job of less than a second ends before its progress is first written")
+def test_a_short_job_tells_its_last_step(server: Server) -> None:
+    """However short a job was, its status says which step it came to and with which loss."""
+    user = server.user
+    user.millrace("train", "-p", PARAMS, "-n", "short", "--max_steps", 10)
+    progress = user.appliance.job("short").status.get("progress") or {}
+    assert (progress.get("step"), progress.get("totalSteps")) == (10, 10)
+    assert progress.get("loss") == user.curve(user.appliance.job("short"))[-1][1]

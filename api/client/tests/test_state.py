@@ -22,6 +22,12 @@ PROGRESS = {"step": 5, "totalSteps": 9, "loss": "2.5"}
         (job("Training", progress=PROGRESS), "Training: step 5 of 9, loss 2.5", False),
         (job("Restarting", failure={"message": "cs2-0 is gone"}), "Restarting: cs2-0 is gone", False),
         (job("Succeeded", failure={"message": "of old"}), "Succeeded", True),
+        (job("Succeeded", checkpoint={"step": 9}), "Succeeded: checkpoint at step 9", True),
+        (
+            job("Succeeded", progress=PROGRESS, checkpoint={"step": 9}),
+            "Succeeded: step 5 of 9, loss 2.5, checkpoint at step 9",
+            True,
+        ),
         (
             job("BadParams", failure={"message": "No.", "pod": "p", "node": "n"}),
             "BadParams: No. (p on n)",

@@ -73,11 +73,11 @@ def _running(job: Document) -> str:
 
 
 def _suspended(job: Document) -> str:
-    return f"its state is saved{_at_checkpoint(job)}"
+    return _joined("its state is saved", _at_checkpoint(job))
 
 
 def _succeeded(job: Document) -> str:
-    return _running(job) + _at_checkpoint(job)
+    return _joined(_running(job), _at_checkpoint(job))
 
 
 def _cause(job: Document) -> str:
@@ -113,7 +113,11 @@ _DETAILS = {
 
 def _at_checkpoint(job: Document) -> str:
     step = (_status(job).get("checkpoint") or {}).get("step")
-    return "" if step is None else f", checkpoint at step {step}"
+    return "" if step is None else f"checkpoint at step {step}"
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _listed(systems: Any) -> str:

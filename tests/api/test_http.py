@@ -1,0 +1,191 @@
+"""HTTP itself, for whoever has another client: how requests are refused, and how lists are read page by page."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from harness import NAMESPACE, Server, until_state
+from millrace import Job
+
+JOBS = f"/v1/namespaces/{NAMESPACE}/trainjobs"
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that is refused, and in which words."""
+
+    status: int
+    reason: str
+    method: str
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)
+    content: bytes = b""
+
+
+REFUSED = [
+    Request(404, "NotFound", "GET", "/v1/nothing"),
+    Request(404, "NotFound", "GET", f"{JOBS}/nobody"),
+    Request(404, "NotFound", "GET", "/v1/appliance?name=another"),
+    Request(405, "MethodNotAllowed", "PUT", JOBS),
+    Request(405, "MethodNotAllowed", "POST", "/healthz"),
+    Request(400, "BadRequest", "GET", f"{JOBS}?limit=many"),
+    Request(400, "BadRequest", "GET", f"{JOBS}?finished=perhaps"),
+    Request(400, "BadRequest", "GET", f"{JOBS}/finished/metrics?mode=other"),
+    Request(400, "BadRequest", "GET", f"{JOBS}/finished/metrics?after=-1"),
+    Request(400, "BadRequest", "GET", f"{JOBS}/finished/logs?level=LOUD"),
+    Request(415, "UnsupportedMediaType", "POST", JOBS, {"Content-Type": "text/plain"}, b"{}"),
+    Request(400, "BadRequest", "POST", JOBS, JSON, b"{"),
+    Request(400, "BadRequest", "POST", JOBS, JSON, b"[]"),
+    Request(400, "BadRequest", "POST", JOBS, JSON, b"\xff"),
+    Request(400, "BadRequest", "POST", JOBS, JSON, b"[" * 100_000),
+    Request(400, "BadRequest", "POST", JOBS, {"Content-Type": "application/yaml"}, b"a: &a [*a]"),
+    Request(400, "BadRequest", "POST", JOBS, {"Content-Type": "multipart/form-data"}, b""),
+    Request(400, "BadRequest", "POST", JOBS, {"Content-Type": "multipart/form-data; boundary=x"}, b"--x--\r\n"),
+    Request(400, "BadRequest", "POST", JOBS, {**JSON, "Idempotency-Key": ""}, b"{}"),
+    Request(400, "BadRequest", "POST", JOBS, {**JSON, "Idempotency-Key": "k" * 256}, b"{}"),
+    Request(422, "Invalid", "POST", JOBS, JSON, b"{}"),
+    Request(422, "Invalid", "POST", JOBS, JSON, b'{"kind": "Pod", "spec": {}}'),
+    Request(422, "Invalid", "POST", f"{JOBS}/finished/scale", JSON, b'{"numCsx": "two"}'),
+    Request(422, "Invalid", "POST", f"{JOBS}/finished/scale", JSON, b'{"numCsx": 0}'),
+    Request(413, "PayloadTooLarge", "POST", JOBS, JSON, b" " * (9 << 20)),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(shared: Server, finished: Job) -> list[tuple[Request, httpx.Response]]:
+    assert finished.name == "finished"
+
+    def ask(request: Request) -> httpx.Response:
+        # A request that is refused before its body is read leaves a connection that can't be used again.
+        headers = {"Connection": "close", **request.headers}
+        return shared.user.http.request(request.method, request.path, headers=headers, content=request.content or None)
+
+    return [(request, ask(request)) for request in REFUSED]
+
+
+def test_refusals_are_problems(refusals: list[tuple[Request, httpx.Response]]) -> None:
+    """Every refusal is a problem of RFC 9457, with one word for programs and one sentence for people."""
+    others = [
+        (request.method, request.path, request.headers, request.content[:20], answer.status_code, answer.text)
+        for request, answer in refusals
+        if answer.headers["content-type"] != "application/problem+json"
+        or (answer.status_code, answer.json()["reason"]) != (request.status, request.reason)
+    ]
+    assert others == []
+    for request, answer in refusals:
+        problem = answer.json()
+        assert (problem["type"], problem["status"]) == ("about:blank", request.status)
+        assert problem["title"] and problem["detail"]
+        assert all(fault["message"] for fault in problem.get("errors", []))
+
+
+FAULTS = {
+    # refusal.rs > From<millrace_store::Error>
+    "a cursor that is none": Request(400, "BadRequest", "GET", f"{JOBS}?cursor=none"),
+    "an attempt beyond all": Request(400, "BadRequest", "GET", f"{JOBS}/finished/logs?attempt={2**64 - 1}"),
+    # files.rs > LocalFiles::open
+    "a name too long": Request(404, "NotFound", "GET", f"{JOBS}/finished/artifacts/{'a' * 300}"),
+    "a NUL in a name": Request(404, "NotFound", "GET", f"{JOBS}/finished/checkpoints/200/manifest.json%00"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.xfail(reason="the request is wrong, and the answer is 500")
+def test_wrong_requests_are_no_faults_of_the_server(shared: Server, finished: Job, fault: str) -> None:
+    """What is wrong with a request is told as such: a 500 has an administrator look into the log for nothing."""
+    request = FAULTS[fault]
+    answer = shared.user.http.request(request.method, request.path)
+    assert (answer.status_code, answer.json()["reason"]) == (request.status, request.reason)
+
+
+@pytest.mark.xfail(reason="a namespace is taken as it comes, and is a directory below the server's data")
+@pytest.mark.parametrize("namespace", ["..%2F..%2Fescaped", "-", "Not_A_Name", "%2E%2E"])
+def test_a_namespace_is_a_name(server: Server, finished: Job, namespace: str) -> None:
+    """What is no name of a namespace is none: nothing is made under it, least of all outside of the server's data."""
+    body = {"metadata": {"name": "anywhere"}, "spec": finished.spec}
+    answer = server.user.http.post(f"/v1/namespaces/{namespace}/trainjobs", json=body)
+    if answer.status_code == 201:
+        time.sleep(1)
+    assert not (server.home / "escaped").exists()
+    assert 400 <= answer.status_code < 500
+
+
+@pytest.mark.xfail(reason="problems have no `instance`")
+def test_refusals_say_of_what(refusals: list[tuple[Request, httpx.Response]]) -> None:
+    """A problem names the path that was asked for."""
+    for request, answer in refusals:
+        assert answer.json().get("instance") == request.path.split("?")[0]
+
+
+@pytest.mark.xfail(reason="answers have no X-Request-Id")
+def test_answers_have_a_number(shared: Server, refusals: list[tuple[Request, httpx.Response]]) -> None:
+    """Every answer, refusal or not, has an id of its own, for who asks an administrator about it."""
+    answers = [shared.user.http.get("/v1/version"), *(answer for _, answer in refusals)]
+    ids = {answer.headers.get("x-request-id") for answer in answers}
+    assert None not in ids and len(ids) == len(answers)
+
+
+def test_a_list_is_read_page_by_page(server: Server, finished: Job) -> None:
+    """Cursors lead through all jobs, the newest first, each once, also while others are made and deleted."""
+    user = server.user
+
+    def create(number: int) -> None:
+        body = {"metadata": {"name": f"job-{number}"}, "spec": {**finished.spec, "suspend": True}}
+        user.http.post(JOBS, json=body).raise_for_status()
+
+    for number in range(20):
+        create(number)
+    seen: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (
+            user.http.get(JOBS, params={"limit": 3} | ({"cursor": cursor} if cursor else {})).raise_for_status().json()
+        )
+        seen += [item["metadata"]["name"] for item in page["items"]]
+        cursor = page["next"]
+        create(100 + len(seen))
+        user.http.delete(f"{JOBS}/{seen[0]}")
+    assert seen == [f"job-{number}" for number in reversed(range(20))]
+
+
+def test_jobs_are_chosen(server: Server, finished: Job) -> None:
+    """By state, by name, by whether they are over; and in all namespaces."""
+    user = server.user
+    for name, namespace in (("one", NAMESPACE), ("two", NAMESPACE), ("one", "elsewhere")):
+        body = {"metadata": {"name": name}, "spec": {**finished.spec, "suspend": True}}
+        user.http.post(f"/v1/namespaces/{namespace}/trainjobs", json=body).raise_for_status()
+    for job in user.appliance.jobs():
+        until_state(job, "Suspended")
+
+    def names(namespace: str = NAMESPACE, **query: str) -> list[str]:
+        items = user.http.get(f"/v1/namespaces/{namespace}/trainjobs", params=query).raise_for_status().json()["items"]
+        return [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items]
+
+    assert names(state="Suspended") == ["default/two", "default/one"] and names(state="Training") == []
+    assert names(name="one") == ["default/one"] and names(finished="true") == []
+    assert names("-", name="one") == ["elsewhere/one", "default/one"]
+    assert names(submittedBy="local", finished="false") == ["default/two", "default/one"]
+    assert names(submittedBy="nobody") == []
+
+
+def test_history_outlives_the_job(server: Server) -> None:
+    """A name means its newest job; an older one is read by its uid, with its curve, and can't be changed any more."""
+    user = server.user
+    old = user.submit("twice", 30)
+    old.wait(60)
+    user.millrace("cancel", "twice", "--yes")
+    new = user.submit("twice", 60)
+    new.wait(60)
+    assert user.appliance.job("twice").uid == new.uid != old.uid
+    assert [step for step, _ in user.curve(old)] == list(range(1, 31))
+    assert (
+        json.loads(user.millrace("get", "job", "twice", "--uid", old.uid, "-o", "json").out)["metadata"]["uid"]
+        == old.uid
+    )
+    gone = user.http.post(f"{JOBS}/twice/suspend", params={"uid": old.uid})
+    assert (gone.status_code, gone.json()["reason"]) == (410, "Gone")
