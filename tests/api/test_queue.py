@@ -70,12 +70,14 @@ def test_a_job_that_is_too_large_says_so(crowded: tuple[User, Job, Job]) -> None
 def test_a_plan_says_when_a_job_would_start(crowded: tuple[User, Job, Job]) -> None:
     """A planned job that would wait starts when the one before it is expected to end. Nothing is made."""
     user, first, _ = crowded
-    until("its end is foreseen", lambda: first.refresh().status["progress"].get("estimatedFinishTime"))
+
+    def foreseen() -> str | None:
+        return first.refresh().status.get("progress", {}).get("estimatedFinishTime")
+
+    ends = times.parse(until("its end is foreseen", foreseen))
     planned = user.millrace("plan", "-p", PARAMS, "-o", "json").json
     assert (planned["fits"], planned["systems"]) == (True, [])
-    ends, start = (
-        times.parse(text) for text in (first.status["progress"]["estimatedFinishTime"], planned["estimatedStart"])
-    )
+    start = times.parse(planned["estimatedStart"])
     assert ends and start and abs((start - ends).total_seconds()) < 15
     assert {job.name for job in user.appliance.jobs()} == {"first", "too-large"}
     assert "Start:" in user.millrace("plan", "-p", PARAMS).out
