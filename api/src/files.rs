@@ -138,10 +138,14 @@ impl Files for LocalFiles {
         if !plain || path.is_empty() || other_shelf {
             return Err(no_file(path));
         }
-        let file = File::open(dir.join(inside)).await.map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => no_file(path),
-            _ => unreadable(&error),
-        })?;
+        // A link may lead anywhere: what is not where it seems to be is not there.
+        let place = tokio::fs::canonicalize(&dir).await.map(|dir| dir.join(inside));
+        let real = tokio::fs::canonicalize(dir.join(inside)).await;
+        let (Ok(place), Ok(real)) = (place, real) else { return Err(no_file(path)) };
+        if place != real {
+            return Err(no_file(path));
+        }
+        let file = File::open(real).await.map_err(|error| unreadable(&error))?;
         let about = file.metadata().await.map_err(|error| unreadable(&error))?;
         if !about.is_file() {
             return Err(no_file(path));

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use millrace_control::Needs;
 use millrace_control::resolve::Projected;
 use millrace_crds::decide::{Ask, Place, schedule};
-use millrace_crds::{Amounts, Grant, TrainJob};
+use millrace_crds::{Amounts, Grant, QueuePlace, TrainJob};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub struct Plan {
     /// The systems it would get now; none where it waits.
     pub systems: Vec<String>,
     /// Its place in the queue, where it waits.
-    pub position: Option<u32>,
+    pub queue: Option<QueuePlace>,
     /// When it would start; none where a job before it does not say when it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]

@@ -138,7 +138,9 @@ impl From<millrace_store::Error> for Refusal {
     fn from(error: millrace_store::Error) -> Self {
         use millrace_store::Error;
         match error {
-            Error::BadCursor | Error::BadUid(_) => Self::new(Reason::BadRequest, error.to_string()),
+            Error::BadCursor | Error::BadUid(_) | Error::TooLarge(..) => {
+                Self::new(Reason::BadRequest, error.to_string())
+            }
             Error::NoSuchJob(_) => Self::new(Reason::NotFound, error.to_string()),
             Error::NoSpace(_) => {
                 Self::new(Reason::Unavailable, "the database's disk is full: an administrator must make room")

@@ -58,7 +58,6 @@ def test_a_killed_server_is_waited_for(survivor: Survivor, reference: Callable[[
     assert told == {step: f"{float(loss):.5f}" for step, loss in reference(STEPS).curve}
 
 
-@pytest.mark.xfail(reason="pages of metrics have the steps of a lost attempt, too; only ?maxPoints= leaves them out")
 def test_steps_that_were_taken_twice_are_in_the_curve_once(
     survivor: Survivor, reference: Callable[[int], Reference]
 ) -> None:

@@ -132,7 +132,6 @@ def test_parts_of_a_file(shared: Server, a_file: tuple[str, bytes]) -> None:
     assert (head.status_code, head.headers["content-length"], head.content) == (200, str(size), b"")
 
 
-@pytest.mark.xfail(reason="416 has no Content-Range: RFC 9110 wants the length there, `bytes */LENGTH`")
 def test_a_range_beyond_the_end_is_told_the_length(shared: Server, a_file: tuple[str, bytes]) -> None:
     """Who asks for a part beyond the end learns how long the file is."""
     url, content = a_file
@@ -190,7 +189,6 @@ def test_nothing_else_of_the_machine_is_served(shared: Server, finished: Job) ->
 
 
 @pytest.mark.needs("local files")
-@pytest.mark.xfail(reason="links are not listed, but followed")
 def test_links_lead_nowhere(shared: Server, finished: Job) -> None:
     """A link that somehow got into a model_dir is neither listed nor followed: it may lead anywhere."""
     link = Path(finished.status["resolved"]["modelDir"]) / "link.txt"

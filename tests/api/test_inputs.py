@@ -39,7 +39,6 @@ def test_small_texts_travel_along(shared: Server, texts: Path) -> None:
     here.assert_same(shared.user, job)
 
 
-@pytest.mark.xfail(reason="the client sends what a glob stands for; the server knows texts only by the names in params")
 def test_texts_of_a_glob_travel_along(shared: Server, texts: Path) -> None:
     """A glob stands for the texts that it finds beside the params."""
     params = write(texts / "params.yaml", "texts/*.txt")

@@ -83,7 +83,6 @@ def test_a_plan_says_when_a_job_would_start(crowded: tuple[User, Job, Job]) -> N
     assert "Start:" in user.millrace("plan", "-p", PARAMS).out
 
 
-@pytest.mark.xfail(reason="the server's plan has `position` where the contract has `queue`")
 def test_a_plan_says_at_which_place_a_job_would_wait(crowded: tuple[User, Job, Job]) -> None:
     """So it is in the contract, and so the client shows it."""
     user, _, _ = crowded
@@ -103,7 +102,6 @@ def test_the_cluster_shows_who_has_what(crowded: tuple[User, Job, Job]) -> None:
     assert "2 of 2 systems in use" in table and "first" in table and "too-large" in table
 
 
-@pytest.mark.xfail(reason="the jobs of /v1/appliance have no `state`")
 def test_the_cluster_shows_the_states_of_jobs(crowded: tuple[User, Job, Job]) -> None:
     """Beside each job that has systems stands its state."""
     user, _, _ = crowded

@@ -119,7 +119,6 @@ def test_data_that_is_not_there(failure: Failure) -> None:
     assert (job.state, job.status["restarts"]) == ("BadParams", 0), "another try would fail the same way"
 
 
-@pytest.mark.xfail(reason="streams of a job that wrote no outcome into its journal end 10 s after it")
 def test_who_follows_a_failure_is_not_kept(failure: Failure) -> None:
     """The end of a job that failed at once is told at once."""
     assert failure.kept_seconds < 5

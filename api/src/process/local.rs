@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use millrace_control::metrics::Metrics;
 use millrace_control::{Control, Needs, Parts, Streams, World, needs, resolve};
 use millrace_crds::decide::Ask;
-use millrace_crds::{Amounts, Appliance, ConditionType, TrainJob};
+use millrace_crds::{Amounts, Appliance, ConditionType, QueuePlace, TrainJob};
 use millrace_store::Store;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -284,8 +284,12 @@ impl Backend for Local {
             Err(place) => Plan {
                 fits: place.position.is_some(),
                 reason: Some(place.reason.as_str().to_owned()),
+                queue: place.position.map(|position| QueuePlace {
+                    position: Some(position),
+                    reason: Some(place.reason.as_str().to_owned()),
+                    message: Some(place.message.clone()),
+                }),
                 message: place.message,
-                position: place.position,
                 estimated_start: start.map(|start| start.max(now + SignedDuration::ZERO)),
                 projected,
                 needs,

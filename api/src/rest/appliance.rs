@@ -32,19 +32,19 @@ pub async fn read(
     let appliance = appliance
         .ok_or_else(|| Refusal::new(Reason::NotFound, format!("there is no appliance {name}: leave ?name= out")))?;
     let seen = |namespace: &str| who.may(Role::Viewer, namespace).is_ok();
-    let grants = appliance.status.iter().flat_map(|status| &status.grants);
-    let jobs: Vec<Value> = grants
-        .map(|grant| {
-            let shown = seen(&grant.namespace);
-            json!({
-                "namespace": shown.then_some(&grant.namespace),
-                "name": shown.then_some(&grant.name),
-                "uid": shown.then_some(&grant.uid),
-                "systems": grant.systems,
-                "since": grant.since,
-            })
-        })
-        .collect();
+    let mut jobs = Vec::new();
+    for grant in appliance.status.iter().flat_map(|status| &status.grants) {
+        let shown = seen(&grant.namespace);
+        let job = if shown { api.store.job(&grant.uid).await? } else { None };
+        jobs.push(json!({
+            "namespace": shown.then_some(&grant.namespace),
+            "name": shown.then_some(&grant.name),
+            "uid": shown.then_some(&grant.uid),
+            "state": job.and_then(|job| job.content.state),
+            "systems": grant.systems,
+            "since": grant.since,
+        }));
+    }
     Ok(Json(json!({
         "name": name,
         "spec": appliance.spec,

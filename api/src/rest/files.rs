@@ -143,7 +143,10 @@ async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
     }
     let unchanged = text(header::IF_RANGE).is_none_or(|known| known == tag);
     let range = match text(header::RANGE).filter(|_| unchanged) {
-        Some(range) => part(range, bytes)?,
+        Some(range) => match part(range, bytes) {
+            Ok(range) => range,
+            Err(refusal) => return Ok(([(header::CONTENT_RANGE, format!("bytes */{bytes}"))], refusal).into_response()),
+        },
         None => None,
     };
     let (first, last) = range.unwrap_or((0, bytes.saturating_sub(1)));

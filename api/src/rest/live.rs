@@ -25,7 +25,7 @@ const PAGE: u32 = 256;
 /// Events on their way to a client; a slow one is waited for.
 const AHEAD: usize = 64;
 /// After the end of a job, for the last of its journal to be copied.
-const SETTLING_MS: i64 = 10_000;
+const SETTLING_MS: i64 = 3_000;
 
 /// What a client wants to hear of.
 #[derive(Clone, Debug, Default)]

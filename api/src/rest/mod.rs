@@ -68,6 +68,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
             Refusal::internal("answer", &"a handler panicked").into_response()
         }))
+        .layer(axum::middleware::from_fn(problem::named))
         .with_state(api)
 }
 

@@ -75,6 +75,7 @@ impl Selection {
             level: level.transpose()?.map(gravity),
             mode: self.mode()?,
             limit: self.limit(),
+            ..Query::default()
         })
     }
 }
@@ -138,7 +139,7 @@ pub async fn metrics(
         let points = api.store.metrics(&job.uid, mode, most.clamp(2, MOST)).await?;
         return Ok(Json(page(points.iter().map(shown_entry).collect(), false)).into_response());
     }
-    pages(&api, &job, asked.query(&[Kind::Metric])?).await
+    pages(&api, &job, Query { curve: true, ..asked.query(&[Kind::Metric])? }).await
 }
 
 /// What agents said.

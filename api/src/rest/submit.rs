@@ -225,8 +225,10 @@ fn from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
 }
 
 /// Puts texts that travel along into a volume of the job's, and has the params name them there.
-fn travel(params: &mut Value, spec: &mut Map<String, Value>, files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
-    let mut texts = Vec::new();
+fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
+    let named = names(params);
+    let (mut texts, mut renamed) = (Vec::new(), Vec::new());
+    files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
         let fault = |message: String| Refusal::invalid(vec![Fault { field: path.clone(), message }]);
         if bytes.len() > MOST_TEXT {
@@ -237,18 +239,23 @@ fn travel(params: &mut Value, spec: &mut Map<String, Value>, files: Vec<(String,
         let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
         let clean =
             |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
-        let name = format!("{at}-{}", file.chars().map(clean).collect::<String>());
-        let mut named = 0;
-        for input in ["train_input", "eval_input"] {
-            for key in ["data_dir", "data_files"] {
-                let value = params.get_mut(input).and_then(|input| input.get_mut(key));
-                named += value.map_or(0, |value| rename(value, &path, &format!("{TEXTS}/{name}")));
+        let file: String = file.chars().map(clean).collect();
+        // Of several names that stand for it the first: the text is one.
+        let Some((group, stands_for)) = named.iter().enumerate().find(|(_, name)| stands_for(name, &path)) else {
+            return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
+        };
+        // Texts of one glob keep their order.
+        let name = format!("{group}-{at:04}-{file}");
+        let by = if *stands_for == path { format!("{TEXTS}/{name}") } else { format!("{TEXTS}/{group}-*") };
+        renamed.push((stands_for.clone(), by));
+        texts.push(Text { name, content });
+    }
+    for input in ["train_input", "eval_input"] {
+        for key in ["data_dir", "data_files"] {
+            if let Some(value) = params.get_mut(input).and_then(|input| input.get_mut(key)) {
+                renamed.iter().for_each(|(path, by)| rename(value, path, by));
             }
         }
-        if named == 0 {
-            return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
-        }
-        texts.push(Text { name, content });
     }
     if !texts.is_empty() {
         let mut add = |field: &str, value: Value| {
@@ -268,15 +275,32 @@ fn travel(params: &mut Value, spec: &mut Map<String, Value>, files: Vec<(String,
     Ok(texts)
 }
 
-/// Replaces `path` by `by` where `value`, a string or a list of them, has it; how often.
-fn rename(value: &mut Value, path: &str, by: &str) -> usize {
-    match value {
-        Value::String(text) if text == path => {
-            by.clone_into(text);
-            1
+/// Every path that the params name as data, once.
+fn names(params: &Value) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for input in ["train_input", "eval_input"] {
+        for key in ["data_dir", "data_files"] {
+            let value = &params[input][key];
+            let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            names.extend(all.iter().filter_map(Value::as_str).map(str::to_owned));
         }
-        Value::Array(all) => all.iter_mut().map(|value| rename(value, path, by)).sum(),
-        _ => 0,
+    }
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    names
+}
+
+/// Whether `name` in the params means the text at `path`: it is that path, or a glob that finds it.
+fn stands_for(name: &str, path: &str) -> bool {
+    name == path || glob::Pattern::new(name).is_ok_and(|pattern| pattern.matches(path))
+}
+
+/// Replaces `path` by `by` where `value`, a string or a list of them, has it.
+fn rename(value: &mut Value, path: &str, by: &str) {
+    match value {
+        Value::String(text) if text == path => by.clone_into(text),
+        Value::Array(all) => all.iter_mut().for_each(|value| rename(value, path, by)),
+        _ => {}
     }
 }
 
@@ -346,9 +370,14 @@ mod tests {
         let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
         let mut spec = Map::new();
         let texts = travel(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
-        assert_eq!(texts, [Text { name: "0-x.txt".to_owned(), content: "text".to_owned() }]);
-        assert_eq!(params, json!({"train_input": {"data_dir": [format!("{TEXTS}/0-x.txt"), "y"]}, "model": {}}));
+        assert_eq!(texts, [Text { name: "0-0000-x.txt".to_owned(), content: "text".to_owned() }]);
+        assert_eq!(params, json!({"train_input": {"data_dir": [format!("{TEXTS}/0-0000-x.txt"), "y"]}, "model": {}}));
         assert_eq!(spec["mountDirs"][0]["path"], TEXTS);
+        let mut params = json!({"train_input": {"data_dir": "a/*.txt"}});
+        let files = ["a/2.txt", "a/1.txt"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
+        let texts = travel(&mut params, &mut Map::new(), files).unwrap();
+        assert_eq!(texts.iter().map(|text| &*text.name).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
+        assert_eq!(params["train_input"]["data_dir"], format!("{TEXTS}/0-*"));
         assert!(travel(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(), "nobody names it");
     }
 }

@@ -22,6 +22,8 @@ pub struct Query {
     pub level: Option<u8>,
     /// Those of this mode.
     pub mode: Option<Mode>,
+    /// Of metrics those alone that count: of each step the newest attempt's.
+    pub curve: bool,
     /// So many at most.
     pub limit: u32,
 }
@@ -36,6 +38,7 @@ impl Default for Query {
             role: None,
             level: None,
             mode: None,
+            curve: false,
             limit: 100,
         }
     }
@@ -88,6 +91,11 @@ fn part(text: Sql, uid: &str, query: &Query, kind: Option<Kind>) -> Result<Sql> 
     }
     if let Some(mode) = query.mode {
         text = text.push(" AND e.mode = ").value(mode.as_str());
+    }
+    if query.curve {
+        text = text.push(
+            " AND EXISTS (SELECT 1 FROM points p WHERE p.uid = e.uid AND p.mode = e.mode AND p.step = e.step AND p.number = e.number)",
+        );
     }
     Ok(text.push(" ORDER BY e.number LIMIT ").value(rows(query.limit, 0)).push(") AS part"))
 }

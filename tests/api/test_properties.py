@@ -1,0 +1,28 @@
+"""What the OpenAPI document allows finds no fault of the server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import ROOT, Serve
+
+SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+def test_requests_made_from_the_document_find_no_fault(serve: Serve) -> None:
+    """A few hundred requests, the same every time: odd names, numbers, bodies and headers, by somebody who may do everything."""
+    server = serve()
+    token = server.token("fuzz", "admin", "*")
+    done = subprocess.run(
+        [SCHEMATHESIS, "run", ROOT / "api" / "openapi.json", "--url", server.url, "--no-color", "--seed", "7"]
+        + ["--header", f"Authorization: Bearer {token}", "--checks", CHECKS, "--phases", "fuzzing,stateful"]
+        + ["--max-examples", "20", "--request-timeout", "30"],
+        cwd=server.home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
