@@ -119,10 +119,11 @@ async fn carry_out<W: World>(
                 let resolution = decision.status.resolved.as_ref();
                 let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
                 let known = control.understand(job, &seen.uid, &seen.cluster, *num_csx).map_err(Error::<W>::Job)?;
-                follow(job, control, Some(resolution), *attempt)?;
                 let number = *attempt;
                 let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1 };
                 control.world.run(&attempt, &seen.there).await?;
+                // Where its coordinator is may be known only now; a job of a second has told all before a second try.
+                follow(job, control, Some(resolution), number)?;
             }
             Command::Stop { attempt, reason } => {
                 // A loop that has just begun follows nobody yet.
