@@ -80,6 +80,8 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                # Whoever runs this suite in the background has Ctrl-C ignored, and so would its children.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     @property

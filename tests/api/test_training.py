@@ -97,7 +97,6 @@ def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: C
     reference(500).assert_same(user, job)
 
 
-@pytest.mark.xfail(reason="a job of less than a second ends before its progress is first written")
 def test_a_short_job_tells_its_last_step(server: Server) -> None:
     """However short a job was, its status says which step it came to and with which loss."""
     user = server.user

@@ -62,6 +62,10 @@ pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), 
 /// The entries of the job `uid` from number `from` on, as the files of `model_dir` have them. Of a model_dir that another job
 /// has by now, none.
 fn unheard(model_dir: &Path, uid: &str, from: u64) -> Result<Vec<Entry>, String> {
+    if !model_dir.is_dir() {
+        // Its coordinator never came so far.
+        return Ok(Vec::new());
+    }
     let owner = ModelDirLock::last_owner(model_dir).map_err(|error| error.to_string())?;
     let Some(owner) = owner.filter(|owner| owner.job.as_deref() == Some(uid)) else { return Ok(Vec::new()) };
     let mut reader = JournalReader::open(model_dir, from).map_err(|error| error.to_string())?;

@@ -49,6 +49,7 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
         memoryx_bytes: machine.memoryx.memory_bytes,
         swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
     };
+    tell_granted(&jobs, &old.grants, &control);
     let mut ledger = still_held(&old.grants, &jobs, &control).await?;
     let linger = ledger.iter().any(|grant| existing(&jobs, grant).is_none());
     let asks = asks(&jobs, &ledger, &appliance, &control).await?;
@@ -68,6 +69,18 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     }
     tell_places(&jobs, decided.places, &control);
     Ok(Action::requeue(if linger { WHILE_AGENTS_LINGER } else { HEARTBEAT }))
+}
+
+/// Has every job visited that has not taken up what it is granted. Its own watch may tell it of the grant before this program's
+/// view of the appliance has it; this is called from that view, and again as long as the grant waits.
+fn tell_granted<W: World>(jobs: &[Arc<TrainJob>], grants: &[Grant], control: &Control<W>) {
+    for grant in grants {
+        let waits =
+            |job: &&Arc<TrainJob>| job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) < grant.attempt;
+        if let Some(job) = existing(jobs, grant).filter(waits) {
+            control.visit(job);
+        }
+    }
 }
 
 /// Has every job visited whose place in the queue is another than before.
