@@ -4,10 +4,9 @@
 //! and it decides anew, until it grants the job that is asked about.
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_control::Needs;
 use millrace_control::resolve::Projected;
 use millrace_crds::decide::{Ask, Place, schedule};
-use millrace_crds::{Amounts, Grant, QueuePlace, TrainJob};
+use millrace_crds::{Amounts, Grant, QueuePlace};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -84,22 +83,6 @@ fn nowhere(ask: &Ask) -> Place {
         position: None,
         reason: millrace_crds::QueueReason::Waiting,
         message: "it is not in the queue".to_owned(),
-    }
-}
-
-/// What `job` asks for.
-pub fn ask(job: &TrainJob, needs: &Needs, priority: i32, now: Timestamp) -> Ask {
-    use kube::ResourceExt;
-    Ask {
-        uid: job.uid().unwrap_or_else(|| "planned".to_owned()),
-        namespace: job.namespace().unwrap_or_default(),
-        name: job.name_any(),
-        attempt: job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) + 1,
-        priority,
-        created: job.creation_timestamp().map_or(now, |time| time.0),
-        systems: job.spec.num_csx,
-        memoryx_bytes: needs.memoryx_bytes,
-        swarmx_nodes: needs.swarmx_nodes,
     }
 }
 

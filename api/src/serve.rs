@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use k8s_openapi::jiff::Timestamp;
+use millrace_control::program::{end_signals, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::ApplianceDocument;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 
 use crate::backend::Backend;
 use crate::cli::Database;
@@ -76,8 +75,8 @@ fn volume(text: &str) -> Result<(String, PathBuf), String> {
 /// # Errors
 /// It can't begin: a sentence.
 pub async fn run(args: Serve) -> anyhow::Result<()> {
-    log_to_stderr();
-    let ending = end_signals()?;
+    log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
+    let ending = end_signals().context("can't listen for signals")?;
     let tls = tls(&args)?;
     let secure = tls.is_some();
     if !args.listen.ip().is_loopback() && tls.is_none() {
@@ -164,38 +163,4 @@ fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
         }
     };
     Ok(Appliance::new("default", spec))
-}
-
-/// Becomes true on SIGTERM or Ctrl-C.
-fn end_signals() -> anyhow::Result<watch::Receiver<bool>> {
-    let (ended, ending) = watch::channel(false);
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let mut signals = signal(kind).context("can't listen for signals")?;
-        let ended = ended.clone();
-        tokio::spawn(async move {
-            signals.recv().await;
-            let _ = ended.send(true);
-        });
-    }
-    Ok(ending)
-}
-
-/// Logs to standard error, one line each.
-fn log_to_stderr() {
-    struct Stderr;
-    impl log::Log for Stderr {
-        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            // The libraries' own tale is for those who ask for it: what fails comes back from them and is told by us.
-            metadata.level() <= log::max_level() && metadata.target().starts_with("millrace")
-        }
-        fn log(&self, record: &log::Record<'_>) {
-            if self.enabled(record.metadata()) {
-                let now = k8s_openapi::jiff::Timestamp::now();
-                eprintln!("{now:.3} {} {}: {}", record.level(), record.target(), record.args());
-            }
-        }
-        fn flush(&self) {}
-    }
-    // A second logger is refused; there is none before `main`.
-    let _ = log::set_logger(&Stderr).map(|()| log::set_max_level(log::LevelFilter::Info));
 }

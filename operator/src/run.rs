@@ -11,9 +11,9 @@ use kube::runtime::Controller;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
+use millrace_control::program::{self, end_signals};
 use millrace_control::{Control, Parts, Streams};
 use millrace_crds::{Appliance, TrainJob};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::authority::Authority;
@@ -40,7 +40,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     ready.store(true, Ordering::Relaxed);
 
-    let ending = end_signals()?;
+    let ending = end_signals().context("can't listen for signals")?;
     let candidate = Candidate::new(client.clone(), &args.namespace, &args.lease, &args.identity);
     let mut end = ending.clone();
     let epoch = tokio::select! {
@@ -77,20 +77,6 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
     Ok(highest)
 }
 
-/// Becomes true on SIGTERM or Ctrl-C.
-fn end_signals() -> anyhow::Result<watch::Receiver<bool>> {
-    let (ended, ending) = watch::channel(false);
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let mut signals = signal(kind).context("can't listen for signals")?;
-        let ended = ended.clone();
-        tokio::spawn(async move {
-            signals.recv().await;
-            let _ = ended.send(true);
-        });
-    }
-    Ok(ending)
-}
-
 /// What the leader does, until it is told to end.
 async fn lead(
     client: Client,
@@ -121,27 +107,9 @@ async fn lead(
     Ok(())
 }
 
-/// Logs to standard error, one line each.
+/// Logs to standard error. What kube tells is for those who ask for more than usual.
 pub fn log_to_stderr(level: log::LevelFilter) {
-    struct Stderr;
-
-    impl log::Log for Stderr {
-        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            // The libraries' own tale is for those who ask for it: what fails comes back from them and is told by us.
-            let library = metadata.target().starts_with("kube") && log::max_level() <= log::LevelFilter::Info;
-            metadata.level() <= if library { log::LevelFilter::Off } else { log::max_level() }
-        }
-
-        fn log(&self, record: &log::Record<'_>) {
-            if self.enabled(record.metadata()) {
-                let now = k8s_openapi::jiff::Timestamp::now();
-                eprintln!("{now:.3} {} {}: {}", record.level(), record.target(), record.args());
-            }
-        }
-
-        fn flush(&self) {}
-    }
-
-    // A second logger is refused; there is none before `main`.
-    let _ = log::set_logger(&Stderr).map(|()| log::set_max_level(level));
+    program::log_to_stderr(level, |metadata| {
+        log::max_level() > log::LevelFilter::Info || !metadata.target().starts_with("kube")
+    });
 }

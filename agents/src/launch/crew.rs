@@ -72,7 +72,7 @@ impl Crew {
         let document = document(&run.launch)?;
         let (orders, alive) = (watch::Sender::new(Order::Live), watch::Sender::new(0));
         let mut crew = Self { hands: Vec::new(), listening: None, _stdins: Vec::new(), orders, alive };
-        let (hand, Pipes { mut stdin, stdout }) = crew.begin(coordinator, &changed)?;
+        let (hand, Pipes { mut stdin, stdout }) = crew.begin(coordinator, None, &changed)?;
         // One that ended already says so by its exit.
         let _ = stdin.write_all(format!("{document}\n").as_bytes()).await;
         crew._stdins.push(stdin);
@@ -84,7 +84,7 @@ impl Crew {
         // What it tells a user stands in its logs, too.
         tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
         for member in others {
-            let (hand, Pipes { stdin, stdout }) = crew.begin_for(member, Some(&address), &changed)?;
+            let (hand, Pipes { stdin, stdout }) = crew.begin(member, Some(&address), &changed)?;
             crew._stdins.push(stdin);
             if let Some(stdout) = stdout {
                 tokio::spawn(hear(hand, stdout, changed.clone()));
@@ -93,12 +93,8 @@ impl Crew {
         Ok(crew)
     }
 
-    fn begin(&mut self, member: &Member, changed: &Changed) -> Result<(Arc<Running>, Pipes), LaunchError> {
-        self.begin_for(member, None, changed)
-    }
-
     /// Starts a process, and watches for its end.
-    fn begin_for(
+    fn begin(
         &mut self,
         member: &Member,
         coordinator: Option<&str>,

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use millrace_control::ledger;
 use millrace_control::metrics::Metrics;
 use millrace_control::{Control, Needs, Parts, Streams, World, needs, resolve};
 use millrace_crds::decide::Ask;
-use millrace_crds::{Amounts, Appliance, ConditionType, QueuePlace, TrainJob};
+use millrace_crds::{Appliance, QueuePlace, TrainJob};
 use millrace_store::Store;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -25,6 +27,8 @@ use crate::files::{Files, LocalFiles};
 use crate::plan::{self, Plan, Running};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
+/// UID of a job that is only planned.
+const PLANNED: &str = "planned";
 /// Jobs forgotten at a time.
 const FORGOTTEN: u32 = 16;
 /// For coordinators to save their state when the server ends.
@@ -156,21 +160,11 @@ impl Local {
     }
 
     /// The jobs that wait for this appliance, as they ask.
-    fn waiting(&self, name: &str, now: Timestamp) -> Vec<Ask> {
-        let worth = priorities::all();
-        let waits = |job: &Arc<TrainJob>| {
-            let status = job.status.clone().unwrap_or_default();
-            let over = status.is(ConditionType::Finished) || status.is(ConditionType::Admitted);
-            job.spec.appliance == name && !over && !job.spec.suspend
-        };
+    fn waiting(&self, appliance: &Appliance) -> Vec<Ask> {
+        let (name, worth) = (appliance.name_any(), priorities::all());
+        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::waits(job) && !job.spec.suspend;
         let jobs = self.control.jobs.state().into_iter().filter(waits);
-        let asks = jobs.filter_map(|job| {
-            let appliance = self.control.appliance(name)?;
-            let uid = job.uid()?;
-            let known = self.control.understand(&job, &uid, &appliance.spec, job.spec.num_csx).ok()?;
-            Some(plan::ask(&job, &known.1, worth.of(job.spec.priority_class_name.as_deref()), now))
-        });
-        asks.collect()
+        jobs.filter_map(|job| ledger::ask(&job, appliance, &self.control, &worth)).collect()
     }
 
     /// The jobs of the ledger, with their expected ends.
@@ -250,20 +244,18 @@ impl Backend for Local {
     }
 
     async fn plan(&self, order: &Order) -> Result<Plan> {
-        let (_, job) = self.admitted(order)?;
+        let (_, mut job) = self.admitted(order)?;
         let (appliance, needs) = self.understood(&job).await?;
         let now = Timestamp::now();
+        // It asks as if it were made now.
+        job.metadata.uid = Some(PLANNED.to_owned());
+        job.metadata.creation_timestamp = Some(Time(now));
         let machine = appliance.spec.machine.resolve();
         let machine = machine.map_err(|error| Refusal::internal("read the appliance", &error.report()))?;
-        let capacity = Amounts {
-            systems: u32::try_from(machine.systems).unwrap_or(u32::MAX),
-            memoryx_bytes: machine.memoryx.memory_bytes,
-            swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
-        };
-        let worth = priorities::all().of(job.spec.priority_class_name.as_deref());
-        let wanted = plan::ask(&job, &needs, worth, now);
-        let running = self.holding(&appliance);
-        let waiting = self.waiting(&appliance.name_any(), now);
+        let capacity = ledger::capacity(&machine);
+        let wanted = ledger::ask_for(&job, &needs, &priorities::all())
+            .ok_or_else(|| Refusal::internal("plan a job", &"it has no UID"))?;
+        let (running, waiting) = (self.holding(&appliance), self.waiting(&appliance));
         let (found, start) = plan::forecast(&capacity, &running, &waiting, &wanted, now);
         let projected = needs.projected;
         let agents = needs.wanted.iter().map(|(role, count)| {
@@ -290,7 +282,7 @@ impl Backend for Local {
                     message: Some(place.message.clone()),
                 }),
                 message: place.message,
-                estimated_start: start.map(|start| start.max(now + SignedDuration::ZERO)),
+                estimated_start: start,
                 projected,
                 needs,
                 ..Plan::default()

@@ -101,9 +101,16 @@ impl Objects {
     /// The database's.
     pub async fn watch_jobs(&self) -> Result<Watch<TrainJob>> {
         let _turn = self.writing.lock().await;
+        Ok(self.jobs.watch(self.live_jobs().await?))
+    }
+
+    /// All jobs that live. One that a newer version wrote is passed over, and told of.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn live_jobs(&self) -> Result<Vec<TrainJob>> {
         let rows = self.store.live_jobs().await?;
-        // One that a newer version wrote is passed over, and told of.
-        Ok(self.jobs.watch(rows.iter().filter_map(|row| read(&row.name, &row.content.document)).collect()))
+        Ok(rows.iter().filter_map(|row| read(&row.name, &row.content.document)).collect())
     }
 
     /// As [`Objects::watch_jobs`].

@@ -64,15 +64,15 @@ impl Machine {
         visits: UnboundedSender<ObjectRef<TrainJob>>,
     ) -> Result<Self, Refusal> {
         let mut crews = HashMap::new();
-        for row in objects.store().live_jobs().await? {
-            let Some(job) = objects.job(&row.uid).await? else { continue };
+        for job in objects.live_jobs().await? {
+            let uid = job.uid().unwrap_or_default();
             let status = job.status.unwrap_or_default();
             if let Some(model_dir) = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref()) {
-                let caught_up = record::catch_up(objects.store(), &row.uid, Path::new(model_dir)).await;
-                record::tell(caught_up, &row.uid);
+                let caught_up = record::catch_up(objects.store(), &uid, Path::new(model_dir)).await;
+                record::tell(caught_up, &uid);
             }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
-                crews.insert(row.uid, Aboard { attempt, crew: None, until: None });
+                crews.insert(uid, Aboard { attempt, crew: None, until: None });
             }
         }
         Ok(Self { objects, directories, visits, crews: Mutex::new(crews) })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kube::ResourceExt;
 use millrace_crds::TrainJob;
@@ -183,7 +183,6 @@ pub async fn scale(
     who: Who,
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
-    _: HeaderMap,
     body: Bytes,
 ) -> Result<Json<TrainJob>> {
     let Scale { num_csx } = serde_json::from_slice(&body).map_err(|error| {

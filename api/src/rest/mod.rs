@@ -31,7 +31,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
 
 pub use pace::Pace;
-pub use tokens::{NewToken, secret_hash};
+pub use tokens::NewToken;
 pub use who::{Access, Role};
 
 use crate::backend::Backend;

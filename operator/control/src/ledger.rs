@@ -15,8 +15,10 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use millrace_crds::decide::{Ask, Place, schedule, used};
 use millrace_crds::{Amounts, Appliance, ConditionType, Grant, QueuePlace, TrainJob, set_condition};
+use millrace_params::ApplianceSpec;
 
 use crate::control::Control;
+use crate::resolve::Needs;
 use crate::world::{Error, Priorities, World};
 
 /// An appliance is looked at so often though nothing is heard: what was missed is found.
@@ -44,11 +46,7 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     };
     let name = appliance.name_any();
     let jobs: Vec<Arc<TrainJob>> = control.jobs.state().into_iter().filter(|job| job.spec.appliance == name).collect();
-    let capacity = Amounts {
-        systems: u32::try_from(machine.systems).unwrap_or(u32::MAX),
-        memoryx_bytes: machine.memoryx.memory_bytes,
-        swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
-    };
+    let capacity = capacity(&machine);
     tell_granted(&jobs, &old.grants, &control);
     let mut ledger = still_held(&old.grants, &jobs, &control).await?;
     let linger = ledger.iter().any(|grant| existing(&jobs, grant).is_none());
@@ -146,9 +144,10 @@ async fn asks<W: World>(
     control: &Control<W>,
 ) -> Result<Vec<Ask>, Error<W>> {
     let asking = |job: &&Arc<TrainJob>| {
-        let status = job.status.clone().unwrap_or_default();
-        let over = status.is(ConditionType::Finished) || status.is(ConditionType::Admitted);
-        !over && !gone(job) && !job.spec.suspend && !ledger.iter().any(|grant| job.uid().as_ref() == Some(&grant.uid))
+        waits(job)
+            && !gone(job)
+            && !job.spec.suspend
+            && !ledger.iter().any(|grant| job.uid().as_ref() == Some(&grant.uid))
     };
     let asking: Vec<&Arc<TrainJob>> = jobs.iter().filter(asking).collect();
     if asking.is_empty() {
@@ -158,21 +157,43 @@ async fn asks<W: World>(
     Ok(asking.into_iter().filter_map(|job| ask(job, appliance, control, &priorities)).collect())
 }
 
-/// What a job asks for; nothing, where it can never run: it is told so by its own visit.
-fn ask<W: World>(job: &TrainJob, appliance: &Appliance, control: &Control<W>, priorities: &Priorities) -> Option<Ask> {
-    let uid = job.uid()?;
-    let known = control.understand(job, &uid, &appliance.spec, job.spec.num_csx).ok()?;
-    let status = job.status.as_ref();
+/// What an appliance has.
+pub fn capacity(machine: &ApplianceSpec) -> Amounts {
+    Amounts {
+        systems: u32::try_from(machine.systems).unwrap_or(u32::MAX),
+        memoryx_bytes: machine.memoryx.memory_bytes,
+        swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
+    }
+}
+
+/// Whether a job holds nothing and is not over.
+pub fn waits(job: &TrainJob) -> bool {
+    !job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
+}
+
+/// What a job asks for on `appliance`; nothing, where it can never run: it is told so by its own visit.
+pub fn ask<W: World>(
+    job: &TrainJob,
+    appliance: &Appliance,
+    control: &Control<W>,
+    priorities: &Priorities,
+) -> Option<Ask> {
+    let known = control.understand(job, &job.uid()?, &appliance.spec, job.spec.num_csx).ok()?;
+    ask_for(job, &known.1, priorities)
+}
+
+/// What a job asks for that needs so much; nothing, where it has no UID.
+pub fn ask_for(job: &TrainJob, needs: &Needs, priorities: &Priorities) -> Option<Ask> {
     Some(Ask {
-        attempt: status.and_then(|status| status.attempt).unwrap_or(0) + 1,
+        uid: job.uid()?,
+        attempt: job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) + 1,
         namespace: job.namespace().unwrap_or_default(),
         name: job.name_any(),
         priority: priorities.of(job.spec.priority_class_name.as_deref()),
         created: job.creation_timestamp().map_or(Timestamp::UNIX_EPOCH, |time| time.0),
         systems: job.spec.num_csx,
-        memoryx_bytes: known.1.memoryx_bytes,
-        swarmx_nodes: known.1.swarmx_nodes,
-        uid,
+        memoryx_bytes: needs.memoryx_bytes,
+        swarmx_nodes: needs.swarmx_nodes,
     })
 }
 

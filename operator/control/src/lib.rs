@@ -8,6 +8,7 @@
 //! * [`ledger`]: who uses what of an appliance, and the queue.
 //! * [`resolve`](mod@resolve): from what a user asks for to what will run; [`launch`](mod@launch): what its coordinator is started with.
 //! * [`follow`]: the coordinators' streams.
+//! * [`program`]: what a program around the loop begins with.
 //! * [`run`](mod@run): the two controllers, over streams of changed objects.
 
 pub mod control;
@@ -15,6 +16,7 @@ pub mod follow;
 pub mod launch;
 pub mod ledger;
 pub mod metrics;
+pub mod program;
 pub mod resolve;
 pub mod run;
 pub mod visit;

@@ -9,7 +9,7 @@ use futures::stream::{BoxStream, Stream, StreamExt};
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{Controller, watcher};
-use millrace_crds::{Appliance, ConditionType, TrainJob};
+use millrace_crds::{Appliance, TrainJob};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -74,14 +74,8 @@ async fn ended(mut ending: watch::Receiver<bool>) {
 /// The jobs that a change of an appliance may concern: those that wait, to take up what they are granted.
 fn jobs_of(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
     let name = appliance.metadata.name.as_deref();
-    let waits = |job: &&Arc<TrainJob>| {
-        Some(&*job.spec.appliance) == name
-            && !job
-                .status
-                .as_ref()
-                .is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
-    };
-    jobs.iter().filter(waits).map(|job| ObjectRef::from_obj(&**job)).collect()
+    let waiting = jobs.iter().filter(|job| Some(&*job.spec.appliance) == name && ledger::waits(job));
+    waiting.map(|job| ObjectRef::from_obj(&**job)).collect()
 }
 
 fn after_failure<K, E: Display, C>(object: Arc<K>, error: &E, _: Arc<C>) -> Action
