@@ -9,9 +9,12 @@
 pub mod backend;
 pub mod cli;
 pub mod definition;
+pub mod document;
 pub mod files;
+pub mod judge;
 pub mod plan;
 pub mod process;
+pub mod record;
 pub mod refusal;
 pub mod rest;
 pub mod serve;

@@ -127,6 +127,18 @@ impl Refusal {
         Self::new(Reason::NotFound, format!("there is no job {name} in namespace {namespace}, and there was none"))
     }
 
+    /// The key came before with another body.
+    pub fn key_reused() -> Self {
+        let detail = "this Idempotency-Key came before with another body: use a new key for another job";
+        Self::new(Reason::IdempotencyKeyReused, detail)
+    }
+
+    /// A job of this name lives.
+    pub fn name_taken(namespace: &str, name: &str) -> Self {
+        let detail = format!("there is a job {name} in namespace {namespace}: choose another name, or delete it");
+        Self::new(Reason::AlreadyExists, detail)
+    }
+
     /// A fault of this server: logged with its cause, of which the client learns nothing.
     pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
         log::error!("{what}: {cause}");

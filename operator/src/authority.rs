@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::{Api, Client};
 use millrace_protocol::journal::Tls;
 use rcgen::{
@@ -73,6 +73,38 @@ impl Authority {
         let text = |key| String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok();
         let key = KeyPair::from_pem(&text(KEY)?).ok()?;
         Some(Self { certificate: text(CERTIFICATE)?, issuer: Issuer::new(params(), key) })
+    }
+
+    /// Sees to it that the secret `name` of `namespace` holds an identity of this authority, under which another program may
+    /// follow coordinators.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub async fn vouch(&self, client: &Client, namespace: &str, name: &str) -> Result<(), AuthorityError> {
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+        let failed = |cause| AuthorityError::Secret { name: name.to_owned(), cause };
+        if let Some(there) = secrets.get_opt(name).await.map_err(failed)? {
+            let data = there.data.unwrap_or_default();
+            if data.get("ca.crt").is_some_and(|authority| authority.0 == self.certificate.as_bytes()) {
+                return Ok(());
+            }
+            // Of an authority that is no more.
+            secrets.delete(name, &DeleteParams::default()).await.map_err(failed)?;
+        }
+        let Identity { certificate, key, authority } = self.issue(name, ExtendedKeyUsagePurpose::ClientAuth)?;
+        let entry = |key: &str, text: String| (key.to_owned(), ByteString(text.into_bytes()));
+        let secret = Secret {
+            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+            type_: Some("kubernetes.io/tls".to_owned()),
+            data: Some([entry("tls.crt", certificate), entry("tls.key", key), entry("ca.crt", authority)].into()),
+            ..Secret::default()
+        };
+        match secrets.create(&PostParams::default(), &secret).await {
+            Ok(_) => Ok(()),
+            // An operator that leads no more was first: it has the same authority.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Err(cause) => Err(failed(cause)),
+        }
     }
 
     /// A certificate for a server called `host`.

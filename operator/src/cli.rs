@@ -27,6 +27,9 @@ pub struct Args {
     /// The Secret of the certificate authority, made where there is none
     #[arg(long, default_value = "millrace-authority")]
     pub authority: String,
+    /// The Secret of the identity under which the API server follows coordinators, made where there is none
+    #[arg(long, default_value = "millrace-api-identity")]
+    pub api_identity: String,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     pub log: log::LevelFilter,

@@ -1,13 +1,16 @@
 //! The world of this operator: objects of an API server, agents in pods.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_control::world::Error as Ended;
-use millrace_control::{Attempt, Found, Journal, Priorities, Site, World};
+use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::Event;
 use millrace_crds::{Appliance, ApplianceStatus, Progress, TrainJob, TrainJobStatus};
 use millrace_protocol::journal::Tls;
@@ -18,8 +21,7 @@ use crate::authority::{Authority, AuthorityError};
 use crate::children::{MANAGER, Names, UID, cs2_selector, journal_address};
 use crate::error::Error;
 use crate::observe::{agent, last_report};
-use crate::site::Pods;
-use crate::{apply, events, missing};
+use crate::{apply, archive, events, missing};
 
 /// Field manager of `status.progress`: what is decided and how far a job is are written apart.
 const PROGRESS: &str = "millrace-progress";
@@ -32,7 +34,6 @@ pub struct Cluster {
     pub authority: Authority,
     /// Publishes events.
     recorder: Recorder,
-    site: Pods,
     /// The epoch of this leadership.
     epoch: u64,
     /// Shown to coordinators.
@@ -44,15 +45,9 @@ impl Cluster {
     ///
     /// # Errors
     /// No certificate can be made.
-    pub fn new(
-        client: Client,
-        authority: Authority,
-        recorder: Recorder,
-        site: Pods,
-        epoch: u64,
-    ) -> Result<Self, AuthorityError> {
+    pub fn new(client: Client, authority: Authority, recorder: Recorder, epoch: u64) -> Result<Self, AuthorityError> {
         let identity = authority.client()?;
-        Ok(Self { client, authority, recorder, site, epoch, identity })
+        Ok(Self { client, authority, recorder, epoch, identity })
     }
 
     fn jobs(&self, job: &TrainJob) -> Api<TrainJob> {
@@ -67,10 +62,6 @@ impl Cluster {
 impl World for Cluster {
     type Error = Error;
     type There = Vec<Pod>;
-
-    fn site(&self) -> &dyn Site {
-        &self.site
-    }
 
     async fn find(&self, job: &TrainJob) -> Result<Found<Vec<Pod>>, Error> {
         let selector = ListParams::default().labels(&Names::of(job).selector_text());
@@ -102,6 +93,21 @@ impl World for Cluster {
             }
         }
         Ok(())
+    }
+
+    async fn leave(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
+        let Found { there, .. } = self.find(job).await?;
+        // They would go with the job; one that is held does not go yet.
+        self.remove(job, &there, job.spec.checkpoint.grace_period_seconds).await?;
+        let left = archive::patience(job, Timestamp::now()).filter(|_| archive::is_held(job));
+        if left.is_some_and(|left| left.is_zero()) {
+            let released = archive::release(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;
+            if released {
+                log::warn!("{}: its history was not kept in time", ObjectRef::from_obj(job));
+            }
+            return Ok(None);
+        }
+        Ok(left)
     }
 
     async fn any_left(&self, namespace: &str, uid: &str) -> Result<bool, Error> {

@@ -5,11 +5,13 @@
 //!
 //! * [`cluster`]: the world that the control loop of `millrace_control` works in here; [`site`]: where its paths lie.
 //! * [`apply`] makes an attempt's children, which [`children`] builds.
+//! * [`archive`]: what holds a deleted job until its history is kept.
 //! * [`authority`]: the certificates that coordinators and whoever follows them show.
 //! * [`seed`]: the appliance that the chart's values describe.
 //! * [`leader`]: one operator at a time; [`watch`]: watches that no object can stop; [`run`](mod@run): everything put together.
 
 pub mod apply;
+pub mod archive;
 pub mod authority;
 pub mod children;
 pub mod cli;

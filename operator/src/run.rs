@@ -86,13 +86,15 @@ async fn lead(
     ending: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let authority = Authority::load_or_make(&client, &args.namespace, &args.authority).await?;
+    authority.vouch(&client, &args.namespace, &args.api_identity).await?;
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity) };
     let recorder = Recorder::new(client.clone(), reporter);
     let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
     let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
-    let world = Cluster::new(client.clone(), authority, recorder, Pods { image: args.image }, epoch)?;
+    let world = Cluster::new(client.clone(), authority, recorder, epoch)?;
+    let site = Arc::new(Pods { image: args.image });
     let (visits, wanted) = mpsc::unbounded_channel();
-    let control = Control::new(Parts { world: Arc::new(world), jobs, appliances, metrics, visits });
+    let control = Control::new(Parts { world: Arc::new(world), site, jobs, appliances, metrics, visits });
     let streams = Streams {
         jobs: changed_jobs,
         appliances: changed_appliances,

@@ -52,8 +52,8 @@ where
 {
     let writer = Writer::default();
     let (store, known) = (writer.as_reader(), writer.as_reader());
-    let readable = everything(client).filter_map(move |event| ready(readable(event, &known, &recorder).map(Ok)));
-    (store, reflector::reflector(writer, readable).applied_objects().boxed())
+    let events = readable_events(client, known, move |unreadable| tell::<K>(unreadable, recorder.clone())).map(Ok);
+    (store, reflector::reflector(writer, events).applied_objects().boxed())
 }
 
 /// What was made, changed or deleted, of what can be read.
@@ -74,6 +74,28 @@ where
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
     let watch = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), ours);
     steady(watch, K::kind(&()).into_owned()).map(Ok).touched_objects().boxed()
+}
+
+/// Every object of the cluster that can be read, as it comes and goes; `known` is what follows this stream, and `tell` is told
+/// of what can't be read.
+pub fn readable_events<K>(
+    client: &Client,
+    known: Store<K>,
+    tell: impl Fn(InvalidObject) + Send + 'static,
+) -> BoxStream<'static, Event<K>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
+{
+    everything(client).filter_map(move |event| ready(readable(event, &known, &tell))).boxed()
+}
+
+/// Objects of one of the cluster's own kinds, as they come and go, chosen by `which`.
+pub fn chosen<K>(client: &Client, which: watcher::Config) -> BoxStream<'static, Event<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    steady(watcher(Api::all(client.clone()), which), K::kind(&()).into_owned()).boxed()
 }
 
 fn everything<K>(client: &Client) -> impl Stream<Item = Event<DeserializeGuard<K>>> + Send + use<K>
@@ -100,7 +122,7 @@ fn steady<T: Send>(watch: impl Stream<Item = watcher::Result<T>> + Send, kind: S
 }
 
 /// What the store is told of an event.
-fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, recorder: &Recorder) -> Option<Event<K>>
+fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, tell: &impl Fn(InvalidObject)) -> Option<Event<K>>
 where
     K: Resource + Clone,
     K::DynamicType: Default + Clone + Eq + Hash,
@@ -112,12 +134,12 @@ where
         Event::InitApply(DeserializeGuard(Ok(object))) => Some(Event::InitApply(object)),
         Event::Delete(DeserializeGuard(Ok(object))) => Some(Event::Delete(object)),
         Event::Apply(DeserializeGuard(Err(unreadable))) => {
-            tell::<K>(unreadable, recorder.clone());
+            tell(unreadable);
             None
         }
         Event::InitApply(DeserializeGuard(Err(unreadable))) => {
             let last = last_read(known, &unreadable);
-            tell::<K>(unreadable, recorder.clone());
+            tell(unreadable);
             last.map(Event::InitApply)
         }
         Event::Delete(DeserializeGuard(Err(unreadable))) => last_read(known, &unreadable).map(Event::Delete),
@@ -157,40 +179,35 @@ where
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::runtime::events::Reporter;
     use serde_json::{Value, json};
 
     use super::*;
-
-    /// A recorder whose API server is nowhere.
-    fn nobody() -> Recorder {
-        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        Recorder::new(Client::try_from(config).unwrap(), Reporter::from("test"))
-    }
 
     fn object(data: Value) -> DeserializeGuard<ConfigMap> {
         serde_json::from_value(json!({"metadata": {"namespace": "n", "name": "a"}, "data": data})).unwrap()
     }
 
-    #[tokio::test]
-    async fn what_cannot_be_read_stays_as_it_was_until_it_is_deleted() {
-        let recorder = nobody();
+    #[test]
+    fn what_cannot_be_read_stays_as_it_was_until_it_is_deleted() {
+        let told = std::cell::Cell::new(0);
+        let tell = |_| told.set(told.get() + 1);
         let mut writer = Writer::<ConfigMap>::default();
         let store = writer.as_reader();
         let (good, bad) = (|| object(json!({"key": "value"})), || object(json!(["a list"])));
         assert!(bad().0.is_err());
-        assert!(readable(Event::Apply(bad()), &store, &recorder).is_none());
-        assert!(readable(Event::Delete(bad()), &store, &recorder).is_none(), "it was never there");
+        assert!(readable(Event::Apply(bad()), &store, &tell).is_none());
+        assert!(readable(Event::Delete(bad()), &store, &tell).is_none(), "it was never there");
 
         for event in [Event::Apply(good()), Event::Apply(bad()), Event::Init, Event::InitApply(bad()), Event::InitDone]
         {
-            if let Some(event) = readable(event, &store, &recorder) {
+            if let Some(event) = readable(event, &store, &tell) {
                 writer.apply_watcher_event(&event);
             }
             assert_eq!(store.state()[0].data.as_ref().unwrap()["key"], "value");
         }
-        let gone = readable(Event::Delete(bad()), &store, &recorder).unwrap();
+        let gone = readable(Event::Delete(bad()), &store, &tell).unwrap();
         writer.apply_watcher_event(&gone);
         assert!(store.state().is_empty());
+        assert_eq!(told.get(), 3, "a deletion is nothing to tell of");
     }
 }

@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_control::ledger;
 use millrace_control::metrics::Metrics;
-use millrace_control::{Control, Needs, Parts, Streams, World, needs, resolve};
-use millrace_crds::decide::Ask;
-use millrace_crds::{Appliance, QueuePlace, TrainJob};
+use millrace_control::{Control, Parts, Streams};
+use millrace_crds::{Appliance, TrainJob};
 use millrace_store::Store;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -22,13 +19,10 @@ use super::priorities;
 use super::site::Directories;
 use super::world::Machine;
 use crate::backend::{Backend, Change, Created, Order, Volume};
-use crate::definition::Definition;
 use crate::files::{Files, LocalFiles};
-use crate::plan::{self, Plan, Running};
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use crate::plan::{Plan, Planner};
+use crate::refusal::{Reason, Refusal, Result};
 
-/// UID of a job that is only planned.
-const PLANNED: &str = "planned";
 /// Jobs forgotten at a time.
 const FORGOTTEN: u32 = 16;
 /// For coordinators to save their state when the server ends.
@@ -47,7 +41,7 @@ pub struct Local {
     objects: Arc<Objects>,
     machine: Arc<Machine>,
     control: Arc<Control<Machine>>,
-    definition: Definition,
+    planner: Planner,
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
 }
@@ -59,7 +53,6 @@ impl Local {
     /// The database or a directory can't be used.
     pub async fn start(store: Store, settings: Settings) -> Result<Self> {
         let Settings { directories, appliance } = settings;
-        let (_, definition) = Definition::both()?;
         for dir in ["model_dirs", "texts", "last", "exports"].map(|name| directories.data.join(name)) {
             std::fs::create_dir_all(&dir)
                 .map_err(|error| Refusal::internal(&format!("make the directory {}", dir.display()), &error))?;
@@ -67,17 +60,19 @@ impl Local {
         let objects = Arc::new(Objects::new(store));
         objects.seed_appliance(appliance).await?;
         let (visits, wanted) = mpsc::unbounded_channel();
-        let machine = Arc::new(Machine::new(objects.clone(), directories, visits.clone()).await?);
+        let machine = Arc::new(Machine::new(objects.clone(), directories.clone(), visits.clone()).await?);
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
         let deleted = objects.deleted_jobs();
         let parts = Parts {
             world: machine.clone(),
+            site: Arc::new(directories.clone()),
             jobs: jobs.view,
             appliances: appliances.view,
             metrics: Arc::new(Metrics::default()),
             visits,
         };
         let control = Arc::new(Control::new(parts));
+        let planner = Planner::new(control.jobs.clone(), control.appliances.clone(), control.understanding.clone())?;
         let streams = Streams {
             jobs: jobs.applied,
             appliances: appliances.applied,
@@ -93,7 +88,11 @@ impl Local {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
-        Ok(Self { objects, machine, control, definition, ending, running })
+        // Both are driven by the loop, which runs as long as the server.
+        let (jobs, appliances) = (planner.jobs.wait_until_ready(), planner.appliances.wait_until_ready());
+        let ready = futures::future::try_join(jobs, appliances).await;
+        ready.map_err(|error| Refusal::internal("begin", &error))?;
+        Ok(Self { objects, machine, control, planner, ending, running })
     }
 
     /// Ends the control loop, then has every job save its state and its processes end.
@@ -126,58 +125,6 @@ impl Local {
             }
         }
     }
-
-    /// The job as it would be kept.
-    fn admitted(&self, order: &Order) -> Result<(serde_json::Value, TrainJob)> {
-        let object = self.definition.admit(&order.object, None)?;
-        let job: TrainJob = serde_json::from_value(object.clone())
-            .map_err(|error| Refusal::new(Reason::Invalid, format!("the TrainJob can't be read: {error}")))?;
-        let class = job.spec.priority_class_name.as_deref();
-        if class.is_some_and(|class| !priorities::names().any(|known| known == class)) {
-            let known: Vec<&str> = priorities::names().collect();
-            let message = format!("there is no such priority here: choose one of {}", known.join(", "));
-            return Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]));
-        }
-        Ok((object, job))
-    }
-
-    async fn the_appliance(&self, job: &TrainJob) -> Result<Appliance> {
-        let name = &job.spec.appliance;
-        let found = self.objects.appliance(name).await?;
-        found.ok_or_else(|| {
-            let message = format!("there is no appliance {name} here: leave the field out for the one there is");
-            Refusal::invalid(vec![Fault { field: "spec.appliance".to_owned(), message }])
-        })
-    }
-
-    /// What the job comes to; refused where it can never run, in the words that its status would have.
-    async fn understood(&self, job: &TrainJob) -> Result<(Appliance, Needs)> {
-        let appliance = self.the_appliance(job).await?;
-        let bad = |why: String| Refusal::new(Reason::BadParams, why);
-        let resolution = resolve(job, &appliance.spec, self.machine.site()).map_err(bad)?;
-        let needs = needs(&resolution, job.spec.num_csx).map_err(bad)?;
-        Ok((appliance, needs))
-    }
-
-    /// The jobs that wait for this appliance, as they ask.
-    fn waiting(&self, appliance: &Appliance) -> Vec<Ask> {
-        let (name, worth) = (appliance.name_any(), priorities::all());
-        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::waits(job) && !job.spec.suspend;
-        let jobs = self.control.jobs.state().into_iter().filter(waits);
-        jobs.filter_map(|job| ledger::ask(&job, appliance, &self.control, &worth)).collect()
-    }
-
-    /// The jobs of the ledger, with their expected ends.
-    fn holding(&self, appliance: &Appliance) -> Vec<Running> {
-        let grants = appliance.status.iter().flat_map(|status| &status.grants);
-        let jobs = self.control.jobs.state();
-        let until = |uid: &str| {
-            let job = jobs.iter().find(|job| job.uid().as_deref() == Some(uid))?;
-            let progress = job.status.as_ref()?.progress.as_ref()?;
-            Some(progress.estimated_finish_time.as_ref()?.0)
-        };
-        grants.map(|grant| Running { until: until(&grant.uid), grant: grant.clone() }).collect()
-    }
 }
 
 #[async_trait]
@@ -187,13 +134,13 @@ impl Backend for Local {
     }
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
-        let (_, job) = self.admitted(order)?;
-        self.understood(&job).await?;
+        let (_, job) = self.planner.admitted(order, &priorities::all())?;
+        self.planner.understood(&job)?;
         Ok(job)
     }
 
     async fn create(&self, order: Order) -> Result<Created> {
-        let (object, job) = self.admitted(&order)?;
+        let (object, job) = self.planner.admitted(&order, &priorities::all())?;
         let key = order.key.as_ref().map(|key| key.key.as_str());
         let known = match key {
             Some(key) => {
@@ -204,7 +151,7 @@ impl Backend for Local {
         };
         if !known {
             // What can never run is refused now, not when it is first visited.
-            self.understood(&job).await?;
+            self.planner.understood(&job)?;
         }
         let volumes = job.spec.volumes.iter();
         if let Some(map) =
@@ -225,7 +172,7 @@ impl Backend for Local {
             }
             let after = serde_json::to_value(&*job).unwrap_or_default();
             if after["spec"] != before["spec"] {
-                self.definition.admit(&after, Some(&before))?;
+                self.planner.definition.admit(&after, Some(&before))?;
                 job.metadata.generation = job.metadata.generation.map(|generation| generation + 1);
             }
             Ok(())
@@ -244,50 +191,9 @@ impl Backend for Local {
     }
 
     async fn plan(&self, order: &Order) -> Result<Plan> {
-        let (_, mut job) = self.admitted(order)?;
-        let (appliance, needs) = self.understood(&job).await?;
-        let now = Timestamp::now();
-        // It asks as if it were made now.
-        job.metadata.uid = Some(PLANNED.to_owned());
-        job.metadata.creation_timestamp = Some(Time(now));
-        let machine = appliance.spec.machine.resolve();
-        let machine = machine.map_err(|error| Refusal::internal("read the appliance", &error.report()))?;
-        let capacity = ledger::capacity(&machine);
-        let wanted = ledger::ask_for(&job, &needs, &priorities::all())
-            .ok_or_else(|| Refusal::internal("plan a job", &"it has no UID"))?;
-        let (running, waiting) = (self.holding(&appliance), self.waiting(&appliance));
-        let (found, start) = plan::forecast(&capacity, &running, &waiting, &wanted, now);
-        let projected = needs.projected;
-        let agents = needs.wanted.iter().map(|(role, count)| {
-            let bytes = needs.bytes.get(role).copied().unwrap_or_default();
-            (role.to_string(), serde_json::json!({"count": count, "bytes": bytes}))
-        });
-        let needs = serde_json::Value::Object(agents.collect());
-        Ok(match found {
-            Ok(grant) => Plan {
-                fits: true,
-                message: "it would start at once".to_owned(),
-                systems: grant.systems,
-                estimated_start: start,
-                projected,
-                needs,
-                ..Plan::default()
-            },
-            Err(place) => Plan {
-                fits: place.position.is_some(),
-                reason: Some(place.reason.as_str().to_owned()),
-                queue: place.position.map(|position| QueuePlace {
-                    position: Some(position),
-                    reason: Some(place.reason.as_str().to_owned()),
-                    message: Some(place.message.clone()),
-                }),
-                message: place.message,
-                estimated_start: start,
-                projected,
-                needs,
-                ..Plan::default()
-            },
-        })
+        let priorities = priorities::all();
+        let (_, job) = self.planner.admitted(order, &priorities)?;
+        self.planner.plan(job, &priorities)
     }
 
     async fn volumes(&self, _: &str) -> Result<Vec<Volume>> {

@@ -11,10 +11,8 @@ mod local;
 mod objects;
 mod observe;
 mod priorities;
-mod record;
 mod site;
 mod world;
 
 pub use local::{Local, Settings};
-pub use record::gravity;
 pub use site::Directories;

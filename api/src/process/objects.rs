@@ -11,12 +11,12 @@ use kube::runtime::reflector::{self, Store as View};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::Result as Watched};
 use kube::{Resource, ResourceExt};
-use millrace_crds::{Appliance, ConditionType, TrainJob, TrainJobStatus};
-use millrace_store::{Content, Created, NewEvent, NewJob, Store};
-use serde::de::DeserializeOwned;
+use millrace_crds::{Appliance, TrainJob};
+use millrace_store::{Created, NewEvent, NewJob, Store};
 use serde_json::Value;
 use tokio::sync::Mutex as AsyncMutex;
 
+use crate::document::{content, job_of, read, text, version};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// How often a change is decided anew because somebody else wrote meanwhile.
@@ -161,21 +161,9 @@ impl Objects {
                 self.jobs.tell(&Event::Apply(job.clone()));
                 Ok(crate::backend::Created::New(Box::new(job)))
             }
-            Created::Replayed(before) => {
-                let job = read(&before.name, &before.content.document).ok_or_else(|| unreadable(&before.name))?;
-                Ok(crate::backend::Created::Replayed(Box::new(job)))
-            }
-            Created::KeyReused => Err(Refusal::new(
-                Reason::IdempotencyKeyReused,
-                "this Idempotency-Key came before with another body: use a new key for another job",
-            )),
-            Created::NameTaken => Err(Refusal::new(
-                Reason::AlreadyExists,
-                format!(
-                    "there is a job {} in namespace {}: choose another name, or delete it",
-                    row.name, row.namespace
-                ),
-            )),
+            Created::Replayed(before) => Ok(crate::backend::Created::Replayed(Box::new(job_of(&before)?))),
+            Created::KeyReused => Err(Refusal::key_reused()),
+            Created::NameTaken => Err(Refusal::name_taken(&row.namespace, &row.name)),
         }
     }
 
@@ -313,34 +301,4 @@ pub struct NewObject {
     pub submitter: String,
     /// The request's key.
     pub key: Option<millrace_store::Key>,
-}
-
-/// A job as the database keeps it.
-fn content(job: &TrainJob) -> Result<Content> {
-    let status = job.status.clone().unwrap_or_default();
-    let finished = status.is(ConditionType::Finished);
-    let finished_ms = status.finish_time.as_ref().filter(|_| finished).map(|time| time.0.as_millisecond());
-    Ok(Content { document: text(job)?, state: state(&status), finished_ms })
-}
-
-/// The STATE column.
-fn state(status: &TrainJobStatus) -> Option<String> {
-    status.condition(ConditionType::Succeeded).map(|condition| condition.reason.clone())
-}
-
-fn text(object: &impl serde::Serialize) -> Result<String> {
-    serde_json::to_string(object).map_err(|error| Refusal::internal("write an object", &error))
-}
-
-fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
-    let object = serde_json::from_str(document);
-    object.inspect_err(|error| log::warn!("{name} can't be read, perhaps it is a newer version's: {error}")).ok()
-}
-
-fn unreadable(name: &str) -> Refusal {
-    Refusal::new(Reason::Internal, format!("the job {name} can't be read by this version: run the one that wrote it"))
-}
-
-fn version(object: &impl ResourceExt) -> u64 {
-    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
 }

@@ -10,8 +10,3 @@ pub fn all() -> Priorities {
     let values = CLASSES.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     Priorities { values, default: CLASSES[1].1 }
 }
-
-/// Their names, for a refusal.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    CLASSES.into_iter().map(|(name, _)| name)
-}

@@ -12,7 +12,7 @@ use millrace_agents::launch::{Crew, LocalRun};
 use millrace_control::follow::outcome_of;
 use millrace_control::launch::launch;
 use millrace_control::world::Error as Ended;
-use millrace_control::{Attempt, Found, Journal, Priorities, Site, World};
+use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::{Event, Report};
 use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Progress, TrainJob, TrainJobStatus};
 use millrace_params::{Job, Source};
@@ -21,8 +21,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::objects::Objects;
 use super::observe::{agent, lost};
-use super::record;
 use super::site::Directories;
+use crate::record;
 use crate::refusal::Refusal;
 
 /// Seconds that processes of a deleted job get to end.
@@ -148,10 +148,6 @@ impl World for Machine {
     type Error = Refusal;
     type There = There;
 
-    fn site(&self) -> &dyn Site {
-        &self.directories
-    }
-
     async fn find(&self, job: &TrainJob) -> Result<Found<There>, Refusal> {
         let uid = job.uid().unwrap_or_default();
         let Some(Aboard { attempt, crew, until }) = self.aboard(&uid) else {
@@ -187,7 +183,7 @@ impl World for Machine {
             let (store, uid, address) = (self.objects.store().clone(), uid.clone(), listening.journal.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
             tokio::spawn(async move {
-                record::copy(&store, &uid, &address).await;
+                record::copy(&store, &uid, &address, None).await;
                 record::tell(record::catch_up(&store, &uid, &model_dir).await, &uid);
             });
         }
@@ -219,6 +215,11 @@ impl World for Machine {
             });
         }
         Ok(())
+    }
+
+    async fn leave(&self, _: &TrainJob) -> Result<Option<Duration>, Refusal> {
+        // Here a deleted job is gone at once.
+        Ok(None)
     }
 
     async fn any_left(&self, _: &str, uid: &str) -> Result<bool, Refusal> {

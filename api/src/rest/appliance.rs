@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::who::{Role, Who};
+use super::who::{Act, Rights, Who};
 use super::{Api, Asked, Named};
 use crate::refusal::{Reason, Refusal, Result};
 
@@ -28,13 +28,15 @@ pub async fn read(
     Asked(WhichAppliance { name }): Asked<WhichAppliance>,
 ) -> Result<Json<Value>> {
     let name = name.unwrap_or_else(|| "default".to_owned());
+    if let Rights::Cluster(..) = who.rights {
+        who.may(Act::ReadAppliance, "", &name).await?;
+    }
     let appliance = api.backend.appliance(&name).await?;
     let appliance = appliance
         .ok_or_else(|| Refusal::new(Reason::NotFound, format!("there is no appliance {name}: leave ?name= out")))?;
-    let seen = |namespace: &str| who.may(Role::Viewer, namespace).is_ok();
     let mut jobs = Vec::new();
     for grant in appliance.status.iter().flat_map(|status| &status.grants) {
-        let shown = seen(&grant.namespace);
+        let shown = who.sees(&grant.namespace).await?;
         let job = if shown { api.store.job(&grant.uid).await? } else { None };
         jobs.push(json!({
             "namespace": shown.then_some(&grant.namespace),
@@ -60,40 +62,42 @@ pub async fn read(
 async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Value>> {
     let waiting = Filter { state: Some("Queued".to_owned()), ..Filter::default() };
     let rows = api.store.jobs(&waiting, None, 1000).await?.items;
-    let mut queue: Vec<(u64, Value)> = rows
-        .iter()
-        .filter_map(|row| {
-            let job = super::shown(row);
-            if job["spec"]["appliance"] != appliance {
-                return None;
-            }
-            let place = &job["status"]["queue"];
-            let shown = who.may(Role::Viewer, &row.namespace).is_ok();
-            let entry = json!({
-                "position": place["position"],
-                "namespace": shown.then_some(&row.namespace),
-                "name": shown.then_some(&row.name),
-                "uid": shown.then_some(&row.uid),
-                "reason": place["reason"],
-                "message": place["message"],
-                "systems": job["spec"]["numCsx"],
-            });
-            Some((place["position"].as_u64().unwrap_or(u64::MAX), entry))
-        })
-        .collect();
+    let mut queue: Vec<(u64, Value)> = Vec::new();
+    for row in &rows {
+        let job = super::shown(row);
+        if job["spec"]["appliance"] != appliance {
+            continue;
+        }
+        let place = &job["status"]["queue"];
+        let shown = who.sees(&row.namespace).await?;
+        let entry = json!({
+            "position": place["position"],
+            "namespace": shown.then_some(&row.namespace),
+            "name": shown.then_some(&row.name),
+            "uid": shown.then_some(&row.uid),
+            "reason": place["reason"],
+            "message": place["message"],
+            "systems": job["spec"]["numCsx"],
+        });
+        queue.push((place["position"].as_u64().unwrap_or(u64::MAX), entry));
+    }
     queue.sort_by_key(|(position, _)| *position);
     Ok(queue.into_iter().map(|(_, entry)| entry).collect())
 }
 
 /// What params can name.
 pub async fn volumes(State(api): State<Arc<Api>>, who: Who, Named(ns): Named<String>) -> Result<Json<Value>> {
-    who.may(Role::Viewer, &ns)?;
+    who.may(Act::ListVolumes, &ns, "").await?;
     Ok(Json(json!({"items": api.backend.volumes(&ns).await?})))
 }
 
-/// Who asks.
+/// Who asks. What an account of a cluster may, and where, is the cluster's to say.
 pub async fn whoami(who: Who) -> Json<Value> {
-    Json(json!({"name": who.name, "role": who.role.as_str(), "namespaces": who.namespaces}))
+    let (role, namespaces) = match &who.rights {
+        Rights::Role { role, namespaces } => (role.as_str(), namespaces.as_slice()),
+        Rights::Cluster(..) => ("kubernetes", &[][..]),
+    };
+    Json(json!({"name": who.name, "role": role, "namespaces": namespaces}))
 }
 
 /// Which program this is; for everybody.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
 
-use super::who::{Role, Who};
+use super::who::{Act, Who};
 use super::{Api, Asked, JobPath, Named, Which, shown};
 use crate::files::{Files, Opened, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
@@ -50,8 +50,8 @@ pub struct Wanted {
     format: Option<String>,
 }
 
-async fn files_of(api: &Api, who: &Who, role: Role, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
-    who.may(role, &path.ns)?;
+async fn files_of(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
+    who.may(act, &path.ns, &path.name).await?;
     let row = api.job(path, uid).await?;
     let job = serde_json::from_value(shown(&row)).map_err(|error| Refusal::internal("read a job", &error))?;
     api.backend.files(&job).await
@@ -64,7 +64,7 @@ pub async fn checkpoints(
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
 ) -> Result<Json<Value>> {
-    let files = files_of(&api, &who, Role::Viewer, &path, which.uid.as_deref()).await?;
+    let files = files_of(&api, &who, Act::Read, &path, which.uid.as_deref()).await?;
     Ok(Json(json!({"items": files.checkpoints().await?})))
 }
 
@@ -75,7 +75,7 @@ pub async fn artifacts(
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
 ) -> Result<Json<Value>> {
-    let files = files_of(&api, &who, Role::Viewer, &path, which.uid.as_deref()).await?;
+    let files = files_of(&api, &who, Act::Read, &path, which.uid.as_deref()).await?;
     Ok(Json(json!({"items": files.list(&Shelf::Artifacts).await?})))
 }
 
@@ -88,7 +88,7 @@ pub async fn shelf(
 ) -> Result<Json<Value>> {
     let shelf = shelf_of(&at.shelf, wanted.format.as_deref())?;
     let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Role::Editor, &path, wanted.uid.as_deref()).await?;
+    let files = files_of(&api, &who, Act::ReadFiles, &path, wanted.uid.as_deref()).await?;
     let listed = files.list(&shelf).await?;
     if listed.is_empty() {
         return Err(Refusal::new(Reason::NotFound, format!("there is no checkpoint {} of this job", at.shelf)));
@@ -106,7 +106,7 @@ pub async fn of_checkpoint(
 ) -> Result<Response> {
     let shelf = shelf_of(at.shelf.as_deref().unwrap_or_default(), wanted.format.as_deref())?;
     let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Role::Editor, &path, wanted.uid.as_deref()).await?;
+    let files = files_of(&api, &who, Act::ReadFiles, &path, wanted.uid.as_deref()).await?;
     sent(files.open(&shelf, &at.path).await?, &headers).await
 }
 
@@ -119,7 +119,7 @@ pub async fn artifact(
     headers: HeaderMap,
 ) -> Result<Response> {
     let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Role::Editor, &path, wanted.uid.as_deref()).await?;
+    let files = files_of(&api, &who, Act::ReadFiles, &path, wanted.uid.as_deref()).await?;
     sent(files.open(&Shelf::Artifacts, &at.path).await?, &headers).await
 }
 

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::submit::order;
-use super::who::{Role, Who};
+use super::who::{Act, Who};
 use super::{Api, Asked, JobPath, Named, Which, shown};
 use crate::backend::{Change, Created};
 use crate::plan::Plan;
@@ -40,7 +40,7 @@ pub async fn create(
     Asked(Creation { dry_run }): Asked<Creation>,
     request: Request,
 ) -> Result<Response> {
-    who.may(Role::Editor, &ns)?;
+    who.may(Act::Create, &ns, "").await?;
     let order = order(&ns, &who.name, request).await?;
     match dry_run.as_deref() {
         None => {}
@@ -68,7 +68,7 @@ pub async fn plan(
     Named(ns): Named<String>,
     request: Request,
 ) -> Result<Json<Plan>> {
-    who.may(Role::Viewer, &ns)?;
+    who.may(Act::List, &ns, "").await?;
     let order = order(&ns, &who.name, request).await?;
     Ok(Json(api.backend.plan(&order).await?))
 }
@@ -99,10 +99,9 @@ pub async fn list(
     Asked(asked): Asked<Selection>,
 ) -> Result<Json<Value>> {
     let namespaces = match ns.as_str() {
-        "-" if who.everywhere() => None,
-        "-" => Some(who.namespaces.clone()),
+        "-" => who.seen_namespaces().await?,
         _ => {
-            who.may(Role::Viewer, &ns)?;
+            who.may(Act::List, &ns, "").await?;
             Some(vec![ns])
         }
     };
@@ -127,7 +126,7 @@ pub async fn read(
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
 ) -> Result<Response> {
-    who.may(Role::Viewer, &path.ns)?;
+    who.may(Act::Read, &path.ns, &path.name).await?;
     let job = api.job(&path, which.uid.as_deref()).await?;
     let tag = HeaderValue::try_from(format!("\"{}\"", job.version)).ok();
     let mut response = Json(shown(&job)).into_response();
@@ -142,7 +141,7 @@ pub async fn delete(
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
 ) -> Result<Json<Value>> {
-    let uid = meant(&api, &who, &path, &which).await?;
+    let uid = meant(&api, &who, Act::Delete, &path, &which).await?;
     api.backend.delete(&path.ns, &path.name, &uid).await?;
     let job = api.job(&path, Some(&uid)).await?;
     Ok(Json(shown(&job)))
@@ -195,13 +194,17 @@ pub async fn scale(
 }
 
 async fn change(api: &Api, who: &Who, path: &JobPath, which: &Which, change: Change) -> Result<Json<TrainJob>> {
-    let uid = meant(api, who, path, which).await?;
+    let act = match change {
+        Change::Suspend(_) => Act::Change,
+        Change::Scale(_) => Act::Scale,
+    };
+    let uid = meant(api, who, act, path, which).await?;
     Ok(Json(api.backend.change(&path.ns, &path.name, &uid, change).await?))
 }
 
 /// The UID of the job that lives and is meant, where it may be changed.
-async fn meant(api: &Api, who: &Who, path: &JobPath, which: &Which) -> Result<String> {
-    who.may(Role::Editor, &path.ns)?;
+async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, which: &Which) -> Result<String> {
+    who.may(act, &path.ns, &path.name).await?;
     let job = api.job(path, which.uid.as_deref()).await?;
     if job.deleted_ms.is_some() {
         return Err(Refusal::new(Reason::Gone, format!("the job {} is deleted: only its history is left", job.name)));

@@ -211,7 +211,7 @@ fn components() -> Value {
             "jobs": {"type": "array", "items": {"type": "object"}}, "queue": {"type": "array", "items": {"type": "object"}},
         }},
         "Who": {"type": "object", "properties": {
-            "name": text(), "role": {"enum": ["viewer", "editor", "admin"]}, "namespaces": {"type": "array", "items": text()},
+            "name": text(), "role": {"enum": ["viewer", "editor", "admin", "kubernetes"]}, "namespaces": {"type": "array", "items": text()},
         }},
         "Version": {"type": "object", "properties": {"version": text(), "backend": {"enum": ["process", "kubernetes"]}}},
         "Session": {"type": "object", "properties": {"name": text(), "expiresAt": text()}},

@@ -13,9 +13,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::live::{self, Wanted};
-use super::who::{Role, Who};
+use super::who::{Act, Who};
 use super::{Api, Asked, JobPath, Named, page, time};
-use crate::process::gravity;
+use crate::record::gravity;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// Most things on a page.
@@ -98,8 +98,8 @@ fn from(headers: &HeaderMap, asked: &Selection) -> u64 {
     last.or(asked.after).unwrap_or(0)
 }
 
-async fn meant(api: &Api, who: &Who, path: &JobPath, asked: &Selection) -> Result<Job> {
-    who.may(Role::Viewer, &path.ns)?;
+async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, asked: &Selection) -> Result<Job> {
+    who.may(act, &path.ns, &path.name).await?;
     api.job(path, asked.uid.as_deref()).await
 }
 
@@ -111,7 +111,7 @@ pub async fn events(
     Asked(asked): Asked<Selection>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, &path, &asked).await?;
+    let job = meant(&api, &who, Act::Read, &path, &asked).await?;
     if let Some(after) = live_from(&headers, &asked) {
         return Ok(live::stream(api, job, Wanted { events: Some(after), ..Wanted::default() }));
     }
@@ -129,7 +129,7 @@ pub async fn metrics(
     Asked(asked): Asked<Selection>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, &path, &asked).await?;
+    let job = meant(&api, &who, Act::Read, &path, &asked).await?;
     if let Some(after) = live_from(&headers, &asked) {
         let query = Query { after, ..asked.query(&[Kind::Metric])? };
         return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }));
@@ -150,7 +150,7 @@ pub async fn logs(
     Asked(asked): Asked<Selection>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, &path, &asked).await?;
+    let job = meant(&api, &who, Act::ReadLogs, &path, &asked).await?;
     let query = asked.query(&[Kind::Log])?;
     if let Some(after) = live_from(&headers, &asked) {
         let query = Query { after, ..query };
@@ -167,7 +167,7 @@ pub async fn follow(
     Asked(asked): Asked<Selection>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, &path, &asked).await?;
+    let job = meant(&api, &who, Act::ReadLogs, &path, &asked).await?;
     let query = Query { after: from(&headers, &asked), ..asked.query(&[])? };
     Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(0), job: true }))
 }

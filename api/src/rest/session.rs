@@ -10,7 +10,7 @@ use millrace_store::Token;
 use serde_json::{Value, json};
 
 use super::tokens::{new_secret, secret_hash};
-use super::who::{Who, bearer};
+use super::who::{Rights, Who, bearer};
 use super::{Api, time};
 use crate::refusal::{Reason, Refusal, Result};
 
@@ -47,19 +47,24 @@ pub async fn begin(
     let given = bearer(&headers)?.ok_or_else(|| {
         Refusal::new(Reason::Unauthorized, "a session begins with a token in the header `Authorization: Bearer TOKEN`")
     })?;
+    let now = Timestamp::now().as_millisecond();
+    let most = now + HOURS * 3_600_000;
+    let Rights::Role { role, namespaces } = who.rights else {
+        // The cluster alone knows how long its token is good: it is what the browser keeps, and is asked about each time.
+        let told = json!({"name": who.name, "expiresAt": time(most)});
+        return Ok((cookie(given, (most - now) / 1000)?, Json(told)));
+    };
     let Some(token) = api.store.token_by_hash(&secret_hash(given)).await? else {
         return Err(Refusal::new(Reason::Unauthorized, "the token is gone"));
     };
-    let now = Timestamp::now().as_millisecond();
-    let most = now + HOURS * 3_600_000;
     let until = token.expires_ms.map_or(most, |until| until.min(most));
     let secret = new_secret();
     let session = Token {
         id: id_below(&token.id),
         hash: secret_hash(&secret),
         name: who.name.clone(),
-        role: who.role.as_str().to_owned(),
-        namespaces: who.namespaces,
+        role: role.as_str().to_owned(),
+        namespaces,
         created_ms: now,
         expires_ms: Some(until),
         revoked_ms: None,

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::who::{Role, Who};
+use super::who::{Act, Role, Who};
 use super::{Api, Named, session, time};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
@@ -37,6 +37,11 @@ pub struct NewToken {
 /// The digest that is kept of a secret. A secret has 244 random bits, so that a fast digest is a safe one.
 pub fn secret_hash(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
+}
+
+/// Whether a secret looks like one of this server's.
+pub(super) fn is_ours(secret: &str) -> bool {
+    secret.starts_with(PREFIX)
 }
 
 /// A secret that nobody has had before.
@@ -94,14 +99,14 @@ fn shown(token: &Token) -> Value {
 
 /// All tokens, without their secrets.
 pub async fn list(State(api): State<Arc<Api>>, who: Who) -> Result<Json<Value>> {
-    who.may(Role::Admin, "-")?;
+    who.may(Act::ListTokens, "", "").await?;
     let tokens = api.store.tokens().await?;
     Ok(Json(json!({"items": tokens.iter().map(shown).collect::<Vec<_>>()})))
 }
 
 /// Makes a token; the only time its secret is seen.
 pub async fn create(State(api): State<Arc<Api>>, who: Who, body: Bytes) -> Result<(StatusCode, Json<Value>)> {
-    who.may(Role::Admin, "-")?;
+    who.may(Act::CreateToken, "", "").await?;
     let asked: NewToken = serde_json::from_slice(&body)
         .map_err(|error| Refusal::new(Reason::BadRequest, format!("the body is not a token's description: {error}")))?;
     let (token, secret) = asked.make()?;
@@ -113,7 +118,7 @@ pub async fn create(State(api): State<Arc<Api>>, who: Who, body: Bytes) -> Resul
 
 /// Revokes a token at once, and its sessions.
 pub async fn revoke(State(api): State<Arc<Api>>, who: Who, Named(id): Named<String>) -> Result<Json<Value>> {
-    who.may(Role::Admin, "-")?;
+    who.may(Act::DeleteToken, "", "").await?;
     let now = Timestamp::now().as_millisecond();
     if !api.store.revoke_token(&id, now).await? {
         return Err(Refusal::new(Reason::NotFound, format!("there is no token {id} that could be revoked")));

@@ -5,19 +5,23 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::jiff::Timestamp;
 
-use super::tokens::secret_hash;
+use super::tokens::{is_ours, secret_hash};
 use super::{Api, Asked, session};
+use crate::judge::{Judge, Question};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// How the server finds out who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum Access {
     /// Whoever reaches it may do everything: it listens on this machine only.
     Open,
-    /// By a token.
+    /// By a token of its own.
     Tokens,
+    /// By a token of its own or of the cluster's, whose rights are then asked for.
+    Cluster(Arc<dyn Judge>),
 }
 
 /// What somebody may do; each may what those before it may.
@@ -50,40 +54,159 @@ impl Role {
     }
 }
 
+/// What somebody wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// See jobs: lists, the queue, plans.
+    List,
+    /// See a job, its events and its curves.
+    Read,
+    /// Read what its agents said.
+    ReadLogs,
+    /// Fetch what it has written.
+    ReadFiles,
+    /// Submit a job.
+    Create,
+    /// Suspend or resume it.
+    Change,
+    /// Change its number of systems.
+    Scale,
+    /// Delete it.
+    Delete,
+    /// See what a job can mount.
+    ListVolumes,
+    /// See the machine.
+    ReadAppliance,
+    /// See all API tokens, make one, revoke one.
+    ListTokens,
+    /// See [`Act::ListTokens`].
+    CreateToken,
+    /// See [`Act::ListTokens`].
+    DeleteToken,
+}
+
+impl Act {
+    /// The least role of an API token for it.
+    const fn role(self) -> Role {
+        match self {
+            Self::List | Self::Read | Self::ReadLogs | Self::ListVolumes | Self::ReadAppliance => Role::Viewer,
+            Self::ReadFiles | Self::Create | Self::Change | Self::Scale | Self::Delete => Role::Editor,
+            Self::ListTokens | Self::CreateToken | Self::DeleteToken => Role::Admin,
+        }
+    }
+
+    /// What it is called where rights are a cluster's: verb, resource and subresource.
+    const fn right(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::List => ("list", JOBS, ""),
+            Self::Read => ("get", JOBS, ""),
+            Self::ReadLogs => ("get", JOBS, "logs"),
+            Self::ReadFiles => ("get", JOBS, "files"),
+            Self::Create => ("create", JOBS, ""),
+            Self::Change => ("patch", JOBS, ""),
+            Self::Scale => ("patch", JOBS, "scale"),
+            Self::Delete => ("delete", JOBS, ""),
+            Self::ListVolumes => ("list", CLAIMS, ""),
+            Self::ReadAppliance => ("get", "appliances", ""),
+            Self::ListTokens => ("list", "tokens", ""),
+            Self::CreateToken => ("create", "tokens", ""),
+            Self::DeleteToken => ("delete", "tokens", ""),
+        }
+    }
+
+    fn question(self, namespace: &str, name: &str) -> Question {
+        let (verb, resource, subresource) = self.right();
+        let group = if resource == CLAIMS { "" } else { "millrace.dev" };
+        Question { verb, group, resource, subresource, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
+const JOBS: &str = "trainjobs";
+const CLAIMS: &str = "persistentvolumeclaims";
+
 /// Who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Who {
     /// Stands on what they submit.
     pub name: String,
     /// What they may.
-    pub role: Role,
-    /// Where; `*` is everywhere.
-    pub namespaces: Vec<String>,
+    pub rights: Rights,
+}
+
+/// What somebody may.
+#[derive(Clone)]
+pub enum Rights {
+    /// What an API token says.
+    Role {
+        /// What.
+        role: Role,
+        /// Where; `*` is everywhere.
+        namespaces: Vec<String>,
+    },
+    /// What the cluster says, asked for each act.
+    Cluster(Arc<dyn Judge>, Arc<UserInfo>),
 }
 
 impl Who {
-    /// Refuses who may less than `role` in `namespace`.
-    pub fn may(&self, role: Role, namespace: &str) -> Result<()> {
-        let here = namespace != "-" && self.namespaces.iter().any(|known| known == "*" || known == namespace);
-        let everywhere = self.everywhere();
-        if self.role >= role && (here || everywhere) {
+    /// Refuses who may not do this to the object `name`, or to all where that is empty, of this namespace, or of all
+    /// namespaces and what lies in none where that is empty.
+    pub async fn may(&self, act: Act, namespace: &str, name: &str) -> Result<()> {
+        let (role, namespaces) = match &self.rights {
+            Rights::Role { role, namespaces } => (role, namespaces),
+            Rights::Cluster(judge, user) => {
+                let question = act.question(namespace, name);
+                return if judge.may(user, &question).await? { Ok(()) } else { Err(self.refused(&question)) };
+            }
+        };
+        let there = namespaces.iter().any(|known| known == "*" || known == namespace && !namespace.is_empty());
+        if *role >= act.role() && there {
             return Ok(());
         }
-        let where_ =
-            if namespace == "-" { "in all namespaces".to_owned() } else { format!("in namespace {namespace}") };
+        let place =
+            if namespace.is_empty() { "in all namespaces".to_owned() } else { format!("in namespace {namespace}") };
         let detail = format!(
-            "{} is {} in {}, and this takes {} {where_}: ask an administrator for a token",
+            "{} is {} in {}, and this takes {} {place}: ask an administrator for a token",
             self.name,
-            self.role.as_str(),
-            self.namespaces.join(", "),
-            role.as_str()
+            role.as_str(),
+            namespaces.join(", "),
+            act.role().as_str()
         );
         Err(Refusal::new(Reason::Forbidden, detail))
     }
 
-    /// Whether they may in all namespaces.
-    pub fn everywhere(&self) -> bool {
-        self.namespaces.iter().any(|known| known == "*")
+    /// Whether they may see the jobs of a namespace.
+    pub async fn sees(&self, namespace: &str) -> Result<bool> {
+        match self.may(Act::List, namespace, "").await {
+            Ok(()) => Ok(true),
+            Err(refusal) if refusal.reason == Reason::Forbidden => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The namespaces whose jobs they may see; `None` where that is all of them.
+    ///
+    /// # Errors
+    /// Whose rights are a cluster's must name one, unless they may see all.
+    pub async fn seen_namespaces(&self) -> Result<Option<Vec<String>>> {
+        match &self.rights {
+            Rights::Role { namespaces, .. } if !namespaces.iter().any(|known| known == "*") => {
+                Ok(Some(namespaces.clone()))
+            }
+            _ => self.may(Act::List, "", "").await.map(|()| None),
+        }
+    }
+
+    fn refused(&self, question: &Question) -> Refusal {
+        let Question { verb, group, resource, subresource, namespace, .. } = question;
+        let slash = if subresource.is_empty() { "" } else { "/" };
+        let dot = if group.is_empty() { "" } else { "." };
+        let place = if namespace.is_empty() { "all namespaces" } else { namespace };
+        let detail = format!(
+            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {place}: an administrator of the cluster gives \
+             this right by one of the roles millrace-viewer, millrace-editor and millrace-admin",
+            self.name
+        );
+        Refusal::new(Reason::Forbidden, detail)
     }
 }
 
@@ -112,16 +235,14 @@ async fn find(parts: &mut Parts, api: &Arc<Api>) -> Result<(String, Who)> {
         session::check_origin(&parts.method, &parts.headers)?;
         return by_token(api, secret).await;
     }
-    match api.access {
+    match &api.access {
         Access::Open => {
             from_this_machine(&parts.headers)?;
-            let who = Who { name: "local".to_owned(), role: Role::Admin, namespaces: vec!["*".to_owned()] };
-            Ok((who.name.clone(), who))
+            let rights = Rights::Role { role: Role::Admin, namespaces: vec!["*".to_owned()] };
+            Ok(("local".to_owned(), Who { name: "local".to_owned(), rights }))
         }
-        Access::Tokens => Err(Refusal::new(
-            Reason::Unauthorized,
-            "send a token in the header `Authorization: Bearer TOKEN`; an administrator makes one with `millrace-api token`",
-        )),
+        Access::Tokens => Err(nobody("an administrator makes one with `millrace-api token`")),
+        Access::Cluster(_) => Err(nobody("`kubectl create token ACCOUNT` makes one")),
     }
 }
 
@@ -136,14 +257,27 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
     secret.map(Some).ok_or_else(|| Refusal::new(Reason::Unauthorized, "the header Authorization is not `Bearer TOKEN`"))
 }
 
+fn nobody(how: &str) -> Refusal {
+    let detail = format!("send a token in the header `Authorization: Bearer TOKEN`; {how}");
+    Refusal::new(Reason::Unauthorized, detail)
+}
+
 async fn by_token(api: &Api, secret: &str) -> Result<(String, Who)> {
     let refused = || Refusal::new(Reason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
+    if let Access::Cluster(judge) = &api.access
+        && !is_ours(secret)
+    {
+        let user = judge.who(secret).await?.ok_or_else(refused)?;
+        let name = user.username.clone().unwrap_or_default();
+        // No id of a token of ours has a colon.
+        return Ok((format!("user:{name}"), Who { name, rights: Rights::Cluster(judge.clone(), Arc::new(user)) }));
+    }
     let token = api.store.token_by_hash(&secret_hash(secret)).await?.ok_or_else(refused)?;
     let now = Timestamp::now().as_millisecond();
     let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
     let role = Role::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
     api.store.touch_token(&token, now).await?;
-    Ok((token.id, Who { name: token.name, role, namespaces: token.namespaces }))
+    Ok((token.id, Who { name: token.name, rights: Rights::Role { role, namespaces: token.namespaces } }))
 }
 
 /// An open server is this machine's, and not any web page's that a browser on it shows: neither one of another origin nor one
@@ -187,18 +321,24 @@ mod tests {
         }
     }
 
-    #[test]
-    fn roles_and_namespaces_bound_what_somebody_may() {
+    #[tokio::test]
+    async fn roles_and_namespaces_bound_what_somebody_may() {
         let who = |role, namespaces: &[&str]| Who {
             name: "ann".to_owned(),
-            role,
-            namespaces: namespaces.iter().map(|&name| name.to_owned()).collect(),
+            rights: Rights::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
         };
         let editor = who(Role::Editor, &["a", "b"]);
-        assert!(editor.may(Role::Viewer, "a").is_ok() && editor.may(Role::Editor, "b").is_ok());
-        for (role, namespace) in [(Role::Admin, "a"), (Role::Viewer, "c"), (Role::Viewer, "-"), (Role::Viewer, "*")] {
-            assert!(editor.may(role, namespace).is_err(), "{role:?} {namespace}");
+        for (act, namespace) in [(Act::Read, "a"), (Act::Delete, "b"), (Act::ReadFiles, "a")] {
+            assert!(editor.may(act, namespace, "job").await.is_ok(), "{act:?} {namespace}");
         }
-        assert!(who(Role::Viewer, &["*"]).may(Role::Viewer, "-").is_ok());
+        for (act, namespace) in
+            [(Act::ListTokens, "a"), (Act::Read, "c"), (Act::List, ""), (Act::Read, "*"), (Act::ReadAppliance, "")]
+        {
+            assert!(editor.may(act, namespace, "").await.is_err(), "{act:?} {namespace}");
+        }
+        assert_eq!(editor.seen_namespaces().await.unwrap().unwrap(), ["a", "b"]);
+        let everywhere = who(Role::Viewer, &["*"]);
+        assert!(everywhere.may(Act::List, "", "").await.is_ok() && everywhere.may(Act::Create, "a", "").await.is_err());
+        assert_eq!(everywhere.seen_namespaces().await.unwrap(), None);
     }
 }

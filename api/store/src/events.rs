@@ -1,6 +1,7 @@
 //! Events of jobs: what `kubectl get events` tells, kept as long as the job's history.
 
 use sqlx::any::AnyRow;
+use sqlx::{Any, Transaction};
 
 use crate::error::{Error, Result};
 use crate::sql::{Columns, LARGEST, rows, signed, sql};
@@ -46,11 +47,44 @@ impl Store {
     /// # Errors
     /// [`Error::NoSuchJob`]; otherwise as [`Store::replace_job`].
     pub async fn add_event(&self, uid: &str, event: &NewEvent) -> Result<u64> {
+        let (number, transaction) = self.numbered(uid).await?;
+        self.insert(transaction, uid, number, event).await?;
+        Ok(number)
+    }
+
+    /// Notes an event that was told elsewhere, unless it is known already: seen again after a restart, or by another server.
+    /// False where nothing of it is new.
+    ///
+    /// # Errors
+    /// As [`Store::add_event`].
+    pub async fn put_event(&self, uid: &str, event: &NewEvent) -> Result<bool> {
+        let (number, mut transaction) = self.numbered(uid).await?;
+        let known = sql("SELECT number FROM events WHERE uid = $1 AND at_ms = $2 AND reason = $3 AND message = $4");
+        let known = known.bind(uid).bind(event.at_ms).bind(&event.reason).bind(&event.message);
+        if known.first(&mut *transaction).await?.is_some() {
+            return Ok(false);
+        }
+        self.insert(transaction, uid, number, event).await?;
+        Ok(true)
+    }
+
+    /// The next number under a job. Whoever raises it holds its row until the commit, so that events appear in the order of
+    /// their numbers.
+    async fn numbered(&self, uid: &str) -> Result<(u64, Transaction<'static, Any>)> {
         let mut transaction = self.begin().await?;
-        // Whoever raises the number holds its row until the commit, so that events appear in the order of their numbers.
         let raised = sql("UPDATE numbers SET event = event + 1 WHERE uid = $1 RETURNING event");
         let raised = raised.bind(uid).first(&mut *transaction).await?;
         let number = raised.ok_or_else(|| Error::NoSuchJob(uid.to_owned()))?.number("event")?;
+        Ok((number, transaction))
+    }
+
+    async fn insert(
+        &self,
+        mut transaction: Transaction<'static, Any>,
+        uid: &str,
+        number: u64,
+        event: &NewEvent,
+    ) -> Result<()> {
         sql("INSERT INTO events (uid, number, at_ms, warning, reason, message) VALUES ($1, $2, $3, $4, $5, $6)")
             .bind(uid)
             .bind(signed("the number", number)?)
@@ -60,8 +94,7 @@ impl Store {
             .bind(&event.message)
             .execute(&mut *transaction)
             .await?;
-        self.commit(transaction, uid, What::Events).await?;
-        Ok(number)
+        self.commit(transaction, uid, What::Events).await
     }
 
     /// The first `limit` events of a job beyond number `after`, in the order of their numbers.

@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use millrace_crds::{Appliance, ClusterSpec, QueuePlace, Resolution, TrainJob};
+use millrace_crds::{Appliance, QueuePlace, TrainJob};
 use tokio::sync::mpsc;
 
 use crate::follow::Followers;
 use crate::metrics::Metrics;
-use crate::resolve::{self, Needs};
-use crate::world::World;
+use crate::understand::Understanding;
+use crate::world::{Site, World};
 
 /// See the module text.
 pub struct Control<W: World> {
@@ -28,17 +28,8 @@ pub struct Control<W: World> {
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Places in the queues, by UID; the ledger's last word.
     places: Mutex<HashMap<String, QueuePlace>>,
-    /// What jobs come to, by UID.
-    understood: Mutex<HashMap<String, Understood>>,
-}
-
-/// What a job comes to on a number of systems.
-#[derive(Clone)]
-struct Understood {
-    num_csx: u32,
-    /// The appliance it was understood on.
-    cluster: ClusterSpec,
-    result: Result<Arc<(Resolution, Needs)>, String>,
+    /// What jobs come to.
+    pub understanding: Arc<Understanding>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -50,6 +41,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Parts<W> {
     /// See [`Control`].
     pub world: Arc<W>,
+    /// What jobs' records depend on there.
+    pub site: Arc<dyn Site>,
     /// See [`Control`].
     pub jobs: Store<TrainJob>,
     /// See [`Control`].
@@ -63,7 +56,7 @@ pub struct Parts<W> {
 impl<W: World> Control<W> {
     /// With empty caches, following nobody.
     pub fn new(parts: Parts<W>) -> Self {
-        let Parts { world, jobs, appliances, metrics, visits } = parts;
+        let Parts { world, site, jobs, appliances, metrics, visits } = parts;
         let followers = Followers::new(world.clone(), visits.clone());
         Self {
             world,
@@ -73,7 +66,7 @@ impl<W: World> Control<W> {
             metrics,
             visits,
             places: Mutex::default(),
-            understood: Mutex::default(),
+            understanding: Arc::new(Understanding::new(site)),
         }
     }
 
@@ -82,37 +75,10 @@ impl<W: World> Control<W> {
         self.appliances.get(&ObjectRef::new(name))
     }
 
-    /// What `job` comes to on `num_csx` systems: its record, or what it would become. Compiled once for each number.
-    ///
-    /// # Errors
-    /// A sentence for the user, whose job can never run as it is.
-    pub fn understand(
-        &self,
-        job: &TrainJob,
-        uid: &str,
-        cluster: &ClusterSpec,
-        num_csx: u32,
-    ) -> Result<Arc<(Resolution, Needs)>, String> {
-        let record = job.status.as_ref().and_then(|status| status.resolved.clone());
-        // What is on record no change of the appliance concerns.
-        let holds = |known: &&Understood| known.num_csx == num_csx && (record.is_some() || known.cluster == *cluster);
-        if let Some(known) = lock(&self.understood).get(uid).filter(holds) {
-            return known.result.clone();
-        }
-        let resolution = record.map_or_else(|| resolve::resolve(job, cluster, self.world.site()), Ok);
-        let result = resolution.and_then(|resolution| {
-            let needs = resolve::needs(&resolution, num_csx)?;
-            Ok(Arc::new((resolution, needs)))
-        });
-        lock(&self.understood)
-            .insert(uid.to_owned(), Understood { num_csx, cluster: cluster.clone(), result: result.clone() });
-        result
-    }
-
     /// Forgets what is known of jobs that are gone.
     pub fn forget_the_gone(&self) {
         let jobs: HashSet<String> = self.jobs.state().iter().filter_map(|job| job.metadata.uid.clone()).collect();
-        lock(&self.understood).retain(|uid, _| jobs.contains(uid));
+        self.understanding.keep(|uid| jobs.contains(uid));
         lock(&self.places).retain(|uid, _| jobs.contains(uid));
         self.followers.keep(|uid| jobs.contains(uid));
     }

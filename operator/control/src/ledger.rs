@@ -19,6 +19,7 @@ use millrace_params::ApplianceSpec;
 
 use crate::control::Control;
 use crate::resolve::Needs;
+use crate::understand::Understanding;
 use crate::world::{Error, Priorities, World};
 
 /// An appliance is looked at so often though nothing is heard: what was missed is found.
@@ -154,7 +155,7 @@ async fn asks<W: World>(
         return Ok(Vec::new());
     }
     let priorities = control.world.priorities().await?;
-    Ok(asking.into_iter().filter_map(|job| ask(job, appliance, control, &priorities)).collect())
+    Ok(asking.into_iter().filter_map(|job| ask(job, appliance, &control.understanding, &priorities)).collect())
 }
 
 /// What an appliance has.
@@ -172,13 +173,13 @@ pub fn waits(job: &TrainJob) -> bool {
 }
 
 /// What a job asks for on `appliance`; nothing, where it can never run: it is told so by its own visit.
-pub fn ask<W: World>(
+pub fn ask(
     job: &TrainJob,
     appliance: &Appliance,
-    control: &Control<W>,
+    understanding: &Understanding,
     priorities: &Priorities,
 ) -> Option<Ask> {
-    let known = control.understand(job, &job.uid()?, &appliance.spec, job.spec.num_csx).ok()?;
+    let known = understanding.of(job, &job.uid()?, &appliance.spec, job.spec.num_csx).ok()?;
     ask_for(job, &known.1, priorities)
 }
 

@@ -7,6 +7,7 @@
 //! * [`visit`](mod@visit): a visit to a job, in five steps.
 //! * [`ledger`]: who uses what of an appliance, and the queue.
 //! * [`resolve`](mod@resolve): from what a user asks for to what will run; [`launch`](mod@launch): what its coordinator is started with.
+//! * [`understand`]: what jobs come to, remembered.
 //! * [`follow`]: the coordinators' streams.
 //! * [`program`]: what a program around the loop begins with.
 //! * [`run`](mod@run): the two controllers, over streams of changed objects.
@@ -19,12 +20,14 @@ pub mod metrics;
 pub mod program;
 pub mod resolve;
 pub mod run;
+pub mod understand;
 pub mod visit;
 pub mod world;
 
 pub use control::{Control, Parts};
 pub use resolve::{Needs, needs, resolve};
 pub use run::{Streams, run};
+pub use understand::Understanding;
 pub use world::{Attempt, Found, Journal, ModelDir, Priorities, Site, World};
 
 /// What ends a visit early. The object is visited again.

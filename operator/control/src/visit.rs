@@ -42,9 +42,10 @@ pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -
 async fn visit<W: World>(job: &TrainJob, control: &Control<W>) -> Result<Action, Error<W>> {
     let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
     if job.metadata.deletion_timestamp.is_some() {
-        // Its agents go with it, and the ledger lets go of its systems once they are gone.
+        // The ledger lets go of its systems once its agents are gone.
         control.followers.end(&uid);
-        return Ok(Action::await_change());
+        let again = control.world.leave(job).await?;
+        return Ok(again.map_or_else(Action::await_change, Action::requeue));
     }
     let seen = dereference(job, control, uid).await?;
     let decision = decide(job, &seen.observed);
@@ -65,7 +66,7 @@ async fn dereference<W: World>(job: &TrainJob, control: &Control<W>, uid: String
     let appliance = control.appliance(&job.spec.appliance);
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
     let num_csx = status.num_csx.unwrap_or(job.spec.num_csx);
-    let understood = control.understand(job, &uid, &cluster, num_csx);
+    let understood = control.understanding.of(job, &uid, &cluster, num_csx);
     let Found { agents, last, there } = control.world.find(job).await?;
     let ledger = appliance.as_ref().and_then(|appliance| appliance.status.as_ref());
     let grant = ledger.and_then(|ledger| ledger.grants.iter().find(|grant| grant.uid == uid));
@@ -118,7 +119,8 @@ async fn carry_out<W: World>(
             Command::Run { attempt, num_csx } => {
                 let resolution = decision.status.resolved.as_ref();
                 let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
-                let known = control.understand(job, &seen.uid, &seen.cluster, *num_csx).map_err(Error::<W>::Job)?;
+                let known =
+                    control.understanding.of(job, &seen.uid, &seen.cluster, *num_csx).map_err(Error::<W>::Job)?;
                 let number = *attempt;
                 let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1 };
                 control.world.run(&attempt, &seen.there).await?;

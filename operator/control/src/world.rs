@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::{Agent, Event, Report, Role};
@@ -118,9 +119,6 @@ pub trait World: Send + Sync + 'static {
     /// What runs a job's agents, as it was found.
     type There: Send + Sync;
 
-    /// What jobs' records depend on.
-    fn site(&self) -> &dyn Site;
-
     /// What is there of `job`.
     fn find(&self, job: &TrainJob) -> impl Future<Output = Result<Found<Self::There>, Self::Error>> + Send;
 
@@ -134,6 +132,10 @@ pub trait World: Send + Sync + 'static {
         there: &Self::There,
         grace: u32,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Ends the agents of `job`, which is deleted and not gone yet, and what else holds it longer than it may; when to look
+    /// again, where nothing else tells.
+    fn leave(&self, job: &TrainJob) -> impl Future<Output = Result<Option<Duration>, Self::Error>> + Send;
 
     /// Whether agents of a job that is gone are left.
     fn any_left(&self, namespace: &str, uid: &str) -> impl Future<Output = Result<bool, Self::Error>> + Send;

@@ -12,6 +12,7 @@ mod mounts;
 mod names;
 mod network_policy;
 mod pod;
+mod reader;
 mod resources;
 mod service;
 
@@ -22,6 +23,7 @@ pub use mounts::MODEL_DIR;
 pub use names::{ATTEMPT, INDEX, JOB, MANAGER, Names, ROLE, UID, cs2_selector};
 pub use network_policy::network_policy;
 pub use pod::{CONTAINER, pods};
+pub use reader::{API, READER, Reader, reader_name, reader_policy};
 pub use service::{control_address, host, journal_address, service};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -36,6 +38,8 @@ pub mod ports {
     pub const JOURNAL: u16 = 7001;
     /// The data port of the other roles.
     pub const DATA: u16 = 7100;
+    /// A reader's only one.
+    pub const READER: u16 = 7200;
     /// `/metrics` and probes.
     pub const METRICS: u16 = 9090;
 }

@@ -32,16 +32,20 @@ fn labelled(labels: BTreeMap<String, String>) -> LabelSelector {
     LabelSelector { match_labels: Some(labels), ..LabelSelector::default() }
 }
 
+/// The operator and the API server, wherever they are.
+pub(super) fn followers() -> NetworkPolicyPeer {
+    NetworkPolicyPeer {
+        namespace_selector: Some(LabelSelector::default()),
+        pod_selector: Some(labelled(BTreeMap::from([(FOLLOWS.0.to_owned(), FOLLOWS.1.to_owned())]))),
+        ..NetworkPolicyPeer::default()
+    }
+}
+
 /// The policy of all agents of the job.
 pub fn network_policy(attempt: &Attempt<'_>) -> NetworkPolicy {
     let names = Names::of(attempt.job);
     let own = labelled(names.selector());
     let peers = NetworkPolicyPeer { pod_selector: Some(own.clone()), ..NetworkPolicyPeer::default() };
-    let followers = NetworkPolicyPeer {
-        namespace_selector: Some(LabelSelector::default()),
-        pod_selector: Some(labelled(BTreeMap::from([(FOLLOWS.0.to_owned(), FOLLOWS.1.to_owned())]))),
-        ..NetworkPolicyPeer::default()
-    };
     let from = |peer: Option<NetworkPolicyPeer>, ports: Vec<NetworkPolicyPort>| NetworkPolicyIngressRule {
         from: peer.map(|peer| vec![peer]),
         ports: Some(ports),
@@ -53,7 +57,7 @@ pub fn network_policy(attempt: &Attempt<'_>) -> NetworkPolicy {
             policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
             ingress: Some(vec![
                 from(Some(peers.clone()), vec![tcp(ports::CONTROL), tcp(ports::DATA)]),
-                from(Some(followers), vec![tcp(ports::JOURNAL)]),
+                from(Some(followers()), vec![tcp(ports::JOURNAL)]),
                 from(None, vec![tcp(ports::METRICS)]),
             ]),
             egress: Some(vec![

@@ -77,14 +77,7 @@ fn container(attempt: &Attempt<'_>, role: Role, index: u32, mounts: Vec<VolumeMo
     Container {
         name: CONTAINER.to_owned(),
         image: attempt.resolution.image.clone(),
-        image_pull_policy: attempt.cluster.image_pull_policy.map(|policy| {
-            let name = match policy {
-                PullPolicy::Always => "Always",
-                PullPolicy::IfNotPresent => "IfNotPresent",
-                PullPolicy::Never => "Never",
-            };
-            name.to_owned()
-        }),
+        image_pull_policy: attempt.cluster.image_pull_policy.map(|policy| pull_policy(policy).to_owned()),
         command: Some(vec!["millrace-agent".to_owned()]),
         args: Some(arguments(attempt, role, index)),
         env: Some(environment()),
@@ -97,6 +90,14 @@ fn container(attempt: &Attempt<'_>, role: Role, index: u32, mounts: Vec<VolumeMo
         termination_message_path: Some(TERMINATION_LOG.to_owned()),
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
+    }
+}
+
+pub(super) const fn pull_policy(policy: PullPolicy) -> &'static str {
+    match policy {
+        PullPolicy::Always => "Always",
+        PullPolicy::IfNotPresent => "IfNotPresent",
+        PullPolicy::Never => "Never",
     }
 }
 
@@ -213,7 +214,7 @@ fn volumes(attempt: &Attempt<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>)
 }
 
 /// Pod Security `restricted`.
-fn pod_security() -> PodSecurityContext {
+pub(super) fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER),
@@ -225,7 +226,7 @@ fn pod_security() -> PodSecurityContext {
     }
 }
 
-fn container_security() -> SecurityContext {
+pub(super) fn container_security() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         read_only_root_filesystem: Some(true),

@@ -33,8 +33,22 @@ impl Store {
     /// # Errors
     /// As [`Store::replace_job`]; those that were forgotten by then are.
     pub async fn forget_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
-        let over =
-            sql("SELECT uid FROM jobs WHERE finished_ms < $1 OR deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2");
+        let over = "SELECT uid FROM jobs WHERE finished_ms < $1 OR deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
+        self.forget_all(over, before_ms, limit).await
+    }
+
+    /// As [`Store::forget_before`], but only jobs that were deleted: where the truth is elsewhere, what lives there is known
+    /// here.
+    ///
+    /// # Errors
+    /// As [`Store::forget_before`].
+    pub async fn forget_deleted_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
+        let over = "SELECT uid FROM jobs WHERE deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
+        self.forget_all(over, before_ms, limit).await
+    }
+
+    async fn forget_all(&self, over: &'static str, before_ms: i64, limit: u32) -> Result<Vec<String>> {
+        let over = sql(over);
         let over = over.bind(before_ms).bind(i64::from(limit)).all(&self.inner.read, |row| row.text("uid")).await?;
         for uid in &over {
             self.forget(uid).await?;

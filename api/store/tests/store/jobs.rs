@@ -229,6 +229,9 @@ async fn retention_forgets_what_is_over(Scratch { store, .. }: &Scratch) {
         make(store, &NewJob { content: Content { finished_ms, ..content("{}", None) }, ..job(uid, 1) }).await;
     }
     store.mark_deleted("c", 55).await.unwrap();
+    make(store, &job("f", 1)).await;
+    store.mark_deleted("f", 54).await.unwrap();
+    assert_eq!(store.forget_deleted_before(55, 9).await.unwrap(), ["f"], "what is over and there stays");
     assert_eq!(store.forget_before(60, 2).await.unwrap(), ["a", "c"]);
     assert_eq!(store.forget_before(60, 2).await.unwrap(), ["e"]);
     assert_eq!(store.forget_before(60, 2).await.unwrap(), [""; 0]);

@@ -30,6 +30,9 @@ async fn events_are_numbered_by_job(Scratch { store, .. }: &Scratch) {
     assert_eq!(store.events("a", 1, 9).await.unwrap(), all[1..]);
     assert_eq!(store.events("a", 0, 1).await.unwrap(), all[..1]);
     assert_eq!(store.events("a", u64::MAX, 1).await.unwrap(), []);
+    assert!(!store.put_event("a", &event("Started")).await.unwrap() && !store.put_event("a", &bad).await.unwrap());
+    assert!(store.put_event("a", &NewEvent { at_ms: 6, ..event("Started") }).await.unwrap(), "it happened again");
+    assert_eq!(store.events("a", 2, 9).await.unwrap()[0].number, 3, "what was known has taken no number");
 }
 
 async fn an_appliance_is_written_over_the_version_it_was_read_in(Scratch { store, .. }: &Scratch) {

@@ -1,39 +1,9 @@
-//! What would become of a job now: whether it fits, on which systems, when it would start and how long it would take.
-//!
-//! The start is found by the real scheduler, run forward: each time the next of the running jobs ends, its systems are free
-//! and it decides anew, until it grants the job that is asked about.
+//! When a job would start, found by the real scheduler, run forward: each time the next of the running jobs ends, its systems
+//! are free and it decides anew, until it grants the job that is asked about.
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_control::resolve::Projected;
 use millrace_crds::decide::{Ask, Place, schedule};
-use millrace_crds::{Amounts, Grant, QueuePlace};
-use schemars::JsonSchema;
-use serde::Serialize;
-use serde_json::Value;
-
-/// See the module text.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Plan {
-    /// Whether the appliance could run it, were it empty.
-    pub fits: bool,
-    /// Why it does not fit, or waits: the word of a queue's reason.
-    pub reason: Option<String>,
-    /// The same as a sentence.
-    pub message: String,
-    /// The systems it would get now; none where it waits.
-    pub systems: Vec<String>,
-    /// Its place in the queue, where it waits.
-    pub queue: Option<QueuePlace>,
-    /// When it would start; none where a job before it does not say when it ends.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    pub estimated_start: Option<Timestamp>,
-    /// What real systems would take, by the time model: a projection.
-    pub projected: Projected,
-    /// Agents of each role and their bytes.
-    pub needs: Value,
-}
+use millrace_crds::{Amounts, Grant};
 
 /// A job that runs: its entry in the ledger, and when it is expected to end.
 #[derive(Clone, Debug)]

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use millrace_checkpoint::ModelDirLock;
-use millrace_protocol::journal;
+use millrace_protocol::journal::{self, Tls};
+use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{self, FollowRequest};
 use millrace_store::{Entry, Kind, Mode, Store};
 use millrace_telemetry::journal::{Event, JournalReader};
 use millrace_telemetry::logs::Level;
 use millrace_telemetry::metrics::Point;
 use tokio_stream::StreamExt;
+use tonic::transport::Channel;
 
 /// Entries written in one transaction, and how long the first of them waits for the others.
 const BATCH: usize = 256;
@@ -21,18 +23,19 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Tries in a row that lead nowhere before the coordinator counts as gone; its next attempt tells what is missing.
 const TRIES: u32 = 5;
 
-/// Copies what the coordinator at `address` tells of the job, until it has told all or is gone.
-pub async fn copy(store: &Store, uid: &str, address: &str) {
+/// Copies what the coordinator at `address` tells of the job, until it has told all or is gone; whether it has told all.
+pub async fn copy(store: &Store, uid: &str, address: &str, tls: Option<&Tls>) -> bool {
     let mut failures = 0;
     while failures < TRIES {
-        match follow(store, uid, address).await {
-            Ok(true) => return,
+        match dial(store, uid, address, tls).await {
+            Ok(true) => return true,
             Ok(false) => failures = 0,
             Err(error) => log::debug!("{uid}: the journal is not copied at present: {error}"),
         }
         failures += 1;
         tokio::time::sleep(RETRY).await;
     }
+    false
 }
 
 /// Logs that a journal could not be caught up with: it is tried again when the server starts.
@@ -79,10 +82,16 @@ fn unheard(model_dir: &Path, uid: &str, from: u64) -> Result<Vec<Entry>, String>
     Ok(entries)
 }
 
-/// Copies as long as the stream goes on; whether it came to its end.
-async fn follow(store: &Store, uid: &str, address: &str) -> Result<bool, String> {
+async fn dial(store: &Store, uid: &str, address: &str, tls: Option<&Tls>) -> Result<bool, String> {
+    follow(store, uid, journal::connect(address, tls).await.map_err(|error| error.to_string())?).await
+}
+
+/// Copies from the first entry that is not there yet, as long as the stream goes on; whether it came to the end of an attempt.
+///
+/// # Errors
+/// The stream broke, or the database can't be written: a sentence. What came before is kept.
+pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
-    let mut client = journal::connect(address, None).await.map_err(|error| error.to_string())?;
     let stream = client.follow(FollowRequest { from, newest: false }).await.map_err(|status| status.to_string())?;
     let batches = stream.into_inner().chunks_timeout(BATCH, GATHER);
     tokio::pin!(batches);

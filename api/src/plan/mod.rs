@@ -1,0 +1,171 @@
+//! What would become of a job: whether it may be, whether it can run, on which systems, when it would start and how long it
+//! would take. The same for both backends, over views of the jobs and appliances there are.
+
+mod forecast;
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::reflector::{ObjectRef, Store as View};
+use millrace_control::resolve::Projected;
+use millrace_control::{Needs, Priorities, Understanding, ledger};
+use millrace_crds::decide::{Ask, Place};
+use millrace_crds::{Appliance, Grant, QueuePlace, TrainJob};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::backend::Order;
+use crate::definition::Definition;
+use crate::refusal::{Fault, Reason, Refusal, Result};
+use forecast::{Running, forecast};
+
+/// UID of a job that is only planned.
+const PLANNED: &str = "planned";
+
+/// What would become of a job now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Whether the appliance could run it, were it empty.
+    pub fits: bool,
+    /// Why it does not fit, or waits: the word of a queue's reason.
+    pub reason: Option<String>,
+    /// The same as a sentence.
+    pub message: String,
+    /// The systems it would get now; none where it waits.
+    pub systems: Vec<String>,
+    /// Its place in the queue, where it waits.
+    pub queue: Option<QueuePlace>,
+    /// When it would start; none where a job before it does not say when it ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub estimated_start: Option<Timestamp>,
+    /// What real systems would take, by the time model: a projection.
+    pub projected: Projected,
+    /// Agents of each role and their bytes.
+    pub needs: Value,
+}
+
+/// See the module text.
+pub struct Planner {
+    /// What a TrainJob is.
+    pub definition: Definition,
+    /// Every job.
+    pub jobs: View<TrainJob>,
+    /// Every appliance.
+    pub appliances: View<Appliance>,
+    understanding: Arc<Understanding>,
+}
+
+impl Planner {
+    /// Over these jobs and appliances.
+    ///
+    /// # Errors
+    /// As [`Definition::both`].
+    pub fn new(jobs: View<TrainJob>, appliances: View<Appliance>, understanding: Arc<Understanding>) -> Result<Self> {
+        let (_, definition) = Definition::both()?;
+        Ok(Self { definition, jobs, appliances, understanding })
+    }
+
+    /// The job as it would be kept, as JSON and read.
+    ///
+    /// # Errors
+    /// [`Reason::Invalid`]: it breaks its definition, or names a priority there is not.
+    pub fn admitted(&self, order: &Order, priorities: &Priorities) -> Result<(Value, TrainJob)> {
+        let object = self.definition.admit(&order.object, None)?;
+        let job: TrainJob = serde_json::from_value(object.clone())
+            .map_err(|error| Refusal::new(Reason::Invalid, format!("the TrainJob can't be read: {error}")))?;
+        let class = job.spec.priority_class_name.as_deref();
+        if class.is_some_and(|class| !priorities.values.contains_key(class)) {
+            let mut known: Vec<(&String, &i32)> = priorities.values.iter().collect();
+            known.sort_by_key(|(name, value)| (-**value, *name));
+            let known: Vec<&str> = known.into_iter().map(|(name, _)| name.as_str()).collect();
+            let message = format!("there is no such priority here: choose one of {}", known.join(", "));
+            return Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]));
+        }
+        Ok((object, job))
+    }
+
+    /// What a new job comes to; refused where it can never run, in the words that its status would have.
+    ///
+    /// # Errors
+    /// [`Reason::Invalid`] where there is no such appliance, [`Reason::BadParams`] otherwise.
+    pub fn understood(&self, job: &TrainJob) -> Result<(Arc<Appliance>, Needs)> {
+        let name = &job.spec.appliance;
+        let appliance = self.appliances.get(&ObjectRef::new(name)).ok_or_else(|| {
+            let message = format!("there is no appliance {name} here: leave the field out for the usual one");
+            Refusal::invalid(vec![Fault { field: "spec.appliance".to_owned(), message }])
+        })?;
+        let needs = self.understanding.of_new(job, &appliance.spec);
+        Ok((appliance, needs.map_err(|why| Refusal::new(Reason::BadParams, why))?))
+    }
+
+    /// What would become of this new job now.
+    ///
+    /// # Errors
+    /// As [`Planner::understood`].
+    pub fn plan(&self, mut job: TrainJob, priorities: &Priorities) -> Result<Plan> {
+        let (appliance, needs) = self.understood(&job)?;
+        let now = Timestamp::now();
+        // It asks as if it were made now.
+        job.metadata.uid = Some(PLANNED.to_owned());
+        job.metadata.creation_timestamp = Some(Time(now));
+        let machine = appliance.spec.machine.resolve();
+        let machine = machine.map_err(|error| Refusal::internal("read the appliance", &error.report()))?;
+        let wanted = ledger::ask_for(&job, &needs, priorities)
+            .ok_or_else(|| Refusal::internal("plan a job", &"it has no UID"))?;
+        let (running, waiting) = (self.holding(&appliance), self.waiting(&appliance, priorities));
+        let (found, start) = forecast(&ledger::capacity(&machine), &running, &waiting, &wanted, now);
+        Ok(told(found, start, &needs))
+    }
+
+    /// The jobs that wait for this appliance, as they ask.
+    fn waiting(&self, appliance: &Appliance, priorities: &Priorities) -> Vec<Ask> {
+        let name = appliance.name_any();
+        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::waits(job) && !job.spec.suspend;
+        let jobs = self.jobs.state().into_iter().filter(waits);
+        jobs.filter_map(|job| ledger::ask(&job, appliance, &self.understanding, priorities)).collect()
+    }
+
+    /// The jobs of the ledger, with their expected ends.
+    fn holding(&self, appliance: &Appliance) -> Vec<Running> {
+        let grants = appliance.status.iter().flat_map(|status| &status.grants);
+        let jobs = self.jobs.state();
+        let until = |uid: &str| {
+            let job = jobs.iter().find(|job| job.uid().as_deref() == Some(uid))?;
+            let progress = job.status.as_ref()?.progress.as_ref()?;
+            Some(progress.estimated_finish_time.as_ref()?.0)
+        };
+        grants.map(|grant| Running { until: until(&grant.uid), grant: grant.clone() }).collect()
+    }
+}
+
+fn told(found: Result<Grant, Place>, estimated_start: Option<Timestamp>, needs: &Needs) -> Plan {
+    let agents = needs.wanted.iter().map(|(role, count)| {
+        let bytes = needs.bytes.get(role).copied().unwrap_or_default();
+        (role.to_string(), json!({"count": count, "bytes": bytes}))
+    });
+    let plan = Plan {
+        estimated_start,
+        projected: needs.projected,
+        needs: Value::Object(agents.collect::<Map<_, _>>()),
+        ..Plan::default()
+    };
+    match found {
+        Ok(grant) => Plan { fits: true, message: "it would start at once".to_owned(), systems: grant.systems, ..plan },
+        Err(place) => Plan {
+            fits: place.position.is_some(),
+            reason: Some(place.reason.as_str().to_owned()),
+            queue: place.position.map(|position| QueuePlace {
+                position: Some(position),
+                reason: Some(place.reason.as_str().to_owned()),
+                message: Some(place.message.clone()),
+            }),
+            message: place.message,
+            ..plan
+        },
+    }
+}

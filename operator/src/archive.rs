@@ -1,0 +1,78 @@
+//! The finalizer by which a deleted job stays until its history is kept. The API server of Millrace sets it and takes it off;
+//! where that is away, the operator takes it off once the job has waited long enough.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use millrace_crds::TrainJob;
+use serde_json::json;
+
+/// The finalizer.
+pub const ARCHIVE: &str = "millrace.dev/archive";
+/// How long a deleted job waits at most.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether the finalizer stands on `job`.
+pub fn is_held(job: &TrainJob) -> bool {
+    job.finalizers().iter().any(|name| name == ARCHIVE)
+}
+
+/// How much longer a deleted job may be held; nothing, where it is not deleted.
+pub fn patience(job: &TrainJob, now: Timestamp) -> Option<Duration> {
+    let deleted = job.metadata.deletion_timestamp.as_ref()?.0;
+    let waited = Duration::try_from(now.duration_since(deleted)).unwrap_or_default();
+    Some(PATIENCE.saturating_sub(waited))
+}
+
+/// Sets the finalizer on a job as it was seen; false where somebody else wrote meanwhile, so that it will be seen anew.
+///
+/// # Errors
+/// The API server refused, or can't be reached.
+pub async fn hold(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
+    let kept = job.finalizers().iter().cloned().chain([ARCHIVE.to_owned()]);
+    set(client, job, kept.collect()).await
+}
+
+/// Takes the finalizer off; false as for [`hold`].
+///
+/// # Errors
+/// As [`hold`].
+pub async fn release(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
+    let kept = job.finalizers().iter().filter(|name| *name != ARCHIVE).cloned();
+    set(client, job, kept.collect()).await
+}
+
+async fn set(client: &Client, job: &TrainJob, finalizers: Vec<String>) -> Result<bool, kube::Error> {
+    let jobs: Api<TrainJob> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    // Of this version: a list in a merge patch takes the place of what others have set.
+    let metadata = json!({"resourceVersion": job.resource_version(), "finalizers": finalizers});
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    match jobs.patch_metadata(&job.name_any(), &PatchParams::default(), &patch).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use millrace_crds::{StoredParams, TrainJobSpec};
+
+    use super::*;
+
+    #[test]
+    fn a_deleted_job_waits_a_minute_and_no_longer() {
+        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        let at = |second| Timestamp::from_second(second).unwrap();
+        assert_eq!((is_held(&job), patience(&job, at(100))), (false, None));
+        job.metadata.finalizers = Some(vec!["other".to_owned(), ARCHIVE.to_owned()]);
+        job.metadata.deletion_timestamp = Some(Time(at(100)));
+        assert!(is_held(&job));
+        for (second, left) in [(90, 60), (100, 60), (130, 30), (160, 0), (1000, 0)] {
+            assert_eq!(patience(&job, at(second)), Some(Duration::from_secs(left)), "{second}");
+        }
+    }
+}
