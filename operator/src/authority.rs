@@ -49,6 +49,16 @@ pub struct Authority {
 }
 
 impl Authority {
+    /// A new one, which nobody but its maker has: what it vouches for is trusted for as long as the maker lives.
+    ///
+    /// # Errors
+    /// It can't be made.
+    pub fn new() -> Result<Self, AuthorityError> {
+        let key = KeyPair::generate()?;
+        let certificate = params().self_signed(&key)?.pem();
+        Ok(Self { certificate, issuer: Issuer::new(params(), key) })
+    }
+
     /// The authority in secret `name` of `namespace`; made, where there is none yet.
     ///
     /// # Errors
@@ -145,12 +155,11 @@ fn params() -> CertificateParams {
 }
 
 fn make(name: &str) -> Result<Secret, AuthorityError> {
-    let key = KeyPair::generate()?;
-    let certificate = params().self_signed(&key)?.pem();
+    let Authority { certificate, issuer } = Authority::new()?;
     let entry = |key: &str, text: String| (key.to_owned(), ByteString(text.into_bytes()));
     Ok(Secret {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
-        data: Some(BTreeMap::from([entry(CERTIFICATE, certificate), entry(KEY, key.serialize_pem())])),
+        data: Some(BTreeMap::from([entry(CERTIFICATE, certificate), entry(KEY, issuer.key().serialize_pem())])),
         ..Secret::default()
     })
 }
