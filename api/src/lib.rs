@@ -4,6 +4,7 @@
 //! * [`process`]: the backend that runs jobs as processes of this machine.
 //! * [`definition`]: what an API server does with an object before it keeps it.
 //! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
+//! * [`unheard`]: journals as files have them.
 //! * [`serve`](mod@serve): everything put together.
 
 pub mod backend;
@@ -19,3 +20,4 @@ pub mod refusal;
 pub mod rest;
 pub mod serve;
 pub mod tls;
+pub mod unheard;

@@ -1,19 +1,22 @@
 //! Copying a coordinator's journal into the database, entry by entry under the numbers it has there: nothing is lost and
 //! nothing doubled, whenever the copying ends and goes on.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
-use millrace_checkpoint::ModelDirLock;
 use millrace_protocol::journal::{self, Tls};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{self, FollowRequest};
 use millrace_store::{Entry, Kind, Mode, Store};
-use millrace_telemetry::journal::{Event, JournalReader};
+use millrace_telemetry::journal::Event;
 use millrace_telemetry::logs::Level;
 use millrace_telemetry::metrics::Point;
-use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Channel;
+
+use crate::unheard;
 
 /// Entries written in one transaction, and how long the first of them waits for the others.
 const BATCH: usize = 256;
@@ -51,35 +54,8 @@ pub fn tell(caught_up: Result<(), String>, uid: &str) {
 /// The files or the database can't be read or written: a sentence.
 pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
-    let (dir, job) = (model_dir.to_owned(), uid.to_owned());
-    let mut unheard =
-        tokio::task::spawn_blocking(move || unheard(&dir, &job, from)).await.map_err(|e| e.to_string())??;
-    while !unheard.is_empty() {
-        let rest = unheard.split_off(unheard.len().min(BATCH));
-        store.append(uid, &unheard).await.map_err(|error| error.to_string())?;
-        unheard = rest;
-    }
-    Ok(())
-}
-
-/// The entries of the job `uid` from number `from` on, as the files of `model_dir` have them. Of a model_dir that another job
-/// has by now, none.
-fn unheard(model_dir: &Path, uid: &str, from: u64) -> Result<Vec<Entry>, String> {
-    if !model_dir.is_dir() {
-        // Its coordinator never came so far.
-        return Ok(Vec::new());
-    }
-    let owner = ModelDirLock::last_owner(model_dir).map_err(|error| error.to_string())?;
-    let Some(owner) = owner.filter(|owner| owner.job.as_deref() == Some(uid)) else { return Ok(Vec::new()) };
-    let mut reader = JournalReader::open(model_dir, from).map_err(|error| error.to_string())?;
-    let mut entries = Vec::new();
-    while let Some(entry) = reader.next_entry().map_err(|error| error.to_string())? {
-        let Some(attempt) = entry.attempt.checked_sub(owner.before.into()).filter(|attempt| *attempt > 0) else {
-            continue;
-        };
-        entries.extend(journal_entry(&journal::pack(&entry, attempt)));
-    }
-    Ok(entries)
+    let unheard = unheard::entries(model_dir.to_owned(), uid.to_owned(), from);
+    keep(store, uid, ReceiverStream::new(unheard)).await.map(drop)
 }
 
 async fn dial(store: &Store, uid: &str, address: &str, tls: Option<&Tls>) -> Result<bool, String> {
@@ -93,7 +69,19 @@ async fn dial(store: &Store, uid: &str, address: &str, tls: Option<&Tls>) -> Res
 pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
     let stream = client.follow(FollowRequest { from, newest: false }).await.map_err(|status| status.to_string())?;
-    let batches = stream.into_inner().chunks_timeout(BATCH, GATHER);
+    keep(store, uid, stream.into_inner()).await
+}
+
+/// Writes entries as they come, for as long as they do; whether an outcome was the last.
+///
+/// # Errors
+/// What ended them before their end, or the database: a sentence.
+async fn keep<E: Display>(
+    store: &Store,
+    uid: &str,
+    entries: impl Stream<Item = Result<proto::Entry, E>>,
+) -> Result<bool, String> {
+    let batches = entries.chunks_timeout(BATCH, GATHER);
     tokio::pin!(batches);
     let mut over = false;
     while let Some(batch) = batches.next().await {
@@ -102,7 +90,7 @@ pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>
             match entry {
                 // What a later version tells is left out.
                 Ok(entry) => entries.extend(journal_entry(&entry)),
-                Err(status) => broken = Some(status.to_string()),
+                Err(error) => broken = Some(error.to_string()),
             }
         }
         over = entries.last().map_or(over, |entry| entry.kind == Kind::Outcome);

@@ -1,0 +1,49 @@
+//! A job's journal as the files of its model_dir have it: what nobody heard, since the coordinator or who followed it died
+//! before it was told.
+
+use std::path::{Path, PathBuf};
+
+use millrace_checkpoint::ModelDirLock;
+use millrace_protocol::{journal, proto};
+use millrace_telemetry::journal::JournalReader;
+use tokio::sync::mpsc;
+
+/// Entries read ahead of who takes them.
+const AHEAD: usize = 256;
+
+/// The entries of the job `uid` from number `from` on, to the last that is there, or a sentence why there are no more. Of a
+/// model_dir that another job has by now, none. They are read as they are taken.
+pub fn entries(model_dir: PathBuf, uid: String, from: u64) -> mpsc::Receiver<Result<proto::Entry, String>> {
+    let (told, entries) = mpsc::channel(AHEAD);
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = tell(&model_dir, &uid, from, &told) {
+            let _ = told.blocking_send(Err(error));
+        }
+    });
+    entries
+}
+
+/// Tells them for as long as somebody takes them.
+fn tell(
+    model_dir: &Path,
+    uid: &str,
+    from: u64,
+    told: &mpsc::Sender<Result<proto::Entry, String>>,
+) -> Result<(), String> {
+    if !model_dir.is_dir() {
+        // Its coordinator never came so far.
+        return Ok(());
+    }
+    let owner = ModelDirLock::last_owner(model_dir).map_err(|error| error.to_string())?;
+    let Some(owner) = owner.filter(|owner| owner.job.as_deref() == Some(uid)) else { return Ok(()) };
+    let mut reader = JournalReader::open(model_dir, from).map_err(|error| error.to_string())?;
+    while let Some(entry) = reader.next_entry().map_err(|error| error.to_string())? {
+        let Some(attempt) = entry.attempt.checked_sub(owner.before.into()).filter(|attempt| *attempt > 0) else {
+            continue;
+        };
+        if told.blocking_send(Ok(journal::pack(&entry, attempt))).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
