@@ -1,6 +1,5 @@
 //! Files of a job, whole or in part.
 
-use std::io::SeekFrom;
 use std::sync::Arc;
 
 use axum::Json;
@@ -11,8 +10,6 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncSeekExt};
-use tokio_util::io::ReaderStream;
 
 use super::who::{Act, Who};
 use super::{Api, Asked, JobPath, Named, Which, shown};
@@ -21,8 +18,6 @@ use crate::refusal::{Reason, Refusal, Result};
 
 /// Ends the step of a checkpoint that is wanted in another format.
 const EXPORT: &str = ":export";
-/// Bytes read at a time.
-const PIECE: usize = 256 << 10;
 
 /// A shelf of a job.
 #[derive(Clone, Debug, Deserialize)]
@@ -136,7 +131,7 @@ fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
 
 /// A file, or the part of it that is wanted.
 async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
-    let Opened { mut file, bytes, tag } = opened;
+    let Opened { bytes, tag, content } = opened;
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if text(header::IF_NONE_MATCH).is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response());
@@ -151,9 +146,7 @@ async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
     };
     let (first, last) = range.unwrap_or((0, bytes.saturating_sub(1)));
     let length = if bytes == 0 { 0 } else { last - first + 1 };
-    file.seek(SeekFrom::Start(first)).await.map_err(|error| Refusal::internal("read a job's files", &error))?;
-    let body = Body::from_stream(ReaderStream::with_capacity(file.take(length), PIECE));
-    let mut response = Response::new(body);
+    let mut response = Response::new(Body::from_stream(content.part(first, length).await?));
     let mut set = |name, value: String| {
         if let Ok(value) = HeaderValue::try_from(value) {
             response.headers_mut().insert(name, value);

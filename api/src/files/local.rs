@@ -1,79 +1,18 @@
-//! What a job has written: checkpoints and everything else in its model_dir, read-only.
+//! Files on this machine.
 
+use std::io::{self, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 
 use async_trait::async_trait;
+use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::jiff::Timestamp;
 use millrace_checkpoint::{Checkpoint, CheckpointInfo, hf};
-use schemars::JsonSchema;
-use serde::Serialize;
 use tokio::fs::File;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use tokio_util::io::ReaderStream;
 
+use super::{CheckpointFiles, Content, FileInfo, Files, Opened, PIECE, Pieces, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
-
-/// A file of a job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct FileInfo {
-    /// Relative to what it is listed under, with `/`.
-    pub path: String,
-    /// Its length.
-    pub bytes: u64,
-    /// When it was written last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    pub time: Option<Timestamp>,
-}
-
-/// A checkpoint of a job.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct CheckpointFiles {
-    /// The step it holds.
-    pub step: u64,
-    /// blake3 of its parameters.
-    pub digest: String,
-    /// All of its files.
-    pub bytes: u64,
-    /// When it was finished.
-    #[schemars(with = "Option<String>")]
-    pub time: Option<Timestamp>,
-    /// Its files.
-    pub files: Vec<FileInfo>,
-}
-
-/// A file, opened.
-#[derive(Debug)]
-pub struct Opened {
-    /// To be read from any place.
-    pub file: File,
-    /// Its length.
-    pub bytes: u64,
-    /// Changes whenever the content does.
-    pub tag: String,
-}
-
-/// Where a file is looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shelf {
-    /// A checkpoint, by its step.
-    Checkpoint(u64),
-    /// What a checkpoint is as a directory of Hugging Face, by its step.
-    HuggingFace(u64),
-    /// Everything in model_dir that is no checkpoint.
-    Artifacts,
-}
-
-/// The files of one job.
-#[async_trait]
-pub trait Files: Send + Sync {
-    /// Whole checkpoints, the newest first.
-    async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>>;
-
-    /// The files of a shelf; one that has to be made is made.
-    async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>>;
-
-    /// Opens a file.
-    async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened>;
-}
 
 /// Files on this machine.
 #[derive(Clone, Debug)]
@@ -152,7 +91,16 @@ impl Files for LocalFiles {
         }
         let changed = about.modified().ok().and_then(|time| Timestamp::try_from(time).ok());
         let tag = format!("\"{:x}-{:x}\"", about.len(), changed.map_or(0, Timestamp::as_nanosecond));
-        Ok(Opened { file, bytes: about.len(), tag })
+        Ok(Opened { bytes: about.len(), tag, content: Box::new(file) })
+    }
+}
+
+#[async_trait]
+impl Content for File {
+    async fn part(mut self: Box<Self>, first: u64, length: u64) -> Result<Pieces> {
+        self.seek(SeekFrom::Start(first)).await.map_err(|error| unreadable(&error))?;
+        let pieces = ReaderStream::with_capacity(self.take(length), PIECE);
+        Ok(pieces.map_err(|error| unreadable(&error)).boxed())
     }
 }
 
@@ -193,9 +141,9 @@ fn described(info: CheckpointInfo) -> Result<CheckpointFiles> {
 }
 
 /// Adds every file below `dir`, without checkpoints where they are not wanted.
-fn walk(root: &Path, dir: &Path, without_checkpoints: bool, files: &mut Vec<FileInfo>) -> std::io::Result<()> {
+fn walk(root: &Path, dir: &Path, without_checkpoints: bool, files: &mut Vec<FileInfo>) -> io::Result<()> {
     let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
     for entry in entries {
@@ -236,7 +184,7 @@ fn broken(error: &millrace_checkpoint::Error) -> Refusal {
     Refusal::new(Reason::Gone, format!("the checkpoint can't be read: {error}"))
 }
 
-fn unreadable(error: &std::io::Error) -> Refusal {
+fn unreadable(error: &io::Error) -> Refusal {
     Refusal::internal("read a job's files", error)
 }
 
