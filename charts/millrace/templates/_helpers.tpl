@@ -9,15 +9,64 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{- define "millrace.operator.selector" -}}
+{{/* Labels of the pods of a component: include "millrace.selector" (list $ "operator"). */}}
+{{- define "millrace.selector" -}}
 app.kubernetes.io/name: millrace
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: operator
+app.kubernetes.io/instance: {{ (first .).Release.Name }}
+app.kubernetes.io/component: {{ last . }}
 {{- end }}
 
-{{- define "millrace.operator.labels" -}}
-{{ include "millrace.labels" . }}
-app.kubernetes.io/component: operator
+{{/* Labels of the objects of a component. */}}
+{{- define "millrace.component" -}}
+{{ include "millrace.labels" (first .) }}
+app.kubernetes.io/component: {{ last . }}
+{{- end }}
+
+{{/* How the pods of a component run, and where: all of a pod's spec but containers and volumes. */}}
+{{- define "millrace.pod" -}}
+{{- $root := first . -}}
+{{- $values := get $root.Values (last .) -}}
+serviceAccountName: millrace-{{ last . }}
+automountServiceAccountToken: true
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+topologySpreadConstraints:
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - topologyKey: {{ . }}
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    matchLabelKeys: [pod-template-hash]
+    labelSelector:
+      matchLabels:
+        {{- include "millrace.selector" $ | nindent 8 }}
+  {{- end }}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* What no container of the chart may. */}}
+{{- define "millrace.container.security" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "millrace.image" -}}
@@ -44,6 +93,10 @@ app.kubernetes.io/component: operator
 - apiGroups: [millrace.dev]
   resources: [trainjobs/logs]
   verbs: [get]
+# What a job can mount.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch]
 {{- end }}
 
 {{/* Training, which admins may too. Nobody but the operator writes a status. */}}
@@ -58,4 +111,18 @@ app.kubernetes.io/component: operator
 - apiGroups: [millrace.dev]
   resources: [trainjobs/files]
   verbs: [get]
+{{- end }}
+
+{{/* Names and addresses that the REST server's own certificate is for, by commas. */}}
+{{- define "millrace.api.names" -}}
+{{- $own := "millrace-api" -}}
+{{- $space := printf "%s.%s" $own .Release.Namespace -}}
+{{- $service := printf "%s.svc" $space -}}
+{{- $names := list $own $space $service (printf "%s.cluster.local" $service) "localhost" "127.0.0.1" -}}
+{{- concat $names .Values.api.tls.names | uniq | sortAlpha | join "," }}
+{{- end }}
+
+{{/* The Secret with the certificate that it shows. */}}
+{{- define "millrace.api.certificate" -}}
+{{ .Values.api.tls.secretName | default "millrace-api-tls" }}
 {{- end }}

@@ -2,16 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::tools::{NAMESPACE, RELEASE, appliance, chart, everything, find, helm, root, run, template};
-
-fn kubectl(arguments: &[&str], input: &Value) -> Result<String, String> {
-    run("kubectl", arguments, &input.to_string())
-}
-
-fn get(arguments: &[&str]) -> Value {
-    let text = kubectl(&[&["get", "--output=json"], arguments].concat(), &Value::Null).unwrap();
-    serde_json::from_str(&text).unwrap()
-}
+use crate::rights;
+use crate::tools::{
+    NAMESPACE, RELEASE, alone, appliance, chart, everything, find, get, helm, kubectl, root, run, template,
+};
 
 /// Every value but those whose kinds this API server does not have.
 fn everything_here() -> Value {
@@ -39,10 +33,14 @@ fn from_install_to_uninstall() {
     assert!(again.contains("exists and cannot be imported"), "a cluster has one release: {again}");
 
     the_appliance_is_applied_without_its_status();
-    the_operator_may_do_what_it_does_and_no_more();
-    people_may_do_what_their_role_says();
+    rights::the_operator_may_do_what_it_does_and_no_more();
+    rights::the_rest_server_may_do_what_it_does_and_no_more();
+    rights::people_may_do_what_their_role_says();
     the_example_is_accepted();
+    the_certificate_is_kept_while_its_names_are(path);
+    let certificate = tls_secret()["data"].clone();
 
+    let history = get(&["--namespace", NAMESPACE, "persistentvolumeclaim/millrace-api"]);
     helm(&["upgrade", RELEASE, path], &everything_here()).unwrap();
     assert_eq!(get(&["--namespace", NAMESPACE, "deployment/millrace-operator"])["spec"]["replicas"], 2);
     pods_are_restricted();
@@ -53,12 +51,36 @@ fn from_install_to_uninstall() {
     get(&["customresourcedefinitions", "trainjobs.millrace.dev"]);
     let grants = &get(&["appliance.millrace.dev", "default"])["status"]["grants"];
     assert_eq!(grants[0]["uid"], "a", "the ledger outlives the release");
-    helm(&["install", RELEASE, path], &json!({})).unwrap();
+    helm(&["install", RELEASE, path], &json!({"api": named(["192.0.2.1", "millrace.example.org"])})).unwrap();
+    assert_eq!(tls_secret()["data"], certificate, "what clients trust outlives the release");
+    let claim = get(&["--namespace", NAMESPACE, "persistentvolumeclaim/millrace-api"]);
+    assert_eq!(claim["metadata"]["uid"], history["metadata"]["uid"], "history outlives the release");
 }
 
-/// The user that the operator is to the API server.
-fn operator() -> String {
-    format!("system:serviceaccount:{NAMESPACE}:millrace-operator")
+fn tls_secret() -> Value {
+    get(&["--namespace", NAMESPACE, "secret/millrace-api-tls"])
+}
+
+/// Which certificate the pods of the REST server were started with: another one takes other pods.
+fn started_with() -> Value {
+    let deployment = get(&["--namespace", NAMESPACE, "deployment/millrace-api"]);
+    deployment["spec"]["template"]["metadata"]["annotations"]["millrace.dev/tls-names"].clone()
+}
+
+fn named(names: [&str; 2]) -> Value {
+    json!({"tls": {"names": names}})
+}
+
+fn the_certificate_is_kept_while_its_names_are(path: &str) {
+    let upgraded = |api: Value| {
+        helm(&["upgrade", RELEASE, path], &json!({"api": api})).unwrap();
+        (tls_secret()["data"].clone(), started_with())
+    };
+    let first = (tls_secret()["data"].clone(), started_with());
+    assert_eq!(upgraded(json!({"keepDays": 30})), first);
+    let more = upgraded(named(["192.0.2.1", "millrace.example.org"]));
+    assert!(more.0 != first.0 && more.1 != first.1);
+    assert_eq!(upgraded(named(["millrace.example.org", "192.0.2.1"])), more);
 }
 
 /// As the operator does it, with its rights.
@@ -70,7 +92,7 @@ fn the_appliance_is_applied_without_its_status() {
             "--field-manager=millrace-chart",
             "--force-conflicts",
             "--as",
-            &operator(),
+            &rights::user("operator"),
             "--validate=strict",
             "-f",
             "-",
@@ -97,136 +119,25 @@ fn the_appliance_is_applied_without_its_status() {
     assert_eq!(stored["status"]["grants"][0]["uid"], "a");
 }
 
-/// A question to the API server's authorizer, and the answer that is right.
-struct Right {
-    verb: &'static str,
-    group: &'static str,
-    resource: &'static str,
-    namespace: &'static str,
-    name: &'static str,
-    allowed: bool,
-}
-
-fn right(verb: &'static str, resource: &'static str, allowed: bool) -> Right {
-    let (resource, name) = resource.split_once(':').unwrap_or((resource, ""));
-    let (resource, group) = resource.split_once('@').unwrap_or((resource, ""));
-    let group = if group == "millrace" { "millrace.dev" } else { group };
-    Right { verb, group, resource, namespace: "team", name, allowed }
-}
-
-fn assert_rights(user: &str, rights: &[Right]) {
-    let questions: Vec<Value> = rights
-        .iter()
-        .map(|right| {
-            let (resource, subresource) = right.resource.split_once('/').unwrap_or((right.resource, ""));
-            json!({
-                "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-                "spec": {"user": user, "resourceAttributes": {
-                    "verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource,
-                    "namespace": right.namespace, "name": right.name,
-                }},
-            })
-        })
-        .collect();
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": questions});
-    let text = kubectl(&["create", "--output=json", "-f", "-"], &list).unwrap();
-    let answers: Vec<Value> = serde_json::Deserializer::from_str(&text).into_iter().collect::<Result<_, _>>().unwrap();
-    assert_eq!(answers.len(), rights.len());
-    for (right, answer) in rights.iter().zip(&answers) {
-        let Right { verb, resource, namespace, name, allowed, .. } = right;
-        assert_eq!(answer["status"]["allowed"] == true, *allowed, "{user}: {verb} {resource} {name} in {namespace}");
-    }
-}
-
-fn the_operator_may_do_what_it_does_and_no_more() {
-    let own = |right: Right| Right { namespace: NAMESPACE, ..right };
-    let mut rights = Vec::new();
-    for (resource, verbs) in [
-        ("trainjobs@millrace", "list watch delete"),
-        ("trainjobs/status@millrace", "patch"),
-        ("trainjobs/finalizers@millrace", "update"),
-        ("appliances@millrace", "list watch create"),
-        ("appliances@millrace:default", "list watch create patch"),
-        ("appliances/status@millrace", "patch"),
-        ("pods", "list watch create delete"),
-        ("pods/exec", ""),
-        ("pods/log", ""),
-        ("services", "list watch create patch"),
-        ("networkpolicies@networking.k8s.io", "create patch"),
-        ("persistentvolumeclaims", "create"),
-        ("configmaps", "get create delete"),
-        ("secrets", "create delete"),
-        ("secrets:millrace-authority", "create delete"),
-        ("priorityclasses@scheduling.k8s.io", "list"),
-        ("events@events.k8s.io", "create patch"),
-        ("leases@coordination.k8s.io", ""),
-        ("clusterroles@rbac.authorization.k8s.io", ""),
-        ("serviceaccounts/token", ""),
-        ("nodes", ""),
-    ] {
-        for verb in ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"] {
-            rights.push(right(verb, resource, verbs.split(' ').any(|may| may == verb)));
-        }
-    }
-    rights.extend([
-        own(right("get", "secrets:millrace-authority", true)),
-        own(right("get", "secrets:other", false)),
-        own(right("list", "secrets", false)),
-        own(right("create", "leases@coordination.k8s.io", true)),
-        own(right("get", "leases@coordination.k8s.io:millrace-operator", true)),
-        own(right("update", "leases@coordination.k8s.io:millrace-operator", true)),
-        own(right("update", "leases@coordination.k8s.io:other", false)),
-    ]);
-    assert_rights(&operator(), &rights);
-}
-
-fn people_may_do_what_their_role_says() {
-    for (role, own) in [("viewer", "view"), ("editor", "edit"), ("admin", "admin")] {
-        let binding = json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": format!("chart-test-{role}")},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": format!("millrace-{role}")},
-            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": role}],
-        });
-        kubectl(&["apply", "-f", "-"], &binding).unwrap();
-        let (edits, rules) = (role != "viewer", role == "admin");
-        let rights = [
-            right("get", "trainjobs@millrace", true),
-            right("watch", "trainjobs@millrace", true),
-            right("get", "trainjobs/status@millrace", true),
-            right("get", "trainjobs/logs@millrace", true),
-            right("get", "trainjobs/files@millrace", edits),
-            right("create", "trainjobs@millrace", edits),
-            right("update", "trainjobs@millrace", edits),
-            right("delete", "trainjobs@millrace", edits),
-            right("patch", "trainjobs/scale@millrace", edits),
-            right("patch", "trainjobs/status@millrace", false),
-            right("update", "trainjobs/status@millrace", false),
-            right("list", "appliances@millrace", true),
-            right("patch", "appliances@millrace", rules),
-            right("patch", "appliances/status@millrace", false),
-            right("get", "secrets", false),
-        ];
-        assert_rights(role, &rights);
-        kubectl(&["delete", "clusterrolebinding", &format!("chart-test-{role}")], &Value::Null).unwrap();
-        let label = format!("rbac.authorization.k8s.io/aggregate-to-{own}");
-        assert_eq!(get(&["clusterrole", &format!("millrace-{role}")])["metadata"]["labels"][&label], "true");
-    }
-}
-
 fn the_example_is_accepted() {
     let file = root().join("examples/trainjob.yaml");
     let apply = ["apply", "--namespace=default", "--validate=strict", "-f", file.to_str().unwrap()];
     kubectl(&apply, &Value::Null).unwrap();
 }
 
-/// The API server's own judgement: a pod as the Deployment's, in a namespace that enforces `restricted`.
+/// The API server's own judgement: pods as the Deployments', in a namespace that enforces `restricted`.
 fn pods_are_restricted() {
-    for values in [json!({}), everything_here()] {
+    for (values, name) in [
+        (json!({}), "millrace-operator"),
+        (everything_here(), "millrace-operator"),
+        (alone(), "millrace-api"),
+        (everything_here(), "millrace-api"),
+    ] {
         let (_, documents) = template(&chart(), &values);
-        let template = &find(&documents, "Deployment", "millrace-operator")["spec"]["template"];
+        let template = &find(&documents, "Deployment", name)["spec"]["template"];
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": "operator", "namespace": NAMESPACE, "labels": template["metadata"]["labels"]},
+            "metadata": {"name": name, "namespace": NAMESPACE, "labels": template["metadata"]["labels"]},
             "spec": template["spec"],
         });
         let create = ["create", "--dry-run=server", "--validate=strict", "-f", "-"];

@@ -10,7 +10,8 @@ use crate::tools::{read, root, yaml};
 /// Fields of an Appliance that the values have elsewhere, or that the operator knows by itself.
 const ELSEWHERE: &[&str] = &["image", "imagePullPolicy", "imagePullSecrets"];
 
-fn schema() -> Value {
+/// The schema of the values.
+pub fn schema() -> Value {
     serde_json::from_str(&read("values.schema.json")).unwrap()
 }
 
@@ -21,7 +22,7 @@ fn resolved<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
 }
 
 /// Paths of all properties in `schema`, by `.`, items of lists included; `all` is where references lead.
-fn paths(all: &Value, schema: &Value, at: &str, found: &mut BTreeSet<String>) {
+pub fn paths(all: &Value, schema: &Value, at: &str, found: &mut BTreeSet<String>) {
     let schema = resolved(all, schema);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{at}{name}");
@@ -31,6 +32,11 @@ fn paths(all: &Value, schema: &Value, at: &str, found: &mut BTreeSet<String>) {
     if schema["items"].is_object() {
         paths(all, &schema["items"], at, found);
     }
+}
+
+/// Whether it is the chart that says what this value means. What some are made of is Kubernetes', and shown by an example.
+pub fn ours(path: &str) -> bool {
+    path != "global" && !["resources.", "tolerations.", "pullSecrets."].iter().any(|of| path.contains(of))
 }
 
 /// A key of values.yaml, set or commented out.
@@ -96,10 +102,7 @@ fn every_value_is_described_in_the_schema_and_in_the_file() {
         keys.iter().filter(|key| known.contains(&key.path) && !key.described).map(|key| &*key.path).collect();
     assert!(undescribed.is_empty(), "say in values.yaml what these are: {undescribed:?}");
     let there: BTreeSet<&str> = keys.iter().map(|key| &*key.path).collect();
-    // What these are made of is Kubernetes', and shown by an example.
-    let inside = |path: &str| ["resources.", "tolerations.", "pullSecrets."].iter().any(|of| path.contains(of));
-    let missing: Vec<&String> =
-        known.iter().filter(|path| *path != "global" && !inside(path) && !there.contains(path.as_str())).collect();
+    let missing: Vec<&String> = known.iter().filter(|path| ours(path) && !there.contains(path.as_str())).collect();
     assert!(missing.is_empty(), "values.yaml has no line for {missing:?}");
 }
 

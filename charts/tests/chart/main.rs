@@ -1,6 +1,8 @@
 //! The Helm chart. What needs helm, or an API server, is ignored by default: `charts/test` brings both and runs everything.
 
+mod api;
 mod cluster;
 mod documents;
 mod rendered;
+mod rights;
 mod tools;

@@ -1,14 +1,19 @@
 //! What helm makes of the chart.
 
+use std::collections::BTreeSet;
+
 use millrace_crds::{Appliance, definitions};
 use serde_json::{Value, json};
 
-use crate::tools::{NAMESPACE, appliance, chart, everything, find, helm, read, root, run, template, yaml};
+use crate::documents::{ours, paths, schema};
+use crate::tools::{
+    NAMESPACE, alone, appliance, chart, everything, find, helm, read, render, root, run, template, without_keys, yaml,
+};
 
 #[test]
 #[ignore = "needs helm"]
 fn lint_has_nothing_to_say() {
-    for values in [json!({}), everything()] {
+    for values in [json!({}), everything(), alone()] {
         helm(&["lint", "--strict", chart().to_str().unwrap()], &values).unwrap();
     }
 }
@@ -21,9 +26,9 @@ fn rendering_is_the_same_every_time_and_from_a_package() {
     run("helm", &["package", "--destination", folder, chart().to_str().unwrap()], "").unwrap();
     let package = packages.path().join(format!("millrace-{}.tgz", env!("CARGO_PKG_VERSION")));
     for values in [json!({}), everything()] {
-        let (once, documents) = template(&chart(), &values);
-        assert_eq!(once, template(&chart(), &values).0);
-        assert_eq!(documents, template(&package, &values).1);
+        let once = without_keys(template(&chart(), &values).1);
+        assert_eq!(once, without_keys(template(&chart(), &values).1));
+        assert_eq!(once, without_keys(template(&package, &values).1));
     }
 }
 
@@ -109,7 +114,38 @@ fn every_value_arrives() {
     assert!(!text.contains("aggregate-to"));
 }
 
-fn environment<'a>(pod: &'a Value, name: &str) -> &'a str {
+/// Of each value there is a release that is another one without it.
+#[test]
+#[ignore = "needs helm"]
+fn every_value_does_something() {
+    let all = schema();
+    let mut known = BTreeSet::new();
+    paths(&all, &all, "", &mut known);
+    known.retain(|path| ours(path));
+    let parents: BTreeSet<&str> = known.iter().filter_map(|path| Some(path.rsplit_once('.')?.0)).collect();
+    // Those of the appliance arrive as they are: see above.
+    let here = |path: &str| !path.starts_with("appliance.") || path == "appliance.create";
+    let mut idle: Vec<&str> =
+        known.iter().map(String::as_str).filter(|path| here(path) && !parents.contains(path)).collect();
+    assert!(idle.len() > 30, "{idle:?}");
+
+    let made = |values: &Value| render(&chart(), values).map(|(_, documents)| without_keys(documents));
+    let off = |part: &str, switch: &str| json!({part: {switch: false}});
+    for values in [everything(), alone(), off("api", "enabled"), off("crds", "install"), off("appliance", "create")] {
+        let with = made(&values).unwrap();
+        idle.retain(|path| {
+            let pointer = format!("/{}", path.replace('.', "/"));
+            let (parent, name) = pointer.rsplit_once('/').unwrap();
+            let mut without = values.clone();
+            let fields = without.pointer_mut(parent).and_then(Value::as_object_mut);
+            fields.and_then(|fields| fields.remove(name)).is_none() || made(&without).as_ref() == Ok(&with)
+        });
+    }
+    assert!(idle.is_empty(), "nothing comes of {idle:?}");
+}
+
+/// The value of a variable of a pod's first container.
+pub fn environment<'a>(pod: &'a Value, name: &str) -> &'a str {
     let variables = pod["containers"][0]["env"].as_array().unwrap();
     let variable = variables.iter().find(|variable| variable["name"] == name);
     variable.unwrap_or_else(|| panic!("{name} is not set"))["value"].as_str().unwrap()
@@ -117,7 +153,7 @@ fn environment<'a>(pod: &'a Value, name: &str) -> &'a str {
 
 #[test]
 #[ignore = "needs helm"]
-fn by_default_there_is_an_operator_and_an_appliance_and_nothing_that_others_define() {
+fn by_default_there_is_nothing_that_others_define() {
     let (_, documents) = template(&chart(), &json!({}));
     for absent in ["ServiceMonitor", "PodMonitor", "PodDisruptionBudget", "NetworkPolicy", "Appliance"] {
         assert!(documents.iter().all(|document| document["kind"] != absent), "{absent}");
@@ -176,7 +212,7 @@ fn no_role_reads_secrets() {
             assert!(writes || own, "{} may {verb} {resource}", role["metadata"]["name"]);
         }
     }
-    assert_eq!(roles, 5, "the operator's two, and three for people");
+    assert_eq!(roles, 7, "two of the operator, two of the REST server, three for people");
 }
 
 #[test]
@@ -191,6 +227,13 @@ fn wrong_values_are_refused() {
         (json!({"appliance": {"resources": {"cs3": {}}}}), "cs3"),
         (json!({"operator": {"logLevel": "loud"}}), "/operator/logLevel"),
         (json!({"image": {"pullSecrets": ["registry"]}}), "/image/pullSecrets/0"),
+        (json!({"api": {"logLevel": "info"}}), "logLevel"),
+        (json!({"api": {"service": {"type": "ExternalName"}}}), "/api/service/type"),
+        (
+            json!({"api": {"database": {"secretName": "postgres://user:password@host/name"}}}),
+            "/api/database/secretName",
+        ),
+        (json!({"api": {"tls": {"names": ["https://millrace.example.org"]}}}), "/api/tls/names/0"),
     ] {
         let refused = helm(&["template", "millrace", chart().to_str().unwrap()], &values).expect_err(says);
         assert!(refused.contains(says), "{values}: {refused}");

@@ -47,11 +47,27 @@ pub fn helm(command: &[&str], values: &Value) -> Result<String, String> {
     run("helm", &[command, &["--namespace", NAMESPACE, "--values", "-"]].concat(), &values.to_string())
 }
 
-/// What a chart, a folder or a package, comes to with `values`: text, and its documents.
-pub fn template(chart: &Path, values: &Value) -> (String, Vec<Value>) {
-    let text = helm(&["template", RELEASE, chart.to_str().unwrap(), "--kube-version", "1.35.0"], values).unwrap();
+/// Runs kubectl with a document on its standard input.
+pub fn kubectl(arguments: &[&str], input: &Value) -> Result<String, String> {
+    run("kubectl", arguments, &input.to_string())
+}
+
+/// What `kubectl get` has.
+pub fn get(arguments: &[&str]) -> Value {
+    let text = kubectl(&[&["get", "--output=json"], arguments].concat(), &Value::Null).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// What a chart, a folder or a package, comes to with `values`: text, and its documents; or why it comes to nothing.
+pub fn render(chart: &Path, values: &Value) -> Result<(String, Vec<Value>), String> {
+    let text = helm(&["template", RELEASE, chart.to_str().unwrap(), "--kube-version", "1.35.0"], values)?;
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    (text, documents.into_iter().filter(|document| !document.is_null()).collect())
+    Ok((text, documents.into_iter().filter(|document| !document.is_null()).collect()))
+}
+
+/// The same, of values that are good.
+pub fn template(chart: &Path, values: &Value) -> (String, Vec<Value>) {
+    render(chart, values).unwrap()
 }
 
 /// The document of this kind and name.
@@ -100,10 +116,37 @@ pub fn everything() -> Value {
             "priorityClassName": "system-cluster-critical",
             "networkPolicy": {"enabled": true, "apiServerPorts": [16443]},
         },
+        "api": {
+            "replicas": 2, "keepDays": 30, "database": {"secretName": "history"}, "tls": {"secretName": "certificate"},
+            "service": {"type": "LoadBalancer"}, "resources": quantities,
+            "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": tolerations,
+            "priorityClassName": "system-cluster-critical",
+            "networkPolicy": {"enabled": true, "apiServerPorts": [16443], "databasePorts": [6432]},
+        },
         "rbac": {"aggregate": false},
         "monitoring": {
             "labels": {"release": "prometheus"}, "interval": "30s",
-            "serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true}, "dashboard": {"enabled": true},
+            "serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true},
+            "dashboard": {"enabled": true, "labels": {"grafana": "yes"}},
         },
     })
+}
+
+/// The options of a REST server that has neither a database nor a certificate from elsewhere.
+pub fn alone() -> Value {
+    json!({"api": {
+        "storage": {"size": "20Gi", "storageClassName": "fast"},
+        "tls": {"names": ["millrace.example.org", "192.0.2.1", "2001:db8::1"]},
+    }})
+}
+
+/// Documents without the keys in them, which are others each time.
+pub fn without_keys(documents: Vec<Value>) -> Vec<Value> {
+    let blank = |mut document: Value| {
+        if document["kind"] == "Secret" {
+            document["data"].take();
+        }
+        document
+    };
+    documents.into_iter().map(blank).collect()
 }

@@ -1,0 +1,162 @@
+//! The REST server, as helm makes it.
+
+use serde_json::{Value, json};
+
+use crate::rendered::environment;
+use crate::tools::{NAMESPACE, alone, chart, everything, find, helm, run, template};
+
+const NAME: &str = "millrace-api";
+
+fn pod(documents: &[Value]) -> &Value {
+    &find(documents, "Deployment", NAME)["spec"]["template"]["spec"]
+}
+
+/// The volume of this name, without it.
+fn volume(pod: &Value, name: &str) -> Value {
+    let mut volumes = pod["volumes"].as_array().unwrap().iter();
+    let mut volume = volumes.find(|volume| volume["name"] == name).unwrap().clone();
+    volume.as_object_mut().unwrap().remove("name");
+    volume
+}
+
+fn has(documents: &[Value], kind: &str) -> bool {
+    documents.iter().any(|document| document["kind"] == kind && document["metadata"]["name"] == NAME)
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn by_default_it_is_alone_with_sqlite_on_a_claim() {
+    let (_, documents) = template(&chart(), &json!({}));
+    let deployment = find(&documents, "Deployment", NAME);
+    assert_eq!(deployment["spec"]["replicas"], 1);
+    assert_eq!(deployment["spec"]["strategy"], json!({"type": "Recreate"}), "SQLite and the claim belong to one pod");
+    assert_eq!(deployment["spec"]["template"]["metadata"]["labels"]["millrace.dev/follows-journals"], "true");
+    let pod = pod(&documents);
+    let container = &pod["containers"][0];
+    assert_eq!(container["command"], json!(["millrace-api"]));
+    let arguments: Vec<&str> = container["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert_eq!(arguments[..2], ["serve", "--backend=kubernetes"]);
+    assert!(arguments.contains(&"--keep-days=365"), "{arguments:?}");
+    assert_eq!(environment(pod, "MILLRACE_IMAGE"), container["image"]);
+    assert_eq!(environment(pod, "MILLRACE_DATA"), "/var/lib/millrace");
+    assert!(!container["env"].to_string().contains("MILLRACE_DATABASE"));
+    assert_eq!(volume(pod, "data"), json!({"persistentVolumeClaim": {"claimName": NAME}}));
+    assert_eq!(volume(pod, "tls")["secret"]["secretName"], "millrace-api-tls");
+
+    let claim = find(&documents, "PersistentVolumeClaim", NAME);
+    assert_eq!(claim["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    assert_eq!(
+        claim["spec"],
+        json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}})
+    );
+    let service = &find(&documents, "Service", NAME)["spec"];
+    assert_eq!(service["type"], "ClusterIP");
+    assert_eq!(service["ports"][0]["port"], 443);
+    assert_eq!(service["ports"][0]["targetPort"], container["ports"][0]["name"]);
+    assert_eq!(service["selector"], deployment["spec"]["selector"]["matchLabels"]);
+
+    let (_, documents) = template(&chart(), &alone());
+    let claim = &find(&documents, "PersistentVolumeClaim", NAME)["spec"];
+    assert_eq!(claim["storageClassName"], "fast");
+    assert_eq!(claim["resources"]["requests"]["storage"], "20Gi");
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn with_a_database_there_are_several_and_nothing_is_kept_in_the_cluster() {
+    let values = everything();
+    let (_, documents) = template(&chart(), &values);
+    let deployment = find(&documents, "Deployment", NAME);
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    assert_eq!(deployment["spec"]["strategy"]["type"], "RollingUpdate");
+    find(&documents, "PodDisruptionBudget", NAME);
+    assert!(!has(&documents, "PersistentVolumeClaim") && !has(&documents, "Secret"));
+    let pod = pod(&documents);
+    let container = &pod["containers"][0];
+    let variables = container["env"].as_array().unwrap();
+    let url = variables.iter().find(|variable| variable["name"] == "MILLRACE_DATABASE").unwrap();
+    assert_eq!(url["valueFrom"]["secretKeyRef"], json!({"name": "history", "key": "url"}));
+    assert!(container["args"].as_array().unwrap().contains(&json!("--keep-days=30")));
+    assert_eq!(volume(pod, "data"), json!({"emptyDir": {}}));
+    assert_eq!(volume(pod, "tls")["secret"]["secretName"], "certificate");
+    for (field, value) in [("nodeSelector", "nodeSelector"), ("tolerations", "tolerations")] {
+        assert_eq!(pod[field], values["api"][value]);
+    }
+    assert_eq!(pod["priorityClassName"], "system-cluster-critical");
+    assert_eq!(container["resources"]["requests"]["memory"], "1Gi");
+    assert_eq!(find(&documents, "Service", NAME)["spec"]["type"], "LoadBalancer");
+
+    let policy = &find(&documents, "NetworkPolicy", NAME)["spec"];
+    let ports = |rule: &Value| -> Vec<Value> {
+        rule["ports"].as_array().unwrap().iter().map(|port| port["port"].clone()).collect()
+    };
+    assert_eq!(policy["ingress"].as_array().unwrap().len(), 1);
+    assert_eq!(ports(&policy["ingress"][0]), ["https"]);
+    let out: Vec<Vec<Value>> = policy["egress"].as_array().unwrap().iter().map(ports).collect();
+    let wanted = json!([[53, 53], [16443], ["journal"], [7200], [6432]]);
+    assert_eq!(json!(out), wanted, "DNS, the API server, journals, readers, the database");
+    let (_, documents) = template(&chart(), &json!({"api": {"networkPolicy": {"enabled": true}}}));
+    let out = &find(&documents, "NetworkPolicy", NAME)["spec"]["egress"];
+    assert_eq!(out.as_array().unwrap().len(), 4, "without a database there is none to talk to");
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn several_with_sqlite_are_refused() {
+    let several = |more: Value| {
+        let mut values = json!({"api": {"replicas": 2}});
+        values["api"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        helm(&["template", "millrace", chart().to_str().unwrap()], &values)
+    };
+    let refused = several(json!({})).unwrap_err();
+    assert!(refused.contains("SQLite belongs to one server: name a Secret"), "{refused}");
+    several(json!({"database": {"secretName": "history"}})).unwrap();
+    several(json!({"enabled": false})).unwrap();
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn without_it_nothing_of_it_is_there() {
+    let mut values = everything();
+    values["api"]["enabled"] = json!(false);
+    let (_, documents) = template(&chart(), &values);
+    let named = |document: &&Value| document["metadata"]["name"].as_str().unwrap().starts_with(NAME);
+    assert_eq!(documents.iter().find(named), None);
+}
+
+/// As clients check it: OpenSSL's strict rules are those of newer Pythons.
+#[test]
+#[ignore = "needs helm"]
+fn the_certificate_is_good_for_its_names_and_for_no_others() {
+    let (_, documents) = template(&chart(), &alone());
+    let secret = find(&documents, "Secret", "millrace-api-tls");
+    assert_eq!(secret["type"], "kubernetes.io/tls");
+    assert_eq!(secret["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    let folder = tempfile::tempdir().unwrap();
+    let file = |key: &str| {
+        let path = folder.path().join(key).to_str().unwrap().to_owned();
+        let text = run("openssl", &["base64", "-d", "-A"], secret["data"][key].as_str().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let (authority, certificate, key) = (file("ca.crt"), file("tls.crt"), file("tls.key"));
+    let verify = |check: &str, name: &str| {
+        run("openssl", &["verify", "-x509_strict", "-CAfile", &authority, check, name, &certificate], "")
+    };
+    for name in [NAME, "localhost", "millrace.example.org"] {
+        verify("-verify_hostname", name).unwrap();
+    }
+    for domain in ["", ".svc", ".svc.cluster.local"] {
+        verify("-verify_hostname", &format!("{NAME}.{NAMESPACE}{domain}")).unwrap();
+    }
+    for address in ["127.0.0.1", "192.0.2.1", "2001:db8::1"] {
+        verify("-verify_ip", address).unwrap();
+    }
+    assert!(verify("-verify_hostname", "other.example.org").unwrap_err().contains("mismatch"));
+    assert!(verify("-verify_ip", "192.0.2.2").unwrap_err().contains("mismatch"));
+
+    let of_certificate = run("openssl", &["x509", "-in", &certificate, "-noout", "-pubkey"], "").unwrap();
+    assert_eq!(of_certificate, run("openssl", &["pkey", "-in", &key, "-pubout"], "").unwrap());
+    let nine_years = (9 * 365 * 86_400).to_string();
+    run("openssl", &["x509", "-in", &certificate, "-noout", "-checkend", &nine_years], "").unwrap();
+}
