@@ -64,6 +64,7 @@ const OWN: &[(&str, &[&str])] = &[
             "millrace-checkpoint",
             "millrace-control",
             "millrace-crds",
+            "millrace-operator",
             "millrace-params",
             "millrace-protocol",
             "millrace-store",

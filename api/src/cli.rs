@@ -2,11 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use millrace_store::{Options, Store};
 
+use crate::reader::{self, Reader};
 use crate::serve::{self, Serve};
+
+/// For what waits for a disk when everything else has ended, such as a checkpoint that is exported.
+const LINGERING: Duration = Duration::from_secs(5);
 
 /// REST for user nodes: runs jobs on this machine and serves what they do
 #[derive(Clone, Debug, Parser)]
@@ -20,6 +25,8 @@ pub struct Args {
 enum Task {
     /// Serves until SIGTERM or Ctrl-C; running jobs save their state and go on when it serves again
     Serve(Serve),
+    /// Serves the files of one job to a REST server elsewhere, until nobody asks any more
+    Reader(Reader),
     /// Prints the OpenAPI document
     Openapi,
     /// Makes a token and prints its secret, once
@@ -74,16 +81,19 @@ impl Database {
 pub fn run(args: Args) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let done = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
-        runtime.block_on(async {
+        let done = runtime.block_on(async {
             match args.task {
                 Task::Openapi => {
                     println!("{}", serde_json::to_string_pretty(&crate::rest::openapi::document())?);
                     Ok(())
                 }
                 Task::Serve(args) => serve::run(args).await,
+                Task::Reader(args) => reader::run(args).await,
                 Task::Token(args) => make_token(args).await,
             }
-        })
+        });
+        runtime.shutdown_timeout(LINGERING);
+        done
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,6 +4,7 @@
 //! * [`process`]: the backend that runs jobs as processes of this machine.
 //! * [`definition`]: what an API server does with an object before it keeps it.
 //! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
+//! * [`reader`]: the program that serves them where they lie.
 //! * [`unheard`]: journals as files have them.
 //! * [`serve`](mod@serve): everything put together.
 
@@ -15,6 +16,7 @@ pub mod files;
 pub mod judge;
 pub mod plan;
 pub mod process;
+pub mod reader;
 pub mod record;
 pub mod refusal;
 pub mod rest;

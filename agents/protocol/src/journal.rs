@@ -1,4 +1,5 @@
-//! The coordinator's journal port: serving it, and dialling it from whoever runs jobs.
+//! The coordinator's journal port: serving it, and dialling it from whoever runs jobs. Who else tells of a job over mutual TLS
+//! is served and dialled from here, too.
 //!
 //! In the clear on one machine; in a cluster with mutual TLS, where each end shows a certificate of an authority that the
 //! other one trusts. TLS is behind the feature `tls`; without it, asking for it is an error, never a connection in the
@@ -79,6 +80,15 @@ pub async fn connect(address: &str, tls: Option<&Tls>) -> Result<JournalClient<C
     Ok(JournalClient::new(channel))
 }
 
+/// A channel to who shows a certificate for `name` at `address` (`host:port`), whatever its host is called. It is dialled when
+/// it is first used, and anew whenever it broke; a stream that nobody reads holds up no other.
+///
+/// # Errors
+/// The certificates or the address are no good, or there is no TLS.
+pub fn channel(address: &str, name: &str, tls: &Tls) -> Result<Channel, JournalError> {
+    secure::channel(address, name, tls)
+}
+
 /// A server for the journal's port. With `tls`, it talks only to those who show a certificate of its authority.
 ///
 /// # Errors
@@ -121,14 +131,21 @@ pub fn unpack(entry: &proto::Entry) -> serde_json::Result<Entry> {
 
 #[cfg(feature = "tls")]
 mod secure {
-    use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity, Server, ServerTlsConfig};
+    use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 
     use super::{JournalError, Tls};
     use crate::transport;
 
     pub async fn dial(address: &str, tls: &Tls) -> Result<Channel, JournalError> {
-        let tls = ClientTlsConfig::new().identity(tls.identity()).ca_certificate(tls.authority());
-        Ok(transport::endpoint(&format!("https://{address}"))?.tls_config(tls)?.connect().await?)
+        Ok(endpoint(address, tls.client())?.connect().await?)
+    }
+
+    pub fn channel(address: &str, name: &str, tls: &Tls) -> Result<Channel, JournalError> {
+        Ok(transport::shared(endpoint(address, tls.client().domain_name(name))?).connect_lazy())
+    }
+
+    fn endpoint(address: &str, tls: ClientTlsConfig) -> Result<Endpoint, JournalError> {
+        Ok(transport::endpoint(&format!("https://{address}"))?.tls_config(tls)?)
     }
 
     pub fn server(tls: &Tls) -> Result<Server, JournalError> {
@@ -137,6 +154,10 @@ mod secure {
     }
 
     impl Tls {
+        fn client(&self) -> ClientTlsConfig {
+            ClientTlsConfig::new().identity(self.identity()).ca_certificate(self.authority())
+        }
+
         fn identity(&self) -> Identity {
             Identity::from_pem(&self.cert, &self.key)
         }
@@ -154,6 +175,10 @@ mod secure {
     use super::{JournalError, Tls};
 
     pub async fn dial(_: &str, _: &Tls) -> Result<Channel, JournalError> {
+        Err(JournalError::NoTls)
+    }
+
+    pub fn channel(_: &str, _: &str, _: &Tls) -> Result<Channel, JournalError> {
         Err(JournalError::NoTls)
     }
 

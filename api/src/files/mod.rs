@@ -1,8 +1,11 @@
 //! What a job has written: checkpoints and everything else in its model_dir, read-only.
 //!
-//! [`LocalFiles`] are on a disk of this machine.
+//! [`LocalFiles`] are on a disk of this machine; [`RemoteFiles`] are those of a [`reader`](crate::reader), and the answers are the
+//! same, refusals with them.
 
 mod local;
+mod remote;
+pub mod wire;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,6 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use local::LocalFiles;
+pub use remote::RemoteFiles;
 
 use crate::refusal::Result;
 
@@ -29,7 +33,7 @@ pub struct FileInfo {
 }
 
 /// A checkpoint of a job.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CheckpointFiles {
     /// The step it holds.
     pub step: u64,
@@ -56,7 +60,7 @@ pub struct Opened {
 
 /// What is in an opened file.
 #[async_trait]
-pub trait Content: Send + Sync {
+pub trait Content: Send {
     /// `length` bytes from byte `first` on; fewer, where the file ends before. Nothing is read ahead of who takes the pieces
     /// but a few of them.
     async fn part(self: Box<Self>, first: u64, length: u64) -> Result<Pieces>;

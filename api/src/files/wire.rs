@@ -1,0 +1,101 @@
+//! Files as they travel: our types and those of the protocol, a refusal and the status it travels as.
+
+use k8s_openapi::jiff::Timestamp;
+use millrace_protocol::proto;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Status};
+
+use super::{CheckpointFiles, FileInfo, Shelf};
+use crate::refusal::{Reason, Refusal, Result};
+
+/// Metadata with the reason of a refusal; what has none was said by gRPC.
+const REFUSAL: &str = "millrace-refusal";
+/// Most bytes of its sentence: a status is a header, and both ends take only so much of them.
+const SENTENCE_BYTES: usize = 2 << 10;
+/// The reasons there are for files.
+const REASONS: [(Reason, Code); 5] = [
+    (Reason::BadRequest, Code::InvalidArgument),
+    (Reason::NotFound, Code::NotFound),
+    (Reason::Gone, Code::DataLoss),
+    (Reason::Internal, Code::Internal),
+    (Reason::Unavailable, Code::Unavailable),
+];
+
+/// A refusal as it travels.
+pub fn status(refusal: Refusal) -> Status {
+    let Refusal { reason, mut detail, .. } = refusal;
+    let code = REASONS.iter().find(|(known, _)| *known == reason).map_or(Code::Internal, |(_, code)| *code);
+    detail.truncate(detail.floor_char_boundary(SENTENCE_BYTES));
+    let mut metadata = MetadataMap::new();
+    metadata.insert(REFUSAL, MetadataValue::from_static(reason.as_str()));
+    Status::with_metadata(code, detail, metadata)
+}
+
+/// The refusal that travelled; `None` where the status is none of ours.
+pub fn refusal(status: &Status) -> Option<Refusal> {
+    let word = status.metadata().get(REFUSAL)?.to_str().ok()?;
+    let reason = REASONS.iter().map(|(reason, _)| *reason).find(|reason| reason.as_str() == word);
+    Some(Refusal::new(reason.unwrap_or(Reason::Internal), status.message()))
+}
+
+impl From<FileInfo> for proto::FileInfo {
+    fn from(FileInfo { path, bytes, time }: FileInfo) -> Self {
+        Self { path, bytes, time_ns: time.and_then(nanoseconds) }
+    }
+}
+
+impl From<proto::FileInfo> for FileInfo {
+    fn from(proto::FileInfo { path, bytes, time_ns }: proto::FileInfo) -> Self {
+        Self { path, bytes, time: time_ns.and_then(moment) }
+    }
+}
+
+impl From<CheckpointFiles> for proto::CheckpointFiles {
+    fn from(CheckpointFiles { step, digest, bytes, time, files }: CheckpointFiles) -> Self {
+        let files = files.into_iter().map(Into::into).collect();
+        Self { step, parameters_blake3: digest, bytes, time_ns: time.and_then(nanoseconds), files }
+    }
+}
+
+impl From<proto::CheckpointFiles> for CheckpointFiles {
+    fn from(travelled: proto::CheckpointFiles) -> Self {
+        let proto::CheckpointFiles { step, parameters_blake3: digest, bytes, time_ns, files } = travelled;
+        let files = files.into_iter().map(Into::into).collect();
+        Self { step, digest, bytes, time: time_ns.and_then(moment), files }
+    }
+}
+
+impl From<&Shelf> for proto::Shelf {
+    fn from(shelf: &Shelf) -> Self {
+        use proto::shelf::Shelf as Travelling;
+        Self {
+            shelf: Some(match shelf {
+                Shelf::Checkpoint(step) => Travelling::Checkpoint(*step),
+                Shelf::HuggingFace(step) => Travelling::HuggingFace(*step),
+                Shelf::Artifacts => Travelling::Artifacts(proto::Artifacts {}),
+            }),
+        }
+    }
+}
+
+impl TryFrom<proto::Shelf> for Shelf {
+    type Error = Refusal;
+
+    fn try_from(travelled: proto::Shelf) -> Result<Self> {
+        use proto::shelf::Shelf as Travelling;
+        match travelled.shelf {
+            Some(Travelling::Checkpoint(step)) => Ok(Self::Checkpoint(step)),
+            Some(Travelling::HuggingFace(step)) => Ok(Self::HuggingFace(step)),
+            Some(Travelling::Artifacts(_)) => Ok(Self::Artifacts),
+            None => Err(Refusal::new(Reason::BadRequest, "this reader does not know such a shelf: update its image")),
+        }
+    }
+}
+
+fn nanoseconds(time: Timestamp) -> Option<i64> {
+    time.as_nanosecond().try_into().ok()
+}
+
+fn moment(nanoseconds: i64) -> Option<Timestamp> {
+    Timestamp::from_nanosecond(nanoseconds.into()).ok()
+}

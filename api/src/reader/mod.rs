@@ -1,0 +1,108 @@
+//! The program that reads one job's files where they lie: a short-lived server beside a model_dir, which the REST server asks.
+//!
+//! It has no rights but to read the directory it is given, and no clients but those of one authority, over mutual TLS. It serves
+//! the job's [`files`](service) and, of its journal, what stands in the files; and it ends by itself when nobody asks any more.
+
+mod activity;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use millrace_control::program::{end_signals, log_to_stderr};
+use millrace_protocol::journal::{self, Tls};
+use millrace_protocol::proto::files_server::FilesServer;
+use millrace_protocol::proto::journal_server::JournalServer;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tonic::transport::server::TcpIncoming;
+
+use activity::Activity;
+use service::{FilesService, JournalService};
+
+/// The name in every reader's certificate. Its address is not known when that is made.
+pub const NAME: &str = "reader";
+
+/// For streams that are open when it is told to end.
+const DRAINING: Duration = Duration::from_secs(5);
+
+/// Flags of `reader`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Reader {
+    /// The job's model_dir; nothing is written there
+    #[arg(long, value_name = "DIR")]
+    model_dir: PathBuf,
+    /// Where exported checkpoints are kept
+    #[arg(long, value_name = "DIR")]
+    exports: PathBuf,
+    /// Holds tls.crt, tls.key and ca.crt: what it shows, and whose certificate a client must have
+    #[arg(long, value_name = "DIR")]
+    identity: PathBuf,
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS")]
+    listen: SocketAddr,
+    /// The job; of a model_dir that another has by now, its journal is not told
+    #[arg(long, value_name = "UID")]
+    job_uid: String,
+    /// It ends when nobody has asked for anything for so long
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    idle_seconds: u64,
+}
+
+/// What a reader reads.
+#[derive(Clone, Debug)]
+struct Reads {
+    model_dir: PathBuf,
+    /// Where exported checkpoints are kept.
+    exports: PathBuf,
+    /// The job.
+    uid: String,
+}
+
+/// Serves until nobody asks any more, or it is told to end.
+///
+/// # Errors
+/// It can't begin: a sentence.
+pub async fn run(args: Reader) -> anyhow::Result<()> {
+    log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
+    let mut ending = end_signals().context("can't listen for signals")?;
+    let Reader { model_dir, exports, identity, listen, job_uid: uid, idle_seconds } = args;
+    let file = |name: &str| identity.join(name);
+    let tls = Tls::read(&file("tls.crt"), &file("tls.key"), &file("ca.crt"))?;
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
+    log::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
+    let ended = async move { drop(ending.wait_for(|ended| *ended).await) };
+    serve(listener, &tls, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended).await
+}
+
+/// Serves until nobody has asked for `patience`, or it has `ended`.
+async fn serve(
+    listener: TcpListener,
+    tls: &Tls,
+    reads: Reads,
+    patience: Duration,
+    ended: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let activity = Activity::default();
+    let (over, is_over) = oneshot::channel::<()>();
+    let serving = journal::server(Some(tls))?
+        .add_service(FilesServer::new(FilesService::new(&reads, activity.clone())))
+        .add_service(JournalServer::new(JournalService::new(&reads, activity.clone())))
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
+            drop(is_over.await);
+        });
+    tokio::pin!(serving);
+    tokio::select! {
+        served = &mut serving => return served.context("can't serve any more"),
+        () = activity.idle(patience) => log::info!("nobody has asked for {} s", patience.as_secs()),
+        () = ended => log::info!("told to end"),
+    }
+    drop(over);
+    // Whose connection does not end is not waited for.
+    let _ = tokio::time::timeout(DRAINING, serving).await;
+    Ok(())
+}

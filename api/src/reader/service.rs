@@ -1,0 +1,133 @@
+//! The two services of a reader: files, and the journal as its files have it.
+
+use std::path::PathBuf;
+
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryFutureExt, TryStreamExt};
+use millrace_protocol::proto::read_reply::Reply;
+use millrace_protocol::proto::read_request::Request as Wish;
+use millrace_protocol::proto::{self, Part, Place, ReadReply, ReadRequest};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Reads;
+use super::activity::Activity;
+use crate::files::{Content, Files, LocalFiles, Opened, wire};
+use crate::refusal::{Reason, Refusal, Result};
+use crate::unheard;
+
+/// An answer in parts.
+type Answer<T> = BoxStream<'static, Result<T, Status>>;
+
+/// Files, over the wire.
+pub struct FilesService {
+    files: LocalFiles,
+    activity: Activity,
+}
+
+impl FilesService {
+    /// Of what this reader reads.
+    pub fn new(reads: &Reads, activity: Activity) -> Self {
+        Self { files: LocalFiles::new(reads.model_dir.clone(), reads.exports.clone()), activity }
+    }
+}
+
+#[tonic::async_trait]
+impl proto::files_server::Files for FilesService {
+    type CheckpointsStream = Answer<proto::CheckpointFiles>;
+    type ListStream = Answer<proto::FileInfo>;
+    type ReadStream = Answer<ReadReply>;
+
+    async fn checkpoints(
+        &self,
+        _: Request<proto::CheckpointsRequest>,
+    ) -> Result<Response<Self::CheckpointsStream>, Status> {
+        let asking = self.activity.begin();
+        let checkpoints = self.files.checkpoints().await.map_err(wire::status)?;
+        Ok(Response::new(asking.until_end(stream::iter(checkpoints).map(|checkpoint| Ok(checkpoint.into())))))
+    }
+
+    async fn list(&self, request: Request<proto::Shelf>) -> Result<Response<Self::ListStream>, Status> {
+        let asking = self.activity.begin();
+        let shelf = request.into_inner().try_into().map_err(wire::status)?;
+        let files = self.files.list(&shelf).await.map_err(wire::status)?;
+        Ok(Response::new(asking.until_end(stream::iter(files).map(|file| Ok(file.into())))))
+    }
+
+    async fn read(&self, request: Request<Streaming<ReadRequest>>) -> Result<Response<Self::ReadStream>, Status> {
+        let asking = self.activity.begin();
+        let mut wishes = request.into_inner();
+        let Some(Wish::Place(Place { shelf, path })) = next(&mut wishes).await? else { return Err(out_of_turn()) };
+        let shelf = shelf.unwrap_or_default().try_into().map_err(wire::status)?;
+        let Opened { bytes, tag, content } = self.files.open(&shelf, &path).await.map_err(wire::status)?;
+        let file = stream::once(async move { Ok(reply(Reply::File(proto::File { bytes, tag }))) });
+        let part = pieces(wishes, content).try_flatten_stream();
+        Ok(Response::new(asking.until_end(file.chain(part))))
+    }
+}
+
+/// The part of an opened file that is asked for next; nothing, where none is.
+async fn pieces(mut wishes: Streaming<ReadRequest>, content: Box<dyn Content>) -> Result<Answer<ReadReply>, Status> {
+    match next(&mut wishes).await? {
+        Some(Wish::Part(Part { first, length })) => {
+            let pieces = content.part(first, length).await.map_err(wire::status)?;
+            Ok(pieces.map_ok(|bytes| reply(Reply::Piece(bytes))).map_err(wire::status).boxed())
+        }
+        Some(Wish::Place(_)) => Err(out_of_turn()),
+        None => Ok(stream::empty().boxed()),
+    }
+}
+
+async fn next(wishes: &mut Streaming<ReadRequest>) -> Result<Option<Wish>, Status> {
+    Ok(wishes.message().await?.and_then(|wish| wish.request))
+}
+
+fn reply(reply: Reply) -> ReadReply {
+    ReadReply { reply: Some(reply) }
+}
+
+fn out_of_turn() -> Status {
+    wire::status(Refusal::new(Reason::BadRequest, "name a file first, then a part of it"))
+}
+
+/// The journal, as the files have it.
+pub struct JournalService {
+    model_dir: PathBuf,
+    uid: String,
+    activity: Activity,
+}
+
+impl JournalService {
+    /// Of what this reader reads.
+    pub fn new(reads: &Reads, activity: Activity) -> Self {
+        Self { model_dir: reads.model_dir.clone(), uid: reads.uid.clone(), activity }
+    }
+}
+
+#[tonic::async_trait]
+impl proto::journal_server::Journal for JournalService {
+    type FollowStream = Answer<proto::Entry>;
+
+    async fn follow(&self, request: Request<proto::FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
+        let asking = self.activity.begin();
+        let proto::FollowRequest { from, newest } = request.into_inner();
+        if newest {
+            return Err(Status::unimplemented("a reader tells the journal from a number on"));
+        }
+        let entries = unheard::entries(self.model_dir.clone(), self.uid.clone(), from);
+        let entries = ReceiverStream::new(entries).map(|entry| entry.map_err(Status::data_loss));
+        Ok(Response::new(asking.until_end(entries)))
+    }
+
+    async fn checkpoint(&self, _: Request<proto::CheckpointRequest>) -> Result<Response<proto::CommandReply>, Status> {
+        Err(nobody_runs())
+    }
+
+    async fn stop(&self, _: Request<proto::StopRequest>) -> Result<Response<proto::CommandReply>, Status> {
+        Err(nobody_runs())
+    }
+}
+
+fn nobody_runs() -> Status {
+    Status::unimplemented("a reader only reads: ask the job's coordinator")
+}

@@ -1,0 +1,289 @@
+//! A reader over loopback, beside the same files without one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use futures::TryStreamExt;
+use millrace_checkpoint::{Facts, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch};
+use millrace_emulator::compile::compile_job;
+use millrace_operator::authority::Authority;
+use millrace_operator::children::Identity;
+use millrace_params::{ApplianceDocument, Overrides, Params};
+use millrace_protocol::proto::{Entry, FollowRequest};
+use millrace_telemetry::journal::{Event, Journal, Outcome};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::files::{Files, LocalFiles, PIECE, RemoteFiles, Shelf};
+use crate::refusal::{Reason, Refusal};
+use crate::unheard;
+
+const UID: &str = "6a0c1c3e-0000-4000-8000-000000000001";
+const STEP: u64 = 3;
+/// Longer than the tests.
+const LONG: Duration = Duration::from_secs(600);
+/// A file of some pieces.
+const LARGE: &str = "logs/large";
+
+const PARAMS: &str = "
+train_input: {data_processor: SyntheticDataProcessor, batch_size: 4, micro_batch_size: 1, max_sequence_length: 8}
+model: {name: gpt2, vocab_size: 32, hidden_size: 8, num_hidden_layers: 1, num_heads: 1, max_position_embeddings: 8}
+optimizer: {optimizer_type: SGD, learning_rate: 0.1}
+runconfig: {max_steps: 1, num_csx: 1}
+";
+
+/// A model_dir, and where what is exported of it is kept.
+fn directories() -> (TempDir, Reads) {
+    let dir = tempfile::tempdir().unwrap();
+    let reads =
+        Reads { model_dir: dir.path().join("model_dir"), exports: dir.path().join("exports"), uid: UID.to_owned() };
+    (dir, reads)
+}
+
+/// Takes model_dir's lock for the first attempt of a job.
+fn lock(model_dir: &Path, uid: &str) -> Arc<ModelDirLock> {
+    Arc::new(ModelDirLock::acquire(model_dir, &LockRequest::job(uid, 1)).unwrap())
+}
+
+/// Writes the checkpoint of [`STEP`].
+fn checkpoint(lock: &Arc<ModelDirLock>) {
+    let job = Params::parse_yaml(PARAMS).unwrap().resolve(&Overrides::default()).unwrap().job;
+    let plan = compile_job(&job, &ApplianceDocument::default().resolve().unwrap()).unwrap();
+    let epoch = WriterEpoch { attempt: lock.attempt(), number: 1 };
+    let mut staging = Staging::create(lock, &plan, STEP, epoch, &Moments::none()).unwrap();
+    let mut writer = RangeWriter::open(staging.path(), &plan, &Moments::none()).unwrap();
+    for (at, chunk) in plan.chunks.iter().enumerate() {
+        let values: Vec<f32> = (0..chunk.elements).map(|element| element as f32).collect();
+        let digest = writer.write_chunk(at, Section::Parameters, &values).unwrap();
+        staging.record(Section::Parameters, at, digest).unwrap();
+    }
+    writer.finish().unwrap();
+    let facts = Facts {
+        plan: plan.hash(),
+        seed: 1,
+        next_sample: 4 * STEP,
+        numerics_profile: "{}".to_owned(),
+        precision: "f32".to_owned(),
+        optimizer: "sgd".to_owned(),
+        loss: Some(2.5),
+        grad_norm: Some(0.5),
+        notes: Vec::new(),
+        job: job.to_json(),
+    };
+    staging.publish(facts).unwrap();
+}
+
+fn write(path: &Path, content: &[u8]) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, content).unwrap();
+}
+
+/// Makes a file that no test reads to its end.
+fn endless(reads: &Reads) {
+    std::fs::create_dir_all(&reads.model_dir).unwrap();
+    std::fs::File::create(reads.model_dir.join("endless")).unwrap().set_len(1 << 40).unwrap();
+}
+
+/// A reader at work: its address, its end.
+async fn start(identity: Identity, reads: &Reads, patience: Duration) -> (String, JoinHandle<anyhow::Result<()>>) {
+    let Identity { certificate, key, authority } = identity;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, reads) = (listener.local_addr().unwrap().to_string(), reads.clone());
+    let tls = Tls::new(certificate, key, authority);
+    let end = tokio::spawn(async move { serve(listener, &tls, reads, patience, std::future::pending()).await });
+    (address, end)
+}
+
+/// A reader of these directories, and the client that it is for.
+async fn served(reads: &Reads, patience: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
+    let ours = Authority::new().unwrap();
+    let (address, end) = start(ours.server(NAME).unwrap(), reads, patience).await;
+    (RemoteFiles::new(&address, &ours.client().unwrap()).unwrap(), end)
+}
+
+/// What is in a part of a file.
+async fn part(files: &dyn Files, shelf: &Shelf, path: &str, first: u64, length: u64) -> Result<BytesMut, Refusal> {
+    let content = files.open(shelf, path).await?.content;
+    content.part(first, length).await?.try_collect().await
+}
+
+#[tokio::test]
+async fn files_over_the_wire_are_those_of_the_disk() {
+    let (_dir, reads) = directories();
+    checkpoint(&lock(&reads.model_dir, UID));
+    let large: Vec<u8> = (0..3 * PIECE + 5).map(|at| (at % 251) as u8).collect();
+    write(&reads.model_dir.join(LARGE), &large);
+    write(&reads.model_dir.join("empty"), b"");
+    let (remote, _end) = served(&reads, LONG).await;
+    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone());
+
+    let checkpoints = remote.checkpoints().await.unwrap();
+    assert_eq!(checkpoints.iter().map(|checkpoint| checkpoint.step).collect::<Vec<_>>(), [STEP]);
+    assert_eq!(checkpoints, local.checkpoints().await.unwrap());
+    // The reader, which is asked first, makes the export.
+    for (shelf, known) in [
+        (Shelf::HuggingFace(STEP), "model.safetensors"),
+        (Shelf::Checkpoint(STEP), "manifest.json"),
+        (Shelf::Artifacts, LARGE),
+    ] {
+        let listed = remote.list(&shelf).await.unwrap();
+        assert!(listed.iter().any(|file| file.path == known), "{known}: {listed:?}");
+        assert_eq!(listed, local.list(&shelf).await.unwrap());
+        for file in listed {
+            let (there, here) =
+                (remote.open(&shelf, &file.path).await.unwrap(), local.open(&shelf, &file.path).await.unwrap());
+            assert_eq!((there.bytes, there.tag), (here.bytes, here.tag), "{}", file.path);
+            let there: BytesMut = there.content.part(0, file.bytes).await.unwrap().try_collect().await.unwrap();
+            let here: BytesMut = here.content.part(0, file.bytes).await.unwrap().try_collect().await.unwrap();
+            assert_eq!((there.len() as u64, there), (file.bytes, here), "{}", file.path);
+        }
+    }
+    let whole = large.len() as u64;
+    for (first, length) in [(0, 1), (7, PIECE as u64), (PIECE as u64 - 1, 2), (whole - 1, 9), (whole, 1), (3, 0)] {
+        let end = (first + length).min(whole) as usize;
+        let got = part(&remote, &Shelf::Artifacts, LARGE, first, length).await.unwrap();
+        assert!(got == large[first as usize..end], "{length} bytes from {first}");
+    }
+    let pieces = remote.open(&Shelf::Artifacts, LARGE).await.unwrap().content.part(0, whole).await.unwrap();
+    let pieces: Vec<_> = pieces.try_collect().await.unwrap();
+    assert!(pieces.iter().all(|piece| piece.len() <= PIECE), "a piece is no longer than others may be");
+}
+
+#[tokio::test]
+async fn an_opened_file_stays_what_it_was() {
+    let (_dir, reads) = directories();
+    let path = reads.model_dir.join("metrics.jsonl");
+    write(&path, b"first");
+    let (remote, _end) = served(&reads, LONG).await;
+    let opened = remote.open(&Shelf::Artifacts, "metrics.jsonl").await.unwrap();
+    write(&reads.model_dir.join("new"), b"another");
+    std::fs::rename(reads.model_dir.join("new"), &path).unwrap();
+    let content: BytesMut = opened.content.part(0, opened.bytes).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(content, b"first".as_slice());
+    let now = part(&remote, &Shelf::Artifacts, "metrics.jsonl", 0, 99).await.unwrap();
+    assert_eq!(now, b"another".as_slice());
+}
+
+#[tokio::test]
+async fn a_download_that_nobody_takes_holds_up_no_other() {
+    let (_dir, reads) = directories();
+    endless(&reads);
+    let (remote, _end) = served(&reads, LONG).await;
+    let mut stuck = Vec::new();
+    let all = async {
+        for _ in 0..4 {
+            let opened = remote.open(&Shelf::Artifacts, "endless").await.unwrap();
+            let mut pieces = opened.content.part(0, opened.bytes).await.unwrap();
+            pieces.try_next().await.unwrap();
+            stuck.push(pieces);
+        }
+        part(&remote, &Shelf::Artifacts, "endless", 0, 64 << 20).await.unwrap()
+    };
+    let other = tokio::time::timeout(Duration::from_secs(60), all).await.expect("there is room for each");
+    assert_eq!(other.len(), 64 << 20);
+}
+
+#[tokio::test]
+async fn what_is_refused_is_refused_alike() {
+    let (_dir, reads) = directories();
+    write(&reads.model_dir.join("checkpoint_7/manifest.json"), b"no manifest");
+    write(&reads.model_dir.join("checkpoint_8"), b"no directory");
+    write(&reads.model_dir.join("logs/a"), b"a");
+    let (remote, _end) = served(&reads, LONG).await;
+    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone());
+    for (shelf, path, reason) in [
+        (Shelf::Artifacts, "nothing", Reason::NotFound),
+        (Shelf::Artifacts, "", Reason::NotFound),
+        (Shelf::Artifacts, "logs", Reason::NotFound),
+        (Shelf::Artifacts, "../exports", Reason::NotFound),
+        (Shelf::Artifacts, "a\0\nb\u{e9}", Reason::NotFound),
+        (Shelf::Artifacts, "checkpoint_7/manifest.json", Reason::NotFound),
+        (Shelf::Checkpoint(9), "manifest.json", Reason::NotFound),
+        (Shelf::HuggingFace(9), "config.json", Reason::NotFound),
+        (Shelf::HuggingFace(7), "config.json", Reason::Gone),
+    ] {
+        let refused = remote.open(&shelf, path).await.err();
+        assert_eq!(refused.as_ref().map(|refusal| refusal.reason), Some(reason), "{path:?}");
+        assert_eq!(refused, local.open(&shelf, path).await.err());
+    }
+    for (shelf, reason) in [(Shelf::HuggingFace(9), Reason::NotFound), (Shelf::Checkpoint(8), Reason::Internal)] {
+        let refused = remote.list(&shelf).await.unwrap_err();
+        assert_eq!((refused.reason, &refused), (reason, &local.list(&shelf).await.unwrap_err()));
+    }
+    assert_eq!(remote.list(&Shelf::Checkpoint(9)).await, local.list(&Shelf::Checkpoint(9)).await);
+    // A sentence that is too long for a header is cut, not lost with its reason.
+    let refused = remote.open(&Shelf::Artifacts, &"\u{e9}".repeat(20_000)).await.err().unwrap();
+    assert_eq!(refused.reason, Reason::NotFound);
+    assert!(refused.detail.starts_with("there is no file \u{e9}\u{e9}"), "{}", refused.detail);
+}
+
+#[tokio::test]
+async fn the_journal_is_told_from_a_number_on() {
+    let (_dir, reads) = directories();
+    let event = |step| Event::Checkpoint { step, digest: "ab".to_owned() };
+    for uid in ["another", UID] {
+        let lock = lock(&reads.model_dir, uid);
+        let journal = Journal::open(&reads.model_dir, lock.attempt().into()).unwrap();
+        for event in [event(1), event(2), Event::Outcome(Outcome::default())] {
+            journal.append(event).unwrap();
+        }
+    }
+    let (remote, _end) = served(&reads, LONG).await;
+    let told = async |from| {
+        let entries = remote.journal().follow(FollowRequest { from, newest: false }).await.unwrap().into_inner();
+        let entries: Vec<Entry> = entries.try_collect().await.unwrap();
+        entries.into_iter().map(|entry| (entry.number, entry.attempt, entry.kind)).collect::<Vec<_>>()
+    };
+    let entry = |number, kind: &str| (number, 1, kind.to_owned());
+    assert_eq!(told(5).await, [entry(5, "checkpoint"), entry(6, "outcome")]);
+    assert_eq!(told(0).await, [entry(4, "checkpoint"), entry(5, "checkpoint"), entry(6, "outcome")]);
+    assert_eq!(told(7).await, []);
+    // The job that had model_dir before is told of no more, and nobody is told of it.
+    assert!(unheard::entries(reads.model_dir.clone(), "another".to_owned(), 0).recv().await.is_none());
+    let refused = remote.journal().follow(FollowRequest { from: 0, newest: true }).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn strangers_are_refused() {
+    let (_dir, reads) = directories();
+    write(&reads.model_dir.join("a"), b"a");
+    let (ours, other) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let (address, _end) = start(ours.server(NAME).unwrap(), &reads, LONG).await;
+    let (elsewhere, _end) = start(ours.server("coordinator").unwrap(), &reads, LONG).await;
+    let listed = async |address: &str, client: Tls| {
+        let files = RemoteFiles::new(address, &client).unwrap().list(&Shelf::Artifacts).await;
+        files.map(|files| files.len()).map_err(|refusal| refusal.reason)
+    };
+    assert_eq!(listed(&address, ours.client().unwrap()).await, Ok(1));
+    // Who trusts another authority; who has a certificate of another, or one that only serves; a server of another name.
+    assert_eq!(listed(&address, other.client().unwrap()).await, Err(Reason::Unavailable));
+    let Identity { authority, .. } = ours.server(NAME).unwrap();
+    for Identity { certificate, key, .. } in [other.server(NAME).unwrap(), ours.server(NAME).unwrap()] {
+        let stranger = Tls::new(certificate, key, authority.as_str());
+        assert_eq!(listed(&address, stranger).await, Err(Reason::Unavailable));
+    }
+    assert_eq!(listed(&elsewhere, ours.client().unwrap()).await, Err(Reason::Unavailable));
+    assert_eq!(listed(&address, ours.client().unwrap()).await, Ok(1), "it was the same server all the while");
+}
+
+#[tokio::test]
+async fn it_ends_when_nobody_asks() {
+    let (_dir, reads) = directories();
+    endless(&reads);
+    let patience = Duration::from_millis(100);
+    let (remote, mut end) = served(&reads, patience).await;
+    let opened = remote.open(&Shelf::Artifacts, "endless").await.unwrap();
+    let looked_at = remote.open(&Shelf::Artifacts, "endless").await.unwrap();
+    tokio::time::timeout(4 * patience, &mut end).await.expect_err("files are open");
+    let mut pieces = opened.content.part(0, opened.bytes).await.unwrap();
+    assert!(pieces.try_next().await.unwrap().is_some());
+    // One is given up on the way, the other was never read.
+    drop((pieces, looked_at));
+    tokio::time::timeout(Duration::from_secs(60), end).await.expect("nobody asks").unwrap().unwrap();
+    let refused = remote.list(&Shelf::Artifacts).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::Unavailable);
+    assert!(refused.detail.contains("try again"), "{}", refused.detail);
+}
