@@ -15,6 +15,13 @@ use serde_json::Value;
 use crate::files::Files;
 use crate::refusal::Result;
 
+/// Annotation of a job: who asked for it.
+pub const SUBMITTED_BY: &str = "millrace.dev/submitted-by";
+/// Annotation of a job: the key of the request that made it.
+pub const KEY_ANNOTATION: &str = "millrace.dev/idempotency-key";
+/// Annotation of a job: the digest of that request's body, so that another body with its key is known even without a database.
+pub const BODY_ANNOTATION: &str = "millrace.dev/idempotency-digest";
+
 /// A job that is asked for.
 #[derive(Clone, Debug)]
 pub struct Order {
@@ -95,6 +102,12 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Numbers for Prometheus.
     fn metrics(&self) -> String;
+
+    /// Forgets the history of jobs that were over before `before_ms`; how many there were.
+    async fn forget(&self, before_ms: i64) -> Result<usize>;
+
+    /// Ends what runs for it, in good order.
+    async fn shut_down(&self);
 
     /// The files of a job's model_dir.
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>>;

@@ -2,6 +2,7 @@
 //!
 //! * [`rest`]: routes, bodies, live streams; knows a [`backend::Backend`] and the store, nothing else.
 //! * [`process`]: the backend that runs jobs as processes of this machine.
+//! * [`kubernetes`]: the backend that has jobs run as pods of a cluster. [`judge`]: the seam to its accounts and rights.
 //! * [`definition`]: what an API server does with an object before it keeps it.
 //! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
 //! * [`reader`]: the program that serves them where they lie.
@@ -14,6 +15,7 @@ pub mod definition;
 pub mod document;
 pub mod files;
 pub mod judge;
+pub mod kubernetes;
 pub mod plan;
 pub mod process;
 pub mod reader;

@@ -139,6 +139,11 @@ impl Refusal {
         Self::new(Reason::AlreadyExists, detail)
     }
 
+    /// A job has written nothing yet.
+    pub fn no_files() -> Self {
+        Self::new(Reason::NotFound, "the job has no files yet: it has not been admitted")
+    }
+
     /// A fault of this server: logged with its cause, of which the client learns nothing.
     pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
         log::error!("{what}: {cause}");

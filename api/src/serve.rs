@@ -7,18 +7,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use axum_server::{Handle, Server};
+use hyper_util::rt::TokioTimer;
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use millrace_control::program::{end_signals, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::ApplianceDocument;
-use tokio::net::TcpListener;
+use millrace_store::Store;
 
 use crate::backend::Backend;
 use crate::cli::Database;
+use crate::kubernetes::{self, Cluster, Reviews};
 use crate::process::{Directories, Local, Settings};
 use crate::rest::{Access, Api, Pace, router};
-use crate::tls::{Files, TlsListener};
+use crate::tls::{self, Files};
 
+/// For the head of a request to come.
+const HEADERS: Duration = Duration::from_secs(30);
 /// For requests that are under way to end.
 const DRAINING: Duration = Duration::from_secs(5);
 
@@ -27,9 +33,21 @@ const FORGETTING: Duration = Duration::from_secs(3600);
 /// Systems of the default machine: as many jobs as one computer can bear.
 const SYSTEMS: u64 = 8;
 
+/// What runs jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// This machine: each agent is a process
+    Process,
+    /// The cluster that this server is in, or that of KUBECONFIG: each agent is a pod
+    Kubernetes,
+}
+
 /// Flags of `serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serve {
+    /// What runs jobs
+    #[arg(long, value_enum, env = "MILLRACE_BACKEND", default_value = "process")]
+    backend: Kind,
     /// Where to listen
     #[arg(long, env = "MILLRACE_LISTEN", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
@@ -57,6 +75,15 @@ pub struct Serve {
     /// A directory that jobs can mount, once for each
     #[arg(long = "volume", value_name = "NAME=DIR", value_parser = volume)]
     volumes: Vec<(String, PathBuf)>,
+    /// On Kubernetes: the namespace of this server and of the operator
+    #[arg(long, env = "POD_NAMESPACE", default_value = "millrace-system")]
+    namespace: String,
+    /// On Kubernetes: this server's own image, for the pods that read jobs' files
+    #[arg(long, env = "MILLRACE_IMAGE", default_value = "")]
+    image: String,
+    /// On Kubernetes: the Secret that the operator puts this server's identity into
+    #[arg(long, default_value = "millrace-api-identity")]
+    identity: String,
     #[command(flatten)]
     database: Database,
 }
@@ -86,29 +113,27 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
             args.listen
         );
     }
-    let listener = TcpListener::bind(args.listen)
-        .await
+    let listener = std::net::TcpListener::bind(args.listen)
         .with_context(|| format!("can't listen on {}; choose another --listen", args.listen))?;
     let store = args.database.open().await?;
-    let directories = Directories {
-        data: std::path::absolute(&args.database.data)?,
-        inputs: std::path::absolute(&args.inputs)?,
-        volumes: BTreeMap::from_iter(args.volumes.clone()),
+    let (backend, access) = match args.backend {
+        Kind::Process => process(&args, &store).await?,
+        Kind::Kubernetes => kubernetes(&args, &store).await?,
     };
-    let local = Arc::new(Local::start(store.clone(), Settings { directories, appliance: appliance(&args)? }).await?);
-    let open = args.listen.ip().is_loopback() && !args.require_token;
-    let forgetting = tokio::spawn(forget(local.clone(), args.keep_days));
-    let access = if open { Access::Open } else { Access::Tokens };
-    let backend: Arc<dyn Backend> = local.clone();
-    let routes = router(Arc::new(Api { backend, store: store.clone(), access, pace: Pace::default() }));
+    let forgetting = tokio::spawn(forget(backend.clone(), args.keep_days));
+    let api = Api { backend: backend.clone(), store: store.clone(), access, pace: Pace::default() };
+    let routes = router(Arc::new(api));
     let address = listener.local_addr()?;
-    let mut end = ending.clone();
-    let ended = async move { drop(end.wait_for(|ended| *ended).await) };
+    listener.set_nonblocking(true)?;
+    let (handle, routes) = (Handle::new(), routes.into_make_service());
     let serving = match tls {
-        None => tokio::spawn(axum::serve(listener, routes).with_graceful_shutdown(ended).into_future()),
-        Some(config) => {
-            let listener = TlsListener::new(listener, config)?;
-            tokio::spawn(axum::serve(listener, routes).with_graceful_shutdown(ended).into_future())
+        None => {
+            let server = prepared(axum_server::from_tcp(listener)?, &handle);
+            tokio::spawn(server.serve(routes))
+        }
+        Some(files) => {
+            let server = prepared(axum_server::from_tcp_rustls(listener, tls::shown(files)?)?, &handle);
+            tokio::spawn(server.serve(routes))
         }
     };
     // The first line, for scripts: port 0 takes a free one.
@@ -116,19 +141,55 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let mut end = ending;
     let _ = end.wait_for(|ended| *ended).await;
     forgetting.abort();
-    local.shut_down().await;
+    backend.shut_down().await;
     // Streams that are followed do not end by themselves.
-    let _ = tokio::time::timeout(DRAINING, serving).await;
+    handle.graceful_shutdown(Some(DRAINING));
+    let _ = serving.await;
     store.close().await;
     Ok(())
 }
 
+/// A server that ends when `handle` says so, and does not wait for whoever is slow with the head of a request.
+fn prepared<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Server<SocketAddr, A> {
+    let mut server = server.http1_only().handle(handle.clone());
+    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEADERS);
+    server
+}
+
+/// Jobs as processes of this machine, which whoever is on it may ask for everything.
+async fn process(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
+    let directories = Directories {
+        data: std::path::absolute(&args.database.data)?,
+        inputs: std::path::absolute(&args.inputs)?,
+        volumes: BTreeMap::from_iter(args.volumes.clone()),
+    };
+    let local = Local::start(store.clone(), Settings { directories, appliance: appliance(args)? }).await?;
+    let open = args.listen.ip().is_loopback() && !args.require_token;
+    Ok((Arc::new(local), if open { Access::Open } else { Access::Tokens }))
+}
+
+/// Jobs as TrainJobs of a cluster, whose accounts may do here what they may do there.
+async fn kubernetes(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
+    if args.image.is_empty() {
+        anyhow::bail!("the pods that read jobs' files need an image: give this server's own by --image");
+    }
+    let client = Client::try_default().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
+    client.apiserver_version().await.context("the API server can't be reached")?;
+    let settings = kubernetes::Settings {
+        namespace: args.namespace.clone(),
+        image: args.image.clone(),
+        identity: args.identity.clone(),
+    };
+    let cluster = Cluster::start(client.clone(), store.clone(), settings).await?;
+    Ok((Arc::new(cluster), Access::Cluster(Arc::new(Reviews::new(client)))))
+}
+
 /// Forgets jobs that were over so many days ago.
-async fn forget(local: Arc<Local>, days: u32) {
+async fn forget(backend: Arc<dyn Backend>, days: u32) {
     loop {
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
         // The database's own words are logged already.
-        if let Ok(forgotten @ 1..) = local.forget(before).await {
+        if let Ok(forgotten @ 1..) = backend.forget(before).await {
             log::info!("forgot {forgotten} job(s) that were over more than {days} day(s) ago");
         }
         tokio::time::sleep(FORGETTING).await;
@@ -136,7 +197,7 @@ async fn forget(local: Arc<Local>, days: u32) {
 }
 
 /// What HTTPS is spoken with, where it is.
-fn tls(args: &Serve) -> anyhow::Result<Option<rustls::ServerConfig>> {
+fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
     let files = match (&args.tls_cert, &args.tls_key) {
         (Some(certificate), Some(key)) => Files { certificate: certificate.clone(), key: key.clone() },
         _ if args.tls_names.is_empty() => return Ok(None),
@@ -146,7 +207,7 @@ fn tls(args: &Serve) -> anyhow::Result<Option<rustls::ServerConfig>> {
             files
         }
     };
-    files.config().map(Some)
+    Ok(Some(files))
 }
 
 /// The machine that is emulated.

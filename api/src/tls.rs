@@ -1,27 +1,17 @@
 //! HTTPS: with a certificate that is given, or one that the server makes for itself and keeps.
 
-use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use axum::serve::Listener;
+use axum_server::tls_rustls::RustlsConfig;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 
-/// For a client to finish its handshake.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Connections whose handshake is done and which nobody has taken yet.
-const AHEAD: usize = 64;
-/// After the system refused a connection, for lack of something.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Between two looks whether the files hold another certificate: whoever renews it tells nobody.
+const RENEWING: Duration = Duration::from_secs(60);
 
 /// A certificate and its key, PEM.
 #[derive(Clone, Debug)]
@@ -79,61 +69,31 @@ fn write(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     written.with_context(|| format!("can't write {}", path.display()))
 }
 
-/// Connections after their handshake. A client that is slow with it keeps nobody waiting.
-pub struct TlsListener {
-    address: SocketAddr,
-    ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
-}
-
-impl TlsListener {
-    /// Takes connections of `listener` from now on.
-    ///
-    /// # Errors
-    /// It has no address.
-    pub fn new(listener: TcpListener, config: ServerConfig) -> io::Result<Self> {
-        let address = listener.local_addr()?;
-        let (taken, ready) = mpsc::channel(AHEAD);
-        tokio::spawn(take(listener, TlsAcceptor::from(Arc::new(config)), taken));
-        Ok(Self { address, ready })
-    }
-}
-
-async fn take(listener: TcpListener, acceptor: TlsAcceptor, taken: mpsc::Sender<(TlsStream<TcpStream>, SocketAddr)>) {
-    while !taken.is_closed() {
-        let (stream, peer) = tokio::select! {
-            connection = listener.accept() => match connection {
-                Ok(connection) => connection,
-                Err(error) => {
-                    log::warn!("a connection could not be taken: {error}");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
-            },
-            () = taken.closed() => return,
-        };
-        let (acceptor, taken) = (acceptor.clone(), taken.clone());
-        tokio::spawn(async move {
-            // Whoever does not speak TLS, or not in time, is not answered.
-            if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-                let _ = taken.send((stream, peer)).await;
+/// What clients are shown; from now on, whatever the files hold. What can't be used is told of, once, and the old one stays.
+///
+/// # Errors
+/// As [`Files::config`].
+pub fn shown(files: Files) -> anyhow::Result<RustlsConfig> {
+    let shown = RustlsConfig::from_config(Arc::new(files.config()?));
+    let renewed = shown.clone();
+    tokio::spawn(async move {
+        let content = || [&files.certificate, &files.key].map(|path| std::fs::read(path).ok());
+        let mut known = content();
+        loop {
+            tokio::time::sleep(RENEWING).await;
+            let now = content();
+            if now == known {
+                continue;
             }
-        });
-    }
-}
-
-impl Listener for TlsListener {
-    type Io = TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.ready.recv().await {
-            Some(connection) => connection,
-            // The other end lives as long as this one.
-            None => std::future::pending().await,
+            match files.config() {
+                Ok(config) => {
+                    log::info!("clients are shown the new certificate in {}", files.certificate.display());
+                    renewed.reload_from_config(Arc::new(config));
+                }
+                Err(error) => log::error!("the certificate was changed and the old one stays: {error:#}"),
+            }
+            known = now;
         }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.address)
-    }
+    });
+    Ok(shown)
 }

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_control::metrics::Metrics;
-use millrace_control::{Control, Parts, Streams};
+use millrace_control::{Control, Parts, Streams, World};
 use millrace_crds::{Appliance, TrainJob};
 use millrace_store::Store;
 use tokio::sync::{mpsc, watch};
@@ -21,7 +21,7 @@ use super::world::Machine;
 use crate::backend::{Backend, Change, Created, Order, Volume};
 use crate::files::{Files, LocalFiles};
 use crate::plan::{Plan, Planner};
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{Refusal, Result};
 
 /// Jobs forgotten at a time.
 const FORGOTTEN: u32 = 16;
@@ -94,37 +94,6 @@ impl Local {
         ready.map_err(|error| Refusal::internal("begin", &error))?;
         Ok(Self { objects, machine, control, planner, ending, running })
     }
-
-    /// Ends the control loop, then has every job save its state and its processes end.
-    pub async fn shut_down(&self) {
-        let _ = self.ending.send(true);
-        let mut running = self.running.lock().await;
-        let visiting = running.remove(0);
-        // A visit that is under way may start processes: it comes to its end first.
-        let _ = visiting.await;
-        running.drain(..).for_each(|task| task.abort());
-        self.machine.shut_down(SAVING).await;
-    }
-
-    /// Forgets jobs that were over before `before_ms`, with all that is known of them; how many there were.
-    ///
-    /// # Errors
-    /// The database's.
-    pub async fn forget(&self, before_ms: i64) -> Result<usize> {
-        let mut forgotten = 0;
-        loop {
-            let uids = self.objects.store().forget_before(before_ms, FORGOTTEN).await?;
-            if uids.is_empty() {
-                return Ok(forgotten);
-            }
-            forgotten += uids.len();
-            for job in self.control.jobs.state() {
-                if job.uid().is_some_and(|uid| uids.contains(&uid)) {
-                    self.objects.tell_gone(&job);
-                }
-            }
-        }
-    }
 }
 
 #[async_trait]
@@ -182,7 +151,7 @@ impl Backend for Local {
 
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob> {
         let job = self.objects.job(uid).await?.ok_or_else(|| Refusal::no_job(namespace, name))?;
-        self.objects.delete_job(&job).await?;
+        self.machine.forget(&job).await?;
         Ok(job)
     }
 
@@ -207,10 +176,37 @@ impl Backend for Local {
         self.control.metrics.render()
     }
 
+    /// Of the jobs too, whose files stay.
+    async fn forget(&self, before_ms: i64) -> Result<usize> {
+        let mut forgotten = 0;
+        loop {
+            let uids = self.objects.store().forget_before(before_ms, FORGOTTEN).await?;
+            if uids.is_empty() {
+                return Ok(forgotten);
+            }
+            forgotten += uids.len();
+            for job in self.control.jobs.state() {
+                if job.uid().is_some_and(|uid| uids.contains(&uid)) {
+                    self.objects.tell_gone(&job);
+                }
+            }
+        }
+    }
+
+    /// Ends the control loop, then has every job save its state and its processes end.
+    async fn shut_down(&self) {
+        let _ = self.ending.send(true);
+        let mut running = self.running.lock().await;
+        let visiting = running.remove(0);
+        // A visit that is under way may start processes: it comes to its end first.
+        let _ = visiting.await;
+        running.drain(..).for_each(|task| task.abort());
+        self.machine.shut_down(SAVING).await;
+    }
+
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
         let written = job.status.as_ref().and_then(|status| status.resolved.as_ref()?.model_dir.clone());
-        let model_dir = written
-            .ok_or_else(|| Refusal::new(Reason::NotFound, "the job has no files yet: it has not been admitted"))?;
+        let model_dir = written.ok_or_else(Refusal::no_files)?;
         let exports = self.machine.directories.data.join("exports");
         Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
     }

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use kube::ResourceExt;
 use millrace_control::{ModelDir, Site};
-use millrace_crds::{JobVolume, TrainJob};
+use millrace_crds::{ConfigSource, JobVolume, TrainJob};
 
 /// The server's directories.
 #[derive(Clone, Debug)]
@@ -26,6 +26,23 @@ impl Directories {
     /// Where the small texts of a volume lie.
     pub fn texts(&self, namespace: &str, name: &str) -> PathBuf {
         self.data.join("texts").join(namespace).join(name)
+    }
+
+    /// Removes the small texts that travelled with a job, which is gone, unless one of `others` names them too.
+    pub async fn remove_texts(&self, job: &TrainJob, others: &[TrainJob]) {
+        let maps = |job: &TrainJob| -> Vec<ConfigSource> {
+            job.spec.volumes.iter().filter_map(|volume| volume.config_map.clone()).collect()
+        };
+        let others: Vec<ConfigSource> =
+            others.iter().filter(|other| other.namespace() == job.namespace()).flat_map(maps).collect();
+        for map in maps(job).iter().filter(|map| is_plain(&map.name) && !others.contains(map)) {
+            let dir = self.texts(&job.namespace().unwrap_or_default(), &map.name);
+            if let Err(error) = tokio::fs::remove_dir_all(&dir).await
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                log::warn!("the texts of a job that is gone stay in {}: {error}", dir.display());
+            }
+        }
     }
 
     /// Where the coordinator of an attempt leaves its last report.
@@ -61,9 +78,7 @@ impl Directories {
 
     fn volume(&self, job: &TrainJob, volume: &JobVolume) -> Result<PathBuf, String> {
         if let Some(map) = &volume.config_map {
-            // A cluster would not know a name with a slash; here it would lead elsewhere.
-            let plain = Path::new(&map.name).components().all(|part| part == Component::Normal(map.name.as_ref()));
-            if !plain {
+            if !is_plain(&map.name) {
                 return Err(format!("{:?} is not the name of a ConfigMap: spec.volumes", map.name));
             }
             return Ok(self.texts(&job.namespace().unwrap_or_default(), &map.name));
@@ -75,6 +90,11 @@ impl Directories {
             format!("the server offers no volume {claim} ({known}): start it with --volume {claim}=DIR")
         })
     }
+}
+
+/// Whether a name leads nowhere else. A cluster would not know one with a slash.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && Path::new(name).components().all(|part| part == Component::Normal(name.as_ref()))
 }
 
 impl Site for Directories {

@@ -260,7 +260,11 @@ impl World for Machine {
     }
 
     async fn forget(&self, job: &TrainJob) -> Result<(), Refusal> {
-        self.objects.delete_job(job).await.map(drop)
+        self.objects.delete_job(job).await?;
+        if job.spec.volumes.iter().any(|volume| volume.config_map.is_some()) {
+            self.directories.remove_texts(job, &self.objects.live_jobs().await?).await;
+        }
+        Ok(())
     }
 
     async fn priorities(&self) -> Result<Priorities, Refusal> {

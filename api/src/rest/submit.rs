@@ -10,19 +10,16 @@ use millrace_store::Key;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::backend::{Order, Text};
+use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, Order, SUBMITTED_BY, Text};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// Header of a request that may be sent again.
 const KEY: &str = "idempotency-key";
-/// Annotations of a job.
-const SUBMITTED_BY: &str = "millrace.dev/submitted-by";
-const KEY_ANNOTATION: &str = "millrace.dev/idempotency-key";
 /// Where texts that travel along are found by a job's agents.
 const TEXTS: &str = "/var/lib/millrace/texts";
 /// Name of their volume.
 const TEXTS_VOLUME: &str = "texts";
-/// Most bytes of one of them.
+/// Most bytes of them all, with their names: what a ConfigMap holds.
 const MOST_TEXT: usize = 1 << 20;
 /// Longest name of a job.
 const MOST_NAME: usize = 63;
@@ -85,8 +82,9 @@ pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order>
             ));
         }
     };
-    complete(&mut object, ns, submitter, key.as_deref(), stem.as_deref())?;
     let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
+    complete(&mut object, ns, submitter, key.as_ref(), stem.as_deref())?;
+    name_texts(&mut object, &texts);
     Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
 }
 
@@ -97,7 +95,7 @@ fn is_label(name: &str) -> bool {
 }
 
 /// Fills in what a client may leave out.
-fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&str>, stem: Option<&str>) -> Result<()> {
+fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, stem: Option<&str>) -> Result<()> {
     let Value::Object(all) = object else {
         return Err(Refusal::new(Reason::BadRequest, "the body is not an object: send a TrainJob"));
     };
@@ -123,7 +121,7 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&str>, st
     metadata.retain(|name, _| matches!(name.as_str(), "name" | "labels" | "annotations"));
     metadata.insert("namespace".to_owned(), ns.into());
     if metadata.get("name").is_none_or(Value::is_null) {
-        metadata.insert("name".to_owned(), made_name(stem.unwrap_or("job"), key).into());
+        metadata.insert("name".to_owned(), made_name(stem.unwrap_or("job"), key.map(|key| key.key.as_str())).into());
     }
     let Value::Object(annotations) = metadata.entry("annotations").or_insert_with(|| json!({})) else {
         return fault("metadata.annotations", "an object");
@@ -131,7 +129,8 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&str>, st
     annotations.retain(|name, value| !name.starts_with("millrace.dev/") && value.is_string());
     annotations.insert(SUBMITTED_BY.to_owned(), submitter.into());
     if let Some(key) = key {
-        annotations.insert(KEY_ANNOTATION.to_owned(), key.into());
+        annotations.insert(KEY_ANNOTATION.to_owned(), key.key.clone().into());
+        annotations.insert(BODY_ANNOTATION.to_owned(), key.body_hash.clone().into());
     }
     Ok(())
 }
@@ -227,13 +226,10 @@ fn from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
 /// Puts texts that travel along into a volume of the job's, and has the params name them there.
 fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
     let named = names(params);
-    let (mut texts, mut renamed) = (Vec::new(), Vec::new());
+    let (mut texts, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
         let fault = |message: String| Refusal::invalid(vec![Fault { field: path.clone(), message }]);
-        if bytes.len() > MOST_TEXT {
-            return Err(fault("a text that travels along has at most 1 MiB: put it into a volume".to_owned()));
-        }
         let content =
             String::from_utf8(bytes.to_vec()).map_err(|_| fault("only UTF-8 texts travel along".to_owned()))?;
         let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
@@ -247,6 +243,12 @@ fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(Str
         // Texts of one glob keep their order.
         let name = format!("{group}-{at:04}-{file}");
         let by = if *stands_for == path { format!("{TEXTS}/{name}") } else { format!("{TEXTS}/{group}-*") };
+        total += name.len() + content.len();
+        if total > MOST_TEXT {
+            return Err(fault(
+                "texts that travel along have less than 1 MiB together: put it into a volume".to_owned(),
+            ));
+        }
         renamed.push((stands_for.clone(), by));
         texts.push(Text { name, content });
     }
@@ -263,16 +265,29 @@ fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(Str
                 all.push(value);
             }
         };
-        // Named by what is in it: whoever sends the same texts means the same volume, and nobody changes another's.
-        let mut digest = blake3::Hasher::new();
-        for Text { name, content } in &texts {
-            digest.update(name.as_bytes()).update(&[0]).update(content.as_bytes()).update(&[0]);
-        }
-        let name = format!("{TEXTS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
-        add("volumes", json!({"name": TEXTS_VOLUME, "configMap": {"name": name}}));
+        add("volumes", json!({"name": TEXTS_VOLUME, "configMap": {"name": TEXTS_VOLUME}}));
         add("mountDirs", json!({"path": TEXTS, "volume": TEXTS_VOLUME}));
     }
     Ok(texts)
+}
+
+/// Names the volume of the texts by whose they are and what is in it: a request that comes again means the same one, and nobody
+/// changes another's.
+fn name_texts(object: &mut Value, texts: &[Text]) {
+    if texts.is_empty() {
+        return;
+    }
+    let mut digest = blake3::Hasher::new();
+    digest.update(object["metadata"]["name"].as_str().unwrap_or_default().as_bytes());
+    for Text { name, content } in texts {
+        digest.update(&[0]).update(name.as_bytes()).update(&[0]).update(content.as_bytes());
+    }
+    let name = format!("{TEXTS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
+    for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
+        if volume["name"] == TEXTS_VOLUME {
+            volume["configMap"]["name"] = name.as_str().into();
+        }
+    }
 }
 
 /// Every path that the params name as data, once.

@@ -119,7 +119,7 @@ pub fn the_rest_server_may_do_what_it_does_and_no_more() {
         ("tokens@millrace", ""),
         ("appliances@millrace", "list watch"),
         ("appliances/status@millrace", ""),
-        ("pods", "get list create delete"),
+        ("pods", "get list watch create delete"),
         ("pods/exec", ""),
         ("pods/log", ""),
         ("services", ""),

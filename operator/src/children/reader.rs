@@ -49,7 +49,7 @@ impl Reader<'_> {
     /// The pod.
     pub fn pod(&self) -> Pod {
         let mut metadata = self.metadata();
-        metadata.owner_references = self.job.controller_owner_ref(&()).filter(|_| self.owned).map(|owner| vec![owner]);
+        metadata.owner_references = self.job.owner_ref(&()).filter(|_| self.owned).map(|owner| vec![owner]);
         let mut mounts = Mounts::default();
         mounts.model_dir(&self.job.spec, self.resolution);
         for mount in &mut mounts.mounts {
@@ -101,10 +101,7 @@ impl Reader<'_> {
         let Identity { certificate, key, authority } = identity;
         let entry = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
         Secret {
-            metadata: ObjectMeta {
-                owner_references: pod.controller_owner_ref(&()).map(|owner| vec![owner]),
-                ..self.metadata()
-            },
+            metadata: ObjectMeta { owner_references: pod.owner_ref(&()).map(|owner| vec![owner]), ..self.metadata() },
             type_: Some("kubernetes.io/tls".to_owned()),
             data: Some([entry("tls.crt", certificate), entry("tls.key", key), entry("ca.crt", authority)].into()),
             immutable: Some(true),

@@ -1,0 +1,122 @@
+//! The cluster's own accounts: who a bearer token is (TokenReview), and what they may (SubjectAccessReview), so that rights
+//! over REST are rights of kubectl.
+//!
+//! Answers are remembered for a few seconds: a list of a hundred jobs asks a dozen times. What is taken from somebody is
+//! taken after that.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use super::answer::refused;
+use crate::judge::{Judge, Question};
+use crate::refusal::Result;
+
+/// How long an answer is good.
+const GOOD: Duration = Duration::from_secs(10);
+/// Most answers that are remembered; then all are forgotten.
+const MOST: usize = 10_000;
+/// Longest token that is looked at.
+const LONGEST: usize = 16 << 10;
+
+/// See the module text.
+pub struct Reviews {
+    client: Client,
+    /// By the digest of the token.
+    users: Remembered<blake3::Hash, Option<UserInfo>>,
+    rights: Remembered<(blake3::Hash, Question), bool>,
+}
+
+impl Reviews {
+    /// By the API server of `client`, which must let this program ask.
+    pub fn new(client: Client) -> Self {
+        Self { client, users: Remembered::default(), rights: Remembered::default() }
+    }
+}
+
+#[async_trait]
+impl Judge for Reviews {
+    async fn who(&self, token: &str) -> Result<Option<UserInfo>> {
+        if token.len() > LONGEST {
+            return Ok(None);
+        }
+        let digest = blake3::hash(token.as_bytes());
+        if let Some(known) = self.users.get(&digest) {
+            return Ok(known);
+        }
+        let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: None };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let reviews: Api<TokenReview> = Api::all(self.client.clone());
+        let answer = reviews.create(&PostParams::default(), &review).await.map_err(refused("look at a token"))?;
+        let status = answer.status.unwrap_or_default();
+        let user = status.user.filter(|_| status.authenticated == Some(true));
+        self.users.keep(digest, user.clone());
+        Ok(user)
+    }
+
+    async fn may(&self, user: &UserInfo, question: &Question) -> Result<bool> {
+        // Of two accounts of one name, groups and the rest decide.
+        let account = blake3::hash(serde_json::to_string(user).unwrap_or_default().as_bytes());
+        let asked = (account, question.clone());
+        if let Some(known) = self.rights.get(&asked) {
+            return Ok(known);
+        }
+        let review = SubjectAccessReview { spec: spec_of(user, question), ..SubjectAccessReview::default() };
+        let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
+        let answer = reviews.create(&PostParams::default(), &review).await.map_err(refused("ask for a right"))?;
+        let allowed = answer.status.is_some_and(|status| status.allowed);
+        self.rights.keep(asked, allowed);
+        Ok(allowed)
+    }
+}
+
+fn spec_of(user: &UserInfo, question: &Question) -> SubjectAccessReviewSpec {
+    let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    SubjectAccessReviewSpec {
+        user: user.username.clone(),
+        uid: user.uid.clone(),
+        groups: user.groups.clone(),
+        extra: user.extra.clone(),
+        resource_attributes: Some(ResourceAttributes {
+            verb: some(question.verb),
+            group: some(question.group),
+            resource: some(question.resource),
+            subresource: some(question.subresource),
+            namespace: some(&question.namespace),
+            name: some(&question.name),
+            ..ResourceAttributes::default()
+        }),
+        ..SubjectAccessReviewSpec::default()
+    }
+}
+
+/// Answers with the time they were given.
+struct Remembered<K, V>(Mutex<HashMap<K, (Instant, V)>>);
+
+impl<K, V> Default for Remembered<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Remembered<K, V> {
+    fn get(&self, key: &K) -> Option<V> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(key).filter(|(at, _)| at.elapsed() < GOOD).map(|(_, value)| value.clone())
+    }
+
+    fn keep(&self, key: K, value: V) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST {
+            all.clear();
+        }
+        all.insert(key, (Instant::now(), value));
+    }
+}

@@ -1,0 +1,348 @@
+//! The backend itself: what users ask for, carried to the API server.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Request;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{ObjectRef, Store as View, reflector};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::runtime::watcher::Event;
+use kube::{Api, Client, Resource, ResourceExt};
+use millrace_control::{Priorities, Understanding};
+use millrace_crds::{Appliance, TrainJob};
+use millrace_operator::archive::ARCHIVE;
+use millrace_operator::children::API;
+use millrace_operator::site::Pods;
+use millrace_operator::watch::readable_events;
+use millrace_store::Store;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::answer::refused;
+use super::followers::Followers;
+use super::mirror::Mirror;
+use super::readers::{ReaderFiles, Readers};
+use super::{events, texts};
+use crate::backend::{BODY_ANNOTATION, Backend, Change, Created, KEY_ANNOTATION, Order, Volume};
+use crate::document::job_of;
+use crate::files::Files;
+use crate::plan::{Plan, Planner};
+use crate::refusal::{Reason, Refusal, Result};
+
+/// For a deleted job of the same name to be gone.
+const GOING: Duration = Duration::from_secs(40);
+/// For the first list of jobs and appliances.
+const BEGINNING: Duration = Duration::from_secs(60);
+/// Jobs forgotten at a time.
+const FORGOTTEN: u32 = 16;
+
+/// What the backend is made from.
+pub struct Settings {
+    /// Namespace of this server and of the operator.
+    pub namespace: String,
+    /// This server's own image, for readers.
+    pub image: String,
+    /// The secret that the operator puts our identity into.
+    pub identity: String,
+}
+
+/// See the module text.
+pub struct Cluster {
+    client: Client,
+    store: Store,
+    mirror: Arc<Mirror>,
+    followers: Arc<Followers>,
+    readers: Arc<Readers>,
+    planner: Planner,
+    running: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Cluster {
+    /// Follows the cluster from now on, and has heard of everything there is when it returns.
+    ///
+    /// # Errors
+    /// The cluster or the database can't be used.
+    pub async fn start(client: Client, store: Store, settings: Settings) -> Result<Self> {
+        let Settings { namespace, image, identity } = settings;
+        let (jobs, job_writer) = view::<TrainJob>();
+        let (appliances, appliance_writer) = view::<Appliance>();
+        let site = Arc::new(Pods { image: image.clone() });
+        let planner = Planner::new(jobs.clone(), appliances.clone(), Arc::new(Understanding::new(site)))?;
+        let mirror = Arc::new(Mirror::new(store.clone()));
+        let readers = Arc::new(Readers::new(client.clone(), image)?);
+        let identity = (namespace, identity);
+        let followers =
+            Arc::new(Followers::new(client.clone(), store.clone(), readers.clone(), appliances.clone(), identity));
+        let seen_jobs = seen(&client, job_writer);
+        let seen_appliances = seen(&client, appliance_writer);
+        let companions = followers.clone();
+        let told = move |event: &Event<TrainJob>, listed: &HashSet<String>| companions.see(event, listed);
+        let running = vec![
+            tokio::spawn(mirror.clone().follow(seen_jobs, told)),
+            tokio::spawn(seen_appliances.for_each(|_| std::future::ready(()))),
+            tokio::spawn(events::copy(client.clone(), store.clone(), jobs.clone(), mirror.clone())),
+            tokio::spawn(readers.clone().sweep()),
+        ];
+        let listed = futures::future::try_join(jobs.wait_until_ready(), appliances.wait_until_ready());
+        match timeout(BEGINNING, listed).await {
+            Ok(Ok(_)) => {}
+            _ => {
+                let detail =
+                    "TrainJobs and Appliances can't be listed: are they defined, and may this server list them?";
+                return Err(Refusal::new(Reason::Unavailable, detail));
+            }
+        }
+        Ok(Self { client, store, mirror, followers, readers, planner, running: Mutex::new(running) })
+    }
+
+    fn jobs(&self, namespace: &str) -> Api<TrainJob> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    async fn priorities(&self) -> Result<Priorities> {
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        let classes = classes.list(&ListParams::default()).await.map_err(refused("list priority classes"))?.items;
+        let default = classes.iter().find(|class| class.global_default == Some(true)).map_or(0, |class| class.value);
+        Ok(Priorities { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
+    }
+
+    /// The job that the same request made before, as far as is remembered here.
+    async fn before(&self, order: &Order) -> Result<Option<TrainJob>> {
+        let Some(key) = &order.key else { return Ok(None) };
+        let now = Timestamp::now().as_millisecond();
+        let Some(row) = self.store.keyed_job(&order.namespace, &key.key, now).await? else { return Ok(None) };
+        match &row.key {
+            Some(known) if known.body_hash == key.body_hash => job_of(&row).map(Some),
+            _ => Err(Refusal::key_reused()),
+        }
+    }
+
+    /// Posts the object as it is, and has the API server refuse what it does not know.
+    async fn post(&self, namespace: &str, object: &Value, dry_run: bool) -> Result<TrainJob, kube::Error> {
+        let params = PostParams { dry_run, field_manager: Some(API.to_owned()) };
+        let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+        let mut request = Request::new(TrainJob::url_path(&(), Some(namespace)))
+            .create(&params, body)
+            .map_err(kube::Error::BuildRequest)?;
+        let strict = format!("{}&fieldValidation=Strict", request.uri());
+        if let Ok(strict) = strict.parse() {
+            *request.uri_mut() = strict;
+        }
+        self.client.request(request).await
+    }
+
+    /// Makes the job; where its name is taken, finds out by whom.
+    async fn make(&self, order: &Order, object: &Value) -> Result<Created> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let jobs = self.jobs(&order.namespace);
+        for last in [false, true] {
+            match self.post(&order.namespace, object, false).await {
+                Ok(job) => return Ok(Created::New(Box::new(job))),
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+                Err(error) => return Err(refused("make a job")(error)),
+            }
+            let Some(there) = jobs.get_opt(name).await.map_err(refused("look at a job"))? else { continue };
+            if there.metadata.deletion_timestamp.is_some() && !last {
+                // For its user it is gone; its history is being kept.
+                let uid = there.uid().unwrap_or_default();
+                let gone = await_condition(jobs.clone(), name, conditions::is_deleted(&uid));
+                // If it is not gone then, the next try says so.
+                let _ = timeout(GOING, gone).await;
+                continue;
+            }
+            return same(order, there);
+        }
+        Err(Refusal::name_taken(&order.namespace, name))
+    }
+}
+
+/// Whether a job whose name is taken is the one that is asked for: the database may have been lost, but not the job.
+fn same(order: &Order, there: TrainJob) -> Result<Created> {
+    let said = |name: &str| there.annotations().get(name).map(String::as_str);
+    match &order.key {
+        Some(key) if said(KEY_ANNOTATION) == Some(&key.key) => {
+            if said(BODY_ANNOTATION) == Some(&key.body_hash) {
+                Ok(Created::Replayed(Box::new(there)))
+            } else {
+                Err(Refusal::key_reused())
+            }
+        }
+        _ => Err(Refusal::name_taken(&order.namespace, &there.name_any())),
+    }
+}
+
+fn view<K: Resource<DynamicType = ()> + Clone + 'static>() -> (View<K>, Writer<K>) {
+    let writer = Writer::default();
+    (writer.as_reader(), writer)
+}
+
+/// Every object of a kind as it comes and goes; the view is up to date with what has come.
+fn seen<K>(client: &Client, writer: Writer<K>) -> futures::stream::BoxStream<'static, Event<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + Sync + 'static,
+{
+    let events = readable_events(client, writer.as_reader(), |unreadable| {
+        let name = unreadable.metadata.name.unwrap_or_default();
+        log::warn!("{} {name} can't be read and is passed over: {}", K::kind(&()), unreadable.error);
+    });
+    let events = reflector(writer, events.map(Ok::<_, kube::runtime::watcher::Error>));
+    events.filter_map(|event| std::future::ready(event.ok())).boxed()
+}
+
+#[async_trait]
+impl Backend for Cluster {
+    fn name(&self) -> &'static str {
+        "kubernetes"
+    }
+
+    async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
+        let (object, job) = self.planner.admitted(order, &self.priorities().await?)?;
+        self.planner.understood(&job)?;
+        let mut job = self.post(&order.namespace, &object, true).await.map_err(refused("try a job"))?;
+        job.metadata.managed_fields = None;
+        Ok(job)
+    }
+
+    async fn create(&self, order: Order) -> Result<Created> {
+        let (mut object, job) = self.planner.admitted(&order, &self.priorities().await?)?;
+        let made = match self.before(&order).await? {
+            Some(job) => Created::Replayed(Box::new(job)),
+            None => {
+                // What can never run is refused now, not when it is first visited.
+                self.planner.understood(&job)?;
+                object["metadata"]["finalizers"] = json!([ARCHIVE]);
+                self.make(&order, &object).await?
+            }
+        };
+        let (Created::New(job) | Created::Replayed(job)) = &made;
+        if job.metadata.deletion_timestamp.is_none() {
+            // After a request that broke off they may be missing still.
+            texts::keep(&self.client, job, &order.texts).await?;
+        }
+        self.mirror.put(job).await?;
+        Ok(match made {
+            Created::New(job) => Created::New(Box::new(plain(*job))),
+            Created::Replayed(job) => Created::Replayed(Box::new(plain(*job))),
+        })
+    }
+
+    async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob> {
+        let spec = match change {
+            Change::Suspend(suspend) => json!({"suspend": suspend}),
+            Change::Scale(num_csx) => json!({"numCsx": num_csx}),
+        };
+        // Of this job, not of another that has its name by now.
+        let patch = Patch::Merge(json!({"metadata": {"uid": uid}, "spec": spec}));
+        let params = PatchParams { field_manager: Some(API.to_owned()), ..PatchParams::default() };
+        match self.jobs(namespace).patch(name, &params, &patch).await {
+            Ok(job) => {
+                self.mirror.put(&job).await?;
+                Ok(plain(job))
+            }
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+                Err(Refusal::no_job(namespace, name))
+            }
+            Err(error) => Err(refused("change a job")(error)),
+        }
+    }
+
+    async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob> {
+        let jobs = self.jobs(namespace);
+        let this_one = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(this_one), ..DeleteParams::background() };
+        let row = self.store.job(uid).await?.ok_or_else(|| Refusal::no_job(namespace, name))?;
+        match jobs.delete(name, &params).await {
+            // As it is now, held until its history is kept.
+            Ok(either) => {
+                if let Some(job) = either.left() {
+                    self.mirror.put(&job).await?;
+                }
+            }
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+                self.mirror.gone(uid).await?;
+            }
+            Err(error) => return Err(refused("delete a job")(error)),
+        }
+        job_of(&row)
+    }
+
+    async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
+        let found = self.planner.appliances.get(&ObjectRef::new(name));
+        Ok(found.map(|appliance| Appliance::clone(&appliance)))
+    }
+
+    async fn plan(&self, order: &Order) -> Result<Plan> {
+        let priorities = self.priorities().await?;
+        let (_, job) = self.planner.admitted(order, &priorities)?;
+        self.planner.plan(job, &priorities)
+    }
+
+    async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>> {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
+        let claims = claims.list(&ListParams::default()).await.map_err(refused("list claims"))?.items;
+        Ok(claims.iter().map(|claim| Volume { name: claim.name_any(), message: described(claim) }).collect())
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        let mut gauge = |name: &str, help: &str, value: usize| {
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        };
+        gauge("millrace_api_trainjobs", "TrainJobs there are.", self.planner.jobs.len());
+        gauge("millrace_api_companions", "Jobs whose journals are followed or kept.", self.followers.count());
+        gauge("millrace_api_readers", "Jobs whose files were asked for lately.", self.readers.count());
+        text
+    }
+
+    async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
+        let cluster = self.planner.appliances.get(&ObjectRef::new(&job.spec.appliance));
+        let cluster = cluster.map(|appliance| appliance.spec.clone()).unwrap_or_default();
+        Ok(Arc::new(ReaderFiles::new(self.readers.clone(), job.clone(), cluster)))
+    }
+
+    async fn forget(&self, before_ms: i64) -> Result<usize> {
+        let mut forgotten = 0;
+        loop {
+            let uids = self.store.forget_deleted_before(before_ms, FORGOTTEN).await?;
+            if uids.is_empty() {
+                return Ok(forgotten);
+            }
+            forgotten += uids.len();
+        }
+    }
+
+    async fn shut_down(&self) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.drain(..).for_each(|task| task.abort());
+    }
+}
+
+/// A job without who set which field.
+fn plain(mut job: TrainJob) -> TrainJob {
+    job.metadata.managed_fields = None;
+    job
+}
+
+/// What a claim is, for a person.
+fn described(claim: &PersistentVolumeClaim) -> String {
+    let spec = claim.spec.as_ref();
+    let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
+    let asked = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+    let size = |amounts: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>| {
+        amounts.get("storage").map(|size| size.0.clone())
+    };
+    let modes = spec.and_then(|spec| spec.access_modes.as_ref()).map(|modes| modes.join(", "));
+    let phase = claim.status.as_ref().and_then(|status| status.phase.clone());
+    let parts = [capacity.and_then(size).or_else(|| asked.and_then(size)), modes, phase];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,60 @@
+//! What is told of jobs by events, kept as long as their history: the cluster forgets its own after an hour.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::events::v1::Event as Told;
+use kube::Client;
+use kube::runtime::reflector::{ObjectRef, Store as View};
+use kube::runtime::watcher::{self, Event};
+use millrace_crds::TrainJob;
+use millrace_operator::watch::chosen;
+use millrace_store::{Error, NewEvent, Store};
+
+use super::mirror::Mirror;
+
+/// Between two tries while the database does not answer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Copies events about jobs into `store`, for ever.
+pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Arc<Mirror>) {
+    let of_jobs = watcher::Config::default().fields("regarding.kind=TrainJob");
+    let mut events = chosen::<Told>(&client, of_jobs);
+    while let Some(event) = events.next().await {
+        let (Event::Apply(told) | Event::InitApply(told)) = event else { continue };
+        let Some((uid, event)) = read(&told) else { continue };
+        let job = ObjectRef::new(told.regarding.as_ref().and_then(|job| job.name.as_deref()).unwrap_or_default())
+            .within(told.regarding.as_ref().and_then(|job| job.namespace.as_deref()).unwrap_or_default());
+        loop {
+            match store.put_event(&uid, &event).await {
+                Ok(_) => break,
+                Err(Error::NoSuchJob(_)) => {
+                    // Of two watches either may be ahead.
+                    let Some(job) = jobs.get(&job).filter(|job| job.metadata.uid.as_ref() == Some(&uid)) else { break };
+                    if mirror.put(&job).await.is_err() {
+                        tokio::time::sleep(RETRY).await;
+                    }
+                }
+                Err(error) => {
+                    log::warn!("an event of a job can't be kept at present: {error}");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}
+
+/// Of which job, and what.
+fn read(told: &Told) -> Option<(String, NewEvent)> {
+    let uid = told.regarding.as_ref()?.uid.clone()?;
+    let at = told.event_time.as_ref().map(|time| time.0);
+    let at = at.or_else(|| told.deprecated_first_timestamp.as_ref().map(|time| time.0))?;
+    let event = NewEvent {
+        at_ms: at.as_millisecond(),
+        warning: told.type_.as_deref() == Some("Warning"),
+        reason: told.reason.clone().unwrap_or_default(),
+        message: told.note.clone().unwrap_or_default(),
+    };
+    Some((uid, event))
+}

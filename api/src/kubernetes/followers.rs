@@ -1,0 +1,269 @@
+//! One companion for each job: copies what its coordinators tell, what stands in the journal's files where nobody heard it, and
+//! lets the job go, once it is deleted, when all is copied.
+
+use std::collections::{HashMap, HashSet};
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::reflector::{ObjectRef, Store as View};
+use kube::runtime::watcher::Event;
+use kube::{Api, Client, ResourceExt};
+use millrace_crds::{Appliance, ConditionType, TrainJob};
+use millrace_operator::archive;
+use millrace_operator::children::{Names, journal_address};
+use millrace_protocol::journal::Tls;
+use millrace_store::{Kind, Query, Store};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::readers::Readers;
+use crate::record;
+
+/// Between two tries of whatever was refused.
+const RETRY: Duration = Duration::from_secs(2);
+/// For a coordinator that is over to have told all.
+const SETTLING: Duration = Duration::from_secs(5);
+/// How often a job that others write is let go of.
+const TRIES: usize = 10;
+/// How long an identity is taken for the one that stands in the secret.
+const GOOD: Duration = Duration::from_secs(30);
+
+/// See the module text.
+pub struct Followers {
+    client: Client,
+    store: Store,
+    readers: Arc<Readers>,
+    appliances: View<Appliance>,
+    /// Namespace and name of the secret that the operator puts our identity into.
+    identity: (String, String),
+    known: tokio::sync::Mutex<Option<(Instant, Tls)>>,
+    companions: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
+}
+
+/// What there is to be done for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It holds nothing: nobody tells anything.
+    Waits,
+    /// This attempt runs, or is about to.
+    Runs(u32),
+    /// It is over; the last attempt has told or left in files what there is.
+    Over(u32),
+    /// It is deleted, and held by us.
+    Leaves,
+}
+
+impl Stage {
+    fn of(job: &TrainJob) -> Self {
+        let status = job.status.as_ref();
+        let attempt = status.and_then(|status| status.attempt).unwrap_or(0);
+        let is = |condition| status.is_some_and(|status| status.is(condition));
+        match () {
+            () if job.metadata.deletion_timestamp.is_some() => Self::Leaves,
+            () if attempt == 0 => Self::Waits,
+            () if is(ConditionType::Admitted) => Self::Runs(attempt),
+            () if is(ConditionType::Finished) => Self::Over(attempt),
+            () => Self::Waits,
+        }
+    }
+}
+
+impl Followers {
+    /// Following nobody yet.
+    pub fn new(
+        client: Client,
+        store: Store,
+        readers: Arc<Readers>,
+        appliances: View<Appliance>,
+        identity: (String, String),
+    ) -> Self {
+        let (known, companions) = (tokio::sync::Mutex::default(), Mutex::default());
+        Self { client, store, readers, appliances, identity, known, companions }
+    }
+
+    fn companions(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Arc<TrainJob>>>> {
+        self.companions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many jobs have a companion.
+    pub fn count(&self) -> usize {
+        self.companions().len()
+    }
+
+    /// Takes note of what was seen; `listed` are the UIDs of a list that is whole at its end.
+    pub fn see(self: &Arc<Self>, event: &Event<TrainJob>, listed: &HashSet<String>) {
+        match event {
+            Event::Init => {}
+            Event::InitDone => self.companions().retain(|uid, _| listed.contains(uid)),
+            Event::Delete(job) => drop(self.companions().remove(&job.uid().unwrap_or_default())),
+            Event::InitApply(job) | Event::Apply(job) => {
+                let (uid, job) = (job.uid().unwrap_or_default(), Arc::new(job.clone()));
+                let mut all = self.companions();
+                if let Some(companion) = all.get(&uid) {
+                    companion.send_replace(job);
+                    return;
+                }
+                let (companion, seen) = watch::channel(job);
+                all.insert(uid, companion);
+                tokio::spawn(self.clone().accompany(seen));
+            }
+        }
+    }
+
+    /// A job's companion, until the job is gone.
+    async fn accompany(self: Arc<Self>, mut seen: watch::Receiver<Arc<TrainJob>>) {
+        loop {
+            let job = seen.borrow_and_update().clone();
+            let stage = Stage::of(&job);
+            if stage != Stage::Leaves && !archive::is_held(&job) {
+                self.hold(&job).await;
+            }
+            let work = self.work(&job, stage);
+            tokio::pin!(work);
+            let next = tokio::select! {
+                () = &mut work => return,
+                next = another(&mut seen, &job, stage) => next,
+            };
+            let Some(next) = next else { return };
+            if matches!(stage, Stage::Runs(_)) && Stage::of(&next) != stage {
+                // It may be in the middle of what it was told last.
+                let patience = archive::patience(&next, Timestamp::now()).unwrap_or(SETTLING);
+                if timeout(patience, self.told_all(&job, &mut work)).await.is_err() {
+                    log::info!("{}: its coordinator has not told all in time", ObjectRef::from_obj(&*job));
+                }
+            }
+        }
+    }
+
+    /// What a stage takes; ends only where nothing is left to be done for the job.
+    async fn work(&self, job: &TrainJob, stage: Stage) {
+        match stage {
+            Stage::Waits => {}
+            Stage::Runs(attempt) => self.copy(job, attempt).await,
+            Stage::Over(_) => self.complete(job).await,
+            Stage::Leaves => {
+                let left = archive::patience(job, Timestamp::now()).unwrap_or_default();
+                if archive::is_held(job) {
+                    if timeout(left, self.complete(job)).await.is_err() {
+                        log::warn!("{}: its history could not be kept whole in time", ObjectRef::from_obj(job));
+                    }
+                    self.release(job).await;
+                }
+            }
+        }
+        pending().await
+    }
+
+    /// Goes on with the work on a running attempt until its coordinator has told all.
+    async fn told_all(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
+        let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
+        let mut changes = self.store.changes();
+        loop {
+            if self.has_told_all(job, attempt).await {
+                return;
+            }
+            tokio::select! {
+                () = &mut *work => return,
+                _ = changes.recv() => {}
+            }
+        }
+    }
+
+    async fn has_told_all(&self, job: &TrainJob, attempt: u32) -> bool {
+        let query = Query { kinds: vec![Kind::Outcome], attempt: Some(attempt.into()), limit: 1, ..Query::default() };
+        let found = self.store.entries(&job.uid().unwrap_or_default(), &query).await;
+        found.is_ok_and(|found| !found.is_empty())
+    }
+
+    /// Copies what an attempt's coordinator tells, until it has told all.
+    async fn copy(&self, job: &TrainJob, attempt: u32) {
+        let uid = job.uid().unwrap_or_default();
+        let address = journal_address(&Names::of(job), &job.namespace().unwrap_or_default());
+        while !self.has_told_all(job, attempt).await {
+            match self.identity().await {
+                Ok(tls) if record::copy(&self.store, &uid, &address, Some(&tls)).await => return,
+                Ok(_) => {}
+                Err(error) => log::warn!("coordinators can't be followed at present: {error}"),
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Sees to it that everything a job wrote into its journal is kept.
+    async fn complete(&self, job: &TrainJob) {
+        let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return };
+        let Some(attempt) = status.attempt else { return };
+        if self.has_told_all(job, attempt).await {
+            return;
+        }
+        let uid = job.uid().unwrap_or_default();
+        let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
+        let cluster = appliance.map(|appliance| appliance.spec.clone()).unwrap_or_default();
+        let copied = match self.readers.open(job, &cluster).await {
+            Ok(reader) => record::follow(&self.store, &uid, reader.journal()).await.map(drop),
+            Err(refusal) => Err(refusal.to_string()),
+        };
+        record::tell(copied, &uid);
+    }
+
+    /// Has a job held until it is archived.
+    async fn hold(&self, job: &TrainJob) {
+        if let Err(error) = archive::hold(&self.client, job).await {
+            log::warn!("{}: can't be held for its history: {error}", ObjectRef::from_obj(job));
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Lets go of it as it is now. Where this can't be done the operator does it.
+    async fn release(&self, job: &TrainJob) {
+        let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
+        for _ in 0..TRIES {
+            let released = match jobs.get_opt(&job.name_any()).await {
+                Ok(Some(now)) if now.uid() == job.uid() && archive::is_held(&now) => {
+                    archive::release(&self.client, &now).await
+                }
+                Ok(_) => return,
+                Err(error) => Err(error),
+            };
+            match released {
+                Ok(true) => return,
+                // Somebody else wrote meanwhile.
+                Ok(false) => {}
+                Err(error) => {
+                    log::warn!("{}: is kept and can't be let go of: {error}", ObjectRef::from_obj(job));
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Who we are to coordinators.
+    async fn identity(&self) -> Result<Tls, String> {
+        let mut known = self.known.lock().await;
+        if let Some((_, tls)) = known.as_ref().filter(|(at, _)| at.elapsed() < GOOD) {
+            return Ok(tls.clone());
+        }
+        let (namespace, name) = &self.identity;
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let secret = secrets.get(name).await.map_err(|error| format!("the secret {name} of {namespace}: {error}"))?;
+        let data = secret.data.unwrap_or_default();
+        let part = |key: &str| {
+            data.get(key).map(|part| part.0.clone()).ok_or_else(|| format!("the secret {name} has no {key}"))
+        };
+        let tls = Tls::new(part("tls.crt")?, part("tls.key")?, part("ca.crt")?);
+        *known = Some((Instant::now(), tls.clone()));
+        Ok(tls)
+    }
+}
+
+/// Waits for something else to be to do for a job: another stage, or a newer version that is not held.
+async fn another(seen: &mut watch::Receiver<Arc<TrainJob>>, job: &TrainJob, stage: Stage) -> Option<Arc<TrainJob>> {
+    let another = |next: &Arc<TrainJob>| {
+        let newer = next.metadata.resource_version != job.metadata.resource_version;
+        Stage::of(next) != stage || newer && stage != Stage::Leaves && !archive::is_held(next)
+    };
+    seen.wait_for(another).await.ok().map(|next| next.clone())
+}

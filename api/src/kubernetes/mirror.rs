@@ -1,0 +1,181 @@
+//! What is seen of TrainJobs, put into the database: the row of a job is what was last seen of it, and stays when it is gone.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::watcher::Event;
+use millrace_crds::TrainJob;
+use millrace_store::{Key, NewJob, Store};
+use tokio::sync::Mutex;
+
+use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
+use crate::document::{content, version};
+use crate::refusal::Result;
+
+/// Between two tries while the database does not answer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// See the module text.
+pub struct Mirror {
+    store: Store,
+    /// The newest version seen of each job, by UID: what a watch brings late changes nothing any more.
+    seen: Mutex<HashMap<String, u64>>,
+}
+
+impl Mirror {
+    /// Into `store`.
+    pub fn new(store: Store) -> Self {
+        Self { store, seen: Mutex::default() }
+    }
+
+    /// Puts a job as it was seen, unless a newer version of it was.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn put(&self, job: &TrainJob) -> Result<()> {
+        let (uid, version) = (job.uid().unwrap_or_default(), version(job));
+        // Held until it is written, so that of two versions the newer is written last.
+        let mut seen = self.seen.lock().await;
+        if seen.get(&uid).is_some_and(|known| version <= *known) {
+            return Ok(());
+        }
+        let now = Timestamp::now().as_millisecond();
+        self.store.put_job(&row(job)?, now).await?;
+        if let Some(deleted) = &job.metadata.deletion_timestamp {
+            self.store.mark_deleted(&uid, deleted.0.as_millisecond().min(now)).await?;
+        }
+        seen.insert(uid, version);
+        Ok(())
+    }
+
+    /// Notes that a job is gone.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn gone(&self, uid: &str) -> Result<()> {
+        self.store.mark_deleted(uid, Timestamp::now().as_millisecond()).await?;
+        self.seen.lock().await.remove(uid);
+        Ok(())
+    }
+
+    /// Notes that of the jobs that lived only `there` are left.
+    async fn only(&self, there: &HashSet<String>) -> Result<()> {
+        for row in self.store.live_jobs().await? {
+            if !there.contains(&row.uid) {
+                self.gone(&row.uid).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts everything that `events` tell, in their order, for as long as they come; `then` is told of each
+    /// after that, with the UIDs of a list that is under way or at its end. While the database is away, they wait.
+    pub async fn follow(
+        self: Arc<Self>,
+        events: impl Stream<Item = Event<TrainJob>> + Send,
+        then: impl Fn(&Event<TrainJob>, &HashSet<String>) + Send,
+    ) {
+        let mut listed = HashSet::new();
+        tokio::pin!(events);
+        while let Some(event) = events.next().await {
+            match &event {
+                Event::Init => listed.clear(),
+                Event::InitApply(job) => drop(listed.insert(job.uid().unwrap_or_default())),
+                _ => {}
+            }
+            while self.put_event(&event, &listed).await.is_err() {
+                // What was wrong is logged where it was found out.
+                tokio::time::sleep(RETRY).await;
+            }
+            then(&event, &listed);
+        }
+    }
+
+    async fn put_event(&self, event: &Event<TrainJob>, listed: &HashSet<String>) -> Result<()> {
+        match event {
+            Event::Init => Ok(()),
+            Event::InitApply(job) | Event::Apply(job) => self.put(job).await,
+            Event::InitDone => self.only(listed).await,
+            Event::Delete(job) => self.gone(&job.uid().unwrap_or_default()).await,
+        }
+    }
+}
+
+/// A job as the database keeps it.
+fn row(job: &TrainJob) -> Result<NewJob> {
+    let mut plain = job.clone();
+    // Of no use to anybody who reads it, and as long as the rest.
+    plain.metadata.managed_fields = None;
+    let said = |name: &str| job.annotations().get(name).cloned();
+    Ok(NewJob {
+        uid: job.uid().unwrap_or_default(),
+        namespace: job.namespace().unwrap_or_default(),
+        name: job.name_any(),
+        created_ms: job.creation_timestamp().map_or(0, |time| time.0.as_millisecond()),
+        submitted_by: said(SUBMITTED_BY),
+        key: said(KEY_ANNOTATION).zip(said(BODY_ANNOTATION)).map(|(key, body_hash)| Key { key, body_hash }),
+        content: content(&plain)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use millrace_crds::{StoredParams, TrainJobSpec};
+    use millrace_store::Options;
+
+    use super::*;
+
+    fn seen(uid: &str, name: &str, version: u64, num_csx: u32) -> TrainJob {
+        let mut job = TrainJob::new(name, TrainJobSpec::new(num_csx, StoredParams::default()));
+        job.metadata.namespace = Some("team".to_owned());
+        job.metadata.uid = Some(uid.to_owned());
+        job.metadata.resource_version = Some(version.to_string());
+        job.metadata.creation_timestamp = Some(Time(Timestamp::from_second(i64::try_from(version).unwrap()).unwrap()));
+        job
+    }
+
+    async fn mirrored(store: &Store, events: Vec<Event<TrainJob>>) {
+        Arc::new(Mirror::new(store.clone())).follow(stream::iter(events), |_, _| {}).await;
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_what_was_seen_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", dir.path().join("db").display());
+        let store = Store::open(&url, Options::default()).await.unwrap();
+        let systems = async |uid: &str| {
+            let row = store.job(uid).await.unwrap().unwrap();
+            let job: TrainJob = serde_json::from_str(&row.content.document).unwrap();
+            (job.spec.num_csx, row.deleted_ms.is_some())
+        };
+        let late = || Event::Apply(seen("a", "one", 5, 1));
+        mirrored(
+            &store,
+            vec![
+                Event::Init,
+                Event::InitApply(seen("a", "one", 5, 1)),
+                Event::InitApply(seen("b", "two", 6, 1)),
+                Event::InitDone,
+                Event::Apply(seen("a", "one", 7, 4)),
+                late(),
+            ],
+        )
+        .await;
+        assert_eq!(systems("a").await, (4, false), "the older version changed nothing");
+        // Another life of the server: one job went meanwhile, another of its name came.
+        mirrored(&store, vec![Event::Init, Event::InitApply(seen("c", "two", 9, 2)), Event::InitDone]).await;
+        assert_eq!((systems("a").await, systems("b").await, systems("c").await), ((4, true), (1, true), (2, false)));
+        // One that is held has gone for its user; its last words still count.
+        let mut going = seen("c", "two", 10, 3);
+        going.metadata.deletion_timestamp = Some(Time(Timestamp::from_second(100).unwrap()));
+        mirrored(&store, vec![Event::Apply(going), Event::Delete(seen("c", "two", 11, 3))]).await;
+        assert_eq!(systems("c").await, (3, true));
+        assert_eq!(store.job("c").await.unwrap().unwrap().deleted_ms, Some(100_000));
+    }
+}
