@@ -136,12 +136,20 @@ mod secure {
     use super::{JournalError, Tls};
     use crate::transport;
 
+    /// What one stream of a shared channel may have in flight, and all of them. As many as a server takes by default, 200, fit:
+    /// those that are not read leave room for the others.
+    const STREAM_BYTES: u32 = 256 << 10;
+    const CONNECTION_BYTES: u32 = 64 << 20;
+
     pub async fn dial(address: &str, tls: &Tls) -> Result<Channel, JournalError> {
         Ok(endpoint(address, tls.client())?.connect().await?)
     }
 
     pub fn channel(address: &str, name: &str, tls: &Tls) -> Result<Channel, JournalError> {
-        Ok(transport::shared(endpoint(address, tls.client().domain_name(name))?).connect_lazy())
+        let endpoint = endpoint(address, tls.client().domain_name(name))?
+            .initial_stream_window_size(STREAM_BYTES)
+            .initial_connection_window_size(CONNECTION_BYTES);
+        Ok(endpoint.connect_lazy())
     }
 
     fn endpoint(address: &str, tls: ClientTlsConfig) -> Result<Endpoint, JournalError> {

@@ -11,10 +11,6 @@ use crate::packet::PAYLOAD_BYTES;
 const FRAME_BYTES: u32 = PAYLOAD_BYTES as u32;
 /// Bytes in flight per stream and connection; the links' own credits are what bounds them.
 const WINDOW_BYTES: u32 = 16 << 20;
-/// The same where streams share a connection and each is read at its own pace: what one of them may have in flight, and all.
-/// As many streams as a server takes by default (200) fit, so that those which are not read leave room for the others.
-const SHARED_STREAM_BYTES: u32 = 256 << 10;
-const SHARED_CONNECTION_BYTES: u32 = 64 << 20;
 /// Most bytes of one gRPC message: a chunk and some air.
 pub const MESSAGE_BYTES: usize = PAYLOAD_BYTES + (64 << 10);
 /// A peer that doesn't answer a ping for this long is gone.
@@ -62,9 +58,4 @@ pub(crate) fn endpoint(uri: &str) -> Result<Endpoint, tonic::transport::Error> {
         .connect_timeout(Duration::from_secs(10))
         .tcp_nodelay(true);
     Ok(endpoint)
-}
-
-/// The same for a channel whose streams are each read at their own pace.
-pub(crate) fn shared(endpoint: Endpoint) -> Endpoint {
-    endpoint.initial_stream_window_size(SHARED_STREAM_BYTES).initial_connection_window_size(SHARED_CONNECTION_BYTES)
 }
