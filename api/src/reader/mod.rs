@@ -1,7 +1,7 @@
 //! The program that reads one job's files where they lie: a short-lived server beside a model_dir, which the REST server asks.
 //!
 //! It has no rights but to read the directory it is given, and no clients but those of one authority, over mutual TLS. It serves
-//! the job's [`files`](service) and, of its journal, what stands in the files; and it ends by itself when nobody asks any more.
+//! the job's files and, of its journal, what stands in files; and it ends by itself when nobody asks any more.
 
 mod activity;
 mod service;
