@@ -165,10 +165,7 @@ impl World for Cluster {
     }
 
     async fn priorities(&self) -> Result<Priorities, Error> {
-        let classes: Api<PriorityClass> = Api::all(self.client.clone());
-        let classes = classes.list(&ListParams::default()).await.map_err(Error::api("list priority classes"))?.items;
-        let default = classes.iter().find(|class| class.global_default == Some(true)).map_or(0, |class| class.value);
-        Ok(Priorities { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
+        priorities(&self.client).await.map_err(Error::api("list priority classes"))
     }
 
     fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str) -> Option<Journal> {
@@ -176,6 +173,17 @@ impl World for Cluster {
         let address = journal_address(&names, job.namespace.as_deref().unwrap_or_default());
         Some(Journal { address, tls: Some(self.identity.clone()) })
     }
+}
+
+/// What the cluster's priority classes are worth.
+///
+/// # Errors
+/// The API server refused, or can't be reached.
+pub async fn priorities(client: &Client) -> Result<Priorities, kube::Error> {
+    let classes: Api<PriorityClass> = Api::all(client.clone());
+    let classes = classes.list(&ListParams::default()).await?.items;
+    let default = classes.iter().find(|class| class.global_default == Some(true)).map_or(0, |class| class.value);
+    Ok(Priorities { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
 }
 
 /// Writes a status from the version of the object it was decided on; whether it could be.

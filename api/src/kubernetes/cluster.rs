@@ -8,7 +8,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Request;
@@ -21,6 +20,7 @@ use millrace_control::{Priorities, Understanding};
 use millrace_crds::{Appliance, TrainJob};
 use millrace_operator::archive::ARCHIVE;
 use millrace_operator::children::API;
+use millrace_operator::cluster::priorities;
 use millrace_operator::site::Pods;
 use millrace_operator::watch::readable_events;
 use millrace_store::Store;
@@ -60,7 +60,7 @@ pub struct Settings {
 pub struct Cluster {
     client: Client,
     store: Store,
-    mirror: Arc<Mirror>,
+    mirror: Arc<Mirror<Client>>,
     followers: Arc<Followers>,
     readers: Arc<Readers>,
     planner: Planner,
@@ -78,7 +78,7 @@ impl Cluster {
         let (appliances, appliance_writer) = view::<Appliance>();
         let site = Arc::new(Pods { image: image.clone() });
         let planner = Planner::new(jobs.clone(), appliances.clone(), Arc::new(Understanding::new(site)))?;
-        let mirror = Arc::new(Mirror::new(store.clone()));
+        let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
         let readers = Arc::new(Readers::new(client.clone(), image)?);
         let identity = (namespace, identity);
         let followers =
@@ -110,10 +110,7 @@ impl Cluster {
     }
 
     async fn priorities(&self) -> Result<Priorities> {
-        let classes: Api<PriorityClass> = Api::all(self.client.clone());
-        let classes = classes.list(&ListParams::default()).await.map_err(refused("list priority classes"))?.items;
-        let default = classes.iter().find(|class| class.global_default == Some(true)).map_or(0, |class| class.value);
-        Ok(Priorities { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
+        priorities(&self.client).await.map_err(refused("list priority classes"))
     }
 
     /// The job that the same request made before, as far as is remembered here.

@@ -18,7 +18,7 @@ use super::mirror::Mirror;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Copies events about jobs into `store`, for ever.
-pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Arc<Mirror>) {
+pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Arc<Mirror<Client>>) {
     let of_jobs = watcher::Config::default().fields("regarding.kind=TrainJob");
     let mut events = chosen::<Told>(&client, of_jobs);
     while let Some(event) = events.next().await {

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
 use kube::runtime::watcher::Event;
+use kube::{Api, Client, ResourceExt};
 use millrace_crds::TrainJob;
-use millrace_store::{Key, NewJob, Store};
+use millrace_store::{Job, Key, NewJob, Store};
 use tokio::sync::Mutex;
 
+use super::answer::refused;
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
 use crate::document::{content, version};
 use crate::refusal::Result;
@@ -20,16 +21,31 @@ use crate::refusal::Result;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// See the module text.
-pub struct Mirror {
+pub struct Mirror<T> {
     store: Store,
+    truth: T,
     /// The newest version seen of each job, by UID: what a watch brings late changes nothing any more.
     seen: Mutex<HashMap<String, u64>>,
 }
 
-impl Mirror {
-    /// Into `store`.
-    pub fn new(store: Store) -> Self {
-        Self { store, seen: Mutex::default() }
+/// Where jobs really are.
+pub trait Truth: Send + Sync + 'static {
+    /// Whether the job of a row is still there.
+    fn has(&self, row: &Job) -> impl Future<Output = Result<bool>> + Send;
+}
+
+impl Truth for Client {
+    async fn has(&self, row: &Job) -> Result<bool> {
+        let jobs: Api<TrainJob> = Api::namespaced(self.clone(), &row.namespace);
+        let there = jobs.get_metadata_opt(&row.name).await.map_err(refused("look for a job"))?;
+        Ok(there.is_some_and(|job| job.metadata.uid.as_deref() == Some(&row.uid)))
+    }
+}
+
+impl<T: Truth> Mirror<T> {
+    /// Of `truth`, in `store`.
+    pub fn new(store: Store, truth: T) -> Self {
+        Self { store, truth, seen: Mutex::default() }
     }
 
     /// Puts a job as it was seen, unless a newer version of it was.
@@ -62,10 +78,11 @@ impl Mirror {
         Ok(())
     }
 
-    /// Notes that of the jobs that lived only `there` are left.
-    async fn only(&self, there: &HashSet<String>) -> Result<()> {
+    /// Notes which of the jobs that lived are gone: those that are not `listed`, and were not made since by whoever answers
+    /// requests meanwhile.
+    async fn only(&self, listed: &HashSet<String>) -> Result<()> {
         for row in self.store.live_jobs().await? {
-            if !there.contains(&row.uid) {
+            if !listed.contains(&row.uid) && !self.truth.has(&row).await? {
                 self.gone(&row.uid).await?;
             }
         }
@@ -140,8 +157,18 @@ mod tests {
         job
     }
 
+    /// Has only the jobs of these UIDs.
+    struct Only(&'static [&'static str]);
+
+    impl Truth for Only {
+        async fn has(&self, row: &Job) -> Result<bool> {
+            Ok(self.0.contains(&row.uid.as_str()))
+        }
+    }
+
     async fn mirrored(store: &Store, events: Vec<Event<TrainJob>>) {
-        Arc::new(Mirror::new(store.clone())).follow(stream::iter(events), |_, _| {}).await;
+        // `d` is made by a request while the list is under way.
+        Arc::new(Mirror::new(store.clone(), Only(&["d"]))).follow(stream::iter(events), |_, _| {}).await;
     }
 
     #[tokio::test]
@@ -168,9 +195,11 @@ mod tests {
         )
         .await;
         assert_eq!(systems("a").await, (4, false), "the older version changed nothing");
+        Mirror::new(store.clone(), Only(&[])).put(&seen("d", "new", 8, 1)).await.unwrap();
         // Another life of the server: one job went meanwhile, another of its name came.
         mirrored(&store, vec![Event::Init, Event::InitApply(seen("c", "two", 9, 2)), Event::InitDone]).await;
         assert_eq!((systems("a").await, systems("b").await, systems("c").await), ((4, true), (1, true), (2, false)));
+        assert_eq!(systems("d").await, (1, false), "what is not listed may be newer than the list");
         // One that is held has gone for its user; its last words still count.
         let mut going = seen("c", "two", 10, 3);
         going.metadata.deletion_timestamp = Some(Time(Timestamp::from_second(100).unwrap()));
