@@ -131,6 +131,8 @@ pub fn unpack(entry: &proto::Entry) -> serde_json::Result<Entry> {
 
 #[cfg(feature = "tls")]
 mod secure {
+    use std::time::Duration;
+
     use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 
     use super::{JournalError, Tls};
@@ -140,6 +142,8 @@ mod secure {
     /// those that are not read leave room for the others.
     const STREAM_BYTES: u32 = 256 << 10;
     const CONNECTION_BYTES: u32 = 64 << 20;
+    /// Whoever is behind a shared channel listened before: who does not answer soon is gone.
+    const CONNECTING: Duration = Duration::from_secs(3);
 
     pub async fn dial(address: &str, tls: &Tls) -> Result<Channel, JournalError> {
         Ok(endpoint(address, tls.client())?.connect().await?)
@@ -148,7 +152,8 @@ mod secure {
     pub fn channel(address: &str, name: &str, tls: &Tls) -> Result<Channel, JournalError> {
         let endpoint = endpoint(address, tls.client().domain_name(name))?
             .initial_stream_window_size(STREAM_BYTES)
-            .initial_connection_window_size(CONNECTION_BYTES);
+            .initial_connection_window_size(CONNECTION_BYTES)
+            .connect_timeout(CONNECTING);
         Ok(endpoint.connect_lazy())
     }
 

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::submit::order;
 use super::who::{Act, Who};
-use super::{Api, Asked, JobPath, Named, Which, shown};
+use super::{ALL, Api, Asked, JobPath, Named, Which, shown};
 use crate::backend::{Change, Created};
 use crate::plan::Plan;
 use crate::refusal::{Fault, Reason, Refusal, Result};
@@ -99,7 +99,7 @@ pub async fn list(
     Asked(asked): Asked<Selection>,
 ) -> Result<Json<Value>> {
     let namespaces = match ns.as_str() {
-        "-" => who.seen_namespaces().await?,
+        ALL => who.seen_namespaces().await?,
         _ => {
             who.may(Act::List, &ns, "").await?;
             Some(vec![ns])

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, RawPathParams};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::IntoResponse;
@@ -92,8 +92,25 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
         let read = Path::from_request_parts(parts, state).await.map(|Path(read)| Self(read));
-        read.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))
+        let read = read.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
+        // It becomes a part of other paths, of files and of an API server: whoever asks for whatever, it is a name.
+        let raw = RawPathParams::from_request_parts(parts, state).await;
+        let raw = raw.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
+        if raw.iter().any(|(key, value)| key == "ns" && value != ALL && !is_label(value)) {
+            let detail = "a namespace has at most 63 lower-case letters, digits and hyphens, none at an end";
+            return Err(Refusal::new(Reason::BadRequest, detail));
+        }
+        Ok(read)
     }
+}
+
+/// Stands for all namespaces that one may look into.
+const ALL: &str = "-";
+
+/// Whether `name` is a label of RFC 1123, as Kubernetes wants a namespace to be.
+fn is_label(name: &str) -> bool {
+    let within = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
+    (1..=63).contains(&name.len()) && name.chars().all(within) && !name.starts_with('-') && !name.ends_with('-')
 }
 
 /// A job's place in the path.
@@ -141,4 +158,17 @@ pub fn time(ms: i64) -> String {
 pub fn page(items: Vec<Value>, full: bool) -> Value {
     let last = items.last().and_then(|item| item["number"].as_u64());
     json!({"items": items, "next": last.filter(|_| full)})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_leads_nowhere_else() {
+        assert!(is_label("default") && is_label("team-1"));
+        for bad in ["", ".", "..", "a/b", "../x", "-", "A", "a-", "é", "\u{b}", &"x".repeat(64)] {
+            assert!(!is_label(bad), "{bad}");
+        }
+    }
 }

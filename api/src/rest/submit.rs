@@ -10,6 +10,7 @@ use millrace_store::Key;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::ALL;
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, Order, SUBMITTED_BY, Text};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
@@ -54,8 +55,8 @@ const OVERRIDES: [&str; 8] = [
 /// # Errors
 /// The body can't be read, or its params can't be understood.
 pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order> {
-    if !is_label(ns) {
-        let message = "a namespace has at most 63 lower-case letters, digits and hyphens, none at an end".to_owned();
+    if ns == ALL {
+        let message = "a job is made in one namespace".to_owned();
         return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
     }
     let key = key(request.headers())?;
@@ -86,12 +87,6 @@ pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order>
     complete(&mut object, ns, submitter, key.as_ref(), stem.as_deref())?;
     name_texts(&mut object, &texts);
     Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
-}
-
-/// Whether `name` is a label of RFC 1123, as Kubernetes wants a namespace to be. It becomes a part of paths, too.
-fn is_label(name: &str) -> bool {
-    let within = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
-    (1..=63).contains(&name.len()) && name.chars().all(within) && !name.starts_with('-') && !name.ends_with('-')
 }
 
 /// Fills in what a client may leave out.
@@ -369,14 +364,6 @@ mod tests {
             let name = made_name(stem, None);
             let good = name.len() <= MOST_NAME && name.starts_with(|letter: char| letter.is_ascii_lowercase());
             assert!(good && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-'), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_namespace_leads_nowhere_else() {
-        assert!(is_label("default") && is_label("team-1"));
-        for bad in ["", ".", "..", "a/b", "../x", "-", "A", "a-", "é", &"x".repeat(64)] {
-            assert!(!is_label(bad), "{bad}");
         }
     }
 
