@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::authority::{Authority, AuthorityError};
-use crate::children::{MANAGER, Names, UID, cs2_selector, journal_address};
+use crate::children::{ENDING, MANAGER, Names, UID, cs2_selector, journal_address};
 use crate::error::Error;
 use crate::observe::{agent, last_report};
 use crate::{apply, archive, events, missing};
@@ -98,7 +98,7 @@ impl World for Cluster {
     async fn leave(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
         let Found { there, .. } = self.find(job).await?;
         // They would go with the job; one that is held does not go yet.
-        self.remove(job, &there, job.spec.checkpoint.grace_period_seconds).await?;
+        self.remove(job, &there, job.spec.checkpoint.grace_period_seconds.saturating_add(ENDING)).await?;
         let left = archive::patience(job, Timestamp::now()).filter(|_| archive::is_held(job));
         if left.is_some_and(|left| left.is_zero()) {
             let released = archive::release(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;

@@ -29,6 +29,7 @@ fn told(what: &'static str, status: &Status) -> Refusal {
         // What the API server can't decode, an unknown field among it.
         400 => Refusal::new(Reason::Invalid, status.message.clone()),
         404 => Refusal::new(Reason::NotFound, status.message.clone()),
+        409 if status.reason == "AlreadyExists" => Refusal::new(Reason::AlreadyExists, status.message.clone()),
         409 => Refusal::new(Reason::Conflict, status.message.clone()),
         // A namespace's quota, an admission policy, or a right this server was not given.
         403 => Refusal::new(Reason::Forbidden, status.message.clone()),

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::future::pending;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,8 @@ pub struct Followers {
     /// Namespace and name of the secret that the operator puts our identity into.
     identity: (String, String),
     known: tokio::sync::Mutex<Option<(Instant, Tls)>>,
+    /// Whether it was said that there is no identity.
+    told: AtomicBool,
     companions: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
 }
 
@@ -80,8 +83,8 @@ impl Followers {
         appliances: View<Appliance>,
         identity: (String, String),
     ) -> Self {
-        let (known, companions) = (tokio::sync::Mutex::default(), Mutex::default());
-        Self { client, store, readers, appliances, identity, known, companions }
+        let (known, told, companions) = (tokio::sync::Mutex::default(), AtomicBool::new(false), Mutex::default());
+        Self { client, store, readers, appliances, identity, known, told, companions }
     }
 
     fn companions(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Arc<TrainJob>>>> {
@@ -113,7 +116,7 @@ impl Followers {
         }
     }
 
-    /// A job's companion, until the job is gone.
+    /// A job's companion, until the job is gone or nothing is left to be done for it as it is.
     async fn accompany(self: Arc<Self>, mut seen: watch::Receiver<Arc<TrainJob>>) {
         loop {
             let job = seen.borrow_and_update().clone();
@@ -124,10 +127,13 @@ impl Followers {
             let work = self.work(&job, stage);
             tokio::pin!(work);
             let next = tokio::select! {
-                () = &mut work => return,
-                next = another(&mut seen, &job, stage) => next,
+                () = &mut work => None,
+                next = another(&mut seen, &job, stage) => match next {
+                    Some(next) => Some(next),
+                    None => return,
+                },
             };
-            let Some(next) = next else { return };
+            let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
             if matches!(stage, Stage::Runs(_)) && Stage::of(&next) != stage {
                 // It may be in the middle of what it was told last.
                 let patience = archive::patience(&next, Timestamp::now()).unwrap_or(SETTLING);
@@ -138,12 +144,28 @@ impl Followers {
         }
     }
 
-    /// What a stage takes; ends only where nothing is left to be done for the job.
+    /// Dismisses a job's companion, unless it was told something meanwhile.
+    fn is_done(&self, job: &TrainJob, seen: &watch::Receiver<Arc<TrainJob>>) -> bool {
+        let mut all = self.companions();
+        let done = !seen.has_changed().unwrap_or(false);
+        if done {
+            all.remove(&job.uid().unwrap_or_default());
+        }
+        done
+    }
+
+    /// What a stage takes; ends where nothing is left to be done until the job changes.
     async fn work(&self, job: &TrainJob, stage: Stage) {
         match stage {
             Stage::Waits => {}
             Stage::Runs(attempt) => self.copy(job, attempt).await,
-            Stage::Over(_) => self.complete(job).await,
+            Stage::Over(_) => {
+                self.complete(job).await;
+                // Jobs that are over are many, and seldom change.
+                if archive::is_held(job) {
+                    return;
+                }
+            }
             Stage::Leaves => {
                 let left = archive::patience(job, Timestamp::now()).unwrap_or_default();
                 if archive::is_held(job) {
@@ -186,7 +208,8 @@ impl Followers {
             match self.identity().await {
                 Ok(tls) if record::copy(&self.store, &uid, &address, Some(&tls)).await => return,
                 Ok(_) => {}
-                Err(error) => log::warn!("coordinators can't be followed at present: {error}"),
+                Err(_) if self.told.swap(true, Ordering::Relaxed) => {}
+                Err(error) => log::warn!("coordinators can't be followed until this is mended: {error}"),
             }
             sleep(RETRY).await;
         }
@@ -255,6 +278,7 @@ impl Followers {
         };
         let tls = Tls::new(part("tls.crt")?, part("tls.key")?, part("ca.crt")?);
         *known = Some((Instant::now(), tls.clone()));
+        self.told.store(false, Ordering::Relaxed);
         Ok(tls)
     }
 }

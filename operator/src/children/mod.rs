@@ -22,7 +22,7 @@ pub use launch::launch;
 pub use mounts::MODEL_DIR;
 pub use names::{ATTEMPT, INDEX, JOB, MANAGER, Names, ROLE, UID, cs2_selector};
 pub use network_policy::network_policy;
-pub use pod::{CONTAINER, pods};
+pub use pod::{CONTAINER, ENDING, pods};
 pub use reader::{API, READER, Reader, reader_name, reader_policy};
 pub use service::{control_address, host, journal_address, service};
 

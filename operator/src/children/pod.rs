@@ -30,7 +30,7 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Seconds a node may be out of reach before its pods are given up.
 const NODE_LOST_AFTER: i64 = 30;
 /// Seconds beyond those for saving that a pod gets to end.
-const ENDING: i64 = 15;
+pub const ENDING: u32 = 15;
 
 /// Every pod of the attempt.
 pub fn pods(attempt: &Attempt<'_>) -> Vec<Pod> {
@@ -47,7 +47,7 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
     }
     labels.insert("app.kubernetes.io/component".to_owned(), role.to_string());
     let (volumes, mounts) = volumes(attempt, role);
-    let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds) + ENDING;
+    let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds + ENDING);
     let pull_secrets = attempt.cluster.image_pull_secrets.iter();
     Pod {
         metadata,
