@@ -88,10 +88,6 @@ impl Local {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
-        // Both are driven by the loop, which runs as long as the server.
-        let (jobs, appliances) = (planner.jobs.wait_until_ready(), planner.appliances.wait_until_ready());
-        let ready = futures::future::try_join(jobs, appliances).await;
-        ready.map_err(|error| Refusal::internal("begin", &error))?;
         Ok(Self { objects, machine, control, planner, ending, running })
     }
 }

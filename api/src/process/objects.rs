@@ -38,7 +38,7 @@ struct Feed<K> {
 
 /// A view of all objects of a kind with the streams that controllers want.
 pub struct Watch<K: Resource<DynamicType = ()> + 'static> {
-    /// Every object, once the stream of applied ones runs.
+    /// Every object; kept up to date by the stream of applied ones.
     pub view: View<K>,
     /// What was made or changed; it drives the view.
     pub applied: BoxStream<'static, Watched<K>>,
@@ -68,12 +68,14 @@ where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
     fn watch(&self, there: Vec<K>) -> Watch<K> {
-        let (view, writer) = reflector::store();
+        let (view, mut writer) = reflector::store();
         let (to_view, touched) = (self.listen(), self.listen());
         let beginning: Vec<Event<K>> = std::iter::once(Event::Init)
             .chain(there.into_iter().map(Event::InitApply))
             .chain([Event::InitDone])
             .collect();
+        // Whole from the beginning, whoever drives it: of several who wait for it, only one would be woken.
+        beginning.iter().for_each(|event| writer.apply_watcher_event(event));
         let applied = futures::stream::iter(beginning.clone()).chain(to_view).map(Ok::<_, watcher::Error>);
         let touched = futures::stream::iter(beginning).chain(touched).map(Ok);
         Watch {
