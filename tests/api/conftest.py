@@ -17,6 +17,7 @@ from millrace import Job  # noqa: E402
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*capabilities): what the backend must be able to do for the case")
+    config.addinivalue_line("markers", "last: it would be in the way of the others")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,6 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         wanted = {each for mark in item.iter_markers("needs") for each in mark.args}
         if missing := wanted - BACKEND.can:
             item.add_marker(pytest.mark.skip(reason=f"this backend's tests have no: {', '.join(sorted(missing))}"))
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -57,7 +59,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def finished(shared: Server) -> Job:
     """A job of the shared server that is over."""
     job = shared.user.submit("finished", 200)
-    job.wait(60)
+    job.wait(120)
     return job
 
 

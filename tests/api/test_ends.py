@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from harness import PARAMS, Done, Reference, Server, User, serving, until_job, until_step
+from harness import PARAMS, Done, ProcessServer, Reference, User, serving, until_job, until_step
 from millrace import Job
 
 pytestmark = pytest.mark.needs("kill")
@@ -28,6 +28,7 @@ class Survivor:
 def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
     with serving(tmp_path_factory.mktemp("survivor")) as serve:
         server = serve()
+        assert isinstance(server, ProcessServer)
         user = server.user
         command = user.begin(
             "train", "-p", PARAMS, "-n", "survivor", "--num_csx", 2, "--max_steps", STEPS, "--every", 0
@@ -65,7 +66,7 @@ def test_steps_that_were_taken_twice_are_in_the_curve_once(
     assert survivor.user.curve(survivor.job, limit=50) == reference(STEPS).curve
 
 
-def test_ended_in_good_order(server: Server, reference: Callable[[int], Reference]) -> None:
+def test_ended_in_good_order(server: ProcessServer, reference: Callable[[int], Reference]) -> None:
     """A server that is asked to end has its jobs save where they are first, and loses not a step."""
     user = server.user
     job = user.submit("saved", STEPS, "--num_csx", 2)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from harness import NAMESPACE, Server, until_state
+from harness import Server, User, path, until_state
 from millrace import Job
 
-JOBS = f"/v1/namespaces/{NAMESPACE}/trainjobs"
+JOBS = "/v1/namespaces/{ns}/trainjobs"
 JSON = {"Content-Type": "application/json"}
 
 
@@ -26,18 +26,25 @@ class Request:
     headers: dict[str, str] = field(default_factory=dict)
     content: bytes = b""
 
+    def ask(self, user: User) -> httpx.Response:
+        """Its answer to somebody."""
+        # A request that is refused before its body is read leaves a connection that can't be used again.
+        headers = {"Connection": "close", **self.headers}
+        path = self.path.replace("{ns}", user.namespace)
+        return user.http.request(self.method, path, headers=headers, content=self.content or None)
+
 
 REFUSED = [
     Request(404, "NotFound", "GET", "/v1/nothing"),
-    Request(404, "NotFound", "GET", f"{JOBS}/nobody"),
+    Request(404, "NotFound", "GET", JOBS + "/nobody"),
     Request(404, "NotFound", "GET", "/v1/appliance?name=another"),
     Request(405, "MethodNotAllowed", "PUT", JOBS),
     Request(405, "MethodNotAllowed", "POST", "/healthz"),
-    Request(400, "BadRequest", "GET", f"{JOBS}?limit=many"),
-    Request(400, "BadRequest", "GET", f"{JOBS}?finished=perhaps"),
-    Request(400, "BadRequest", "GET", f"{JOBS}/finished/metrics?mode=other"),
-    Request(400, "BadRequest", "GET", f"{JOBS}/finished/metrics?after=-1"),
-    Request(400, "BadRequest", "GET", f"{JOBS}/finished/logs?level=LOUD"),
+    Request(400, "BadRequest", "GET", JOBS + "?limit=many"),
+    Request(400, "BadRequest", "GET", JOBS + "?finished=perhaps"),
+    Request(400, "BadRequest", "GET", JOBS + "/finished/metrics?mode=other"),
+    Request(400, "BadRequest", "GET", JOBS + "/finished/metrics?after=-1"),
+    Request(400, "BadRequest", "GET", JOBS + "/finished/logs?level=LOUD"),
     Request(415, "UnsupportedMediaType", "POST", JOBS, {"Content-Type": "text/plain"}, b"{}"),
     Request(400, "BadRequest", "POST", JOBS, JSON, b"{"),
     Request(400, "BadRequest", "POST", JOBS, JSON, b"[]"),
@@ -50,8 +57,8 @@ REFUSED = [
     Request(400, "BadRequest", "POST", JOBS, {**JSON, "Idempotency-Key": "k" * 256}, b"{}"),
     Request(422, "Invalid", "POST", JOBS, JSON, b"{}"),
     Request(422, "Invalid", "POST", JOBS, JSON, b'{"kind": "Pod", "spec": {}}'),
-    Request(422, "Invalid", "POST", f"{JOBS}/finished/scale", JSON, b'{"numCsx": "two"}'),
-    Request(422, "Invalid", "POST", f"{JOBS}/finished/scale", JSON, b'{"numCsx": 0}'),
+    Request(422, "Invalid", "POST", JOBS + "/finished/scale", JSON, b'{"numCsx": "two"}'),
+    Request(422, "Invalid", "POST", JOBS + "/finished/scale", JSON, b'{"numCsx": 0}'),
     Request(413, "PayloadTooLarge", "POST", JOBS, JSON, b" " * (9 << 20)),
 ]
 
@@ -59,13 +66,7 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def refusals(shared: Server, finished: Job) -> list[tuple[Request, httpx.Response]]:
     assert finished.name == "finished"
-
-    def ask(request: Request) -> httpx.Response:
-        # A request that is refused before its body is read leaves a connection that can't be used again.
-        headers = {"Connection": "close", **request.headers}
-        return shared.user.http.request(request.method, request.path, headers=headers, content=request.content or None)
-
-    return [(request, ask(request)) for request in REFUSED]
+    return [(request, request.ask(shared.user)) for request in REFUSED]
 
 
 def test_refusals_are_problems(refusals: list[tuple[Request, httpx.Response]]) -> None:
@@ -86,11 +87,11 @@ def test_refusals_are_problems(refusals: list[tuple[Request, httpx.Response]]) -
 
 FAULTS = {
     # refusal.rs > From<millrace_store::Error>
-    "a cursor that is none": Request(400, "BadRequest", "GET", f"{JOBS}?cursor=none"),
-    "an attempt beyond all": Request(400, "BadRequest", "GET", f"{JOBS}/finished/logs?attempt={2**64 - 1}"),
+    "a cursor that is none": Request(400, "BadRequest", "GET", JOBS + "?cursor=none"),
+    "an attempt beyond all": Request(400, "BadRequest", "GET", JOBS + f"/finished/logs?attempt={2**64 - 1}"),
     # files.rs > LocalFiles::open
-    "a name too long": Request(404, "NotFound", "GET", f"{JOBS}/finished/artifacts/{'a' * 300}"),
-    "a NUL in a name": Request(404, "NotFound", "GET", f"{JOBS}/finished/checkpoints/200/manifest.json%00"),
+    "a name too long": Request(404, "NotFound", "GET", JOBS + f"/finished/artifacts/{'a' * 300}"),
+    "a NUL in a name": Request(404, "NotFound", "GET", JOBS + "/finished/checkpoints/200/manifest.json%00"),
 }
 
 
@@ -98,7 +99,7 @@ FAULTS = {
 def test_wrong_requests_are_no_faults_of_the_server(shared: Server, finished: Job, fault: str) -> None:
     """What is wrong with a request is told as such: a 500 has an administrator look into the log for nothing."""
     request = FAULTS[fault]
-    answer = shared.user.http.request(request.method, request.path)
+    answer = request.ask(shared.user)
     assert (answer.status_code, answer.json()["reason"]) == (request.status, request.reason)
 
 
@@ -115,8 +116,8 @@ def test_a_namespace_is_a_name(server: Server, finished: Job, namespace: str) ->
 
 def test_refusals_say_of_what(refusals: list[tuple[Request, httpx.Response]]) -> None:
     """A problem names the path that was asked for."""
-    for request, answer in refusals:
-        assert answer.json().get("instance") == request.path.split("?")[0]
+    for _, answer in refusals:
+        assert answer.json().get("instance") == answer.request.url.path
 
 
 def test_answers_have_a_number(shared: Server, refusals: list[tuple[Request, httpx.Response]]) -> None:
@@ -128,47 +129,53 @@ def test_answers_have_a_number(shared: Server, refusals: list[tuple[Request, htt
 
 def test_a_list_is_read_page_by_page(server: Server, finished: Job) -> None:
     """Cursors lead through all jobs, the newest first, each once, also while others are made and deleted."""
-    user = server.user
+    user, jobs = server.user, JOBS.replace("{ns}", server.namespace)
 
     def create(number: int) -> None:
         body = {"metadata": {"name": f"job-{number}"}, "spec": {**finished.spec, "suspend": True}}
-        user.http.post(JOBS, json=body).raise_for_status()
+        user.http.post(jobs, json=body).raise_for_status()
 
     for number in range(20):
         create(number)
-    seen: list[str] = []
-    cursor: str | None = ""
+    seen: list[tuple[str, str]] = []
+    cursor: dict[str, str] | None = {}
     while cursor is not None:
-        page = (
-            user.http.get(JOBS, params={"limit": 3} | ({"cursor": cursor} if cursor else {})).raise_for_status().json()
-        )
-        seen += [item["metadata"]["name"] for item in page["items"]]
-        cursor = page["next"]
+        page = user.http.get(jobs, params={"limit": 3, **cursor}).raise_for_status().json()
+        seen += [(item["metadata"]["creationTimestamp"], item["metadata"]["name"]) for item in page["items"]]
+        cursor = {"cursor": page["next"]} if page["next"] else None
         create(100 + len(seen))
-        user.http.delete(f"{JOBS}/{seen[0]}")
-    assert seen == [f"job-{number}" for number in reversed(range(20))]
+        user.http.delete(f"{jobs}/{seen[0][1]}")
+    names = [name for _, name in seen]
+    assert len(names) == len(set(names)) and {f"job-{number}" for number in range(20)} <= set(names)
+    times = [time for time, _ in seen]
+    assert times == sorted(times, reverse=True)
+    if "exact times" in server.can:
+        assert names == [f"job-{number}" for number in reversed(range(20))]
 
 
 def test_jobs_are_chosen(server: Server, finished: Job) -> None:
-    """By state, by name, by whether they are over; and in all namespaces."""
-    user = server.user
-    for name, namespace in (("one", NAMESPACE), ("two", NAMESPACE), ("one", "elsewhere")):
+    """By state, by name, by who asked for it, by whether they are over; and in all namespaces."""
+    here, elsewhere = server.namespace, server.another_namespace()
+    user = server.user_with(server.token("somebody", "editor", here, elsewhere))
+    for name, namespace in (("one", here), ("two", here), ("one", elsewhere)):
         body = {"metadata": {"name": name}, "spec": {**finished.spec, "suspend": True}}
         user.http.post(f"/v1/namespaces/{namespace}/trainjobs", json=body).raise_for_status()
     for job in user.appliance.jobs():
         until_state(job, "Suspended")
 
-    def names(namespace: str = NAMESPACE, **query: str) -> list[str]:
+    def names(namespace: str = here, **query: str) -> list[str]:
         items = user.http.get(f"/v1/namespaces/{namespace}/trainjobs", params=query).raise_for_status().json()["items"]
-        return [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items]
+        return sorted(f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items)
 
-    assert names(state="Suspended") == ["default/two", "default/one"] and names(state="Training") == []
-    assert names(name="one") == ["default/one"] and names(finished="true") == []
-    assert names("-", name="one") == ["elsewhere/one", "default/one"]
-    assert names(submittedBy="local", finished="false") == ["default/two", "default/one"]
+    both = [f"{here}/one", f"{here}/two"]
+    assert names(state="Suspended") == both and names(state="Training") == []
+    assert names(name="one") == [f"{here}/one"] and names(finished="true") == []
+    assert names("-", name="one") == sorted([f"{here}/one", f"{elsewhere}/one"])
+    assert names(submittedBy="somebody", finished="false") == both
     assert names(submittedBy="nobody") == []
 
 
+@pytest.mark.needs("quick jobs")
 def test_history_outlives_the_job(server: Server) -> None:
     """A name means its newest job; an older one is read by its uid, with its curve, and can't be changed any more."""
     user = server.user
@@ -183,5 +190,5 @@ def test_history_outlives_the_job(server: Server) -> None:
         json.loads(user.millrace("get", "job", "twice", "--uid", old.uid, "-o", "json").out)["metadata"]["uid"]
         == old.uid
     )
-    gone = user.http.post(f"{JOBS}/twice/suspend", params={"uid": old.uid})
+    gone = user.http.post(f"{path(old)}/suspend", params={"uid": old.uid})
     assert (gone.status_code, gone.json()["reason"]) == (410, "Gone")

@@ -7,18 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-import yaml
-from harness import NAMESPACE, PARAMS, Server, User
-
-JOBS = f"/v1/namespaces/{NAMESPACE}/trainjobs"
-DOCUMENT = yaml.safe_load(PARAMS.read_text().replace("e-", ".0e-"))
+from harness import PARAMS, ProcessServer, Server, User, trainjob
 
 
 def create(user: User, key: str | None, *, name: str | None = None, seed: int = 1) -> httpx.Response:
     """Ask for a job that is never run."""
-    params = {**DOCUMENT, "runconfig": {**DOCUMENT["runconfig"], "seed": seed}}
-    body = {"metadata": {"name": name} if name else {}, "spec": {"numCsx": 1, "suspend": True, "params": params}}
-    return user.http.post(JOBS, json=body, headers={"Idempotency-Key": key} if key else {})
+    body = trainjob(name, seed=seed, suspend=True)
+    return user.http.post(jobs(user), json=body, headers={"Idempotency-Key": key} if key else {})
+
+
+def jobs(user: User) -> str:
+    return f"/v1/namespaces/{user.namespace}/trainjobs"
 
 
 def names(user: User) -> list[str]:
@@ -30,7 +29,7 @@ def test_a_repeated_request_is_one_job(server: Server) -> None:
     user = server.user
     first = create(user, "once")
     assert first.status_code == 201 and "idempotent-replay" not in first.headers
-    assert first.headers["location"] == f"{JOBS}/{first.json()['metadata']['name']}"
+    assert first.headers["location"] == f"{jobs(user)}/{first.json()['metadata']['name']}"
     again = create(user, "once")
     assert (again.status_code, again.headers["idempotent-replay"]) == (200, "true")
     assert again.json()["metadata"]["uid"] == first.json()["metadata"]["uid"]
@@ -51,7 +50,7 @@ def test_requests_at_once_are_one_job(shared: Server, named: bool) -> None:
     """Eight at once with the same key: one is answered 201, the others 200, all with the same job."""
     key, name = f"at-once-{named}", "at-once" if named else None
     with ThreadPoolExecutor(8) as pool:
-        users = [shared.user_with(None) for _ in range(8)]
+        users = [shared.another_user() for _ in range(8)]
         begin = threading.Barrier(8)
         answers = list(pool.map(lambda user: (begin.wait(), create(user, key, name=name))[1], users))
     assert sorted(answer.status_code for answer in answers) == [200] * 7 + [201]
@@ -59,7 +58,7 @@ def test_requests_at_once_are_one_job(shared: Server, named: bool) -> None:
 
 
 @pytest.mark.needs("kill")
-def test_what_was_acknowledged_is_not_lost(server: Server) -> None:
+def test_what_was_acknowledged_is_not_lost(server: ProcessServer) -> None:
     """Killed right after its answer, a server that is started again knows the job, and the key."""
     user = server.user
     for number in range(3):
@@ -73,7 +72,7 @@ def test_what_was_acknowledged_is_not_lost(server: Server) -> None:
 
 
 @pytest.mark.needs("kill")
-def test_a_server_killed_among_many_submissions(server: Server) -> None:
+def test_a_server_killed_among_many_submissions(server: ProcessServer) -> None:
     """Killed while four submit as fast as they can, it has lost none that it had acknowledged; and each submission that got no
     answer, sent again, is one job."""
     acknowledged: dict[str, str] = {}
@@ -81,7 +80,7 @@ def test_a_server_killed_among_many_submissions(server: Server) -> None:
     enough = threading.Event()
 
     def submit(worker: int) -> None:
-        user = server.user_with(None)
+        user = server.another_user()
         for number in range(10_000):
             key = f"{worker}-{number}"
             try:

@@ -35,10 +35,11 @@ def test_small_texts_travel_along(shared: Server, texts: Path) -> None:
     params = write(texts / "params.yaml", "[texts/zweiter-Teil.txt, texts/a first.txt]")
     here = Reference.train(texts / "here", STEPS, params, cwd=texts)
     job = shared.user.submit("travelling", STEPS, params=params)
-    job.wait(60)
+    job.wait(120)
     here.assert_same(shared.user, job)
 
 
+@pytest.mark.needs("quick jobs")
 def test_texts_of_a_glob_travel_along(shared: Server, texts: Path) -> None:
     """A glob stands for the texts that it finds beside the params."""
     params = write(texts / "params.yaml", "texts/*.txt")
@@ -48,6 +49,7 @@ def test_texts_of_a_glob_travel_along(shared: Server, texts: Path) -> None:
     here.assert_same(shared.user, job)
 
 
+@pytest.mark.needs("quick jobs")
 def test_a_single_text_travels_along(shared: Server, tmp_path: Path) -> None:
     """One text named as it is; a job without a name is named after its params."""
     (tmp_path / "text.txt").write_text(KJV.read_text()[:60_000])

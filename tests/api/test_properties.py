@@ -19,7 +19,8 @@ def test_requests_made_from_the_document_find_no_fault(serve: Serve) -> None:
     done = subprocess.run(
         [SCHEMATHESIS, "run", ROOT / "api" / "openapi.json", "--url", server.url, "--no-color", "--seed", "7"]
         + ["--header", f"Authorization: Bearer {token}", "--checks", CHECKS, "--phases", "fuzzing,stateful"]
-        + ["--max-examples", "20", "--request-timeout", "30"],
+        + ["--max-examples", "20", "--request-timeout", "30"]
+        + (["--tls-verify", server.ca] if server.ca else []),
         cwd=server.home,
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from harness import PARAMS, Done, Server, User, until_job, until_state
 from millrace import Job
 
@@ -21,6 +22,13 @@ class Mistake:
     text: str = ""
     instead: str = ""
     flags: tuple[object, ...] = field(default=())
+    needs: str | None = None
+    """What the backend must be able to do for it to be one."""
+
+    @property
+    def case(self) -> ParameterSet:
+        """As a parameter of pytest."""
+        return pytest.param(self, id=self.name, marks=[pytest.mark.needs(self.needs)] if self.needs else [])
 
 
 MISTAKES = [
@@ -36,14 +44,29 @@ MISTAKES = [
     Mistake("broken YAML", "this is not valid YAML", "model:", "model: ["),
     Mistake("two documents", "a second document begins here", "model:", "---\nmodel:"),
     Mistake(
-        "a path of the server's", "/etc/passwd lies in none of spec.mountDirs", "examples/data/kjv.txt", "/etc/passwd"
+        "a path of the server's",
+        "/etc/passwd lies in none of spec.mountDirs",
+        "examples/data/kjv.txt",
+        "/etc/passwd",
+        needs="local paths",
     ),
-    Mistake("a path upwards", "leaves its directory by `..`", "examples/data", "../data"),
-    Mistake("a model_dir of the server's", "runconfig.model_dir", "runconfig:", "runconfig:\n    model_dir: /srv"),
-    Mistake("a checkpoint of the server's", "lies in none of spec.mountDirs", flags=("--checkpoint_path", "/srv/c")),
-    Mistake("an unknown priority", "choose one of p1, p2, p3", flags=("--priority", "urgent")),
+    Mistake("a path upwards", "leaves its directory by `..`", "examples/data", "../data", needs="local paths"),
+    Mistake(
+        "a model_dir of the server's",
+        "runconfig.model_dir",
+        "runconfig:",
+        "runconfig:\n    model_dir: /srv",
+        needs="local paths",
+    ),
+    Mistake(
+        "a checkpoint of the server's",
+        "lies in none of spec.mountDirs",
+        flags=("--checkpoint_path", "/srv/c"),
+        needs="local paths",
+    ),
+    Mistake("an unknown priority", "there is no such priority here: choose one of", flags=("--priority", "urgent")),
     Mistake("a name that is none", "at most 63 lower-case letters", flags=("-n", "Not_A_Name")),
-    Mistake("a name that is taken", "there is a job finished in namespace default", flags=("-n", "finished")),
+    Mistake("a name that is taken", "there is a job finished in namespace {ns}", flags=("-n", "finished")),
     Mistake("a label that is none", "a label's key is a name", flags=("--job_labels", "a b=c")),
     Mistake("a file that is not there", "No such file or directory", flags=("-p", "nowhere.yaml")),
 ]
@@ -61,14 +84,14 @@ def names(user: User) -> list[str]:
     return [job.name for job in user.appliance.jobs()]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", [mistake.case for mistake in MISTAKES])
 def test_bad_input(shared: Server, finished: Job, tmp_path: Path, mistake: Mistake) -> None:
     """The mistake is told in one sentence, the exit code is 2, and no job is made."""
     user = shared.user
     before = names(user)
     bad = params(tmp_path, mistake.text, mistake.instead)
     done = user.millrace("train", "-p", bad, "--detach", *mistake.flags, code=2)
-    assert mistake.told in done.error
+    assert mistake.told.replace("{ns}", user.namespace) in done.error
     assert done.out == "" and names(user) == before
 
 
@@ -86,7 +109,7 @@ def test_a_check_makes_nothing(shared: Server) -> None:
     assert "can be run" in user.millrace("train", "-p", PARAMS, "--validate_only").out
     for words in (["train", "--compile_only"], ["plan"]):
         planned = user.millrace(*words, "-p", PARAMS, "--num_csx", 4, "-o", "json").json
-        assert planned["fits"] and planned["systems"] == ["csx-0", "csx-1", "csx-2", "csx-3"]
+        assert planned["fits"] and len(set(planned["systems"])) == 4
         assert planned["projected"]["seconds"] > 0
     assert names(user) == before
 
@@ -129,5 +152,5 @@ def test_a_job_that_is_not_there(shared: Server, finished: Job) -> None:
     user = shared.user
     for command in ("get job", "attach", "logs -f", "suspend", "scale --num_csx 2", "cancel --yes", "download"):
         done = user.millrace(*command.split(), "nobody", code=2)
-        assert "there is no job nobody in namespace default" in done.error, command
+        assert f"there is no job nobody in namespace {user.namespace}" in done.error, command
     assert "there is no job" in user.millrace("get", "job", finished.name, "--uid", "0", code=2).error

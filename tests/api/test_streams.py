@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import Server, User, path
+from harness import ProcessServer, Server, User, path
 from millrace import Job
 from millrace.sse import Decoder
 
@@ -41,12 +41,37 @@ def numbered(told: list[Told]) -> list[Told]:
     return [each for each in told if each.number is not None]
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What a client has heard of a job while it ran, whose connection was cut after every single entry."""
+
+    job: Job
+    seen: list[Told]
+    connections: int
+
+
 @pytest.fixture(scope="module")
-def small(shared: Server) -> Job:
+def cut(shared: Server) -> Cut:
+    user = shared.user
+    job = user.submit("small", STEPS)
+    seen: list[Told] = []
+    connections = 0
+    ended = False
+    while not ended:
+        connections += 1
+        for told in listen(user, job, "follow", seen[-1].number if seen else None):
+            ended = told.kind == "end"
+            if told.number is not None:
+                seen.append(told)
+                break
+    job.wait(10)
+    return Cut(job, seen, connections)
+
+
+@pytest.fixture
+def small(cut: Cut) -> Job:
     """A small job that is over: a few hundred entries."""
-    job = shared.user.submit("small", STEPS)
-    job.wait(60)
-    return job
+    return cut.job
 
 
 def test_a_stream_has_what_pages_have(shared: Server, small: Job) -> None:
@@ -93,28 +118,18 @@ def test_a_stream_that_is_over_is_resumed_anywhere(shared: Server, small: Job, w
     assert numbered(list(listen(shared.user, small, what, whole[middle].number, after=1))) == whole[middle + 1 :]
 
 
-def test_a_live_stream_that_is_cut_all_the_time(server: Server) -> None:
+def test_a_live_stream_that_is_cut_all_the_time(shared: Server, cut: Cut) -> None:
     """A client whose connection is cut after every single entry, while the job runs, has them all at the end, each once."""
-    user = server.user
-    job = user.submit("cut", STEPS)
-    seen: list[Told] = []
-    connections = 0
-    ended = False
-    while not ended:
-        connections += 1
-        for told in listen(user, job, "follow", seen[-1].number if seen else None):
-            ended = told.kind == "end"
-            if told.number is not None:
-                seen.append(told)
-                break
-    assert connections == len(seen) + 1
-    assert seen == numbered(list(listen(user, job, "follow")))
+    seen = cut.seen
+    assert cut.connections == len(seen) + 1
+    assert seen == numbered(list(listen(shared.user, cut.job, "follow")))
     assert [each.number for each in seen] == list(range(1, len(seen) + 1))
     assert [each.data["step"] for each in seen if each.kind == "metric"] == list(range(1, STEPS + 1))
     assert seen[-1].kind == "outcome"
 
 
-def test_streams_are_given_up_when_nobody_reads(server: Server) -> None:
+@pytest.mark.needs("kill")
+def test_streams_are_given_up_when_nobody_reads(server: ProcessServer) -> None:
     """A hundred clients that come and go leave a server that still answers, and still ends in good order."""
     user = server.user
     job = user.submit("idle", 5000)

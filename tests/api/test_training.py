@@ -47,6 +47,7 @@ def test_the_main_way(server: Server, reference: Callable[[int], Reference]) -> 
     reference(200).assert_same(user, user.appliance.job("main"))
 
 
+@pytest.mark.needs("quick jobs")
 def test_suspended_scaled_and_resumed(server: Server, reference: Callable[[int], Reference]) -> None:
     """A job that pauses and goes on with other numbers of systems is the same job: the same bits, and no restart."""
     user = server.user
@@ -97,6 +98,7 @@ def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: C
     reference(500).assert_same(user, job)
 
 
+@pytest.mark.needs("quick jobs")
 def test_a_short_job_tells_its_last_step(server: Server) -> None:
     """However short a job was, its status says which step it came to and with which loss."""
     user = server.user

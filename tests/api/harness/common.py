@@ -1,0 +1,116 @@
+"""What every part of the harness stands on: places, waiting, and the `millrace` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+PARAMS = ROOT / "tests/api/params.yaml"
+PROGRAMS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+
+Found = TypeVar("Found")
+
+
+def until(what: str, look: Callable[[], Found], seconds: float = 60) -> Found:
+    """Wait until `look` finds something, and return that."""
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > end:
+            raise AssertionError(f"after {seconds:g} s still not: {what}")
+        time.sleep(0.02)
+    return found
+
+
+def trainjob(name: str | None, steps: int = 200, *, seed: int = 1, **spec: Any) -> dict[str, Any]:
+    """The suite's params as a TrainJob, as kubectl takes it."""
+    # What Python's YAML would read as strings are numbers.
+    params = yaml.safe_load(PARAMS.read_text().replace("e-", ".0e-"))
+    params["runconfig"] |= {"max_steps": steps, "seed": seed}
+    return {
+        "apiVersion": "millrace.dev/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name} if name else {},
+        "spec": {"numCsx": 1, **spec, "params": params},
+    }
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its standard output."""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The sentence it failed with; there is one, and no traceback."""
+        assert "Traceback" not in self.err, self.err
+        (sentence,) = [line for line in self.err.splitlines() if line.lower().startswith("error: ")]
+        return sentence[len("error: ") :]
+
+
+class Command:
+    """A `millrace` command that runs, its standard output and error no terminals."""
+
+    def __init__(self, words: tuple[object, ...], env: dict[str, str], home: Path) -> None:
+        self._words = [str(word) for word in words]
+        stem = home / f"command-{time.monotonic_ns()}"
+        self._out, self._err = stem.with_suffix(".out"), stem.with_suffix(".err")
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "millrace", *self._words],
+                cwd=home,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                # Whoever runs this suite in the background has Ctrl-C ignored, and so would its children.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+
+    @property
+    def said(self) -> str:
+        """Everything so far."""
+        return self._out.read_text() + self._err.read_text()
+
+    def until_says(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+        """Wait until it has written something."""
+
+        def look() -> re.Match[str] | None:
+            found = re.search(pattern, self.said)
+            assert found or self._process.poll() is None, f"{self._words} ended without {pattern!r}:\n{self.said}"
+            return found
+
+        return until(f"{self._words} says {pattern!r}", look, seconds)
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self, seconds: float = 120) -> Done:
+        """Wait for it."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"{self._words} has not ended after {seconds:g} s:\n{self.said}") from None
+        return Done(code, self._out.read_text(), self._err.read_text())

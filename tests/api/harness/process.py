@@ -1,0 +1,116 @@
+"""The process backend."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from .common import PROGRAMS, ROOT, until
+from .server import Server
+from .user import User
+
+
+class ProcessServer(Server):
+    """The process backend: `millrace-api serve`, its data in a directory of its own."""
+
+    can = frozenset(
+        {"kill", "open", "own appliance", "own volumes", "local files", "local paths", "quick jobs", "exact times"}
+    )
+    namespace = "default"
+
+    def __init__(self, home: Path, *flags: object) -> None:
+        super().__init__(home)
+        self.data = home / "data"
+        self._flags = [str(flag) for flag in flags]
+        self._listen = "127.0.0.1:0"
+        self._log = home / "server.log"
+        self._process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again: with the same data and at the same address."""
+        assert not self.processes(), "an earlier one still runs"
+        command = [PROGRAMS / "millrace-api", "serve", "--listen", self._listen, "--inputs", ROOT, *self._flags]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=self._env, cwd=self.home, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self._process.stdout
+        first = self._process.stdout.readline().strip()
+        assert first.startswith("listening on http://"), f"the server did not start: {first}\n{self.log}"
+        self.url = first.removeprefix("listening on ")
+        self._listen = self.url.removeprefix("http://")
+
+    @property
+    def _env(self) -> dict[str, str]:
+        # The roles inherit it, so that they are known as this server's even when it is gone.
+        return {**os.environ, "MILLRACE_DATA": str(self.data)}
+
+    def kill(self) -> None:
+        """End it without a warning, as a lack of power does; returns when it is gone."""
+        self._end(signal.SIGKILL, 10)
+
+    def stop(self, seconds: float = 90) -> float:
+        """Have it end in good order; returns how long that took."""
+        begun = time.monotonic()
+        assert self._end(signal.SIGTERM, seconds) == 0, self.log
+        return time.monotonic() - begun
+
+    def _end(self, how: signal.Signals, seconds: float) -> int:
+        assert self._process and self._process.stdout
+        self._process.send_signal(how)
+        code = self._process.wait(seconds)
+        self._process.stdout.close()
+        self._process = None
+        return code
+
+    def processes(self) -> list[int]:
+        """Every process of it that lives: itself and the roles of its jobs. Zombies have no environment any more."""
+        mark = f"MILLRACE_DATA={self.data}".encode()
+        found = []
+        for process in Path("/proc").iterdir():
+            # One that ends just now, or is another user's, is not ours.
+            with suppress(OSError):
+                if process.name.isdecimal() and mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
+        return found
+
+    def until_alone(self, seconds: float = 10) -> None:
+        """Wait until nothing of it lives."""
+        until(f"no process of {self.data} is left ({self.processes()})", lambda: not self.processes(), seconds)
+
+    def close(self) -> None:
+        """End it, however it stands, and see that nothing stays."""
+        try:
+            if self._process:
+                self.kill()
+            self.until_alone()
+        finally:
+            for left in self.processes():
+                os.kill(left, signal.SIGKILL)
+
+    def another_user(self) -> User:
+        """Somebody on this machine, without a token."""
+        return self.user_with(None)
+
+    def another_namespace(self) -> str:
+        """Namespaces are there when they are named."""
+        return "elsewhere"
+
+    def token(self, name: str, role: str, *namespaces: str, seconds: int | None = None) -> str:
+        """A new token, as an administrator makes one on the server's machine."""
+        words = ["--name", name, "--role", role, *(word for each in namespaces for word in ("--namespace", each))]
+        if seconds is not None:
+            words += ["--expires-in-seconds", str(seconds)]
+        command = [PROGRAMS / "millrace-api", "token", *words]
+        done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout.strip()
+
+    @property
+    def log(self) -> str:
+        """What it has logged, in all its lives."""
+        return self._log.read_text()

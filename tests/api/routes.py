@@ -1,0 +1,87 @@
+"""Every route of the server, and a server on which they are asked for with tokens of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+from harness import Server
+from millrace import Job
+
+JOB = "/v1/namespaces/{ns}/trainjobs/{name}"
+ROLES = ("viewer", "editor", "admin")
+ANYBODY = None
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route, and the least that one must be to use it."""
+
+    method: str
+    path: str
+    role: str | None
+    """ANYBODY needs no token."""
+
+    @property
+    def is_of_a_namespace(self) -> bool:
+        return "{ns}" in self.path
+
+
+ROUTES = [
+    Route("GET", "/v1/namespaces/{ns}/trainjobs", "viewer"),
+    Route("POST", "/v1/namespaces/{ns}/trainjobs", "editor"),
+    Route("POST", "/v1/namespaces/{ns}/trainjobs:plan", "viewer"),
+    Route("GET", JOB, "viewer"),
+    Route("DELETE", JOB, "editor"),
+    Route("POST", f"{JOB}/suspend", "editor"),
+    Route("POST", f"{JOB}/resume", "editor"),
+    Route("POST", f"{JOB}/scale", "editor"),
+    Route("GET", f"{JOB}/events", "viewer"),
+    Route("GET", f"{JOB}/metrics", "viewer"),
+    Route("GET", f"{JOB}/logs", "viewer"),
+    Route("GET", f"{JOB}/follow", "viewer"),
+    Route("GET", f"{JOB}/checkpoints", "viewer"),
+    Route("GET", f"{JOB}/checkpoints/{{shelf}}", "editor"),
+    Route("GET", f"{JOB}/checkpoints/{{shelf}}/{{*path}}", "editor"),
+    Route("GET", f"{JOB}/artifacts", "viewer"),
+    Route("GET", f"{JOB}/artifacts/{{*path}}", "editor"),
+    Route("GET", "/v1/namespaces/{ns}/volumes", "viewer"),
+    Route("GET", "/v1/appliance", "viewer"),
+    Route("GET", "/v1/whoami", "viewer"),
+    Route("GET", "/v1/version", ANYBODY),
+    Route("POST", "/v1/session", "viewer"),
+    Route("DELETE", "/v1/session", "viewer"),
+    Route("GET", "/metrics", ANYBODY),
+    Route("GET", "/openapi.json", ANYBODY),
+    Route("GET", "/docs", ANYBODY),
+    Route("GET", "/v1/tokens", "admin"),
+    Route("POST", "/v1/tokens", "admin"),
+    Route("DELETE", "/v1/tokens/{id}", "admin"),
+    Route("GET", "/healthz", ANYBODY),
+    Route("GET", "/readyz", ANYBODY),
+]
+GUARDED = [route for route in ROUTES if route.role is not ANYBODY]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A server that asks for tokens, with a job that is over and tokens of some kinds."""
+
+    server: Server
+    job: Job
+    tokens: dict[str, str]
+    http: httpx.Client
+    """Somebody without a token."""
+
+    def ask(self, route: Route, authorization: str | bytes | None, **query: str) -> httpx.Response:
+        """The answer to a request that would be fine; what a stream says is not waited for."""
+        path = route.path.format(
+            ns=self.server.namespace, name=self.job.name, shelf=100, id="0", **{"*path": "job.json"}
+        )
+        # A request that is refused before its body is read leaves a connection that can't be used again.
+        headers = [(b"Connection", b"close")]
+        if authorization is not None:
+            value = authorization if isinstance(authorization, bytes) else authorization.encode()
+            headers.append((b"Authorization", value))
+        body = {"numCsx": 1} if path.endswith("scale") else None
+        return self.http.request(route.method, path, headers=headers, json=body, params=query)

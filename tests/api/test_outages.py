@@ -1,0 +1,203 @@
+"""The REST server killed, away, or without what it knew: jobs are the cluster's, and their history is caught up with."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from harness import PARAMS, Done, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
+from millrace import Job
+
+# Nobody else can ask while there is no server.
+pytestmark = [pytest.mark.needs("cluster"), pytest.mark.last]
+
+STEPS = 600
+
+
+def create(http: httpx.Client, namespace: str, key: str, seed: int = 1) -> httpx.Response:
+    """Ask for a job that is never run."""
+    body = trainjob(None, seed=seed, suspend=True)
+    return http.post(f"/v1/namespaces/{namespace}/trainjobs", json=body, headers={"Idempotency-Key": key})
+
+
+class Submissions:
+    """Four that submit one job after another; each again and again, with its key, until it is answered."""
+
+    def __init__(self, user: User) -> None:
+        self._user, self._enough = user, threading.Event()
+        self.tries: dict[str, list[int]] = defaultdict(list)
+        """Statuses for each key; 0 where there was no answer."""
+        self.uids: dict[str, str] = {}
+        """Of the job of each key."""
+        self._workers = [threading.Thread(target=self._submit, args=(worker,), daemon=True) for worker in range(4)]
+        for worker in self._workers:
+            worker.start()
+
+    def _submit(self, worker: int) -> None:
+        http, number = self._user.connection(), 0
+        while not self._enough.is_set():
+            key = f"{worker}-{number}"
+            try:
+                answer = create(http, self._user.namespace, key)
+            except httpx.TransportError:
+                self.tries[key].append(0)
+                self._enough.wait(0.2)
+                continue
+            self.tries[key].append(answer.status_code)
+            if answer.is_success:
+                self.uids[key] = answer.json()["metadata"]["uid"]
+                number += 1
+
+    def until(self, more: int) -> None:
+        """Wait until so many more are answered."""
+        enough = len(self.uids) + more
+        until(f"{enough} submissions are answered", lambda: len(self.uids) >= enough)
+
+    def end(self) -> None:
+        """No more."""
+        self._enough.set()
+        for worker in self._workers:
+            worker.join(60)
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A job in whose middle the REST server was killed, what was seen of it meanwhile, and what was submitted meanwhile."""
+
+    server: KubernetesServer
+    job: Job
+    seen: Done
+    submissions: Submissions
+
+
+@pytest.fixture(scope="module")
+def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
+    with serving(tmp_path_factory.mktemp("outages")) as serve:
+        server = serve()
+        assert isinstance(server, KubernetesServer)
+        user = server.user
+        command = user.begin(
+            "train", "-p", PARAMS, "-n", "survivor", "--num_csx", 2, "--max_steps", STEPS, "--every", 0
+        )
+        job = until_job(user, "survivor")
+        until_step(job, 50)
+        submissions = Submissions(user)
+        submissions.until(8)
+        server.kill_api()
+        server.until_back()
+        submissions.until(8)
+        submissions.end()
+        yield Survivor(server, job, command.end(), submissions)
+
+
+def test_a_killed_server_costs_a_job_nothing(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
+    """The job goes on while its server is killed, and what it told meanwhile is caught up with: each point, once."""
+    reference(STEPS).assert_same(survivor.server.user, survivor.job)
+    assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (1, 0)
+
+
+def test_a_killed_server_is_waited_for(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
+    """Who follows a job while its server is killed sees every point, once."""
+    seen = survivor.seen
+    assert seen.code == 0 and "trying again" in seen.err, seen.err
+    told = [(int(step), loss) for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)]
+    assert told == [(step, f"{float(loss):.5f}") for step, loss in reference(STEPS).curve]
+
+
+def test_submissions_around_a_kill_are_one_job_each(survivor: Survivor) -> None:
+    """Submissions that were under way, or that nobody took, and were sent again are one job each, and so are all others."""
+    tries, uids = survivor.submissions.tries, survivor.submissions.uids
+    assert any(0 in statuses for statuses in tries.values()), "the kill was in nobody's way"
+    assert {status for statuses in tries.values() for status in statuses} <= {0, 200, 201, 503}
+    there = {each["metadata"]["uid"] for each in survivor.server.get("trainjobs")["items"]}
+    # The last ones may have been answered to nobody.
+    assert there >= {*uids.values(), survivor.job.uid} and len(set(uids.values())) == len(uids)
+    assert len(there) <= 1 + len(tries)
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A time without the REST server: a job that ended in it, and one that was deleted."""
+
+    ended: Job
+    deleted: Job
+    held_seconds: float
+    """How long the deleted one stayed."""
+
+
+@pytest.fixture(scope="module")
+def absence(survivor: Survivor) -> Absence:
+    server = survivor.server
+    made = create(server.user.http, server.namespace, "deleted").raise_for_status().json()
+    deleted = server.user.appliance.job(made["metadata"]["name"])
+    server.scale_api(0)
+    began = time.monotonic()
+    server.kubectl("delete", "trainjob", deleted.name, "--wait=false")
+    server.kubectl("apply", "--filename=-", document=trainjob("ended", 60))
+    server.kubectl("wait", "trainjob/ended", "--for=condition=Finished", "--timeout=50s")
+    until("the operator lets go", lambda: server.get("trainjob", deleted.name) is None, 90)
+    held_seconds = time.monotonic() - began
+    server.scale_api(1)
+    return Absence(until_job(server.user, "ended"), deleted, held_seconds)
+
+
+def test_a_deleted_job_is_held_for_a_minute(survivor: Survivor, absence: Absence) -> None:
+    """A job that is deleted while there is no server waits for it for a minute; then the operator lets it go. For the server
+    it is deleted when it is back, and what it knows of it stays."""
+    assert 55 < absence.held_seconds < 75
+    user = survivor.server.user
+    assert absence.deleted.name not in {job.name for job in user.appliance.jobs()}
+    found = user.appliance.job(absence.deleted.name, absence.deleted.uid)
+    assert found.document["metadata"]["deletionTimestamp"]
+
+
+def test_what_a_job_told_nobody_is_read_from_its_files(
+    survivor: Survivor, absence: Absence, reference: Callable[[int], Reference]
+) -> None:
+    """A job that began and ended while there was no server has its whole curve, from its journal's files."""
+    user = survivor.server.user
+    until("its curve is there", lambda: len(user.curve(absence.ended)) == 60)
+    reference(60).assert_same(user, absence.ended)
+    assert {line["agent"].split("-")[0] for line in user.pages(absence.ended, "logs")} > {"coordinator", "cs2"}
+
+
+@pytest.fixture(scope="module")
+def forgetful(survivor: Survivor, absence: Absence) -> Iterator[KubernetesServer]:
+    """The server with an empty database."""
+    survivor.server.set_api_database("sqlite:/tmp/empty.db")
+    try:
+        yield survivor.server
+    finally:
+        survivor.server.set_api_database(None)
+
+
+def test_without_its_database_a_repeated_submission_is_the_same_job(
+    survivor: Survivor, forgetful: KubernetesServer
+) -> None:
+    """Key and body of a job that is there are that job, though nothing else knows of them; another body is refused."""
+    user = forgetful.user
+    key, uid = next(iter(survivor.submissions.uids.items()))
+    again = create(user.http, user.namespace, key)
+    assert (again.status_code, again.headers["idempotent-replay"]) == (200, "true")
+    assert again.json()["metadata"]["uid"] == uid
+    other = create(user.http, user.namespace, key, seed=2)
+    assert (other.status_code, other.json()["reason"]) == (422, "IdempotencyKeyReused")
+
+
+def test_without_its_database_it_knows_the_jobs_there_are(
+    survivor: Survivor, absence: Absence, forgetful: KubernetesServer, reference: Callable[[int], Reference]
+) -> None:
+    """Jobs of the cluster are listed again, and the curve of one that is over is read again from its files."""
+    user = forgetful.user
+    there = {each["metadata"]["uid"] for each in forgetful.get("trainjobs")["items"]}
+    assert {job.uid for job in user.appliance.jobs()} == there
+    assert there >= {survivor.job.uid, absence.ended.uid, *survivor.submissions.uids.values()}
+    until("the curve is there", lambda: len(user.curve(survivor.job, maxPoints=10_000)) == STEPS)
+    reference(STEPS).assert_same(user, survivor.job)
+    assert user.http.get(f"/v1/namespaces/{user.namespace}/trainjobs/{absence.deleted.name}").status_code == 404

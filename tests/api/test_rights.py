@@ -1,0 +1,98 @@
+"""Accounts of the cluster: what they may over REST is what they may with kubectl."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from harness import KubernetesServer, until
+from millrace import Job
+from routes import GUARDED, JOB, Guarded
+
+pytestmark = pytest.mark.needs("cluster")
+
+# Who has a role in a namespace has none outside of all namespaces.
+OUTSIDE = {"/v1/appliance", "/v1/tokens", "/v1/tokens/{id}"}
+ROLES = ("viewer", "editor")
+
+
+@pytest.fixture(scope="module")
+def accounts(shared: KubernetesServer, finished: Job) -> Iterator[Guarded]:
+    elsewhere = shared.another_namespace()
+    tokens = {
+        "viewer": shared.account("viewer", "millrace-viewer"),
+        "editor": shared.account("editor", "millrace-editor"),
+        "unbound": shared.account("unbound", None),
+        "abroad": shared.account("abroad", "millrace-admin", elsewhere),
+    }
+    yield Guarded(shared, finished, tokens, shared.user_with(None).http)
+
+
+def test_no_route_with_a_token_that_is_none(accounts: Guarded) -> None:
+    """A token that the cluster does not know, or that was changed, is refused everywhere with 401."""
+    header, payload, signature = accounts.tokens["editor"].split(".")
+    for route in GUARDED:
+        for token in ("made-up", f"{header}.{payload}.{signature[::-1]}", f"{header}.{payload}.", "x." * 9000):
+            answer = accounts.ask(route, f"Bearer {token}")
+            assert (answer.status_code, answer.json()["reason"]) == (401, "Unauthorized"), (route, token[:20])
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_what_it_may(accounts: Guarded, role: str) -> None:
+    """A viewer looks at jobs and their logs and lists checkpoints, but fetches no file; an editor does; and nothing that lies
+    in no namespace is theirs."""
+    token = accounts.tokens[role]
+    for route in GUARDED:
+        allowed = route.role != "admin" and ROLES.index(role) >= ROLES.index(str(route.role))
+        # The job is still needed: none of this uid is to be deleted.
+        which = {"uid": "0"} if (route.method, route.path) == ("DELETE", JOB) else {}
+        answer = accounts.ask(route, f"Bearer {token}", **which)
+        assert (answer.status_code != 403) == (allowed and route.path not in OUTSIDE), (route, answer.text)
+        assert answer.status_code < 500 and answer.status_code != 401, (route, answer.text)
+    user = accounts.server.user_with(token)
+    assert [found.step for found in user.appliance.job("finished").checkpoints()] == [100, 200]
+    assert user.millrace("logs", "finished").out
+    done = user.millrace("download", "finished", code=0 if role == "editor" else 3)
+    if role == "viewer":
+        assert "may not get trainjobs.millrace.dev/files" in done.error
+
+
+@pytest.mark.parametrize("kind", ["unbound", "abroad"])
+def test_an_account_without_a_right_sees_nothing(accounts: Guarded, kind: str) -> None:
+    """An account that was given no role, or one in another namespace only, is refused wherever a namespace, the machine or
+    tokens are asked for; of jobs it hears nothing."""
+    for route in GUARDED:
+        answer = accounts.ask(route, f"Bearer {accounts.tokens[kind]}")
+        if route.is_of_a_namespace or route.path in OUTSIDE:
+            assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden"), route
+        else:
+            assert answer.status_code == 200, route
+        assert accounts.job.uid not in answer.text, route
+    user = accounts.server.user_with(accounts.tokens[kind])
+    assert user.http.get("/v1/namespaces/-/trainjobs").status_code == 403
+    # One that is not there is refused in the same words: nobody finds out which there are.
+    names = (accounts.server.namespace, "no-such-namespace")
+    here, nowhere = (user.http.get(f"/v1/namespaces/{name}/trainjobs") for name in names)
+    assert here.status_code == nowhere.status_code == 403
+    assert here.json()["detail"].replace(f" in {names[0]}:", f" in {names[1]}:") == nowhere.json()["detail"]
+
+
+def test_what_is_taken_from_somebody_is_taken_soon(shared: KubernetesServer) -> None:
+    """An account that is deleted, and one that lost its role, are refused a few seconds later; one that gets a role is let in."""
+    accounts = {name: shared.account(name, "millrace-viewer") for name in ("fired", "moved")}
+    accounts["hired"] = shared.account("hired", None)
+    users = {name: shared.user_with(token) for name, token in accounts.items()}
+
+    def answers() -> dict[str, int]:
+        path = f"/v1/namespaces/{shared.namespace}/trainjobs"
+        return {name: user.http.get(path).status_code for name, user in users.items()}
+
+    assert answers() == {"fired": 200, "moved": 200, "hired": 403}
+    shared.kubectl("delete", "serviceaccount", "fired")
+    shared.kubectl("delete", "rolebinding", "moved")
+    shared.account("hired", "millrace-viewer")
+    began = time.monotonic()
+    until("rights are what they are", lambda: answers() == {"fired": 401, "moved": 403, "hired": 200}, 30)
+    assert time.monotonic() - began < 25
