@@ -81,8 +81,14 @@ impl Cluster {
         let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
         let readers = Arc::new(Readers::new(client.clone(), image)?);
         let identity = (namespace, identity);
-        let followers =
-            Arc::new(Followers::new(client.clone(), store.clone(), readers.clone(), appliances.clone(), identity));
+        let followers = Arc::new(Followers::new(
+            client.clone(),
+            store.clone(),
+            mirror.clone(),
+            readers.clone(),
+            appliances.clone(),
+            identity,
+        ));
         let seen_jobs = seen(&client, job_writer);
         let seen_appliances = seen(&client, appliance_writer);
         let companions = followers.clone();

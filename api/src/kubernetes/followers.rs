@@ -7,26 +7,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store as View};
+use kube::runtime::wait::await_condition;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
+use millrace_crds::decide::Role;
 use millrace_crds::{Appliance, ConditionType, TrainJob};
 use millrace_operator::archive;
-use millrace_operator::children::{Names, journal_address};
-use millrace_protocol::journal::Tls;
+use millrace_operator::children::{ATTEMPT, Names, host, ports};
+use millrace_protocol::journal::{self, Tls};
+use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_store::{Kind, Query, Store};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::readers::Readers;
+use super::mirror::Mirror;
+use super::readers::{Readers, address};
 use crate::record;
 
 /// Between two tries of whatever was refused.
 const RETRY: Duration = Duration::from_secs(2);
 /// For a coordinator that is over to have told all.
 const SETTLING: Duration = Duration::from_secs(5);
+/// For the history of a job that is over to be whole.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a job that others write is let go of.
 const TRIES: usize = 10;
 /// How long an identity is taken for the one that stands in the secret.
@@ -36,6 +42,7 @@ const GOOD: Duration = Duration::from_secs(30);
 pub struct Followers {
     client: Client,
     store: Store,
+    mirror: Arc<Mirror<Client>>,
     readers: Arc<Readers>,
     appliances: View<Appliance>,
     /// Namespace and name of the secret that the operator puts our identity into.
@@ -66,9 +73,8 @@ impl Stage {
         let is = |condition| status.is_some_and(|status| status.is(condition));
         match () {
             () if job.metadata.deletion_timestamp.is_some() => Self::Leaves,
-            () if attempt == 0 => Self::Waits,
-            () if is(ConditionType::Admitted) => Self::Runs(attempt),
             () if is(ConditionType::Finished) => Self::Over(attempt),
+            () if is(ConditionType::Admitted) => Self::Runs(attempt),
             () => Self::Waits,
         }
     }
@@ -79,12 +85,13 @@ impl Followers {
     pub fn new(
         client: Client,
         store: Store,
+        mirror: Arc<Mirror<Client>>,
         readers: Arc<Readers>,
         appliances: View<Appliance>,
         identity: (String, String),
     ) -> Self {
         let (known, told, companions) = (tokio::sync::Mutex::default(), AtomicBool::new(false), Mutex::default());
-        Self { client, store, readers, appliances, identity, known, told, companions }
+        Self { client, store, mirror, readers, appliances, identity, known, told, companions }
     }
 
     fn companions(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Arc<TrainJob>>>> {
@@ -144,10 +151,10 @@ impl Followers {
         }
     }
 
-    /// Dismisses a job's companion, unless it was told something meanwhile.
+    /// Dismisses a job's companion, unless it was told of a newer version meanwhile.
     fn is_done(&self, job: &TrainJob, seen: &watch::Receiver<Arc<TrainJob>>) -> bool {
         let mut all = self.companions();
-        let done = !seen.has_changed().unwrap_or(false);
+        let done = seen.borrow().metadata.resource_version == job.metadata.resource_version;
         if done {
             all.remove(&job.uid().unwrap_or_default());
         }
@@ -160,7 +167,14 @@ impl Followers {
             Stage::Waits => {}
             Stage::Runs(attempt) => self.copy(job, attempt).await,
             Stage::Over(_) => {
-                self.complete(job).await;
+                // Whoever waits for its end finds all of it then.
+                if timeout(PATIENCE, self.complete(job)).await.is_err() {
+                    log::warn!("{}: its history could not be kept whole in time", ObjectRef::from_obj(job));
+                }
+                let _ = timeout(SETTLING, self.told_of_end(job)).await;
+                while self.mirror.put_whole(job).await.is_err() {
+                    sleep(RETRY).await;
+                }
                 // Jobs that are over are many, and seldom change.
                 if archive::is_held(job) {
                     return;
@@ -203,16 +217,37 @@ impl Followers {
     /// Copies what an attempt's coordinator tells, until it has told all.
     async fn copy(&self, job: &TrainJob, attempt: u32) {
         let uid = job.uid().unwrap_or_default();
-        let address = journal_address(&Names::of(job), &job.namespace().unwrap_or_default());
         while !self.has_told_all(job, attempt).await {
-            match self.identity().await {
-                Ok(tls) if record::copy(&self.store, &uid, &address, Some(&tls)).await => return,
-                Ok(_) => {}
-                Err(_) if self.told.swap(true, Ordering::Relaxed) => {}
-                Err(error) => log::warn!("coordinators can't be followed until this is mended: {error}"),
+            match self.follow(job, &uid, attempt).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => log::debug!("{uid}: the journal is not copied at present: {error}"),
             }
             sleep(RETRY).await;
         }
+    }
+
+    /// Copies for as long as the stream goes on; whether it came to its end.
+    async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, String> {
+        let (names, namespace) = (Names::of(job), job.namespace().unwrap_or_default());
+        let address = self.coordinator(&names, &namespace, attempt).await?;
+        let tls = self.identity().await.inspect_err(|error| {
+            if !self.told.swap(true, Ordering::Relaxed) {
+                log::warn!("coordinators can't be followed until this is mended: {error}");
+            }
+        })?;
+        let channel = journal::channel(&address, &host(&names, &namespace), &tls).map_err(|error| error.to_string())?;
+        record::follow(&self.store, uid, JournalClient::new(channel)).await
+    }
+
+    /// Where an attempt's coordinator is, once it runs. Its pod is asked for, not its name: that it was not there a moment ago
+    /// is remembered by name servers.
+    async fn coordinator(&self, names: &Names, namespace: &str, attempt: u32) -> Result<String, String> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let runs = |pod: Option<&Pod>| pod.and_then(|pod| address_of(pod, attempt)).is_some();
+        let pod =
+            await_condition(pods, &names.pod(Role::Coordinator, 0), runs).await.map_err(|error| error.to_string())?;
+        pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator is gone".to_owned())
     }
 
     /// Sees to it that everything a job wrote into its journal is kept.
@@ -230,6 +265,21 @@ impl Followers {
             Err(refusal) => Err(refusal.to_string()),
         };
         record::tell(copied, &uid);
+    }
+
+    /// Waits for the event of a job's end.
+    async fn told_of_end(&self, job: &TrainJob) {
+        let status = job.status.as_ref();
+        let end = status.and_then(|status| status.condition(ConditionType::Succeeded)).map(|end| end.reason.clone());
+        let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
+        loop {
+            let events = self.store.events(&uid, 0, u32::MAX).await.unwrap_or_default();
+            if end.as_ref().is_none_or(|end| events.iter().any(|event| event.event.reason == *end)) {
+                return;
+            }
+            // That some were missed is a reason to look, too.
+            let _ = changes.recv().await;
+        }
     }
 
     /// Has a job held until it is archived.
@@ -281,6 +331,14 @@ impl Followers {
         self.told.store(false, Ordering::Relaxed);
         Ok(tls)
     }
+}
+
+/// Where the journal of this attempt's coordinator is, if it runs.
+fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let this_one =
+        pod.labels().get(ATTEMPT) == Some(&attempt.to_string()) && status.phase.as_deref() == Some("Running");
+    status.pod_ip.as_deref().filter(|_| this_one).map(|ip| address(ip, ports::JOURNAL))
 }
 
 /// Waits for something else to be to do for a job: another stage, or a newer version that is not held.

@@ -8,7 +8,7 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
-use millrace_crds::TrainJob;
+use millrace_crds::{ConditionType, TrainJob};
 use millrace_store::{Job, Key, NewJob, Store};
 use tokio::sync::Mutex;
 
@@ -24,8 +24,17 @@ const RETRY: Duration = Duration::from_secs(1);
 pub struct Mirror<T> {
     store: Store,
     truth: T,
-    /// The newest version seen of each job, by UID: what a watch brings late changes nothing any more.
-    seen: Mutex<HashMap<String, u64>>,
+    /// By UID.
+    seen: Mutex<HashMap<String, Seen>>,
+}
+
+/// What was seen of a job.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// The newest version that was put: what a watch brings late changes nothing any more.
+    version: u64,
+    /// Whether all that the job wrote is kept.
+    whole: bool,
 }
 
 /// Where jobs really are.
@@ -48,15 +57,32 @@ impl<T: Truth> Mirror<T> {
         Self { store, truth, seen: Mutex::default() }
     }
 
-    /// Puts a job as it was seen, unless a newer version of it was.
+    /// Puts a job as it was seen, unless a newer version of it was. That it is over is put only when its history is whole.
     ///
     /// # Errors
     /// The database's.
     pub async fn put(&self, job: &TrainJob) -> Result<()> {
+        self.put_as(job, false).await
+    }
+
+    /// Puts a job whose history is whole.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn put_whole(&self, job: &TrainJob) -> Result<()> {
+        self.put_as(job, true).await
+    }
+
+    async fn put_as(&self, job: &TrainJob, whole: bool) -> Result<()> {
         let (uid, version) = (job.uid().unwrap_or_default(), version(job));
         // Held until it is written, so that of two versions the newer is written last.
         let mut seen = self.seen.lock().await;
-        if seen.get(&uid).is_some_and(|known| version <= *known) {
+        let known = seen.get(&uid).copied().unwrap_or_default();
+        let whole = whole || known.whole;
+        let over = job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished));
+        let waits =
+            over && !whole && job.metadata.deletion_timestamp.is_none() && self.store.job(&uid).await?.is_some();
+        if version <= known.version || waits {
             return Ok(());
         }
         let now = Timestamp::now().as_millisecond();
@@ -64,7 +90,7 @@ impl<T: Truth> Mirror<T> {
         if let Some(deleted) = &job.metadata.deletion_timestamp {
             self.store.mark_deleted(&uid, deleted.0.as_millisecond().min(now)).await?;
         }
-        seen.insert(uid, version);
+        seen.insert(uid, Seen { version, whole });
         Ok(())
     }
 
@@ -145,6 +171,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use millrace_crds::{StoredParams, TrainJobSpec};
     use millrace_store::Options;
+    use serde_json::json;
 
     use super::*;
 
@@ -206,5 +233,30 @@ mod tests {
         mirrored(&store, vec![Event::Apply(going), Event::Delete(seen("c", "two", 11, 3))]).await;
         assert_eq!(systems("c").await, (3, true));
         assert_eq!(store.job("c").await.unwrap().unwrap().deleted_ms, Some(100_000));
+    }
+
+    #[tokio::test]
+    async fn a_job_is_over_when_its_history_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", dir.path().join("db").display());
+        let store = Store::open(&url, Options::default()).await.unwrap();
+        let mirror = Mirror::new(store.clone(), Only(&[]));
+        let over = |version| {
+            let mut job = seen("a", "one", version, 1);
+            let condition = json!({
+                "type": "Finished", "status": "True", "reason": "Succeeded", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            let status = json!({"conditions": [condition], "finishTime": "2026-01-01T00:00:00Z"});
+            job.status = Some(serde_json::from_value(status).unwrap());
+            job
+        };
+        let finished = async || store.job("a").await.unwrap().unwrap().content.finished_ms.is_some();
+        mirror.put(&seen("a", "one", 1, 1)).await.unwrap();
+        mirror.put(&over(2)).await.unwrap();
+        assert!(!finished().await, "what it wrote is not copied yet");
+        mirror.put_whole(&over(2)).await.unwrap();
+        assert!(finished().await);
+        mirror.put(&over(3)).await.unwrap();
+        assert_eq!(store.job("a").await.unwrap().unwrap().version, 3, "it stays whole");
     }
 }

@@ -141,8 +141,7 @@ impl Readers {
         }
         let ip = pod.status.as_ref().filter(|_| is_ready(&pod)).and_then(|status| status.pod_ip.clone());
         let ip = ip.ok_or_else(late)?;
-        let ip = if ip.contains(':') { format!("[{ip}]") } else { ip };
-        Ok(format!("{ip}:{}", ports::READER))
+        Ok(address(&ip, ports::READER))
     }
 
     /// Removes readers that have ended, whoever made them, for ever.
@@ -164,6 +163,11 @@ impl Readers {
             sleep(SWEEPING).await;
         }
     }
+}
+
+/// A port of a pod.
+pub fn address(ip: &str, port: u16) -> String {
+    if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
 }
 
 async fn remove(pods: &Api<Pod>, name: &str) {

@@ -183,7 +183,7 @@ impl World for Machine {
             let (store, uid, address) = (self.objects.store().clone(), uid.clone(), listening.journal.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
             tokio::spawn(async move {
-                record::copy(&store, &uid, &address, None).await;
+                record::copy(&store, &uid, &address).await;
                 record::tell(record::catch_up(&store, &uid, &model_dir).await, &uid);
             });
         }
