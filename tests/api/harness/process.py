@@ -14,8 +14,17 @@ from .server import Server
 from .user import User
 
 
+def new_database() -> str:
+    """The URL of an empty database in PostgreSQL."""
+    command = [ROOT / "tests/postgres", "database", f"api_{os.getpid()}_{time.monotonic_ns()}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
 class ProcessServer(Server):
-    """The process backend: `millrace-api serve`, its data in a directory of its own."""
+    """The process backend: `millrace-api serve`, its data in a directory of its own; with MILLRACE_TEST_POSTGRES, its database is one
+    of that server's.
+    """
 
     can = frozenset(
         {"kill", "open", "own appliance", "own volumes", "local files", "local paths", "quick jobs", "exact times"}
@@ -25,6 +34,7 @@ class ProcessServer(Server):
     def __init__(self, home: Path, *flags: object) -> None:
         super().__init__(home)
         self.data = home / "data"
+        self._database = {"MILLRACE_DATABASE": new_database()} if "MILLRACE_TEST_POSTGRES" in os.environ else {}
         self._flags = [str(flag) for flag in flags]
         self._listen = "127.0.0.1:0"
         self._log = home / "server.log"
@@ -48,7 +58,7 @@ class ProcessServer(Server):
     @property
     def _env(self) -> dict[str, str]:
         # The roles inherit it, so that they are known as this server's even when it is gone.
-        return {**os.environ, "MILLRACE_DATA": str(self.data)}
+        return {**os.environ, **self._database, "MILLRACE_DATA": str(self.data)}
 
     def kill(self) -> None:
         """End it without a warning, as a lack of power does; returns when it is gone."""
