@@ -19,8 +19,8 @@ use millrace_operator::archive;
 use millrace_operator::children::{ATTEMPT, Names, host, ports};
 use millrace_protocol::journal::{self, Tls};
 use millrace_protocol::proto::journal_client::JournalClient;
-use millrace_store::{Kind, Query, Store};
-use tokio::sync::watch;
+use millrace_store::{Change, Kind, Query, Store};
+use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
 
 use super::mirror::Mirror;
@@ -35,6 +35,8 @@ const SETTLING: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a job that others write is let go of.
 const TRIES: usize = 10;
+/// For the coordinator of a deleted job to save its state and tell of it; then its files are asked.
+const SAVING: Duration = Duration::from_secs(30);
 /// How long an identity is taken for the one that stands in the secret.
 const GOOD: Duration = Duration::from_secs(30);
 
@@ -143,7 +145,7 @@ impl Followers {
             let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
             if matches!(stage, Stage::Runs(_)) && Stage::of(&next) != stage {
                 // It may be in the middle of what it was told last.
-                let patience = archive::patience(&next, Timestamp::now()).unwrap_or(SETTLING);
+                let patience = archive::patience(&next, Timestamp::now()).map_or(SETTLING, |left| left.min(SAVING));
                 if timeout(patience, self.told_all(&job, &mut work)).await.is_err() {
                     log::info!("{}: its coordinator has not told all in time", ObjectRef::from_obj(&*job));
                 }
@@ -196,14 +198,14 @@ impl Followers {
     /// Goes on with the work on a running attempt until its coordinator has told all.
     async fn told_all(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
-        let mut changes = self.store.changes();
+        let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
         loop {
             if self.has_told_all(job, attempt).await {
                 return;
             }
             tokio::select! {
                 () = &mut *work => return,
-                _ = changes.recv() => {}
+                () = changed(&mut changes, &uid) => {}
             }
         }
     }
@@ -277,8 +279,7 @@ impl Followers {
             if end.as_ref().is_none_or(|end| events.iter().any(|event| event.event.reason == *end)) {
                 return;
             }
-            // That some were missed is a reason to look, too.
-            let _ = changes.recv().await;
+            changed(&mut changes, &uid).await;
         }
     }
 
@@ -341,11 +342,17 @@ fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     status.pod_ip.as_deref().filter(|_| this_one).map(|ip| address(ip, ports::JOURNAL))
 }
 
-/// Waits for something else to be to do for a job: another stage, or a newer version that is not held.
+/// Waits for something to be written under a job, or for some of what was written to be missed.
+async fn changed(changes: &mut broadcast::Receiver<Change>, uid: &str) {
+    while changes.recv().await.is_ok_and(|change| change.uid != uid) {}
+}
+
+/// Waits for something else to be to do for a job: another stage, or, until it is held, a newer version.
 async fn another(seen: &mut watch::Receiver<Arc<TrainJob>>, job: &TrainJob, stage: Stage) -> Option<Arc<TrainJob>> {
     let another = |next: &Arc<TrainJob>| {
         let newer = next.metadata.resource_version != job.metadata.resource_version;
-        Stage::of(next) != stage || newer && stage != Stage::Leaves && !archive::is_held(next)
+        let held = archive::is_held(job) && archive::is_held(next);
+        Stage::of(next) != stage || newer && stage != Stage::Leaves && !held
     };
     seen.wait_for(another).await.ok().map(|next| next.clone())
 }
