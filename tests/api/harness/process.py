@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -50,8 +51,11 @@ class ProcessServer(Server):
                 command, env=self._env, cwd=self.home, stdout=subprocess.PIPE, stderr=log, text=True
             )
         assert self._process.stdout
-        first = self._process.stdout.readline().strip()
-        assert first.startswith("listening on http://"), f"the server did not start: {first}\n{self.log}"
+        ready, _, _ = select.select([self._process.stdout], [], [], 30)
+        first = self._process.stdout.readline().strip() if ready else "it says nothing"
+        if not first.startswith("listening on http://"):
+            self.kill()
+            raise AssertionError(f"the server did not start: {first}\n{self.log}")
         self.url = first.removeprefix("listening on ")
         self._listen = self.url.removeprefix("http://")
 
