@@ -124,6 +124,7 @@ pub fn everything() -> Value {
             "networkPolicy": {"enabled": true, "apiServerPorts": [16443], "databasePorts": [6432]},
         },
         "rbac": {"aggregate": false},
+        "priorities": {"create": false},
         "monitoring": {
             "labels": {"release": "prometheus"}, "interval": "30s",
             "serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true},
