@@ -116,9 +116,17 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let listener = std::net::TcpListener::bind(args.listen)
         .with_context(|| format!("can't listen on {}; choose another --listen", args.listen))?;
     let store = args.database.open().await?;
-    let (backend, access) = match args.backend {
-        Kind::Process => process(&args, &store).await?,
-        Kind::Kubernetes => kubernetes(&args, &store).await?,
+    let mut end = ending.clone();
+    let started = async {
+        match args.backend {
+            Kind::Process => process(&args, &store).await,
+            Kind::Kubernetes => kubernetes(&args, &store).await,
+        }
+    };
+    let (backend, access) = tokio::select! {
+        started = started => started?,
+        // A cluster may keep it waiting; what a machine's server has begun by then ends with it.
+        _ = end.wait_for(|ended| *ended) => return Ok(()),
     };
     let forgetting = tokio::spawn(forget(backend.clone(), args.keep_days));
     let api = Api { backend: backend.clone(), store: store.clone(), access, pace: Pace::default() };
@@ -141,10 +149,11 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let mut end = ending;
     let _ = end.wait_for(|ended| *ended).await;
     forgetting.abort();
+    // Nobody new is answered from now on.
+    handle.graceful_shutdown(None);
     backend.shut_down().await;
     // Streams that are followed do not end by themselves.
-    handle.graceful_shutdown(Some(DRAINING));
-    let _ = serving.await;
+    let _ = tokio::time::timeout(DRAINING, serving).await;
     store.close().await;
     Ok(())
 }

@@ -200,10 +200,13 @@ impl Who {
         let Question { verb, group, resource, subresource, namespace, .. } = question;
         let slash = if subresource.is_empty() { "" } else { "/" };
         let dot = if group.is_empty() { "" } else { "." };
-        let place = if namespace.is_empty() { "all namespaces" } else { namespace };
+        let (place, how) = match namespace.as_str() {
+            "" => ("all of the cluster", "ClusterRoleBinding"),
+            one => (one, "RoleBinding"),
+        };
         let detail = format!(
-            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {place}: an administrator of the cluster gives \
-             this right by one of the roles millrace-viewer, millrace-editor and millrace-admin",
+            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {place}: an administrator gives this right by \
+             a {how} to one of the roles millrace-viewer, millrace-editor and millrace-admin",
             self.name
         );
         Refusal::new(Reason::Forbidden, detail)
