@@ -95,20 +95,14 @@ impl Authority {
         let failed = |cause| AuthorityError::Secret { name: name.to_owned(), cause };
         if let Some(there) = secrets.get_opt(name).await.map_err(failed)? {
             let data = there.data.unwrap_or_default();
-            if data.get("ca.crt").is_some_and(|authority| authority.0 == self.certificate.as_bytes()) {
+            if data.get(CERTIFICATE).is_some_and(|authority| authority.0 == self.certificate.as_bytes()) {
                 return Ok(());
             }
             // Of an authority that is no more.
             secrets.delete(name, &DeleteParams::default()).await.map_err(failed)?;
         }
-        let Identity { certificate, key, authority } = self.issue(name, ExtendedKeyUsagePurpose::ClientAuth)?;
-        let entry = |key: &str, text: String| (key.to_owned(), ByteString(text.into_bytes()));
-        let secret = Secret {
-            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
-            type_: Some("kubernetes.io/tls".to_owned()),
-            data: Some([entry("tls.crt", certificate), entry("tls.key", key), entry("ca.crt", authority)].into()),
-            ..Secret::default()
-        };
+        let identity = self.issue(name, ExtendedKeyUsagePurpose::ClientAuth)?;
+        let secret = identity.secret(ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() });
         match secrets.create(&PostParams::default(), &secret).await {
             Ok(_) => Ok(()),
             // An operator that leads no more was first: it has the same authority.

@@ -28,11 +28,13 @@ pub fn agent(pod: &Pod) -> Option<Agent> {
     })
 }
 
-fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+/// The condition of this type that a pod has.
+pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == type_)
 }
 
-fn is(pod: &Pod, type_: &str) -> bool {
+/// Whether a condition of a pod is true.
+pub fn is(pod: &Pod, type_: &str) -> bool {
     condition(pod, type_).is_some_and(|condition| condition.status == "True")
 }
 

@@ -62,7 +62,7 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Clone + Send + Sync,
 {
-    let objects = everything::<K>(client).map(Ok).touched_objects();
+    let objects = chosen::<DeserializeGuard<K>>(client, watcher::Config::default()).map(Ok).touched_objects();
     objects.filter_map(|object| ready(object.map(|object| object.0.ok()).transpose())).boxed()
 }
 
@@ -72,8 +72,7 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
-    let watch = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), ours);
-    steady(watch, K::kind(&()).into_owned()).map(Ok).touched_objects().boxed()
+    chosen::<PartialObjectMeta<K>>(client, ours).map(Ok).touched_objects().boxed()
 }
 
 /// Every object of the cluster that can be read, as it comes and goes; `known` is what follows this stream, and `tell` is told
@@ -87,24 +86,17 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
 {
-    everything(client).filter_map(move |event| ready(readable(event, &known, &tell))).boxed()
+    chosen(client, watcher::Config::default()).filter_map(move |event| ready(readable(event, &known, &tell))).boxed()
 }
 
-/// Objects of one of the cluster's own kinds, as they come and go, chosen by `which`.
+/// Objects of a kind in all namespaces, as they come and go, chosen by `which`.
 pub fn chosen<K>(client: &Client, which: watcher::Config) -> BoxStream<'static, Event<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    steady(watcher(Api::all(client.clone()), which), K::kind(&()).into_owned()).boxed()
-}
-
-fn everything<K>(client: &Client) -> impl Stream<Item = Event<DeserializeGuard<K>>> + Send + use<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K::DynamicType: Default + Clone,
 {
     let kind = K::kind(&K::DynamicType::default()).into_owned();
-    steady(watcher(Api::all(client.clone()), watcher::Config::default()), kind)
+    steady(watcher(Api::all(client.clone()), which), kind).boxed()
 }
 
 /// A watch that goes on after a failure, which is logged once until it goes well again.

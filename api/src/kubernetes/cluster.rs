@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Request;
 use kube::runtime::reflector::store::Writer;
-use kube::runtime::reflector::{ObjectRef, Store as View, reflector};
+use kube::runtime::reflector::{self, ObjectRef, reflector};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -74,8 +74,8 @@ impl Cluster {
     /// The cluster or the database can't be used.
     pub async fn start(client: Client, store: Store, settings: Settings) -> Result<Self> {
         let Settings { namespace, image, identity } = settings;
-        let (jobs, job_writer) = view::<TrainJob>();
-        let (appliances, appliance_writer) = view::<Appliance>();
+        let (jobs, job_writer) = reflector::store::<TrainJob>();
+        let (appliances, appliance_writer) = reflector::store::<Appliance>();
         let site = Arc::new(Pods { image: image.clone() });
         let planner = Planner::new(jobs.clone(), appliances.clone(), Arc::new(Understanding::new(site)))?;
         let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
@@ -182,11 +182,6 @@ fn same(order: &Order, there: TrainJob) -> Result<Created> {
         }
         _ => Err(Refusal::name_taken(&order.namespace, &there.name_any())),
     }
-}
-
-fn view<K: Resource<DynamicType = ()> + Clone + 'static>() -> (View<K>, Writer<K>) {
-    let writer = Writer::default();
-    (writer.as_reader(), writer)
 }
 
 /// Every object of a kind as it comes and goes; the view is up to date with what has come.

@@ -170,9 +170,7 @@ impl Followers {
             Stage::Runs(attempt) => self.copy(job, attempt).await,
             Stage::Over(_) => {
                 // Whoever waits for its end finds all of it then.
-                if timeout(PATIENCE, self.complete(job)).await.is_err() {
-                    log::warn!("{}: its history could not be kept whole in time", ObjectRef::from_obj(job));
-                }
+                self.complete(job, PATIENCE).await;
                 let _ = timeout(SETTLING, self.told_of_end(job)).await;
                 while self.mirror.put_whole(job).await.is_err() {
                     sleep(RETRY).await;
@@ -185,9 +183,7 @@ impl Followers {
             Stage::Leaves => {
                 let left = archive::patience(job, Timestamp::now()).unwrap_or_default();
                 if archive::is_held(job) {
-                    if timeout(left, self.complete(job)).await.is_err() {
-                        log::warn!("{}: its history could not be kept whole in time", ObjectRef::from_obj(job));
-                    }
+                    self.complete(job, left).await;
                     self.release(job).await;
                 }
             }
@@ -252,8 +248,15 @@ impl Followers {
         pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator is gone".to_owned())
     }
 
-    /// Sees to it that everything a job wrote into its journal is kept.
-    async fn complete(&self, job: &TrainJob) {
+    /// Sees to it that everything a job wrote into its journal is kept, as far as there is time.
+    async fn complete(&self, job: &TrainJob, patience: Duration) {
+        if timeout(patience, self.catch_up(job)).await.is_err() {
+            log::warn!("{}: its history could not be kept whole in time", ObjectRef::from_obj(job));
+        }
+    }
+
+    /// Copies what nobody heard from the journal's files.
+    async fn catch_up(&self, job: &TrainJob) {
         let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return };
         let Some(attempt) = status.attempt else { return };
         if self.has_told_all(job, attempt).await {

@@ -16,6 +16,7 @@ use kube::{Api, Client, ResourceExt};
 use millrace_crds::{ClusterSpec, TrainJob};
 use millrace_operator::authority::Authority;
 use millrace_operator::children::{API, READER, Reader, ports, reader_name, reader_policy};
+use millrace_operator::observe::{condition, is};
 use millrace_protocol::journal::Tls;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -124,7 +125,8 @@ impl Readers {
 
     /// Where a reader listens, once it does.
     async fn address(&self, pods: &Api<Pod>, name: &str) -> Result<String> {
-        let known = |pod: Option<&Pod>| pod.is_none_or(|pod| is_ready(pod) || is_over(pod) || missing(pod).is_some());
+        let known =
+            |pod: Option<&Pod>| pod.is_none_or(|pod| is(pod, "Ready") || is_over(pod) || missing(pod).is_some());
         let seen = timeout(BEGINNING, await_condition(pods.clone(), name, known)).await;
         let late = || {
             let detail =
@@ -139,7 +141,7 @@ impl Readers {
         if let Some(missing) = missing(&pod) {
             return Err(Refusal::new(Reason::Gone, format!("the job's files are gone: {missing}")));
         }
-        let ip = pod.status.as_ref().filter(|_| is_ready(&pod)).and_then(|status| status.pod_ip.clone());
+        let ip = pod.status.as_ref().filter(|_| is(&pod, "Ready")).and_then(|status| status.pod_ip.clone());
         let ip = ip.ok_or_else(late)?;
         Ok(address(&ip, ports::READER))
     }
@@ -178,11 +180,6 @@ async fn remove(pods: &Api<Pod>, name: &str) {
     }
 }
 
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
 fn is_over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
@@ -190,8 +187,7 @@ fn is_over(pod: &Pod) -> bool {
 
 /// What of its storage is no more.
 fn missing(pod: &Pod) -> Option<String> {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let scheduled = conditions.into_iter().find(|it| it.type_ == "PodScheduled" && it.status == "False")?;
+    let scheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False")?;
     scheduled
         .message
         .clone()

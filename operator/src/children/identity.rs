@@ -3,6 +3,7 @@
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use millrace_control::Attempt;
 
 use super::{Names, meta};
@@ -18,15 +19,22 @@ pub struct Identity {
     pub authority: String,
 }
 
+impl Identity {
+    /// The secret that holds it.
+    pub fn secret(&self, metadata: ObjectMeta) -> Secret {
+        let entry = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
+        let parts = [("tls.crt", &self.certificate), ("tls.key", &self.key), ("ca.crt", &self.authority)];
+        Secret {
+            metadata,
+            type_: Some("kubernetes.io/tls".to_owned()),
+            data: Some(parts.map(|(name, text)| entry(name, text)).into()),
+            ..Secret::default()
+        }
+    }
+}
+
 /// The secret that holds `identity` for the attempt.
 pub fn secret(attempt: &Attempt<'_>, identity: &Identity) -> Secret {
-    let Identity { certificate, key, authority } = identity;
-    let entry = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
-    Secret {
-        metadata: meta(attempt, Names::of(attempt.job).identity(attempt.number)),
-        type_: Some("kubernetes.io/tls".to_owned()),
-        data: Some([entry("tls.crt", certificate), entry("tls.key", key), entry("ca.crt", authority)].into()),
-        immutable: Some(true),
-        ..Secret::default()
-    }
+    let metadata = meta(attempt, Names::of(attempt.job).identity(attempt.number));
+    Secret { immutable: Some(true), ..identity.secret(metadata) }
 }

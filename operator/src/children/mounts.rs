@@ -58,6 +58,17 @@ impl Mounts {
         }
     }
 
+    /// Adds a volume of the pod's own.
+    pub fn own(&mut self, name: &str, path: &str, volume: Volume, read_only: bool) {
+        self.volumes.push(Volume { name: name.to_owned(), ..volume });
+        self.mounts.push(VolumeMount {
+            name: name.to_owned(),
+            mount_path: path.to_owned(),
+            read_only: read_only.then_some(true),
+            ..VolumeMount::default()
+        });
+    }
+
     fn holder_of_model_dir<'a>(&self, spec: &'a TrainJobSpec, resolution: &Resolution) -> Option<&'a MountDir> {
         let path = PathBuf::from(resolution.model_dir.clone()?);
         if resolution.model_dir_claim.is_some() { None } else { spec.mount_holding(&path) }

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use millrace_control::Attempt;
-use millrace_crds::PullPolicy;
 use millrace_crds::decide::Role;
+use millrace_crds::{ClusterSpec, PullPolicy};
 use millrace_protocol::launch::{ALLOCATOR, ROLE_VARIABLE};
 
 use super::mounts::Mounts;
@@ -48,26 +48,33 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
     labels.insert("app.kubernetes.io/component".to_owned(), role.to_string());
     let (volumes, mounts) = volumes(attempt, role);
     let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds + ENDING);
-    let pull_secrets = attempt.cluster.image_pull_secrets.iter();
     Pod {
         metadata,
         spec: Some(PodSpec {
             containers: vec![container(attempt, role, index, mounts)],
             volumes: Some(volumes),
-            restart_policy: Some("Never".to_owned()),
             termination_grace_period_seconds: Some(grace),
-            automount_service_account_token: Some(false),
-            enable_service_links: Some(false),
-            security_context: Some(pod_security()),
             priority_class_name: attempt.job.spec.priority_class_name.clone(),
-            node_selector: Some(attempt.cluster.node_selector.clone()).filter(|labels| !labels.is_empty()),
             tolerations: Some(tolerations(attempt)),
-            image_pull_secrets: Some(
-                pull_secrets.map(|secret| LocalObjectReference { name: secret.name.clone() }).collect(),
-            ),
-            ..PodSpec::default()
+            ..spec(attempt.cluster)
         }),
         ..Pod::default()
+    }
+}
+
+/// What every pod here has: one life, no credentials, Pod Security `restricted`, and what the appliance's nodes want.
+pub(super) fn spec(cluster: &ClusterSpec) -> PodSpec {
+    let pull_secrets = cluster.image_pull_secrets.iter();
+    PodSpec {
+        restart_policy: Some("Never".to_owned()),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        security_context: Some(pod_security()),
+        node_selector: Some(cluster.node_selector.clone()).filter(|labels| !labels.is_empty()),
+        image_pull_secrets: Some(
+            pull_secrets.map(|secret| LocalObjectReference { name: secret.name.clone() }).collect(),
+        ),
+        ..PodSpec::default()
     }
 }
 
@@ -184,37 +191,27 @@ fn volumes(attempt: &Attempt<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>)
         }
         Role::SwarmX | Role::Cs2 => {}
     }
-    let Mounts { mut volumes, mut mounts } = all;
-    let mut add = |name: &str, path: &str, volume: Volume, read_only: bool| {
-        volumes.push(Volume { name: name.to_owned(), ..volume });
-        mounts.push(VolumeMount {
-            name: name.to_owned(),
-            mount_path: path.to_owned(),
-            read_only: read_only.then_some(true),
-            ..VolumeMount::default()
-        });
-    };
     let names = Names::of(attempt.job);
     if role == Role::Coordinator {
         let document = ConfigMapVolumeSource { name: names.launch(attempt.number), ..ConfigMapVolumeSource::default() };
-        add("launch", LAUNCH_DIR, Volume { config_map: Some(document), ..Volume::default() }, true);
+        all.own("launch", LAUNCH_DIR, Volume { config_map: Some(document), ..Volume::default() }, true);
         let identity = SecretVolumeSource {
             secret_name: Some(names.identity(attempt.number)),
             // Readable to the pod's group, which is its own.
             default_mode: Some(0o440),
             ..SecretVolumeSource::default()
         };
-        add("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
+        all.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
     }
     if matches!(role, Role::Coordinator | Role::Activation) {
         let empty = EmptyDirVolumeSource::default();
-        add("cache", CACHE_DIR, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
+        all.own("cache", CACHE_DIR, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
     }
-    (volumes, mounts)
+    (all.volumes, all.mounts)
 }
 
 /// Pod Security `restricted`.
-pub(super) fn pod_security() -> PodSecurityContext {
+fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER),

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, EmptyDirVolumeSource, LocalObjectReference, Pod, PodAffinity, PodAffinityTerm, PodSpec, Probe,
-    Secret, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
+    Affinity, Container, EmptyDirVolumeSource, Pod, PodAffinity, PodAffinityTerm, PodSpec, Probe, Secret,
+    SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
@@ -17,7 +16,7 @@ use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 
 use super::mounts::Mounts;
 use super::network_policy::followers;
-use super::pod::{container_security, pod_security, pull_policy};
+use super::pod::{container_security, pull_policy, spec};
 use super::{Identity, Names, ROLE, ports};
 
 /// Label of readers: the UID of the job whose files they serve.
@@ -55,42 +54,23 @@ impl Reader<'_> {
         for mount in &mut mounts.mounts {
             mount.read_only = Some(true);
         }
-        let Mounts { mut volumes, mounts: mut mounted } = mounts;
-        let mut add = |name: &str, path: &str, read_only: bool, volume: Volume| {
-            volumes.push(Volume { name: name.to_owned(), ..volume });
-            mounted.push(VolumeMount {
-                name: name.to_owned(),
-                mount_path: path.to_owned(),
-                read_only: read_only.then_some(true),
-                ..VolumeMount::default()
-            });
-        };
         let identity = SecretVolumeSource {
             secret_name: Some(self.name.to_owned()),
             default_mode: Some(0o440),
             ..SecretVolumeSource::default()
         };
-        add("identity", IDENTITY_DIR, true, Volume { secret: Some(identity), ..Volume::default() });
+        mounts.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
         let scratch = EmptyDirVolumeSource::default();
-        add("scratch", SCRATCH_DIR, false, Volume { empty_dir: Some(scratch), ..Volume::default() });
-        let pull_secrets = self.cluster.image_pull_secrets.iter();
+        mounts.own("scratch", SCRATCH_DIR, Volume { empty_dir: Some(scratch), ..Volume::default() }, false);
         Pod {
             metadata,
             spec: Some(PodSpec {
-                containers: vec![self.container(mounted)],
-                volumes: Some(volumes),
-                restart_policy: Some("Never".to_owned()),
+                containers: vec![self.container(mounts.mounts)],
+                volumes: Some(mounts.volumes),
                 termination_grace_period_seconds: Some(2),
-                automount_service_account_token: Some(false),
-                enable_service_links: Some(false),
-                security_context: Some(pod_security()),
                 affinity: Some(self.near_the_job()),
-                node_selector: Some(self.cluster.node_selector.clone()).filter(|labels| !labels.is_empty()),
                 tolerations: Some(self.cluster.tolerations.clone()),
-                image_pull_secrets: Some(
-                    pull_secrets.map(|secret| LocalObjectReference { name: secret.name.clone() }).collect(),
-                ),
-                ..PodSpec::default()
+                ..spec(self.cluster)
             }),
             ..Pod::default()
         }
@@ -98,15 +78,9 @@ impl Reader<'_> {
 
     /// The secret with what the pod shows and trusts; it goes with the pod.
     pub fn secret(&self, pod: &Pod, identity: &Identity) -> Secret {
-        let Identity { certificate, key, authority } = identity;
-        let entry = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
-        Secret {
-            metadata: ObjectMeta { owner_references: pod.owner_ref(&()).map(|owner| vec![owner]), ..self.metadata() },
-            type_: Some("kubernetes.io/tls".to_owned()),
-            data: Some([entry("tls.crt", certificate), entry("tls.key", key), entry("ca.crt", authority)].into()),
-            immutable: Some(true),
-            ..Secret::default()
-        }
+        let owner_references = pod.owner_ref(&()).map(|owner| vec![owner]);
+        let metadata = ObjectMeta { owner_references, ..self.metadata() };
+        Secret { immutable: Some(true), ..identity.secret(metadata) }
     }
 
     fn metadata(&self) -> ObjectMeta {
