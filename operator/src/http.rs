@@ -7,6 +7,7 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
 use millrace_control::metrics::Metrics;
+use millrace_telemetry::prometheus::CONTENT_TYPE;
 use tokio::net::TcpListener;
 
 /// Serves for as long as the process lives. Ready is who knows the cluster's state, whether it leads or waits to.
@@ -18,7 +19,7 @@ pub async fn serve(address: &str, metrics: Arc<Metrics>, ready: Arc<AtomicBool>)
     let readyz = move || async move {
         if ready.load(Ordering::Relaxed) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
     };
-    let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    let text = [(header::CONTENT_TYPE, CONTENT_TYPE)];
     let router = Router::new()
         .route("/metrics", get(move || async move { (text, metrics.render()) }))
         .route("/healthz", get(|| async { StatusCode::OK }))

@@ -1,4 +1,4 @@
-//! Counters and gauges, and the page Prometheus reads: text exposition format 0.0.4.
+//! Counters, gauges and histograms, and the page Prometheus reads: text exposition format 0.0.4.
 //!
 //! A metric is looked up once and kept: updating it is one atomic operation, without a lock or an allocation. Locks are
 //! only taken to add a series and to render the page.
@@ -13,6 +13,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 /// The page's `Content-Type`.
@@ -60,19 +61,57 @@ impl Gauge {
     }
 }
 
-/// What a family is of: [`Counter`] or [`Gauge`].
+/// Upper bounds of the buckets of [`Durations`], seconds: from what is answered out of memory to what keeps somebody waiting.
+const BOUNDS: [f64; 8] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+
+/// How often something took how long, as a histogram. Clones share the numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Durations(Arc<Buckets>);
+
+#[derive(Debug, Default)]
+struct Buckets {
+    /// Up to each bound, and not up to those before; the last one is without a bound.
+    counts: [AtomicU64; BOUNDS.len() + 1],
+    micros: AtomicU64,
+}
+
+impl Durations {
+    /// Adds one that took so long.
+    pub fn add(&self, took: Duration) {
+        let at = BOUNDS.iter().position(|bound| took.as_secs_f64() <= *bound).unwrap_or(BOUNDS.len());
+        self.0.counts[at].fetch_add(1, Ordering::Relaxed);
+        self.0.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The samples of the series `name` with these rendered labels.
+    fn render(&self, name: &str, labels: &str) -> String {
+        let open = labels.strip_suffix('}').map_or_else(|| "{".to_owned(), |labels| format!("{labels},"));
+        let bounds = BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        let (mut page, mut below) = (String::new(), 0);
+        for (count, bound) in self.0.counts.iter().zip(bounds) {
+            below += count.load(Ordering::Relaxed);
+            page += &format!("{name}_bucket{open}le=\"{bound}\"}} {below}\n");
+        }
+        let seconds = self.0.micros.load(Ordering::Relaxed) as f64 / 1e6;
+        page + &format!("{name}_sum{labels} {seconds}\n{name}_count{labels} {below}\n")
+    }
+}
+
+/// What a family is of: [`Counter`], [`Gauge`] or [`Durations`].
 pub trait Metric: sealed::Metric {}
 impl Metric for Counter {}
 impl Metric for Gauge {}
+impl Metric for Durations {}
 
 mod sealed {
-    use super::{Arc, Counter, Gauge};
+    use super::{Arc, Counter, Durations, Gauge};
 
     /// Where a series takes its value from.
     #[derive(Clone)]
     pub enum Source {
         Counter(Counter),
         Gauge(Gauge),
+        Durations(Durations),
         Read(Arc<dyn Fn() -> f64 + Send + Sync>),
     }
 
@@ -99,6 +138,16 @@ mod sealed {
         }
         fn of(source: &Source) -> Option<Self> {
             if let Source::Gauge(gauge) = source { Some(gauge.clone()) } else { None }
+        }
+    }
+
+    impl Metric for Durations {
+        const TYPE: &'static str = "histogram";
+        fn source(&self) -> Source {
+            Source::Durations(self.clone())
+        }
+        fn of(source: &Source) -> Option<Self> {
+            if let Source::Durations(durations) = source { Some(durations.clone()) } else { None }
         }
     }
 }
@@ -179,7 +228,7 @@ impl Registry {
             let help = help.replace('\\', "\\\\").replace('\n', "\\n");
             page += &format!("# HELP {name} {help}\n# TYPE {name} {metric_type}\n");
             for (labels, source) in series {
-                page += &format!("{name}{labels} {}\n", render_value(&source));
+                page += &render_series(name, &labels, &source);
             }
         }
         page
@@ -218,16 +267,17 @@ fn render_labels<const N: usize>(names: [&str; N], values: [&str; N]) -> String 
     labels
 }
 
-fn render_value(source: &Source) -> String {
+fn render_series(name: &str, labels: &str, source: &Source) -> String {
     let level = match source {
-        Source::Counter(counter) => return counter.get().to_string(),
+        Source::Durations(durations) => return durations.render(name, labels),
+        Source::Counter(counter) => return format!("{name}{labels} {}\n", counter.get()),
         Source::Gauge(gauge) => gauge.get(),
         Source::Read(read) => read(),
     };
     match level {
-        f64::INFINITY => "+Inf".into(),
-        f64::NEG_INFINITY => "-Inf".into(),
-        level => level.to_string(),
+        f64::INFINITY => format!("{name}{labels} +Inf\n"),
+        f64::NEG_INFINITY => format!("{name}{labels} -Inf\n"),
+        level => format!("{name}{labels} {level}\n"),
     }
 }
 
@@ -271,6 +321,39 @@ memory_bytes{{kind="c"}} {huge}
 memory_bytes{{kind="d"}} 0
 "#
             )
+        );
+    }
+
+    #[test]
+    fn a_histogram_to_the_letter() {
+        let registry = Registry::new();
+        let bare: Durations = registry.metric("visit_seconds", "Visits.");
+        let took = registry.family::<Durations, 1>("request_seconds", "Requests.", ["code"]);
+        for millis in [5, 6, 250, 31_000] {
+            took.with(["200"]).add(Duration::from_millis(millis));
+        }
+        bare.add(Duration::from_micros(1));
+        let page = registry.render();
+        let (visits, requests) = page.split_at(page.find("# HELP request_seconds").unwrap());
+        assert!(
+            visits.contains("visit_seconds_bucket{le=\"0.005\"} 1\n") && visits.contains("visit_seconds_count 1\n")
+        );
+        assert_eq!(
+            requests,
+            r#"# HELP request_seconds Requests.
+# TYPE request_seconds histogram
+request_seconds_bucket{code="200",le="0.005"} 1
+request_seconds_bucket{code="200",le="0.02"} 2
+request_seconds_bucket{code="200",le="0.05"} 2
+request_seconds_bucket{code="200",le="0.1"} 2
+request_seconds_bucket{code="200",le="0.25"} 3
+request_seconds_bucket{code="200",le="1"} 3
+request_seconds_bucket{code="200",le="5"} 3
+request_seconds_bucket{code="200",le="30"} 3
+request_seconds_bucket{code="200",le="+Inf"} 4
+request_seconds_sum{code="200"} 31.261
+request_seconds_count{code="200"} 4
+"#
         );
     }
 
