@@ -140,15 +140,17 @@ def test_a_range_beyond_the_end_is_told_the_length(shared: Server, a_file: tuple
     assert beyond.headers.get("content-range") == f"bytes */{len(content)}"
 
 
-def test_artifacts(shared: Server, finished: Job) -> None:
+def test_artifacts(shared: Server, finished: Job, tmp_path: Path) -> None:
     """Everything else that a job has written is listed and fetched: metrics, logs, TensorBoard's events; no checkpoints."""
     files = {file.path: file.bytes for file in finished.artifacts()}
     assert {"metrics.jsonl", "performance.json", "params.yaml", "job.json"} <= set(files)
     assert any(name.startswith("events.out.tfevents") for name in files)
     assert not any(name.startswith(("checkpoint_", ".")) for name in files)
-    for name in ("metrics.jsonl", next(name for name in files if "/" in name)):
-        content = shared.user.http.get(path(finished, f"artifacts/{name}")).raise_for_status().content
-        assert len(content) == files[name]
+    user, to = shared.user, tmp_path / "all"
+    user.millrace("download", "finished", "--artifacts", "*", "--to", to)
+    assert {name: len(content) for name, content in tree(to).items()} == files
+    assert user.millrace("get", "artifacts", "finished", "-o", "name").out.split() == sorted(files)
+    assert user.millrace("get", "checkpoints", "finished", "-o", "name").out.split() == ["100", "200"]
 
 
 ELSEWHERE = [

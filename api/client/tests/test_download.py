@@ -124,6 +124,29 @@ def test_the_form_of_transformers(server: Server, appliance: Appliance) -> None:
     assert server.requests[-1].query == {"uid": "uid-of-kjv", "format": "hf"}
 
 
+def test_artifacts_are_as_they_are_when_they_are_asked_for(server: Server, appliance: Appliance) -> None:
+    listed = {"logs/cs2-0.log": 3, "logs/cs2-1.log": 0, "metrics.jsonl": 9}
+    items = [{"path": path, "bytes": size} for path, size in listed.items()]
+    artifacts = f"{JOBS}/kjv/artifacts"
+    server.on("GET", artifacts, {"items": items})
+    # It has grown since it was listed, is cut, and has grown again when it is asked for the rest.
+    server.on(
+        "GET",
+        f"{artifacts}/logs/cs2-0.log",
+        ranged(b"one\ntwo\n", stop=5, etag='"v1"'),
+        ranged(b"one\ntwo\nthree\n", etag='"v2"'),
+    )
+    server.on("GET", f"{artifacts}/logs/cs2-1.log", ranged(b""))
+    directory = appliance.job("kjv").download_artifacts("logs/*", progress=False)
+    assert directory == Path("kjv-artifacts")
+    found = {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert found == {"cs2-0.log": b"one\ntwo\nthree\n", "cs2-1.log": b""}
+    assert server.asked("GET", f"{artifacts}/logs/cs2-0.log")[-1].headers["If-Range"] == '"v1"'
+    with pytest.raises(errors.DownloadError, match=r"no artifact \*\.txt; there are: logs/cs2-0\.log, "):
+        appliance.job("kjv").download_artifacts("*.txt", to="elsewhere")
+    assert not Path("elsewhere").exists()
+
+
 def test_refusals(server: Server, appliance: Appliance, tmp_path: Path) -> None:
     found = appliance.job("kjv")
     with pytest.raises(errors.DownloadError, match=r"no checkpoint of step 7; there are those of 5, 10\."):
@@ -134,7 +157,7 @@ def test_refusals(server: Server, appliance: Appliance, tmp_path: Path) -> None:
         found.download(to="full")
     outside = {"step": 10, "files": [{"path": "../../.ssh/authorized_keys", "bytes": 1}]}
     server.on("GET", f"{JOBS}/kjv/checkpoints", {"items": [outside]})
-    with pytest.raises(errors.DownloadError, match="has no place in a checkpoint"):
+    with pytest.raises(errors.DownloadError, match="has no place in a directory"):
         found.download(progress=False)
     server.on("GET", f"{JOBS}/kjv/checkpoints", {"items": []})
     with pytest.raises(errors.DownloadError, match="no checkpoint yet"):

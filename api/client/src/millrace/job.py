@@ -249,6 +249,18 @@ class Job:
 
         return download.checkpoint(self, step, to, format, progress=progress)
 
+    def download_artifacts(
+        self, *patterns: str, to: str | PathLike[str] | None = None, progress: bool = True
+    ) -> Path:
+        """Fetch its artifacts, all or those that fit a pattern as `logs/*`; return the directory they are in.
+
+        That is `to`, which must not exist yet, or `NAME-artifacts` in the working directory. What a job that
+        runs still writes to is there as it is now.
+        """
+        from millrace import download
+
+        return download.artifacts(self, patterns, to, progress=progress)
+
     def load(self, step: int | None = None) -> GPT2LMHeadModel:
         """A checkpoint, the newest where no `step` is named, as a model of `transformers`."""
         try:

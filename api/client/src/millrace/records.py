@@ -71,11 +71,18 @@ class RemoteFile:
 
     path: str
     bytes: int
+    time: datetime | None = None
+    """When it was written last."""
 
     @classmethod
     def read(cls, item: Document) -> RemoteFile:
         """From an item of `files`."""
-        return cls(path=str(item["path"]), bytes=int(item["bytes"]))
+        return cls(path=str(item["path"]), bytes=int(item["bytes"]), time=times.parse(item.get("time")))
+
+    @property
+    def document(self) -> Document:
+        """As JSON has it."""
+        return {"path": self.path, "bytes": self.bytes, "time": times.written(self.time)}
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,13 @@ class Checkpoint:
             time=times.parse(item.get("time")),
             files=files,
         )
+
+    @property
+    def document(self) -> Document:
+        """As JSON has it."""
+        files = [file.document for file in self.files]
+        time = times.written(self.time)
+        return {"step": self.step, "digest": self.digest, "bytes": self.bytes, "time": time, "files": files}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,11 @@ def parse(text: str | None) -> datetime | None:
         return None
 
 
+def written(time: datetime | None) -> str | None:
+    """A time as RFC 3339 has it, in UTC."""
+    return None if time is None else time.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
 def seconds_since(text: str | None) -> float | None:
     """How long ago that was."""
     then = parse(text)

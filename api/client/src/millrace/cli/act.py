@@ -67,23 +67,40 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
 @click.command(cls=base.Command)
 @base.job_argument
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint of this step; else the newest.")
-@click.option("--to", metavar="DIR", help="Directory to make; else NAME-checkpoint_STEP.")
+@click.option("--to", metavar="DIR", help="Directory to make; else NAME-checkpoint_STEP, or NAME-artifacts.")
 @click.option(
     "--format",
     type=click.Choice(["native", "hf"]),
-    default="native",
-    show_default=True,
-    help="As the appliance has it, or as `transformers` loads it.",
+    help="As the appliance has it, which is the default, or as `transformers` loads it.",
+)
+@click.option(
+    "--artifacts",
+    multiple=True,
+    metavar="PATTERN",
+    help="Instead of a checkpoint, files that fit this: metrics.jsonl, 'logs/*'; '*' is all. Repeatable.",
 )
 @base.output_option("table", "json", "yaml", "name")
 @base.pass_settings
 def download(
-    settings: Settings, name: str, uid: str | None, step: int | None, to: str | None, format: Any, output: str
+    settings: Settings,
+    name: str,
+    uid: str | None,
+    step: int | None,
+    to: str | None,
+    format: Any,
+    artifacts: tuple[str, ...],
+    output: str,
 ) -> None:
     """Fetches a checkpoint and prints its directory. Begun again, it goes on where it was interrupted."""
+    if artifacts and (step is not None or format is not None):
+        raise click.UsageError("--step and --format are for checkpoints, --artifacts for all else.")
     with settings.appliance() as appliance:
-        path = str(appliance.job(name, uid).download(step, to, format))
-    render.emit(output, {"path": path, "format": format}, lambda: path, path)
+        job = appliance.job(name, uid)
+        if artifacts:
+            path, what = job.download_artifacts(*artifacts, to=to), "artifacts"
+        else:
+            path, what = job.download(step, to, format or "native"), format or "native"
+    render.emit(output, {"path": str(path), "format": what}, lambda: str(path), str(path))
 
 
 COMMANDS = (suspend, resume, scale, cancel, download)

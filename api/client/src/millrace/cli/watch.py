@@ -12,6 +12,8 @@ from millrace.cli import base, render
 from millrace.cli.base import Settings
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from millrace.job import Job
     from millrace.metrics import MetricPoint
     from millrace.records import Document
@@ -22,7 +24,7 @@ _FOLLOW = click.option("-f", "--follow", is_flag=True, help="Go on with what com
 
 @click.group(cls=base.Group)
 def get() -> None:
-    """Shows jobs, a job, the cluster or its volumes."""
+    """Shows jobs, a job and its files, the cluster or its volumes."""
 
 
 @get.command("jobs")
@@ -41,7 +43,7 @@ def get_jobs(settings: Settings, /, limit: int, output: str, all_namespaces: boo
             query["submitted_by"] = appliance.whoami().name
         found = list(islice(appliance.jobs(all_namespaces=all_namespaces, **query), limit + 1))
     jobs = found[:limit]
-    names = "\n".join(job.name for job in jobs)
+    names = _lines(job.name for job in jobs)
     render.emit(
         output, {"items": [job.document for job in jobs]}, lambda: _jobs_table(jobs, all_namespaces), names
     )
@@ -60,6 +62,34 @@ def get_job(settings: Settings, name: str, uid: str | None, output: str) -> None
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
     render.emit(output, job.document, lambda: _job_fields(job), job.name)
+
+
+@get.command("checkpoints")
+@base.job_argument
+@base.output_option()
+@base.pass_settings
+def get_checkpoints(settings: Settings, name: str, uid: str | None, output: str) -> None:
+    """Lists the checkpoints of a job, the oldest first."""
+    with settings.appliance() as appliance:
+        found = appliance.job(name, uid).checkpoints()
+    document = {"items": [each.document for each in found]}
+    rows = [(each.step, render.size(each.bytes), _time(each.time), each.digest) for each in found]
+    headers = ("STEP", "SIZE", "TIME", "DIGEST")
+    render.emit(output, document, lambda: render.table(headers, rows), _lines(each.step for each in found))
+
+
+@get.command("artifacts")
+@base.job_argument
+@base.output_option()
+@base.pass_settings
+def get_artifacts(settings: Settings, name: str, uid: str | None, output: str) -> None:
+    """Lists what else a job has written: metrics, logs, events for TensorBoard."""
+    with settings.appliance() as appliance:
+        found = appliance.job(name, uid).artifacts()
+    document = {"items": [each.document for each in found]}
+    rows = [(each.path, render.size(each.bytes), _time(each.time)) for each in found]
+    headers = ("PATH", "SIZE", "TIME")
+    render.emit(output, document, lambda: render.table(headers, rows), _lines(each.path for each in found))
 
 
 @get.command("cluster")
@@ -82,7 +112,7 @@ def get_volumes(settings: Settings, output: str) -> None:
         volumes = appliance.volumes()
     document = {"items": [vars(volume) for volume in volumes]}
     rows = [(volume.name, volume.message) for volume in volumes]
-    names = "\n".join(volume.name for volume in volumes)
+    names = _lines(volume.name for volume in volumes)
     render.emit(output, document, lambda: render.table(("NAME", "MESSAGE"), rows), names)
 
 
@@ -203,6 +233,17 @@ def _plain(point: MetricPoint) -> Document:
 
 def _number(value: float | None, width: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:>{width}.5g}"
+
+
+def _lines(names: Iterable[object]) -> str:
+    """For `$(...)`."""
+    return "\n".join(map(str, names))
+
+
+def _time(time: datetime | None) -> str:
+    from millrace import times
+
+    return times.local(times.written(time))
 
 
 def _jobs_table(jobs: list[Job], namespaces: bool) -> str:
