@@ -103,7 +103,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Numbers for Prometheus.
     fn metrics(&self) -> String;
 
-    /// Forgets the history of jobs that were over before `before_ms`; how many there were.
+    /// Forgets the history of some of the jobs that were over before `before_ms`; how many, none when there are no more.
     async fn forget(&self, before_ms: i64) -> Result<usize>;
 
     /// Ends what runs for it, in good order.

@@ -26,6 +26,9 @@ pub struct Question {
 /// See the module text.
 #[async_trait]
 pub trait Judge: Send + Sync {
+    /// Whether nobody needs to be asked whose token this is: it was found out a moment ago.
+    fn knows(&self, token: &str) -> bool;
+
     /// Whose token this is; `None` where it is nobody's, or nobody's any more.
     async fn who(&self, token: &str) -> Result<Option<UserInfo>>;
 

@@ -7,6 +7,7 @@
 //! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
 //! * [`reader`]: the program that serves them where they lie.
 //! * [`unheard`]: journals as files have them.
+//! * [`request`]: what the lines of one request in the log have in common.
 //! * [`serve`](mod@serve): everything put together.
 
 pub mod backend;
@@ -21,6 +22,7 @@ pub mod process;
 pub mod reader;
 pub mod record;
 pub mod refusal;
+pub mod request;
 pub mod rest;
 pub mod serve;
 pub mod tls;

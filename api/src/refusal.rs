@@ -19,6 +19,8 @@ pub enum Reason {
     AlreadyExists,
     /// Somebody else wrote meanwhile.
     Conflict,
+    /// The job is over: nothing changes it any more.
+    Finished,
     /// It was there, and its files are not any more.
     Gone,
     /// More bytes than a request may have.
@@ -52,6 +54,7 @@ impl Reason {
             Self::MethodNotAllowed => "MethodNotAllowed",
             Self::AlreadyExists => "AlreadyExists",
             Self::Conflict => "Conflict",
+            Self::Finished => "Finished",
             Self::Gone => "Gone",
             Self::PayloadTooLarge => "PayloadTooLarge",
             Self::RangeNotSatisfiable => "RangeNotSatisfiable",
@@ -73,7 +76,7 @@ impl Reason {
             Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
-            Self::AlreadyExists | Self::Conflict => 409,
+            Self::AlreadyExists | Self::Conflict | Self::Finished => 409,
             Self::Gone => 410,
             Self::PayloadTooLarge => 413,
             Self::UnsupportedMediaType => 415,
@@ -146,7 +149,10 @@ impl Refusal {
 
     /// A fault of this server: logged with its cause, of which the client learns nothing.
     pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
-        log::error!("{what}: {cause}");
+        match crate::request::id() {
+            Some(id) => log::error!("{what}: {cause} (request {id})"),
+            None => log::error!("{what}: {cause}"),
+        }
         Self::new(Reason::Internal, format!("the server could not {what}: its log says why"))
     }
 }

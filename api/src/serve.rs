@@ -20,7 +20,7 @@ use crate::backend::Backend;
 use crate::cli::Database;
 use crate::kubernetes::{self, Cluster, Reviews};
 use crate::process::{Directories, Local, Settings};
-use crate::rest::{Access, Api, Pace, router};
+use crate::rest::{Access, Api, Pace, Traffic, router};
 use crate::tls::{self, Files};
 
 /// For the head of a request to come.
@@ -84,6 +84,9 @@ pub struct Serve {
     /// On Kubernetes: the Secret that the operator puts this server's identity into
     #[arg(long, default_value = "millrace-api-identity")]
     identity: String,
+    /// Level of the log: error, warn, info, debug or trace
+    #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
+    log: log::LevelFilter,
     #[command(flatten)]
     database: Database,
 }
@@ -102,7 +105,7 @@ fn volume(text: &str) -> Result<(String, PathBuf), String> {
 /// # Errors
 /// It can't begin: a sentence.
 pub async fn run(args: Serve) -> anyhow::Result<()> {
-    log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
+    log_to_stderr(args.log, |metadata| metadata.target().starts_with("millrace"));
     let ending = end_signals().context("can't listen for signals")?;
     let tls = tls(&args)?;
     let secure = tls.is_some();
@@ -129,11 +132,17 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
         _ = end.wait_for(|ended| *ended) => return Ok(()),
     };
     let forgetting = tokio::spawn(forget(backend.clone(), args.keep_days));
-    let api = Api { backend: backend.clone(), store: store.clone(), access, pace: Pace::default() };
+    let api = Api {
+        backend: backend.clone(),
+        store: store.clone(),
+        access,
+        pace: Pace::default(),
+        traffic: Traffic::default(),
+    };
     let routes = router(Arc::new(api));
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;
-    let (handle, routes) = (Handle::new(), routes.into_make_service());
+    let (handle, routes) = (Handle::new(), routes.into_make_service_with_connect_info::<SocketAddr>());
     let serving = match tls {
         None => {
             let server = prepared(axum_server::from_tcp(listener)?, &handle);
@@ -197,8 +206,12 @@ async fn kubernetes(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Back
 async fn forget(backend: Arc<dyn Backend>, days: u32) {
     loop {
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
+        let mut forgotten = 0;
         // The database's own words are logged already.
-        if let Ok(forgotten @ 1..) = backend.forget(before).await {
+        while let Ok(some @ 1..) = backend.forget(before).await {
+            forgotten += some;
+        }
+        if forgotten > 0 {
             log::info!("forgot {forgotten} job(s) that were over more than {days} day(s) ago");
         }
         tokio::time::sleep(FORGETTING).await;

@@ -133,6 +133,22 @@ def test_who_submitted_it(guarded: Guarded) -> None:
     user.millrace("cancel", "mine", "--yes")
 
 
+def test_the_log_says_who_did_what(guarded: Guarded) -> None:
+    """Whatever may change something is a line of the log, with the id of its answer; all is counted, without names of jobs."""
+    user = guarded.server.user_with(guarded.tokens["editor"])
+    body = {"metadata": {"name": "told"}, "spec": {**guarded.job.spec, "suspend": True}}
+    made = user.http.post(f"/v1/namespaces/{user.namespace}/trainjobs", json=body).raise_for_status()
+    user.millrace("cancel", "told", "--yes")
+    stranger = guarded.ask(Route("POST", f"{JOB}/suspend", "editor"), None)
+    place = f"/v1/namespaces/{user.namespace}/trainjobs"
+    for answer, said in ((made, f'201 Created POST {place}/told by "editor here"'), (stranger, "401 Unauthorized POST")):
+        lines = [line for line in guarded.server.log.splitlines() if answer.headers["x-request-id"] in line]
+        assert len(lines) == 1 and said in lines[0], lines
+    numbers = user.http.get("/metrics").text
+    counted = 'millrace_api_request_duration_seconds_count{method="POST",route="/v1/namespaces/{ns}/trainjobs",code="201"}'
+    assert counted in numbers and "told" not in numbers
+
+
 def test_tokens_are_made_and_revoked_over_http(guarded: Guarded) -> None:
     """An admin makes a token, whose secret is shown once; it works until it is revoked, and then at once no more."""
     admin = guarded.server.user_with(guarded.tokens["admin"]).http

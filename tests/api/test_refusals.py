@@ -147,6 +147,13 @@ def test_who_follows_a_failure_is_not_kept(failure: Failure) -> None:
     assert failure.kept_seconds < 5
 
 
+def test_a_job_that_is_over_is_not_changed(shared: Server, finished: Job) -> None:
+    """Nothing is promised that will not happen: what is over is neither suspended nor resumed nor scaled."""
+    for command in ("suspend", "resume", "scale --num_csx 2"):
+        done = shared.user.millrace(*command.split(), finished.name, code=2)
+        assert f"the job {finished.name} is over (Succeeded)" in done.error, command
+
+
 def test_a_job_that_is_not_there(shared: Server, finished: Job) -> None:
     """Every command that names a job says so when there is none, or none with this uid."""
     user = shared.user

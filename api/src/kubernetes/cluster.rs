@@ -1,7 +1,6 @@
 //! The backend itself: what users ask for, carried to the API server.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use millrace_operator::cluster::priorities;
 use millrace_operator::site::Pods;
 use millrace_operator::watch::readable_events;
 use millrace_store::Store;
+use millrace_telemetry::prometheus::{Gauge, Registry};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -292,14 +292,12 @@ impl Backend for Cluster {
     }
 
     fn metrics(&self) -> String {
-        let mut text = String::new();
-        let mut gauge = |name: &str, help: &str, value: usize| {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
-        };
+        let registry = Registry::new();
+        let gauge = |name, help, value: usize| registry.metric::<Gauge>(name, help).set(value as f64);
         gauge("millrace_api_trainjobs", "TrainJobs there are.", self.planner.jobs.len());
         gauge("millrace_api_companions", "Jobs whose journals are followed or kept.", self.followers.count());
         gauge("millrace_api_readers", "Jobs whose files were asked for lately.", self.readers.count());
-        text
+        registry.render()
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
@@ -309,14 +307,7 @@ impl Backend for Cluster {
     }
 
     async fn forget(&self, before_ms: i64) -> Result<usize> {
-        let mut forgotten = 0;
-        loop {
-            let uids = self.store.forget_deleted_before(before_ms, FORGOTTEN).await?;
-            if uids.is_empty() {
-                return Ok(forgotten);
-            }
-            forgotten += uids.len();
-        }
+        Ok(self.store.forget_deleted_before(before_ms, FORGOTTEN).await?.len())
     }
 
     async fn shut_down(&self) {

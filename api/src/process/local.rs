@@ -174,19 +174,13 @@ impl Backend for Local {
 
     /// Of the jobs too, whose files stay.
     async fn forget(&self, before_ms: i64) -> Result<usize> {
-        let mut forgotten = 0;
-        loop {
-            let uids = self.objects.store().forget_before(before_ms, FORGOTTEN).await?;
-            if uids.is_empty() {
-                return Ok(forgotten);
-            }
-            forgotten += uids.len();
-            for job in self.control.jobs.state() {
-                if job.uid().is_some_and(|uid| uids.contains(&uid)) {
-                    self.objects.tell_gone(&job);
-                }
+        let uids = self.objects.store().forget_before(before_ms, FORGOTTEN).await?;
+        for job in self.control.jobs.state() {
+            if job.uid().is_some_and(|uid| uids.contains(&uid)) {
+                self.objects.tell_gone(&job);
             }
         }
+        Ok(uids.len())
     }
 
     /// Ends the control loop, then has every job save its state and its processes end.

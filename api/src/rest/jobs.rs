@@ -9,7 +9,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kube::ResourceExt;
 use millrace_crds::TrainJob;
-use millrace_store::{Cursor, Filter};
+use millrace_store::{Cursor, Filter, Job};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -141,7 +141,7 @@ pub async fn delete(
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
 ) -> Result<Json<Value>> {
-    let uid = meant(&api, &who, Act::Delete, &path, &which).await?;
+    let uid = meant(&api, &who, Act::Delete, &path, &which).await?.uid;
     api.backend.delete(&path.ns, &path.name, &uid).await?;
     let job = api.job(&path, Some(&uid)).await?;
     Ok(Json(shown(&job)))
@@ -184,12 +184,12 @@ pub async fn scale(
     Asked(which): Asked<Which>,
     body: Bytes,
 ) -> Result<Json<TrainJob>> {
-    let Scale { num_csx } = serde_json::from_slice(&body).map_err(|error| {
-        Refusal::invalid(vec![Fault {
-            field: "numCsx".to_owned(),
-            message: format!("send {{\"numCsx\": N}}: {error}"),
-        }])
-    })?;
+    let wrong = |message| Refusal::invalid(vec![Fault { field: "numCsx".to_owned(), message }]);
+    let Scale { num_csx } =
+        serde_json::from_slice(&body).map_err(|error| wrong(format!("send {{\"numCsx\": N}}: {error}")))?;
+    if num_csx == 0 {
+        return Err(wrong("a job has one system at least; to give back all, suspend it".to_owned()));
+    }
     change(&api, &who, &path, &which, Change::Scale(num_csx)).await
 }
 
@@ -198,16 +198,21 @@ async fn change(api: &Api, who: &Who, path: &JobPath, which: &Which, change: Cha
         Change::Suspend(_) => Act::Change,
         Change::Scale(_) => Act::Scale,
     };
-    let uid = meant(api, who, act, path, which).await?;
-    Ok(Json(api.backend.change(&path.ns, &path.name, &uid, change).await?))
+    let job = meant(api, who, act, path, which).await?;
+    if let (Some(_), Some(state)) = (job.content.finished_ms, job.content.state) {
+        let detail =
+            format!("the job {} is over ({state}): submit another one, which may go on from its checkpoint", job.name);
+        return Err(Refusal::new(Reason::Finished, detail));
+    }
+    Ok(Json(api.backend.change(&path.ns, &path.name, &job.uid, change).await?))
 }
 
-/// The UID of the job that lives and is meant, where it may be changed.
-async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, which: &Which) -> Result<String> {
+/// The job that lives and is meant, where it may be changed.
+async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, which: &Which) -> Result<Job> {
     who.may(act, &path.ns, &path.name).await?;
     let job = api.job(path, which.uid.as_deref()).await?;
     if job.deleted_ms.is_some() {
         return Err(Refusal::new(Reason::Gone, format!("the job {} is deleted: only its history is left", job.name)));
     }
-    Ok(job.uid)
+    Ok(job)
 }

@@ -4,6 +4,7 @@ mod appliance;
 mod files;
 mod jobs;
 mod live;
+mod observe;
 pub mod openapi;
 mod pace;
 mod problem;
@@ -30,6 +31,7 @@ use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
 
+pub use observe::Traffic;
 pub use pace::Pace;
 pub use tokens::NewToken;
 pub use who::{Access, Role};
@@ -52,6 +54,8 @@ pub struct Api {
     pub access: Access,
     /// How often.
     pub pace: Pace,
+    /// What was asked so far.
+    pub traffic: Traffic,
 }
 
 /// Every route, over `api`.
@@ -68,7 +72,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
             Refusal::internal("answer", &"a handler panicked").into_response()
         }))
-        .layer(axum::middleware::from_fn(problem::named))
+        .layer(axum::middleware::from_fn_with_state(api.clone(), observe::observed))
         .with_state(api)
 }
 

@@ -1,35 +1,25 @@
 //! A refusal on the wire: RFC 9457.
 
-use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
-use axum::middleware::Next;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::refusal::{Reason, Refusal};
 
-/// Header that names one answer, for who asks an administrator about it.
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Gives every answer a name, and every problem the path that was asked for.
-pub async fn named(request: Request, next: Next) -> Response {
-    let path = request.uri().path().to_owned();
-    let mut response = next.run(request).await;
+/// The answer with the path that was asked for, where it is a problem.
+pub fn told(mut response: Response, path: &str) -> Response {
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
-        let mut told = refusal.response(Some(&path));
+        let mut told = refusal.response(Some(path));
         // What stands in its head besides, such as the length of a file.
         for (name, value) in response.headers() {
             if *name != header::CONTENT_LENGTH {
                 told.headers_mut().insert(name.clone(), value.clone());
             }
         }
-        response = told;
-    } else if response.status() == StatusCode::SERVICE_UNAVAILABLE && path.starts_with("/v1/") {
-        let late = Refusal::new(Reason::Unavailable, "the answer took too long: try again");
-        response = late.response(Some(&path));
+        return told;
     }
-    if let Ok(id) = HeaderValue::try_from(uuid::Uuid::new_v4().to_string()) {
-        response.headers_mut().insert(REQUEST_ID, id);
+    if response.status() == StatusCode::SERVICE_UNAVAILABLE && path.starts_with("/v1/") {
+        return Refusal::new(Reason::Unavailable, "the answer took too long: try again").response(Some(path));
     }
     response
 }

@@ -1,5 +1,6 @@
 //! Who asks, and what they may.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
@@ -8,10 +9,12 @@ use axum::http::{HeaderMap, header};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::jiff::Timestamp;
 
+use super::observe::peer;
 use super::tokens::{is_ours, secret_hash};
 use super::{Api, Asked, session};
 use crate::judge::{Judge, Question};
 use crate::refusal::{Reason, Refusal, Result};
+use crate::request;
 
 /// How the server finds out who asks.
 #[derive(Clone)]
@@ -158,7 +161,9 @@ impl Who {
                 return if judge.may(user, &question).await? { Ok(()) } else { Err(self.refused(&question)) };
             }
         };
-        let there = namespaces.iter().any(|known| known == "*" || known == namespace && !namespace.is_empty());
+        // The machine is in no namespace: whoever may look at jobs somewhere may look at what they share.
+        let there = act == Act::ReadAppliance
+            || namespaces.iter().any(|known| known == "*" || known == namespace && !namespace.is_empty());
         if *role >= act.role() && there {
             return Ok(());
         }
@@ -217,14 +222,20 @@ impl FromRequestParts<Arc<Api>> for Who {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self> {
-        let found = find(parts, api).await;
-        api.pace.count(found.as_ref().ok().map(|(id, _)| id.as_str()))?;
-        found.map(|(_, who)| who)
+        let from = peer(&parts.extensions);
+        match find(parts, api, from).await {
+            Ok((id, who)) => {
+                request::is_of(&who.name);
+                api.pace.count(&id).map(|()| who)
+            }
+            Err(refusal) if refusal.reason == Reason::Unauthorized => api.pace.count_stranger(from).and(Err(refusal)),
+            Err(refusal) => Err(refusal),
+        }
     }
 }
 
 /// Who asks, and the id of their token.
-async fn find(parts: &mut Parts, api: &Arc<Api>) -> Result<(String, Who)> {
+async fn find(parts: &mut Parts, api: &Arc<Api>, from: IpAddr) -> Result<(String, Who)> {
     // A token never stands where logs and histories keep it.
     let Asked(asked) = Asked::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
     if asked.keys().any(|key| key == "token" || key == "access_token") {
@@ -232,11 +243,11 @@ async fn find(parts: &mut Parts, api: &Arc<Api>) -> Result<(String, Who)> {
         return Err(Refusal::new(Reason::BadRequest, detail));
     }
     if let Some(secret) = bearer(&parts.headers)? {
-        return by_token(api, secret).await;
+        return by_token(api, secret, from).await;
     }
     if let Some(secret) = session::secret(&parts.headers) {
         session::check_origin(&parts.method, &parts.headers)?;
-        return by_token(api, secret).await;
+        return by_token(api, secret, from).await;
     }
     match &api.access {
         Access::Open => {
@@ -265,11 +276,15 @@ fn nobody(how: &str) -> Refusal {
     Refusal::new(Reason::Unauthorized, detail)
 }
 
-async fn by_token(api: &Api, secret: &str) -> Result<(String, Who)> {
+async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)> {
     let refused = || Refusal::new(Reason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
     if let Access::Cluster(judge) = &api.access
         && !is_ours(secret)
     {
+        if !judge.knows(secret) {
+            // Before the cluster is asked: it is everybody's.
+            api.pace.count_stranger(from)?;
+        }
         let user = judge.who(secret).await?.ok_or_else(refused)?;
         let name = user.username.clone().unwrap_or_default();
         // No id of a token of ours has a colon.
@@ -331,12 +346,11 @@ mod tests {
             rights: Rights::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
         };
         let editor = who(Role::Editor, &["a", "b"]);
-        for (act, namespace) in [(Act::Read, "a"), (Act::Delete, "b"), (Act::ReadFiles, "a")] {
+        for (act, namespace) in [(Act::Read, "a"), (Act::Delete, "b"), (Act::ReadFiles, "a"), (Act::ReadAppliance, "")]
+        {
             assert!(editor.may(act, namespace, "job").await.is_ok(), "{act:?} {namespace}");
         }
-        for (act, namespace) in
-            [(Act::ListTokens, "a"), (Act::Read, "c"), (Act::List, ""), (Act::Read, "*"), (Act::ReadAppliance, "")]
-        {
+        for (act, namespace) in [(Act::ListTokens, "a"), (Act::Read, "c"), (Act::List, ""), (Act::Read, "*")] {
             assert!(editor.may(act, namespace, "").await.is_err(), "{act:?} {namespace}");
         }
         assert_eq!(editor.seen_namespaces().await.unwrap().unwrap(), ["a", "b"]);

@@ -106,7 +106,9 @@ fn every_value_arrives() {
     find(&documents, "PodDisruptionBudget", "millrace-operator");
     let policy = find(&documents, "NetworkPolicy", "millrace-operator");
     assert_eq!(policy["spec"]["egress"][1]["ports"][0]["port"], 16443);
-    for (kind, name) in [("ServiceMonitor", "millrace-operator"), ("PodMonitor", "millrace-agents")] {
+    for (kind, name) in
+        [("ServiceMonitor", "millrace-operator"), ("ServiceMonitor", "millrace-api"), ("PodMonitor", "millrace-agents")]
+    {
         assert_eq!(find(&documents, kind, name)["metadata"]["labels"]["release"], "prometheus");
     }
     let dashboard = find(&documents, "ConfigMap", "millrace-dashboard");
@@ -227,7 +229,7 @@ fn wrong_values_are_refused() {
         (json!({"appliance": {"resources": {"cs3": {}}}}), "cs3"),
         (json!({"operator": {"logLevel": "loud"}}), "/operator/logLevel"),
         (json!({"image": {"pullSecrets": ["registry"]}}), "/image/pullSecrets/0"),
-        (json!({"api": {"logLevel": "info"}}), "logLevel"),
+        (json!({"api": {"loglevel": "info"}}), "loglevel"),
         (json!({"api": {"service": {"type": "ExternalName"}}}), "/api/service/type"),
         (
             json!({"api": {"database": {"secretName": "postgres://user:password@host/name"}}}),

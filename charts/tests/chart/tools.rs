@@ -117,7 +117,7 @@ pub fn everything() -> Value {
             "networkPolicy": {"enabled": true, "apiServerPorts": [16443]},
         },
         "api": {
-            "replicas": 2, "keepDays": 30, "database": {"secretName": "history"}, "tls": {"secretName": "certificate"},
+            "replicas": 2, "logLevel": "debug", "keepDays": 30, "database": {"secretName": "history"}, "tls": {"secretName": "certificate"},
             "service": {"type": "LoadBalancer"}, "resources": quantities,
             "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": tolerations,
             "priorityClassName": "system-cluster-critical",

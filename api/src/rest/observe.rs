@@ -1,0 +1,85 @@
+//! What every request leaves behind: a name on its answer, a line in the log, and numbers for Prometheus.
+//!
+//! The log tells at level info of requests that may change something, so that it says who did what; of all others at level
+//! debug. What stands behind `?` is not told, and no header is.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{ConnectInfo, MatchedPath, Request, State};
+use axum::http::{Extensions, HeaderName, HeaderValue, Method, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use log::Level;
+use millrace_telemetry::prometheus::{Durations, Family, Registry};
+
+use super::{Api, problem};
+use crate::request;
+
+/// Header that names one answer, for who asks an administrator about it: the log has it, too.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Requests so far. No label names a job or a user.
+pub struct Traffic {
+    registry: Registry,
+    took: Family<Durations, 3>,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        let registry = Registry::new();
+        let took = registry.family(
+            "millrace_api_request_duration_seconds",
+            "How long requests wait for an answer to begin, and how many there were.",
+            ["method", "route", "code"],
+        );
+        Self { registry, took }
+    }
+}
+
+impl Traffic {
+    /// The page for Prometheus.
+    pub fn render(&self) -> String {
+        self.registry.render()
+    }
+}
+
+/// See the module text.
+pub async fn observed(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = uuid::Uuid::new_v4().to_string();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let from = peer(request.extensions());
+    // Every path that is none of ours is one series.
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()).unwrap_or_default();
+
+    let (response, who) = request::answering(&id, next.run(request)).await;
+    let mut response = problem::told(response, &path);
+    let code = response.status();
+    api.traffic.took.with([verb(&method), &route, code.as_str()]).add(began.elapsed());
+    let level = if method.is_safe() { Level::Debug } else { Level::Info };
+    let who = who.unwrap_or_default();
+    let made = response.headers().get(header::LOCATION).and_then(|made| made.to_str().ok()).unwrap_or(&path);
+    log::log!(level, "{code} {method} {made} by {who:?} from {from} (request {id})");
+    if let Ok(id) = HeaderValue::try_from(id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// Where a request comes from: its neighbour, which may be a proxy.
+pub fn peer(extensions: &Extensions) -> IpAddr {
+    let known = extensions.get::<ConnectInfo<SocketAddr>>();
+    known.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical())
+}
+
+/// The method as a label: a client may send any word.
+fn verb(method: &Method) -> &str {
+    match *method {
+        Method::GET | Method::HEAD | Method::POST | Method::PUT | Method::PATCH | Method::DELETE | Method::OPTIONS => {
+            method.as_str()
+        }
+        _ => "other",
+    }
+}
