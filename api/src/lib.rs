@@ -7,6 +7,7 @@
 //! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
 //! * [`reader`]: the program that serves them where they lie.
 //! * [`unheard`]: journals as files have them.
+//! * [`metrics`]: what is counted for Prometheus.
 //! * [`request`]: what the lines of one request in the log have in common.
 //! * [`serve`](mod@serve): everything put together.
 
@@ -17,6 +18,7 @@ pub mod document;
 pub mod files;
 pub mod judge;
 pub mod kubernetes;
+pub mod metrics;
 pub mod plan;
 pub mod process;
 pub mod reader;

@@ -19,8 +19,9 @@ use millrace_store::Store;
 use crate::backend::Backend;
 use crate::cli::Database;
 use crate::kubernetes::{self, Cluster, Reviews};
+use crate::metrics::Traffic;
 use crate::process::{Directories, Local, Settings};
-use crate::rest::{Access, Api, Pace, Traffic, router};
+use crate::rest::{Access, Api, Pace, router};
 use crate::tls::{self, Files};
 
 /// For the head of a request to come.

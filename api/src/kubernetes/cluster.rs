@@ -23,7 +23,6 @@ use millrace_operator::cluster::priorities;
 use millrace_operator::site::Pods;
 use millrace_operator::watch::readable_events;
 use millrace_store::Store;
-use millrace_telemetry::prometheus::{Gauge, Registry};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -36,6 +35,7 @@ use super::{events, texts};
 use crate::backend::{BODY_ANNOTATION, Backend, Change, Created, KEY_ANNOTATION, Order, Volume};
 use crate::document::job_of;
 use crate::files::Files;
+use crate::metrics::AtHand;
 use crate::plan::{Plan, Planner};
 use crate::refusal::{Reason, Refusal, Result};
 
@@ -292,12 +292,8 @@ impl Backend for Cluster {
     }
 
     fn metrics(&self) -> String {
-        let registry = Registry::new();
-        let gauge = |name, help, value: usize| registry.metric::<Gauge>(name, help).set(value as f64);
-        gauge("millrace_api_trainjobs", "TrainJobs there are.", self.planner.jobs.len());
-        gauge("millrace_api_companions", "Jobs whose journals are followed or kept.", self.followers.count());
-        gauge("millrace_api_readers", "Jobs whose files were asked for lately.", self.readers.count());
-        registry.render()
+        let (companions, readers) = (self.followers.count(), self.readers.count());
+        AtHand { trainjobs: self.planner.jobs.len(), companions, readers }.render()
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {

@@ -31,12 +31,12 @@ use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
 
-pub use observe::Traffic;
 pub use pace::Pace;
 pub use tokens::NewToken;
 pub use who::{Access, Role};
 
 use crate::backend::Backend;
+use crate::metrics::Traffic;
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Most bytes of a request: a params document with its small texts.

@@ -12,38 +12,12 @@ use axum::http::{Extensions, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use log::Level;
-use millrace_telemetry::prometheus::{Durations, Family, Registry};
 
 use super::{Api, problem};
 use crate::request;
 
 /// Header that names one answer, for who asks an administrator about it: the log has it, too.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Requests so far. No label names a job or a user.
-pub struct Traffic {
-    registry: Registry,
-    took: Family<Durations, 3>,
-}
-
-impl Default for Traffic {
-    fn default() -> Self {
-        let registry = Registry::new();
-        let took = registry.family(
-            "millrace_api_request_duration_seconds",
-            "How long requests wait for an answer to begin, and how many there were.",
-            ["method", "route", "code"],
-        );
-        Self { registry, took }
-    }
-}
-
-impl Traffic {
-    /// The page for Prometheus.
-    pub fn render(&self) -> String {
-        self.registry.render()
-    }
-}
 
 /// See the module text.
 pub async fn observed(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
@@ -57,7 +31,7 @@ pub async fn observed(State(api): State<Arc<Api>>, request: Request, next: Next)
     let (response, who) = request::answering(&id, next.run(request)).await;
     let mut response = problem::told(response, &path);
     let code = response.status();
-    api.traffic.took.with([verb(&method), &route, code.as_str()]).add(began.elapsed());
+    api.traffic.answered(verb(&method), &route, code.as_str(), began.elapsed());
     let level = if method.is_safe() { Level::Debug } else { Level::Info };
     let who = who.unwrap_or_default();
     let made = response.headers().get(header::LOCATION).and_then(|made| made.to_str().ok()).unwrap_or(&path);

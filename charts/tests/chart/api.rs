@@ -76,6 +76,8 @@ fn with_a_database_there_are_several_and_nothing_is_kept_in_the_cluster() {
     let variables = container["env"].as_array().unwrap();
     let url = variables.iter().find(|variable| variable["name"] == "MILLRACE_DATABASE").unwrap();
     assert_eq!(url["valueFrom"]["secretKeyRef"], json!({"name": "history", "key": "url"}));
+    let authority = json!({"secretName": "history", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": true});
+    assert_eq!(volume(pod, "database")["secret"], authority, "for a URL with sslrootcert");
     assert!(container["args"].as_array().unwrap().contains(&json!("--keep-days=30")));
     assert_eq!(volume(pod, "data"), json!({"emptyDir": {}}));
     assert_eq!(volume(pod, "tls")["secret"]["secretName"], "certificate");
