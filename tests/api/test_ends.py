@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from harness import PARAMS, Done, ProcessServer, Reference, User, serving, until_job, until_step
+from harness import Done, ProcessServer, Reference, User, serving, until_step
 from millrace import Job
 
 pytestmark = pytest.mark.needs("kill")
@@ -30,11 +30,7 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
         server = serve()
         assert isinstance(server, ProcessServer)
         user = server.user
-        command = user.begin(
-            "train", "-p", PARAMS, "-n", "survivor", "--num_csx", 2, "--max_steps", STEPS, "--every", 0
-        )
-        job = until_job(user, "survivor")
-        until_step(job, 150)
+        command, job = user.watch("survivor", STEPS, 150, "--num_csx", 2)
         assert len(server.processes()) > 5, "a server, and a process for each role"
         server.kill()
         server.until_alone(5)

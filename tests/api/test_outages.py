@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from harness import PARAMS, Done, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
+from harness import Done, KubernetesServer, Reference, User, serving, trainjob, until, until_job
 from millrace import Job
 
 # Nobody else can ask while there is no server.
@@ -82,11 +82,7 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
         server = serve()
         assert isinstance(server, KubernetesServer)
         user = server.user
-        command = user.begin(
-            "train", "-p", PARAMS, "-n", "survivor", "--num_csx", 2, "--max_steps", STEPS, "--every", 0
-        )
-        job = until_job(user, "survivor")
-        until_step(job, 50)
+        command, job = user.watch("survivor", STEPS, 50, "--num_csx", 2)
         submissions = Submissions(user)
         submissions.until(8)
         server.kill_api()

@@ -65,6 +65,13 @@ class User:
         self.millrace("train", "-p", params, "-n", name, "--max_steps", steps, "--detach", *flags)
         return self.appliance.job(name)
 
+    def watch(self, name: str, steps: int, at_least: int, *flags: object) -> tuple[Command, millrace.Job]:
+        """Submit a job with a `millrace` command that goes on watching it, and wait until it has come this far."""
+        command = self.begin("train", "-p", PARAMS, "-n", name, "--max_steps", steps, "--every", 0, *flags)
+        job = until_job(self, name)
+        until_step(job, at_least)
+        return command, job
+
     def curve(self, job: millrace.Job, **query: Any) -> list[tuple[int, str]]:
         """Step and loss of every point of training, the loss in the server's own digits."""
         return [(point["step"], point["loss"]) for point in self.pages(job, "metrics", mode="train", **query)]
