@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,11 +94,13 @@ pub struct Serve {
 
 fn volume(text: &str) -> Result<(String, PathBuf), String> {
     let (name, dir) = text.split_once('=').ok_or("write NAME=DIR")?;
-    let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
-    if !dir.is_dir() {
-        return Err(format!("there is no directory {}", dir.display()));
+    if name.is_empty() || name.contains(|letter: char| !letter.is_ascii_alphanumeric() && !"-.".contains(letter)) {
+        return Err(format!("{name:?} is no name of a volume: letters, digits, hyphens and dots"));
     }
-    Ok((name.to_owned(), dir))
+    match Path::new(dir).canonicalize() {
+        Ok(real) if real.is_dir() => Ok((name.to_owned(), real)),
+        _ => Err(format!("there is no directory {dir}")),
+    }
 }
 
 /// Serves until it is told to end.
@@ -177,9 +179,11 @@ fn prepared<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Se
 
 /// Jobs as processes of this machine, which whoever is on it may ask for everything.
 async fn process(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
+    // As they are, whatever leads to them: what lies in the one must not be read by way of the other.
+    let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
     let directories = Directories {
-        data: std::path::absolute(&args.database.data)?,
-        inputs: std::path::absolute(&args.inputs)?,
+        data: real(&args.database.data)?,
+        inputs: real(&args.inputs)?,
         volumes: BTreeMap::from_iter(args.volumes.clone()),
     };
     let local = Local::start(store.clone(), Settings { directories, appliance: appliance(args)? }).await?;
@@ -242,8 +246,11 @@ fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
         },
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?;
-            serde_saphyr::from_str(&text)
-                .with_context(|| format!("{} is not the spec of an Appliance", path.display()))?
+            let spec: ClusterSpec = serde_saphyr::from_str(&text)
+                .with_context(|| format!("{} is not the spec of an Appliance", path.display()))?;
+            let resolved = spec.machine.resolve();
+            resolved.map_err(|error| anyhow::anyhow!("{}: {}", path.display(), error.report()))?;
+            spec
         }
     };
     Ok(Appliance::new("default", spec))

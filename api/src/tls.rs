@@ -23,19 +23,23 @@ pub struct Files {
 }
 
 impl Files {
-    /// A certificate of the server's own in `dir`, for these names; made, where there is none yet.
+    /// A certificate of the server's own in `dir`, for these names; made, where there is none yet, or one for others.
     ///
     /// # Errors
     /// It can't be made or kept.
     pub fn own(dir: &Path, names: &[String]) -> anyhow::Result<Self> {
         let files = Self { certificate: dir.join("certificate.pem"), key: dir.join("key.pem") };
-        if files.certificate.exists() && files.key.exists() {
+        let (names_file, asked) = (dir.join("names"), names.join("\n"));
+        let known = std::fs::read_to_string(&names_file).is_ok_and(|known| known == asked);
+        if known && files.certificate.exists() && files.key.exists() {
             return Ok(files);
         }
         std::fs::create_dir_all(dir).with_context(|| format!("can't make the directory {}", dir.display()))?;
         let made = rcgen::generate_simple_self_signed(names.to_vec()).context("can't make a certificate")?;
         write(&files.key, &made.signing_key.serialize_pem(), 0o600)?;
         write(&files.certificate, &made.cert.pem(), 0o644)?;
+        // Last: what is not whole is made again.
+        write(&names_file, &asked, 0o644)?;
         Ok(files)
     }
 

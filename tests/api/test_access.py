@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from harness import BACKEND, ROOT, ProcessServer, Server, serving
+from harness import BACKEND, ROOT, ProcessServer, Server, path, serving
 from routes import ANYBODY, GUARDED, JOB, ROLES, ROUTES, Guarded, Route
 
 
@@ -165,6 +165,23 @@ def test_tokens_are_made_and_revoked_over_http(guarded: Guarded) -> None:
     assert user.http.get("/v1/whoami").status_code == 401
     done = user.millrace("get", "jobs", code=3)
     assert "unknown, expired or revoked" in done.error and "millrace login" in done.err
+
+
+@pytest.mark.needs("open")
+def test_what_was_begun_with_a_token_ends_with_it(guarded: Guarded) -> None:
+    """A stream does not outlive the token that it was begun with."""
+    admin = guarded.server.user_with(guarded.tokens["admin"])
+    made = admin.http.post("/v1/tokens", json={"name": "short", "role": "viewer", "namespaces": ["*"]}).json()
+    job = admin.submit("streamed", 1_000_000)
+    listener = guarded.server.user_with(made["token"]).http
+    with listener.stream("GET", f"{path(job)}/follow", timeout=30) as answer:
+        heard = answer.iter_lines()
+        next(heard)
+        assert admin.http.delete(f"/v1/tokens/{made['id']}").status_code == 200
+        revoked = time.monotonic()
+        assert "event: end" not in list(heard)
+    assert time.monotonic() - revoked < 20
+    admin.millrace("cancel", "streamed", "--yes")
 
 
 def test_secrets_are_kept_nowhere(guarded: Guarded) -> None:

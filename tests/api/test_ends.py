@@ -45,6 +45,14 @@ def test_killed_and_started_again(survivor: Survivor, reference: Callable[[int],
     assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (2, 0)
 
 
+@pytest.mark.needs("kill")
+def test_a_directory_is_one_servers(shared: ProcessServer) -> None:
+    """A second server on the same data would run the same jobs again: it is refused, and the first goes on."""
+    twin = shared.twin()
+    assert twin.returncode == 1 and "another server uses the directory" in twin.stderr
+    assert shared.user.appliance.whoami().name == "local"
+
+
 def test_a_killed_server_is_waited_for(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
     """Who follows a job while its server is killed and started again sees every point of the final curve."""
     seen = survivor.seen

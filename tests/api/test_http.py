@@ -42,6 +42,7 @@ REFUSED = [
     Request(405, "MethodNotAllowed", "POST", "/healthz"),
     Request(400, "BadRequest", "GET", JOBS + "?limit=many"),
     Request(400, "BadRequest", "GET", JOBS + "?finished=perhaps"),
+    Request(400, "BadRequest", "POST", JOBS + "?dryrun=All", JSON, b"{}"),
     Request(400, "BadRequest", "GET", JOBS + "/finished/metrics?mode=other"),
     Request(400, "BadRequest", "GET", JOBS + "/finished/metrics?after=-1"),
     Request(400, "BadRequest", "GET", JOBS + "/finished/logs?level=LOUD"),
@@ -60,6 +61,7 @@ REFUSED = [
     Request(422, "Invalid", "POST", JOBS + "/finished/scale", JSON, b'{"numCsx": "two"}'),
     Request(422, "Invalid", "POST", JOBS + "/finished/scale", JSON, b'{"numCsx": 0}'),
     Request(413, "PayloadTooLarge", "POST", JOBS, JSON, b" " * (9 << 20)),
+    Request(413, "PayloadTooLarge", "POST", JOBS + "/finished/scale", JSON, b" " * (9 << 20)),
 ]
 
 
@@ -192,3 +194,8 @@ def test_history_outlives_the_job(server: Server) -> None:
     )
     gone = user.http.post(f"{path(old)}/suspend", params={"uid": old.uid})
     assert (gone.status_code, gone.json()["reason"]) == (410, "Gone")
+    # Its files are the newer one's, which went on from them; its name is still to be found.
+    assert user.http.get(f"{path(old)}/checkpoints", params={"uid": old.uid}).status_code == 410
+    assert user.http.get(f"{path(new)}/checkpoints", params={"uid": new.uid}).status_code == 200
+    assert {job.uid for job in user.appliance.jobs(deleted=True)} == {old.uid, new.uid}
+    assert old.uid in user.millrace("get", "jobs", "--deleted").out

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from harness import PARAMS, ProcessServer, Server, User, trainjob
+from harness import PARAMS, ProcessServer, Server, User, trainjob, until
 
 
 def create(user: User, key: str | None, *, name: str | None = None, seed: int = 1) -> httpx.Response:
@@ -38,6 +42,10 @@ def test_a_repeated_request_is_one_job(server: Server) -> None:
     assert other.headers["content-type"] == "application/problem+json"
     assert create(user, "another").status_code == 201
     assert len(names(user)) == 2
+
+    # Asked first, it is told.
+    tried = user.http.post(jobs(user), params={"dryRun": "All"}, json=trainjob(None, seed=2), headers={"Idempotency-Key": "once"})
+    assert (tried.status_code, tried.json()["reason"]) == (422, "IdempotencyKeyReused")
 
     # The command, too, where a whole script is run twice.
     twice = [user.millrace("train", "-p", PARAMS, "--detach", "--idempotency_key", "script") for _ in range(2)]
@@ -108,3 +116,22 @@ def test_a_server_killed_among_many_submissions(server: ProcessServer) -> None:
         answer = create(user, key).raise_for_status().json()
         assert answer["metadata"]["uid"] == acknowledged.get(key, answer["metadata"]["uid"])
     assert len(names(user)) == len(acknowledged) + len(unanswered)
+
+
+@pytest.mark.needs("open")
+def test_who_hangs_up_leaves_nothing_half_done(server: Server) -> None:
+    """A client that is gone before its answer has made a job or none: one that is there is seen by what runs jobs, too."""
+    user, at = server.user, urlsplit(server.url)
+    for number in range(60):
+        # As httpx writes it: the same request again has the same bytes.
+        body = json.dumps(trainjob(None, seed=number, suspend=True), separators=(",", ":")).encode()
+        head = f"POST {jobs(user)} HTTP/1.1\r\nHost: {at.netloc}\r\nContent-Type: application/json\r\n"
+        head += f"Idempotency-Key: gone-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection((at.hostname or "", at.port or 80)) as connection:
+            connection.sendall(head.encode() + body)
+            time.sleep(number % 20 / 1000)  # somewhere between the request and its answer
+    assert names(user)
+    until("every job is known to what runs it", lambda: {job.state for job in user.appliance.jobs()} == {"Suspended"}, 30)
+    for number in range(60):
+        assert create(user, f"gone-{number}", seed=number).status_code in (200, 201)
+    assert len(set(names(user))) == 60

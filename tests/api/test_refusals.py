@@ -160,4 +160,4 @@ def test_a_job_that_is_not_there(shared: Server, finished: Job) -> None:
     for command in ("get job", "attach", "logs -f", "suspend", "scale --num_csx 2", "cancel --yes", "download"):
         done = user.millrace(*command.split(), "nobody", code=2)
         assert f"there is no job nobody in namespace {user.namespace}" in done.error, command
-    assert "there is no job" in user.millrace("get", "job", finished.name, "--uid", "0", code=2).error
+    assert "has the uid 0" in user.millrace("get", "job", finished.name, "--uid", "0", code=2).error

@@ -9,7 +9,7 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::watch;
 
 use super::fleet::{Member, members};
-use super::process::{LastLines, Order, Pipes, Process, Voice};
+use super::process::{LastLines, Order, Pipes, Process, Voice, this_program};
 use super::ready::parse_ready;
 use super::run::{document, first_line};
 use super::supervise::Ending;
@@ -100,7 +100,7 @@ impl Crew {
         coordinator: Option<&str>,
         changed: &Changed,
     ) -> Result<(Arc<Running>, Pipes), LaunchError> {
-        let program = std::env::current_exe().map_err(LaunchError::system("find this program's file"))?;
+        let program = this_program().map_err(LaunchError::system("find this program's file"))?;
         let started = Process::start(&program, member, coordinator, Voice::Pipes);
         let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
         let hand =

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -76,6 +76,12 @@ pub struct Pipes {
     pub stdin: ChildStdin,
     /// Standard output, where it is heard.
     pub stdout: Option<ChildStdout>,
+}
+
+/// The file of this program, or the program itself where its file was replaced by another version while it runs.
+pub fn this_program() -> std::io::Result<PathBuf> {
+    let file = std::env::current_exe()?;
+    Ok(if file.exists() { file } else { PathBuf::from("/proc/self/exe") })
 }
 
 impl Process {

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 
 use super::fleet::{Member, members};
-use super::process::{LastLines, Order, Pipes, Process, Voice};
+use super::process::{LastLines, Order, Pipes, Process, Voice, this_program};
 use super::supervise::{Command, Ending, Event, Supervisor, Verdict};
 use super::{Exit, Launch, Listening};
 
@@ -106,7 +106,7 @@ fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
 /// # Errors
 /// The run can't be started. What was started is ended.
 pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<()>) -> Result<Exit, LaunchError> {
-    let program = std::env::current_exe().map_err(LaunchError::system("find this program's file"))?;
+    let program = this_program().map_err(LaunchError::system("find this program's file"))?;
     let members = members(run)?;
     let mut fleet = Fleet::new();
     let started = fleet.start_all(&program, &members, &run.launch);

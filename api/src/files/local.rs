@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::jiff::Timestamp;
-use millrace_checkpoint::{Checkpoint, CheckpointInfo, hf};
+use millrace_checkpoint::{Checkpoint, CheckpointInfo, MANIFEST, hf};
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
@@ -112,7 +112,9 @@ fn exported(dir: &Path, exports: &Path) -> Result<PathBuf> {
         }
         error => broken(&error),
     })?;
-    let out = exports.join(checkpoint.info().parameters_blake3.to_string());
+    // Of the same parameters there may be several models: what else it says counts, too.
+    let manifest = std::fs::read(dir.join(MANIFEST)).map_err(|error| unreadable(&error))?;
+    let out = exports.join(blake3::hash(&manifest).to_string());
     if out.is_dir() {
         return Ok(out);
     }

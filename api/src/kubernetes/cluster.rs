@@ -205,6 +205,9 @@ impl Backend for Cluster {
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
         let (object, job) = self.planner.admitted(order, &self.priorities().await?)?;
+        if let Some(known) = self.before(order).await? {
+            return Ok(plain(known));
+        }
         self.planner.understood(&job)?;
         let mut job = self.post(&order.namespace, &object, true).await.map_err(refused("try a job"))?;
         job.metadata.managed_fields = None;
@@ -237,7 +240,15 @@ impl Backend for Cluster {
     async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob> {
         let spec = match change {
             Change::Suspend(suspend) => json!({"suspend": suspend}),
-            Change::Scale(num_csx) => json!({"numCsx": num_csx}),
+            Change::Scale(num_csx) => {
+                if let Some(job) = self.planner.jobs.get(&ObjectRef::new(name).within(namespace)) {
+                    let mut scaled = TrainJob::clone(&job);
+                    scaled.spec.num_csx = num_csx;
+                    // What can never run is refused, not begun.
+                    self.planner.understood(&scaled)?;
+                }
+                json!({"numCsx": num_csx})
+            }
         };
         // Of this job, not of another that has its name by now.
         let patch = Patch::Merge(json!({"metadata": {"uid": uid}, "spec": spec}));

@@ -19,9 +19,10 @@ use super::priorities;
 use super::site::Directories;
 use super::world::Machine;
 use crate::backend::{Backend, Change, Created, Order, Volume};
+use crate::document::job_of;
 use crate::files::{Files, LocalFiles};
 use crate::plan::{Plan, Planner};
-use crate::refusal::{Refusal, Result};
+use crate::refusal::{Reason, Refusal, Result};
 
 /// Jobs forgotten at a time.
 const FORGOTTEN: u32 = 16;
@@ -44,6 +45,8 @@ pub struct Local {
     planner: Planner,
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
+    /// Held for as long as the server lives.
+    _ours: std::fs::File,
 }
 
 impl Local {
@@ -53,6 +56,7 @@ impl Local {
     /// The database or a directory can't be used.
     pub async fn start(store: Store, settings: Settings) -> Result<Self> {
         let Settings { directories, appliance } = settings;
+        let ours = claimed(&directories.data)?;
         for dir in ["model_dirs", "texts", "last", "exports"].map(|name| directories.data.join(name)) {
             std::fs::create_dir_all(&dir)
                 .map_err(|error| Refusal::internal(&format!("make the directory {}", dir.display()), &error))?;
@@ -88,7 +92,20 @@ impl Local {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
-        Ok(Self { objects, machine, control, planner, ending, running })
+        Ok(Self { objects, machine, control, planner, ending, running, _ours: ours })
+    }
+}
+
+impl Local {
+    /// The job that the same request made before.
+    async fn before(&self, order: &Order) -> Result<Option<millrace_store::Job>> {
+        let Some(key) = &order.key else { return Ok(None) };
+        let now = Timestamp::now().as_millisecond();
+        let Some(row) = self.objects.store().keyed_job(&order.namespace, &key.key, now).await? else { return Ok(None) };
+        match &row.key {
+            Some(known) if known.body_hash == key.body_hash => Ok(Some(row)),
+            _ => Err(Refusal::key_reused()),
+        }
     }
 }
 
@@ -100,21 +117,21 @@ impl Backend for Local {
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
         let (_, job) = self.planner.admitted(order, &priorities::all())?;
+        if let Some(known) = self.before(order).await? {
+            return job_of(&known);
+        }
         self.planner.understood(&job)?;
+        let name = job.name_any();
+        let namesake = self.objects.store().newest_job(&order.namespace, &name).await?;
+        if namesake.is_some_and(|there| there.deleted_ms.is_none()) {
+            return Err(Refusal::name_taken(&order.namespace, &name));
+        }
         Ok(job)
     }
 
     async fn create(&self, order: Order) -> Result<Created> {
         let (object, job) = self.planner.admitted(&order, &priorities::all())?;
-        let key = order.key.as_ref().map(|key| key.key.as_str());
-        let known = match key {
-            Some(key) => {
-                let now = Timestamp::now().as_millisecond();
-                self.objects.store().keyed_job(&order.namespace, key, now).await?.is_some()
-            }
-            None => false,
-        };
-        if !known {
+        if self.before(&order).await?.is_none() {
             // What can never run is refused now, not when it is first visited.
             self.planner.understood(&job)?;
         }
@@ -133,7 +150,11 @@ impl Backend for Local {
             let before = serde_json::to_value(&*job).unwrap_or_default();
             match change {
                 Change::Suspend(suspend) => job.spec.suspend = suspend,
-                Change::Scale(num_csx) => job.spec.num_csx = num_csx,
+                Change::Scale(num_csx) => {
+                    job.spec.num_csx = num_csx;
+                    // What can never run is refused, not begun.
+                    self.planner.understood(job)?;
+                }
             }
             let after = serde_json::to_value(&*job).unwrap_or_default();
             if after["spec"] != before["spec"] {
@@ -175,10 +196,12 @@ impl Backend for Local {
     /// Of the jobs too, whose files stay.
     async fn forget(&self, before_ms: i64) -> Result<usize> {
         let uids = self.objects.store().forget_before(before_ms, FORGOTTEN).await?;
-        for job in self.control.jobs.state() {
-            if job.uid().is_some_and(|uid| uids.contains(&uid)) {
-                self.objects.tell_gone(&job);
-            }
+        let is_forgotten = |job: &Arc<TrainJob>| job.uid().is_some_and(|uid| uids.contains(&uid));
+        let (forgotten, others): (Vec<_>, Vec<_>) = self.control.jobs.state().into_iter().partition(is_forgotten);
+        let others: Vec<TrainJob> = others.into_iter().map(|job| TrainJob::clone(&job)).collect();
+        for job in forgotten {
+            self.machine.directories.remove_texts(&job, &others).await;
+            self.objects.tell_gone(&job);
         }
         Ok(uids.len())
     }
@@ -199,6 +222,21 @@ impl Backend for Local {
         let model_dir = written.ok_or_else(Refusal::no_files)?;
         let exports = self.machine.directories.data.join("exports");
         Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
+    }
+}
+
+/// The lock on a data directory: what two servers each think to be running there are the same jobs.
+fn claimed(data: &std::path::Path) -> Result<std::fs::File> {
+    let lock = std::fs::File::create(data.join(".lock"))
+        .map_err(|error| Refusal::internal(&format!("make a lock in {}", data.display()), &error))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            let detail =
+                format!("another server uses the directory {}: end it, or choose another --data", data.display());
+            Err(Refusal::new(Reason::Conflict, detail))
+        }
+        Err(std::fs::TryLockError::Error(error)) => Err(Refusal::internal(&format!("lock {}", data.display()), &error)),
     }
 }
 

@@ -4,18 +4,20 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_agents::launch::{Ending, Hand};
 use millrace_crds::TrainJob;
-use millrace_crds::decide::{Agent, AgentState, End, Role};
+use millrace_crds::decide::{Agent, AgentState, End, Outcome, Role};
 
-/// The agent that a process of `job` is.
-pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool) -> Agent {
+/// The agent that a process of `job` is; `told` is what the attempt's coordinator came to, where it has said so.
+pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool, told: Option<&Outcome>) -> Agent {
+    // Every role of the agents is one of the decisions'.
+    let role = Role::from_name(hand.agent.role.name()).unwrap_or(Role::Coordinator);
+    let told = told.filter(|_| role == Role::Coordinator);
     let state = match &hand.ended {
-        Some((ending, at)) => AgentState::Ended(ended(*ending, Timestamp::try_from(*at).ok(), &hand)),
+        Some((ending, at)) => AgentState::Ended(ended(*ending, Timestamp::try_from(*at).ok(), &hand, told)),
         None if hand.ready => AgentState::Ready,
         None => AgentState::Starting,
     };
     Agent {
-        // Every role of the agents is one of the decisions'.
-        role: Role::from_name(hand.agent.role.name()).unwrap_or(Role::Coordinator),
+        role,
         index: hand.agent.index,
         attempt,
         name: format!("{}-{}", job.name_any(), hand.agent),
@@ -26,18 +28,21 @@ pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool) -> Agent {
     }
 }
 
-fn ended(ending: Ending, at: Option<Timestamp>, hand: &Hand) -> End {
+fn ended(ending: Ending, at: Option<Timestamp>, hand: &Hand, told: Option<&Outcome>) -> End {
     let exit_code = match ending {
         Ending::Code(code) => code,
         // As a shell and a container runtime have it.
         Ending::Signal(signal) => 128 + signal,
     };
-    let reason = if exit_code == 0 { "Completed" } else { "Error" };
-    let said = hand.last_lines.last().filter(|_| exit_code != 0);
+    let (reason, said) = match told {
+        _ if exit_code == 0 => ("Completed", None),
+        Some(told) => (told.reason.as_str(), Some(told.message.clone())),
+        None => ("Error", hand.last_lines.last().cloned()),
+    };
     End {
         exit_code: Some(exit_code),
         reason: reason.to_owned(),
-        message: said.cloned().unwrap_or_else(|| format!("{} {ending}", hand.agent)),
+        message: said.unwrap_or_else(|| format!("{} {ending}", hand.agent)),
         log_tail: hand.last_lines.clone(),
         at,
     }

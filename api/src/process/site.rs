@@ -60,7 +60,11 @@ impl Directories {
             return Err(format!("the path {written} leaves its directory by `..`: write it without"));
         }
         if path.is_relative() {
-            return Ok(self.inputs.join(path));
+            return self.not_of_others(job, self.inputs.join(path));
+        }
+        if path.starts_with(self.model_dirs(job)) {
+            // As a job's status tells where its checkpoints are.
+            return Ok(path.to_owned());
         }
         let Some(mount) = job.spec.mount_holding(path) else {
             return Err(format!(
@@ -73,7 +77,36 @@ impl Directories {
             volume.map_or_else(|| Err(format!("there is no volume {}", mount.volume)), |it| self.volume(job, it))?;
         let rest = path.strip_prefix(&mount.path).unwrap_or(path);
         let dir = mount.sub_path.as_ref().map_or_else(|| dir.clone(), |sub| dir.join(sub));
-        Ok(if rest.as_os_str().is_empty() { dir } else { dir.join(rest) })
+        self.not_of_others(job, if rest.as_os_str().is_empty() { dir } else { dir.join(rest) })
+    }
+
+    /// The path, unless it leads to what the server keeps for others: its data may lie below what it offers. A job may read
+    /// what jobs of its own namespace have written.
+    fn not_of_others(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, String> {
+        if path.starts_with(self.model_dirs(job))
+            || path.starts_with(self.texts(&job.namespace().unwrap_or_default(), ""))
+        {
+            return Ok(path);
+        }
+        let mut asked = path.components();
+        for own in self.data.components() {
+            // Whoever names a folder above them means what is in it, too.
+            let Some(part) = asked.next() else { break };
+            let (part, own) = (part.as_os_str().to_string_lossy(), own.as_os_str().to_string_lossy());
+            if part.contains("**") {
+                break;
+            }
+            if part != own && !glob::Pattern::new(&part).is_ok_and(|pattern| pattern.matches(&own)) {
+                return Ok(path);
+            }
+        }
+        let own = self.data.display();
+        Err(format!("the path {} leads to what the server keeps for others in {own}: name another one", path.display()))
+    }
+
+    /// Where jobs of the same namespace keep what they write.
+    fn model_dirs(&self, job: &TrainJob) -> PathBuf {
+        self.data.join("model_dirs").join(job.namespace().unwrap_or_default())
     }
 
     fn volume(&self, job: &TrainJob, volume: &JobVolume) -> Result<PathBuf, String> {
@@ -109,7 +142,7 @@ impl Site for Directories {
             return Ok(ModelDir { path, claim: None });
         }
         // By the job's name, so that the next job of the name goes on from there, as with a claim on a cluster.
-        let own = self.data.join("model_dirs").join(job.namespace().unwrap_or_default()).join(job.name_any());
+        let own = self.model_dirs(job).join(job.name_any());
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
         Ok(ModelDir { path: inside.fold(own, |path, part| path.join(part)), claim: None })
     }
@@ -152,6 +185,8 @@ mod tests {
         assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
         assert_eq!(place("/data/x.txt").unwrap(), "/vol/books/x.txt");
         assert_eq!(place("/data/deep/x").unwrap(), "/vol/books/b/c/x");
+        let written = "/srv/data/model_dirs/team/other/model_dir/checkpoint_3";
+        assert_eq!(place(written).unwrap(), written, "as its status tells it");
         job.spec.volumes.push(JobVolume {
             name: "t".to_owned(),
             persistent_volume_claim: None,
@@ -159,7 +194,26 @@ mod tests {
         });
         job.spec.mount_dirs.push(mount("/t", "t", None));
         let place = |path: &str| site.place(&job, path).map(|path| path.display().to_string());
-        for bad in ["/t/passwd", "/etc/passwd", "/data/../etc", "../x", "/database", "/n/x"] {
+        for bad in [
+            "/srv/data/model_dirs/else/x",
+            "/srv/data/millrace.db",
+            "/t/passwd",
+            "/etc/passwd",
+            "/data/../etc",
+            "../x",
+            "/database",
+            "/n/x",
+        ] {
+            assert!(place(bad).is_err(), "{bad}");
+        }
+        let beside = Directories { inputs: "/srv".into(), ..site.clone() };
+        let place = |path: &str| beside.place(&job, path).map(|path| path.display().to_string());
+        assert_eq!(place("data/model_dirs/team/other/model_dir").unwrap(), "/srv/data/model_dirs/team/other/model_dir");
+        assert_eq!(place("inputs/*.txt").unwrap(), "/srv/inputs/*.txt");
+        assert_eq!(place("data.txt").unwrap(), "/srv/data.txt");
+        for bad in
+            ["data/model_dirs/teams/x", "data/millrace.db", "d*/model_dirs/else/x", "**/*.jsonl", ".", "*", "[d]ata/x"]
+        {
             assert!(place(bad).is_err(), "{bad}");
         }
         let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());

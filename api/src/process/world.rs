@@ -162,7 +162,8 @@ impl World for Machine {
             self.crews().remove(&uid);
             return Ok(Found { agents: Vec::new(), last, there: There::default() });
         }
-        let agents = crew.hands().into_iter().map(|hand| agent(job, attempt, hand, until.is_some())).collect();
+        let outcome = last.as_ref().and_then(|report| report.outcome.as_ref());
+        let agents = crew.hands().into_iter().map(|hand| agent(job, attempt, hand, until.is_some(), outcome)).collect();
         Ok(Found { agents, last, there })
     }
 

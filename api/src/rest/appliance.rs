@@ -17,6 +17,7 @@ use crate::refusal::{Reason, Refusal, Result};
 
 /// Which appliance.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct WhichAppliance {
     /// Its name; `default` where it is left out.
     name: Option<String>,

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use millrace_store::Job;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -38,6 +39,7 @@ pub struct FilePath {
 
 /// Which job, and in which format.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Wanted {
     /// The UID of an older job of the name.
     uid: Option<String>,
@@ -48,8 +50,22 @@ pub struct Wanted {
 async fn files_of(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
     who.may(act, &path.ns, &path.name).await?;
     let row = api.job(path, uid).await?;
+    if uid.is_some()
+        && let Some(newest) = api.store.newest_job(&path.ns, &path.name).await?
+        && newest.uid != row.uid
+        && model_dir(&newest) == model_dir(&row)
+    {
+        let detail =
+            format!("a later job {} goes on in the same model_dir: its files are to be had without ?uid=", row.name);
+        return Err(Refusal::new(Reason::Gone, detail));
+    }
     let job = serde_json::from_value(shown(&row)).map_err(|error| Refusal::internal("read a job", &error))?;
     api.backend.files(&job).await
+}
+
+/// Where a job writes.
+fn model_dir(job: &Job) -> Value {
+    shown(job)["status"]["resolved"]["modelDir"].take()
 }
 
 /// The checkpoints of a job, the newest first.

@@ -26,7 +26,7 @@ const MOST: u32 = 500;
 
 /// How to ask for a job.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Creation {
     /// `All` to have the request checked and nothing made.
     dry_run: Option<String>,
@@ -75,7 +75,7 @@ pub async fn plan(
 
 /// Which jobs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Selection {
     /// Most jobs on a page, 50 where it is left out and 500 at most.
     limit: Option<u32>,
@@ -89,9 +89,11 @@ pub struct Selection {
     submitted_by: Option<String>,
     /// Only jobs that are over, or only those that are not.
     finished: Option<bool>,
+    /// Also jobs that are deleted and of which the history is left; by `?uid=` they are asked for.
+    deleted: Option<bool>,
 }
 
-/// Jobs that live, the newest first; of namespace `-` all that one may look into.
+/// Jobs, the newest first; of namespace `-` all that one may look into.
 pub async fn list(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -112,7 +114,7 @@ pub async fn list(
         state: asked.state,
         submitted_by: asked.submitted_by,
         finished: asked.finished,
-        include_deleted: false,
+        include_deleted: asked.deleted == Some(true),
     };
     let page = api.store.jobs(&filter, cursor.as_ref(), asked.limit.unwrap_or(50).clamp(1, MOST)).await?;
     let items: Vec<Value> = page.items.iter().map(shown).collect();
@@ -200,8 +202,7 @@ async fn change(api: &Api, who: &Who, path: &JobPath, which: &Which, change: Cha
     };
     let job = meant(api, who, act, path, which).await?;
     if let (Some(_), Some(state)) = (job.content.finished_ms, job.content.state) {
-        let detail =
-            format!("the job {} is over ({state}): submit another one, which may go on from its checkpoint", job.name);
+        let detail = format!("the job {} is over ({state}): submit another one", job.name);
         return Err(Refusal::new(Reason::Finished, detail));
     }
     Ok(Json(api.backend.change(&path.ns, &path.name, &job.uid, change).await?))

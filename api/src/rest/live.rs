@@ -2,7 +2,7 @@
 //! client that lost its connection goes on where it was, without loss and without a repeat.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -13,11 +13,14 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::records::{shown_entry, shown_event};
+use super::who::{Act, Who};
 use super::{Api, shown};
-use crate::refusal::Result;
+use crate::refusal::{Reason, Result};
 
 /// Between two looks where nothing is told: other servers write, too.
 const LOOK: Duration = Duration::from_secs(2);
+/// Between two questions whether the client may still listen.
+const ASKING: Duration = Duration::from_secs(10);
 /// Comments that keep proxies from closing a quiet stream.
 const ALIVE: Duration = Duration::from_secs(15);
 /// Entries read at a time.
@@ -38,11 +41,12 @@ pub struct Wanted {
     pub job: bool,
 }
 
-/// Tells of `job` until it is over and all is told.
-pub fn stream(api: Arc<Api>, job: Job, wanted: Wanted) -> Response {
+/// Tells of `job` until it is over and all is told, or until `who` may not do `act` with it any more.
+pub fn stream(api: Arc<Api>, job: Job, wanted: Wanted, who: Who, act: Act) -> Response {
     let (out, told) = mpsc::channel(AHEAD);
     tokio::spawn(async move {
-        let teller = Teller { changes: api.store.changes(), version: 0, api, uid: job.uid, wanted, out };
+        let (changes, asked) = (api.store.changes(), Instant::now());
+        let teller = Teller { changes, version: 0, api, uid: job.uid, wanted, out, who, act, asked };
         if let Err(error) = teller.run().await {
             // The client begins again where it was.
             log::warn!("a live stream ends early: {error}");
@@ -60,6 +64,10 @@ struct Teller {
     changes: broadcast::Receiver<Change>,
     /// The newest of the job that was told.
     version: u64,
+    who: Who,
+    act: Act,
+    /// When it was last asked whether they may.
+    asked: Instant,
 }
 
 impl Teller {
@@ -67,6 +75,9 @@ impl Teller {
         loop {
             // Looked at before what lies under it: what it says has ended has written all it will.
             let Some(job) = self.api.store.job(&self.uid).await? else { return Ok(()) };
+            if !self.may_listen(&job).await {
+                return Ok(());
+            }
             let over = self.is_over(&job).await?;
             let heard = self.tell(&job).await?;
             if !heard {
@@ -77,6 +88,19 @@ impl Teller {
                 return Ok(());
             }
             self.wait().await;
+        }
+    }
+
+    /// Whether whoever listens may: a token that is revoked ends what was begun with it.
+    async fn may_listen(&mut self, job: &Job) -> bool {
+        if self.asked.elapsed() < ASKING {
+            return true;
+        }
+        self.asked = Instant::now();
+        match self.who.still_may(&self.api, self.act, &job.namespace, &job.name).await {
+            Ok(()) => true,
+            // Where it can't be found out at present, it is asked again.
+            Err(refusal) => !matches!(refusal.reason, Reason::Unauthorized | Reason::Forbidden),
         }
     }
 

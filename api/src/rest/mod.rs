@@ -67,6 +67,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .method_not_allowed_fallback(async || {
             Refusal::new(Reason::MethodNotAllowed, "the path is right and the method is not")
         })
+        .layer(axum::middleware::from_fn(observe::carried_out))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, PATIENCE))
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
@@ -128,6 +129,7 @@ pub struct JobPath {
 
 /// Which job of a name.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Which {
     /// The UID of an older job of the name.
     pub uid: Option<String>,
@@ -140,7 +142,15 @@ impl Api {
             Some(uid) => self.store.job(uid).await?.filter(|job| job.namespace == path.ns && job.name == path.name),
             None => self.store.newest_job(&path.ns, &path.name).await?,
         };
-        found.ok_or_else(|| Refusal::no_job(&path.ns, &path.name))
+        found.ok_or_else(|| match uid {
+            Some(uid) => {
+                let JobPath { ns, name } = path;
+                let detail =
+                    format!("no job {name} in namespace {ns} has the uid {uid}: ?deleted=true lists those there were");
+                Refusal::new(Reason::NotFound, detail)
+            }
+            None => Refusal::no_job(&path.ns, &path.name),
+        })
     }
 }
 

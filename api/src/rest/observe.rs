@@ -42,6 +42,12 @@ pub async fn observed(State(api): State<Arc<Api>>, request: Request, next: Next)
     response
 }
 
+/// Carries out what may change something, even if the client hangs up or is not answered in time: a job that is written and not
+/// told of would wait for ever.
+pub async fn carried_out(request: Request, next: Next) -> Response {
+    if request.method().is_safe() { next.run(request).await } else { request::to_its_end(next.run(request)).await }
+}
+
 /// Where a request comes from: its neighbour, which may be a proxy.
 pub fn peer(extensions: &Extensions) -> IpAddr {
     let known = extensions.get::<ConnectInfo<SocketAddr>>();

@@ -1,9 +1,11 @@
 //! The OpenAPI 3.1 document, made from the table of routes and the types.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
-use axum::Json;
+use axum::http::{HeaderName, header};
 use axum::response::Html;
+use bytes::Bytes;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -39,8 +41,10 @@ pub fn document() -> Value {
 }
 
 /// Serves the document.
-pub async fn served() -> Json<Value> {
-    Json(document())
+pub async fn served() -> ([(HeaderName, &'static str); 1], Bytes) {
+    // Anybody may ask for it, and making it takes a while.
+    static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.clone())
 }
 
 /// The schema of a type, whole in itself.
@@ -230,7 +234,12 @@ fn components() -> Value {
 }
 
 /// The document as a page: every route, who may use it, what it takes.
-pub async fn page() -> Html<String> {
+pub async fn page() -> Html<Bytes> {
+    static PAGE: LazyLock<Bytes> = LazyLock::new(|| drawn().into());
+    Html(PAGE.clone())
+}
+
+fn drawn() -> String {
     let mut text = String::from(
         "<!doctype html><html lang=en><meta charset=utf-8><title>Millrace REST</title><style>\
          body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
@@ -260,7 +269,7 @@ pub async fn page() -> Html<String> {
             text.push_str("</table>");
         }
     }
-    Html(text)
+    text
 }
 
 #[cfg(test)]

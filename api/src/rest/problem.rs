@@ -18,11 +18,23 @@ pub fn told(mut response: Response, path: &str) -> Response {
         }
         return told;
     }
-    if response.status() == StatusCode::SERVICE_UNAVAILABLE && path.starts_with("/v1/") {
-        return Refusal::new(Reason::Unavailable, "the answer took too long: try again").response(Some(path));
+    // What was refused before a handler saw it.
+    let refusal = match response.status() {
+        _ if !path.starts_with("/v1/") => return response,
+        StatusCode::SERVICE_UNAVAILABLE => (Reason::Unavailable, "the answer took too long: try again"),
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            (Reason::PayloadTooLarge, "the body has more bytes than a request may have, 8 MiB")
+        }
+        StatusCode::BAD_REQUEST => (Reason::BadRequest, "the body broke off, or is not as HTTP has it"),
+        _ => return response,
+    };
+    if response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM) {
+        return response;
     }
-    response
+    Refusal::new(refusal.0, refusal.1).response(Some(path))
 }
+
+const PROBLEM: &str = "application/problem+json";
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -50,7 +62,7 @@ impl Refusal {
         }
         let mut response = (status, problem.to_string()).into_response();
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
         match self.reason {
             Reason::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -24,7 +24,7 @@ const USUAL: u32 = 1000;
 
 /// Which of them.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Selection {
     /// The UID of an older job of the name.
     uid: Option<String>,
@@ -113,7 +113,7 @@ pub async fn events(
 ) -> Result<Response> {
     let job = meant(&api, &who, Act::Read, &path, &asked).await?;
     if let Some(after) = live_from(&headers, &asked) {
-        return Ok(live::stream(api, job, Wanted { events: Some(after), ..Wanted::default() }));
+        return Ok(live::stream(api, job, Wanted { events: Some(after), ..Wanted::default() }, who, Act::Read));
     }
     let limit = asked.limit();
     let events = api.store.events(&job.uid, asked.after.unwrap_or(0), limit).await?;
@@ -132,7 +132,7 @@ pub async fn metrics(
     let job = meant(&api, &who, Act::Read, &path, &asked).await?;
     if let Some(after) = live_from(&headers, &asked) {
         let query = Query { after, ..asked.query(&[Kind::Metric])? };
-        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }));
+        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::Read));
     }
     if let Some(most) = asked.max_points {
         let mode = asked.mode()?.unwrap_or(Mode::Train);
@@ -154,7 +154,7 @@ pub async fn logs(
     let query = asked.query(&[Kind::Log])?;
     if let Some(after) = live_from(&headers, &asked) {
         let query = Query { after, ..query };
-        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }));
+        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::ReadLogs));
     }
     pages(&api, &job, query).await
 }
@@ -169,7 +169,7 @@ pub async fn follow(
 ) -> Result<Response> {
     let job = meant(&api, &who, Act::ReadLogs, &path, &asked).await?;
     let query = Query { after: from(&headers, &asked), ..asked.query(&[])? };
-    Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(0), job: true }))
+    Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(0), job: true }, who, Act::ReadLogs))
 }
 
 async fn pages(api: &Api, job: &Job, query: Query) -> Result<Response> {

@@ -79,6 +79,11 @@ fn id_below(id: &str) -> String {
     format!("{id}.{}", uuid::Uuid::new_v4())
 }
 
+/// Whether the token of this id is a session.
+pub fn is_one(id: &str) -> bool {
+    id.contains('.')
+}
+
 /// Whether `session` is one of the token `id`.
 pub fn is_below(session: &str, id: &str) -> bool {
     session.strip_prefix(id).is_some_and(|rest| rest.starts_with('.'))

@@ -101,7 +101,9 @@ fn shown(token: &Token) -> Value {
 pub async fn list(State(api): State<Arc<Api>>, who: Who) -> Result<Json<Value>> {
     who.may(Act::ListTokens, "", "").await?;
     let tokens = api.store.tokens().await?;
-    Ok(Json(json!({"items": tokens.iter().map(shown).collect::<Vec<_>>()})))
+    // A browser's sessions go with their token.
+    let tokens = tokens.iter().filter(|token| !session::is_one(&token.id));
+    Ok(Json(json!({"items": tokens.map(shown).collect::<Vec<_>>()})))
 }
 
 /// Makes a token; the only time its secret is seen.

@@ -134,6 +134,15 @@ pub struct Who {
     pub name: String,
     /// What they may.
     pub rights: Rights,
+    /// How they showed who they are; nothing where nobody is asked.
+    proof: Option<Proof>,
+}
+
+/// A token, and where it came from.
+#[derive(Clone)]
+struct Proof {
+    secret: String,
+    from: IpAddr,
 }
 
 /// What somebody may.
@@ -177,6 +186,12 @@ impl Who {
             act.role().as_str()
         );
         Err(Refusal::new(Reason::Forbidden, detail))
+    }
+
+    /// Refuses who may not do this any more, for what goes on for long.
+    pub async fn still_may(&self, api: &Api, act: Act, namespace: &str, name: &str) -> Result<()> {
+        let Some(Proof { secret, from }) = &self.proof else { return Ok(()) };
+        by_token(api, secret, *from).await?.1.may(act, namespace, name).await
     }
 
     /// Whether they may see the jobs of a namespace.
@@ -253,7 +268,7 @@ async fn find(parts: &mut Parts, api: &Arc<Api>, from: IpAddr) -> Result<(String
         Access::Open => {
             from_this_machine(&parts.headers)?;
             let rights = Rights::Role { role: Role::Admin, namespaces: vec!["*".to_owned()] };
-            Ok(("local".to_owned(), Who { name: "local".to_owned(), rights }))
+            Ok(("local".to_owned(), Who { name: "local".to_owned(), rights, proof: None }))
         }
         Access::Tokens => Err(nobody("an administrator makes one with `millrace-api token`")),
         Access::Cluster(_) => Err(nobody("`kubectl create token ACCOUNT` makes one")),
@@ -277,6 +292,7 @@ fn nobody(how: &str) -> Refusal {
 }
 
 async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)> {
+    let proof = Some(Proof { secret: secret.to_owned(), from });
     let refused = || Refusal::new(Reason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
     if let Access::Cluster(judge) = &api.access
         && !is_ours(secret)
@@ -288,14 +304,15 @@ async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)
         let user = judge.who(secret).await?.ok_or_else(refused)?;
         let name = user.username.clone().unwrap_or_default();
         // No id of a token of ours has a colon.
-        return Ok((format!("user:{name}"), Who { name, rights: Rights::Cluster(judge.clone(), Arc::new(user)) }));
+        let rights = Rights::Cluster(judge.clone(), Arc::new(user));
+        return Ok((format!("user:{name}"), Who { name, rights, proof }));
     }
     let token = api.store.token_by_hash(&secret_hash(secret)).await?.ok_or_else(refused)?;
     let now = Timestamp::now().as_millisecond();
     let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
     let role = Role::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
     api.store.touch_token(&token, now).await?;
-    Ok((token.id, Who { name: token.name, rights: Rights::Role { role, namespaces: token.namespaces } }))
+    Ok((token.id, Who { name: token.name, rights: Rights::Role { role, namespaces: token.namespaces }, proof }))
 }
 
 /// An open server is this machine's, and not any web page's that a browser on it shows: neither one of another origin nor one
@@ -303,8 +320,12 @@ async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)
 fn from_this_machine(headers: &HeaderMap) -> Result<()> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let local = |host: &str| {
-        let name = if host.starts_with('[') { host.split(']').next() } else { host.split(':').next() };
-        matches!(name, Some("localhost" | "127.0.0.1" | "[::1"))
+        let name = match host.strip_prefix('[') {
+            Some(address) => address.split(']').next(),
+            None => host.split(':').next(),
+        };
+        let name = name.unwrap_or_default();
+        name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
     };
     let host = text(header::HOST).unwrap_or("localhost");
     let origin = text(header::ORIGIN).map(|origin| origin.split("://").nth(1).unwrap_or(origin));
@@ -323,7 +344,7 @@ mod tests {
         let headers = |pairs: &[(header::HeaderName, &str)]| {
             pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect::<HeaderMap>()
         };
-        for good in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "localhost"] {
+        for good in ["localhost:8080", "127.0.0.1:8080", "127.0.0.2:1", "[::1]:8080", "LocalHost"] {
             from_this_machine(&headers(&[(header::HOST, good)])).unwrap();
         }
         let own = [(header::HOST, "localhost:8080"), (header::ORIGIN, "http://localhost:8080")];
@@ -344,6 +365,7 @@ mod tests {
         let who = |role, namespaces: &[&str]| Who {
             name: "ann".to_owned(),
             rights: Rights::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
+            proof: None,
         };
         let editor = who(Role::Editor, &["a", "b"]);
         for (act, namespace) in [(Act::Read, "a"), (Act::Delete, "b"), (Act::ReadFiles, "a"), (Act::ReadAppliance, "")]

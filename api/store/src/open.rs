@@ -87,7 +87,10 @@ fn writers(location: &Location, options: Options) -> AnyPoolOptions {
         Location::Server(_) => {
             AnyPoolOptions::new().max_connections(options.connections.max(1)).acquire_timeout(PATIENCE)
         }
-        Location::Memory | Location::File(_) => sqlite(1, WRITER),
+        Location::Memory => sqlite(1, WRITER),
+        // A full disk has SQLite roll back by itself, after which the driver never begins anew on this connection.
+        Location::File(_) => sqlite(1, WRITER)
+            .after_release(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) })),
     }
 }
 

@@ -64,6 +64,11 @@ class ProcessServer(Server):
         # The roles inherit it, so that they are known as this server's even when it is gone.
         return {**os.environ, **self._database, "MILLRACE_DATA": str(self.data)}
 
+    def twin(self) -> subprocess.CompletedProcess[str]:
+        """What becomes of another server with the same data, while this one serves."""
+        command = [PROGRAMS / "millrace-api", "serve", "--listen", "127.0.0.1:0", "--inputs", ROOT]
+        return subprocess.run(command, env=self._env, cwd=self.home, capture_output=True, text=True, timeout=30)
+
     def kill(self) -> None:
         """End it without a warning, as a lack of power does; returns when it is gone."""
         self._end(signal.SIGKILL, 10)

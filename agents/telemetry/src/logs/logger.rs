@@ -10,6 +10,9 @@ use std::{
 use super::{AgentName, Level, Record};
 use crate::error::{Error, Result};
 
+/// Crates that carry records over the network.
+const TRANSPORT: [&str; 6] = ["h2", "hyper", "rustls", "tonic", "tower", "tokio_util"];
+
 /// Records held until the role can forward them; the oldest go first.
 const HELD: usize = 1024;
 
@@ -110,12 +113,13 @@ impl Logger {
         }
     }
 
-    /// Our own records up to the level; other crates' warnings, and more of them only when debugging.
+    /// Our own records up to the level; other crates' warnings, and more of them only when debugging. What carries records to
+    /// the coordinator would speak of each of them again, and so for ever.
     fn wants(&self, metadata: &log::Metadata<'_>) -> bool {
         let level = Level::from(metadata.level());
         let bound = match self.shared.level {
             bound if metadata.target().starts_with("millrace") => bound,
-            Level::Debug => Level::Verbose,
+            Level::Debug if !TRANSPORT.iter().any(|part| metadata.target().starts_with(part)) => Level::Verbose,
             bound => bound.min(Level::Warning),
         };
         level <= bound
@@ -217,10 +221,11 @@ mod tests {
 
     #[test]
     fn levels_and_other_peoples_records() {
-        let cases = [(Level::Error, 1, 1), (Level::Info, 3, 2), (Level::Verbose, 4, 2), (Level::Debug, 5, 4)];
-        for (level, ours, theirs) in cases {
+        let cases =
+            [(Level::Error, 1, 1, 1), (Level::Info, 3, 2, 2), (Level::Verbose, 4, 2, 2), (Level::Debug, 5, 4, 2)];
+        for (level, ours, theirs, carriers) in cases {
             let (logger, showing) = logger(level);
-            for target in ["millrace_engine::step", "h2::client"] {
+            for target in ["millrace_engine::step", "mio::poll", "h2::client"] {
                 log::error!(logger: &logger, target: target, "a");
                 log::warn!(logger: &logger, target: target, "b");
                 log::info!(logger: &logger, target: target, "c");
@@ -228,8 +233,10 @@ mod tests {
                 log::trace!(logger: &logger, target: target, "e");
             }
             let shown: Vec<_> = showing.try_iter().collect();
-            let (foreign, own): (Vec<_>, Vec<_>) = shown.iter().partition(|line| line.contains("h2::client: "));
-            assert_eq!((own.len(), foreign.len()), (ours, theirs), "{level}: {shown:?}");
+            let of = |target: &str| shown.iter().filter(|line| line.contains(target)).count();
+            let (theirs_shown, carriers_shown) = (of("mio::poll: "), of("h2::client: "));
+            let ours_shown = shown.len() - theirs_shown - carriers_shown;
+            assert_eq!((ours_shown, theirs_shown, carriers_shown), (ours, theirs, carriers), "{level}: {shown:?}");
         }
     }
 

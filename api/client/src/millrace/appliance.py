@@ -164,10 +164,15 @@ class Appliance:
         name: str | None = None,
         submitted_by: str | None = None,
         finished: bool | None = None,
+        deleted: bool = False,
         all_namespaces: bool = False,
     ) -> Iterator[Job]:
-        """Jobs, the newest first, those of the past included; pages are asked for as they are needed."""
+        """Jobs, the newest first, those that are over included; pages are asked for as they are needed.
+
+        With `deleted`, those of which only the history is left, too.
+        """
         query = {"state": state, "name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
+        query["deleted"] = True if deleted else None
         path = collection("-" if all_namespaces else self.namespace)
         cursor: str | None = None
         while True:

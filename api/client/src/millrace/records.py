@@ -145,12 +145,10 @@ class Plan:
     queue_position: int | None
     """Its place in the queue; None where it would start at once."""
     estimated_start: datetime | None
-    estimated_seconds: float | None
-    """How long it would take here."""
     projected: Document = field(repr=False)
     """What the machine that is emulated would need: stepSeconds, seconds, samplesPerSecond."""
-    plan: Document = field(repr=False)
-    """Layers, chunks, leaves and the bytes of every role."""
+    needs: Document = field(repr=False)
+    """How many agents of each role it takes, and the bytes of each: count, bytes."""
     raw: Document = field(repr=False, compare=False)
 
     @classmethod
@@ -163,8 +161,7 @@ class Plan:
             systems=tuple(answer.get("systems") or ()),
             queue_position=(answer.get("queue") or {}).get("position"),
             estimated_start=times.parse(answer.get("estimatedStart")),
-            estimated_seconds=answer.get("estimatedSeconds"),
             projected=answer.get("projected") or {},
-            plan=answer.get("plan") or {},
+            needs=answer.get("needs") or {},
             raw=answer,
         )

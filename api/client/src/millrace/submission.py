@@ -127,23 +127,32 @@ def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
     content = path.read_bytes()
     try:
         document = yaml.safe_load(content)
-    except (yaml.YAMLError, UnicodeError):
-        # The appliance's own reader has the better message, with line and hint.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # The appliance's own reader has the better message, with line and hint, or reads it all the same.
+        log.warning(
+            "%s can't be read here (%s): texts that it names stay on this machine", path, _first_line(error)
+        )
         document = None
     return content, path.name, document, [path.parent, Path()]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _to_json(value: object, indent: int | None) -> bytes:
     def other(value: Any) -> Any:
         if isinstance(value, os.PathLike):
             return os.fspath(value)
-        if hasattr(value, "item"):  # numpy's and PyTorch's numbers
-            return value.item()
+        if isinstance(value, Mapping):
+            return dict(value)
+        if hasattr(value, "tolist"):  # numpy's and PyTorch's numbers and arrays
+            return value.tolist()
         raise TypeError(f"a {type(value).__name__} in params has no form in YAML")
 
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=other).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadParams(
             f"The params can't be written down: {error}.", status=0, reason="BadParams"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,13 @@ def login(settings: Settings, address: str, name: str | None, token: str | None)
     config.current = chosen
     config.save()
     click.echo(f"Logged in to {address} as {who.name} ({who.role}); the context is {chosen}.", err=True)
+    _mind_environment()
+
+
+def _mind_environment() -> None:
+    """The environment comes before the current context: whoever has just chosen one should know."""
+    if address := os.environ.get("MILLRACE_URL"):
+        click.echo(f"note: MILLRACE_URL is set, so commands without --context go to {address}", err=True)
 
 
 @click.command(cls=base.Command)
@@ -94,6 +102,7 @@ def use_context(name: str) -> None:
     known.current = name
     known.save()
     click.echo(f"The context is {name}.", err=True)
+    _mind_environment()
 
 
 @config.command("set-context")

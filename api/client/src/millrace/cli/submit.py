@@ -229,43 +229,28 @@ def _plan(settings: Settings, params: str, output: str, options: RunOptions) -> 
 
 
 def _plan_table(found: Plan) -> str:
-
-    projected, plan = found.projected, found.plan
+    projected = found.projected
     place = f"place {found.queue_position}" if found.queue_position else None
     start = (
         found.estimated_start.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found.estimated_start else place
     )
-    parameters = plan.get("parameters")
-    return render.fields(
+    fields = render.fields(
         {
             "Fits": f"{'yes' if found.fits else 'no'}{f': {found.message}' if found.message else ''}",
             "Systems": ", ".join(found.systems),
             "Queue": place if start is not place else None,
             "Start": start,
-            "Takes about": _duration(found.estimated_seconds),
             "On a real one": _duration(projected.get("seconds")),
             "Step there": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,
             "Rate there": f"{projected['samplesPerSecond']:.4g} samples/s"
             if projected.get("samplesPerSecond")
             else None,
-            "Parameters": f"{parameters:,}" if isinstance(parameters, int) else None,
-            "Most systems": plan.get("largest_num_csx"),
-            "Plan": plan.get("plan"),
         }
-    ) + (f"\n\n{_layers(plan)}" if plan.get("layers") else "")
-
-
-def _layers(plan: Document) -> str:
+    )
     rows = [
-        (
-            layer.get("name"),
-            f"{layer.get('parameters', 0):,}",
-            layer.get("chunks"),
-            "yes" if layer.get("recompute") else "",
-        )
-        for layer in plan["layers"]
+        (role, need.get("count"), render.size(need.get("bytes") or 0)) for role, need in found.needs.items()
     ]
-    return render.table(("LAYER", "PARAMETERS", "CHUNKS", "RECOMPUTED"), rows)
+    return f"{fields}\n\n{render.table(('ROLE', 'AGENTS', 'MEMORY OF EACH'), rows)}" if rows else fields
 
 
 def _duration(seconds: float | None) -> str | None:

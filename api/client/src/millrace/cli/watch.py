@@ -33,6 +33,7 @@ def get() -> None:
 @click.option("--mine", "submitted_by", flag_value="", default=None, help="Only one's own.")
 @click.option("--submitted_by", metavar="WHO", help="Only those of this user.")
 @click.option("--finished/--unfinished", default=None, help="Only those that are over, or are not.")
+@click.option("--deleted", is_flag=True, help="Those that are deleted, too; --uid means one of them.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The newest so many.")
 @base.output_option()
 @base.pass_settings
@@ -45,7 +46,10 @@ def get_jobs(settings: Settings, /, limit: int, output: str, all_namespaces: boo
     jobs = found[:limit]
     names = _lines(job.name for job in jobs)
     render.emit(
-        output, {"items": [job.document for job in jobs]}, lambda: _jobs_table(jobs, all_namespaces), names
+        output,
+        {"items": [job.document for job in jobs]},
+        lambda: _jobs_table(jobs, all_namespaces, query["deleted"]),
+        names,
     )
     if not jobs:
         click.echo("There are no such jobs.", err=True)
@@ -246,10 +250,21 @@ def _time(time: datetime | None) -> str:
     return times.local(times.written(time))
 
 
-def _jobs_table(jobs: list[Job], namespaces: bool) -> str:
+def _jobs_table(jobs: list[Job], namespaces: bool, uids: bool) -> str:
     from millrace import times
 
-    headers = ["NAME", "STATE", "STEP", "OF", "LOSS", "RATE", "CSX", "RESTARTS", "AGE"]
+    headers = [
+        "NAME",
+        "STATE",
+        "STEP",
+        "OF",
+        "LOSS",
+        "RATE",
+        "CSX",
+        "RESTARTS",
+        "AGE",
+        *(["UID"] if uids else []),
+    ]
     rows = []
     for job in jobs:
         progress = job.status.get("progress") or {}
@@ -261,6 +276,7 @@ def _jobs_table(jobs: list[Job], namespaces: bool) -> str:
             job.spec.get("numCsx"),
             job.status.get("restarts", 0),
             None if seconds is None else times.age(seconds),
+            *([job.uid] if uids else []),
         ]
         rows.append([job.namespace, *row] if namespaces else row)
     return render.table(["NAMESPACE", *headers] if namespaces else headers, rows) if rows else ""
