@@ -121,7 +121,11 @@ impl Refusal {
 
     /// An object that breaks its definition in these fields.
     pub fn invalid(errors: Vec<Fault>) -> Self {
-        let said: Vec<String> = errors.iter().map(|fault| format!("{}: {}", fault.field, fault.message)).collect();
+        let said = errors.iter().map(|Fault { field, message }| match field.as_str() {
+            "" => message.clone(),
+            field => format!("{field}: {message}"),
+        });
+        let said: Vec<String> = said.collect();
         Self { reason: Reason::Invalid, detail: said.join("; "), errors }
     }
 

@@ -47,6 +47,7 @@ REFUSED = [
     Request(400, "BadRequest", "GET", JOBS + "/finished/metrics?after=-1"),
     Request(400, "BadRequest", "GET", JOBS + "/finished/logs?level=LOUD"),
     Request(415, "UnsupportedMediaType", "POST", JOBS, {"Content-Type": "text/plain"}, b"{}"),
+    Request(415, "UnsupportedMediaType", "POST", JOBS, {**JSON, "Content-Encoding": "gzip"}, b"\x1f\x8b"),
     Request(400, "BadRequest", "POST", JOBS, JSON, b"{"),
     Request(400, "BadRequest", "POST", JOBS, JSON, b"[]"),
     Request(400, "BadRequest", "POST", JOBS, JSON, b"\xff"),

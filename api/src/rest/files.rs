@@ -149,7 +149,8 @@ fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
 async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
     let Opened { bytes, tag, content } = opened;
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-    if text(header::IF_NONE_MATCH).is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
+    let same = |known: &str| known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag;
+    if text(header::IF_NONE_MATCH).is_some_and(|known| known.split(',').any(|known| same(known.trim()))) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response());
     }
     let unchanged = text(header::IF_RANGE).is_none_or(|known| known == tag);
@@ -181,11 +182,15 @@ async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
 
 /// First and last byte of a range of RFC 9110; `None` for what is not understood, which is then the whole file.
 fn part(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
-    let Some((first, last)) = range.strip_prefix("bytes=").and_then(|range| range.split_once('-')) else {
-        return Ok(None);
-    };
+    let in_bytes = range.split_once('=').filter(|(unit, _)| unit.eq_ignore_ascii_case("bytes"));
+    let Some((first, last)) = in_bytes.and_then(|(_, range)| range.split_once('-')) else { return Ok(None) };
     let (first, last) = (first.trim(), last.trim());
-    let found = match (first.parse::<u64>().ok(), last.parse::<u64>().ok()) {
+    // A number of whatever length is one, and lies beyond every end.
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+        digits.then(|| text.parse().unwrap_or(u64::MAX))
+    };
+    let found = match (number(first), number(last)) {
         (Some(first), Some(last)) if first <= last => Some((first, last)),
         (Some(first), None) if last.is_empty() => Some((first, u64::MAX)),
         (None, Some(tail)) if first.is_empty() => {
@@ -214,9 +219,11 @@ mod tests {
         assert_eq!(good("bytes=-4"), Some((6, 9)));
         assert_eq!(good("bytes=-40"), Some((0, 9)));
         assert_eq!(good("bytes=3-99"), Some((3, 9)));
+        assert_eq!(good("Bytes=3-99999999999999999999"), Some((3, 9)));
         for other in ["lines=1-2", "bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "bytes=-"] {
             assert_eq!(good(other), None, "{other}");
         }
+        assert!(part("bytes=99999999999999999999-", 10).is_err());
         assert!(part("bytes=10-", 10).is_err() && part("bytes=0-", 0).is_err() && part("bytes=-0", 10).is_err());
     }
 }

@@ -48,17 +48,19 @@ pub async fn create(
         Some(_) => return Err(Refusal::new(Reason::BadRequest, "dryRun is All, or it is left out")),
     }
     Ok(match api.backend.create(order).await? {
-        Created::New(job) => {
-            let location = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
-            let headers = HeaderValue::try_from(location).map(|location| [(header::LOCATION, location)]);
-            (StatusCode::CREATED, headers.unwrap_or([(header::LOCATION, HeaderValue::from_static("/"))]), Json(job))
-                .into_response()
-        }
+        Created::New(job) => (StatusCode::CREATED, [place(&ns, &job)], Json(job)).into_response(),
         Created::Replayed(job) => {
-            ([(HeaderName::from_static("idempotent-replay"), HeaderValue::from_static("true"))], Json(job))
-                .into_response()
+            let replayed = (HeaderName::from_static("idempotent-replay"), HeaderValue::from_static("true"));
+            ([place(&ns, &job), replayed], Json(job)).into_response()
         }
     })
+}
+
+/// The header that says where a job is.
+fn place(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
+    let place = HeaderValue::try_from(format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any()));
+    // A name that was admitted is nothing but letters.
+    (header::LOCATION, place.unwrap_or_else(|_| HeaderValue::from_static("/")))
 }
 
 /// What would become of a job.

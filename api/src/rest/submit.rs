@@ -59,6 +59,9 @@ pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order>
         let message = "a job is made in one namespace".to_owned();
         return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
     }
+    if request.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        return Err(Refusal::new(Reason::UnsupportedMediaType, "an encoded body is not read here: send it as it is"));
+    }
     let key = key(request.headers())?;
     let kind = kind(request.headers());
     let (mut object, texts, hash, stem) = match kind.as_str() {

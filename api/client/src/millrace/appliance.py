@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from millrace import endpoint, submission
+from millrace.errors import ConfigError
 from millrace.job import Job, collection
 from millrace.records import Document, Identity, Plan, Volume
 from millrace.submission import Params, RunOptions, Submission, Verb
@@ -78,6 +79,7 @@ class Appliance:
         eval_steps: int | None = None,
         checkpoint_path: str | None = None,
         load_checkpoint_states: str | None = None,
+        disable_strict_checkpoint_loading: bool | None = None,
         num_wgt_servers: int | None = None,
         num_act_servers: int | None = None,
         logging: str | None = None,
@@ -108,6 +110,7 @@ class Appliance:
             eval_steps=eval_steps,
             checkpoint_path=checkpoint_path,
             load_checkpoint_states=load_checkpoint_states,
+            disable_strict_checkpoint_loading=disable_strict_checkpoint_loading,
             num_wgt_servers=num_wgt_servers,
             num_act_servers=num_act_servers,
             logging=logging,
@@ -145,7 +148,12 @@ class Appliance:
         """Submit a job, its options as one value; `train` and `eval` are this with arguments."""
         sent = submission.build(params, options, verb)
         body = _body(sent)
-        body["headers"]["Idempotency-Key"] = idempotency_key or secrets.token_urlsafe(24)
+        key = idempotency_key or secrets.token_urlsafe(24)
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"The idempotency key {key!r} can't be sent: use ASCII letters, digits and signs."
+            )
+        body["headers"]["Idempotency-Key"] = key
         document = self._transport.json("POST", collection(self.namespace), **body)
         return Job(self._transport, document)
 

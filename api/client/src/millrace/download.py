@@ -37,6 +37,8 @@ def checkpoint(
     progress: bool,
 ) -> Path:
     """See `Job.download`."""
+    if format not in ("native", "hf"):
+        raise DownloadError(f"There is no format {format!r}: native and hf are known.")
     chosen = _choose(job, step)
     suffix = "-hf" if format == "hf" else ""
     target = Path(to if to is not None else f"{job.name}-checkpoint_{chosen.step}{suffix}")

@@ -108,13 +108,19 @@ class Metrics(Sequence[MetricPoint]):
         return [point.loss for point in self._points]
 
     def to_pandas(self) -> pd.DataFrame:
-        """A DataFrame with a row for each point, by step; columns that no point has are left out."""
+        """A DataFrame with a row for each point, by step; without columns that no point has but the loss."""
         try:
             import pandas as pd
         except ImportError as error:
             raise MissingDependency("pandas", "A DataFrame") from error
-        frame = pd.DataFrame([point.as_dict() for point in self._points])
-        return frame.dropna(axis="columns", how="all").set_index("step") if len(frame) else frame
+        frame = pd.DataFrame([point.as_dict() for point in self._points], columns=self._columns())
+        unused = [name for name in frame if name not in ("step", "loss") and frame[name].isna().all()]
+        return frame.drop(columns=unused).set_index("step")
+
+    def _columns(self) -> list[str]:
+        """Those of any point, in their order; of no points, those that every point has."""
+        names = {name: None for point in self._points for name in point.as_dict()}
+        return list(names) or ["step", "loss"]
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
         """The loss over the steps, on `ax` or a new figure."""

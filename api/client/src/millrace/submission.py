@@ -39,6 +39,7 @@ _OVERRIDES = frozenset(
         "eval_steps",
         "checkpoint_path",
         "load_checkpoint_states",
+        "disable_strict_checkpoint_loading",
         "num_wgt_servers",
         "num_act_servers",
         "logging",
@@ -66,6 +67,7 @@ class RunOptions(TypedDict, total=False):
     eval_steps: int | None
     checkpoint_path: str | None
     load_checkpoint_states: str | None
+    disable_strict_checkpoint_loading: bool | None
     num_wgt_servers: int | None
     num_act_servers: int | None
     logging: str | None

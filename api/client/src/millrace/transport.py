@@ -48,14 +48,17 @@ class Transport:
         headers = {"User-Agent": f"millrace/{millrace.__version__} Python/{platform.python_version()}"}
         if endpoint.token:
             headers["Authorization"] = f"Bearer {endpoint.token}"
-        self._client = httpx.Client(
-            base_url=endpoint.url,
-            headers=headers,
-            timeout=_TIMEOUT,
-            verify=_verification(endpoint),
-            # A proxy of the environment is not for this machine itself.
-            trust_env=not endpoint.is_loopback,
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=endpoint.url,
+                headers=headers,
+                timeout=_TIMEOUT,
+                verify=_verification(endpoint),
+                # A proxy of the environment is not for this machine itself.
+                trust_env=not endpoint.is_loopback,
+            )
+        except ImportError as error:
+            raise errors.MissingDependency("socksio", "The SOCKS proxy of the environment") from error
 
     def close(self) -> None:
         """Give up the kept connections."""

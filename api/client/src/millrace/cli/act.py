@@ -67,7 +67,12 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
 @click.command(cls=base.Command)
 @base.job_argument
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint of this step; else the newest.")
-@click.option("--to", metavar="DIR", help="Directory to make; else NAME-checkpoint_STEP, or NAME-artifacts.")
+@click.option(
+    "--to",
+    type=click.Path(),
+    metavar="DIR",
+    help="Directory to make; else NAME-checkpoint_STEP, or NAME-artifacts.",
+)
 @click.option(
     "--format",
     type=click.Choice(["native", "hf"]),

@@ -204,7 +204,10 @@ def explain(error: Exception, hint: str | None = None) -> int:
     if isinstance(error, errors.JobFailed):
         lines, code = [*(f"  {line}" for line in error.log_tail)], Exit.FAILED
     elif isinstance(error, errors.ApplianceError):
-        lines, code = [f"  {each.field}: {each.message}" for each in error.errors], _code_of(error)
+        # The sentence may have them, too, but one after the other.
+        several = len(error.errors) > 1
+        faults = [each for each in error.errors if several or each.message not in str(error)]
+        lines, code = [f"  {each.field}: {each.message}" for each in faults], _code_of(error)
         hint = hint or _hint_for(error)
     elif isinstance(error, errors.Unreachable):
         lines, code = [], Exit.UNREACHABLE

@@ -44,7 +44,12 @@ def _run_options(function: Function) -> Function:
     for option in reversed(
         [
             click.option(
-                "-p", "--params", required=True, metavar="FILE", help="The params; sent as they are."
+                "-p",
+                "--params",
+                required=True,
+                type=click.Path(),
+                metavar="FILE",
+                help="The params; sent as they are.",
             ),
             click.option("--num_csx", type=click.IntRange(1), metavar="N", help="Systems to use."),
             click.option(
@@ -64,6 +69,12 @@ def _run_options(function: Function) -> Function:
                 "--load_checkpoint_states",
                 metavar="LIST",
                 help="What of it to load: all, or some of its parts.",
+            ),
+            click.option(
+                "--disable_strict_checkpoint_loading",
+                is_flag=True,
+                default=None,
+                help="Start from a checkpoint that lacks tensors, too.",
             ),
             click.option(
                 "--num_wgt_servers",
