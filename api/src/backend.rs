@@ -6,14 +6,15 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{Appliance, TrainJob};
-use millrace_store::Key;
+use millrace_store::{Job, Key, Store};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::files::Files;
-use crate::refusal::Result;
+use crate::refusal::{Refusal, Result};
 
 /// Annotation of a job: who asked for it.
 pub const SUBMITTED_BY: &str = "millrace.dev/submitted-by";
@@ -35,6 +36,22 @@ pub struct Order {
     pub submitter: String,
     /// Names the request, so that a second one makes no second job.
     pub key: Option<Key>,
+}
+
+impl Order {
+    /// The job that the same request made before, as far as `store` remembers.
+    ///
+    /// # Errors
+    /// The key came before with another body, or the database's.
+    pub async fn before(&self, store: &Store) -> Result<Option<Job>> {
+        let Some(key) = &self.key else { return Ok(None) };
+        let now = Timestamp::now().as_millisecond();
+        let Some(row) = store.keyed_job(&self.namespace, &key.key, now).await? else { return Ok(None) };
+        match &row.key {
+            Some(known) if known.body_hash == key.body_hash => Ok(Some(row)),
+            _ => Err(Refusal::key_reused()),
+        }
+    }
 }
 
 /// A small text that a user's params name.

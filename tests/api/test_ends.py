@@ -45,7 +45,6 @@ def test_killed_and_started_again(survivor: Survivor, reference: Callable[[int],
     assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (2, 0)
 
 
-@pytest.mark.needs("kill")
 def test_a_directory_is_one_servers(shared: ProcessServer) -> None:
     """A second server on the same data would run the same jobs again: it is refused, and the first goes on."""
     twin = shared.twin()

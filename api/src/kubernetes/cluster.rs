@@ -7,7 +7,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Request;
 use kube::runtime::reflector::store::Writer;
@@ -119,17 +118,6 @@ impl Cluster {
         priorities(&self.client).await.map_err(refused("list priority classes"))
     }
 
-    /// The job that the same request made before, as far as is remembered here.
-    async fn before(&self, order: &Order) -> Result<Option<TrainJob>> {
-        let Some(key) = &order.key else { return Ok(None) };
-        let now = Timestamp::now().as_millisecond();
-        let Some(row) = self.store.keyed_job(&order.namespace, &key.key, now).await? else { return Ok(None) };
-        match &row.key {
-            Some(known) if known.body_hash == key.body_hash => job_of(&row).map(Some),
-            _ => Err(Refusal::key_reused()),
-        }
-    }
-
     /// Posts the object as it is, and has the API server refuse what it does not know.
     async fn post(&self, namespace: &str, object: &Value, dry_run: bool) -> Result<TrainJob, kube::Error> {
         let params = PostParams { dry_run, field_manager: Some(API.to_owned()) };
@@ -205,8 +193,8 @@ impl Backend for Cluster {
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
         let (object, job) = self.planner.admitted(order, &self.priorities().await?)?;
-        if let Some(known) = self.before(order).await? {
-            return Ok(plain(known));
+        if let Some(known) = order.before(&self.store).await? {
+            return job_of(&known).map(plain);
         }
         self.planner.understood(&job)?;
         let mut job = self.post(&order.namespace, &object, true).await.map_err(refused("try a job"))?;
@@ -216,8 +204,8 @@ impl Backend for Cluster {
 
     async fn create(&self, order: Order) -> Result<Created> {
         let (mut object, job) = self.planner.admitted(&order, &self.priorities().await?)?;
-        let made = match self.before(&order).await? {
-            Some(job) => Created::Replayed(Box::new(job)),
+        let made = match order.before(&self.store).await? {
+            Some(known) => Created::Replayed(Box::new(job_of(&known)?)),
             None => {
                 // What can never run is refused now, not when it is first visited.
                 self.planner.understood(&job)?;

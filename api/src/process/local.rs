@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_control::metrics::Metrics;
 use millrace_control::{Control, Parts, Streams, World};
@@ -96,19 +95,6 @@ impl Local {
     }
 }
 
-impl Local {
-    /// The job that the same request made before.
-    async fn before(&self, order: &Order) -> Result<Option<millrace_store::Job>> {
-        let Some(key) = &order.key else { return Ok(None) };
-        let now = Timestamp::now().as_millisecond();
-        let Some(row) = self.objects.store().keyed_job(&order.namespace, &key.key, now).await? else { return Ok(None) };
-        match &row.key {
-            Some(known) if known.body_hash == key.body_hash => Ok(Some(row)),
-            _ => Err(Refusal::key_reused()),
-        }
-    }
-}
-
 #[async_trait]
 impl Backend for Local {
     fn name(&self) -> &'static str {
@@ -117,7 +103,7 @@ impl Backend for Local {
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
         let (_, job) = self.planner.admitted(order, &priorities::all())?;
-        if let Some(known) = self.before(order).await? {
+        if let Some(known) = order.before(self.objects.store()).await? {
             return job_of(&known);
         }
         self.planner.understood(&job)?;
@@ -131,7 +117,7 @@ impl Backend for Local {
 
     async fn create(&self, order: Order) -> Result<Created> {
         let (object, job) = self.planner.admitted(&order, &priorities::all())?;
-        if self.before(&order).await?.is_none() {
+        if order.before(self.objects.store()).await?.is_none() {
             // What can never run is refused now, not when it is first visited.
             self.planner.understood(&job)?;
         }

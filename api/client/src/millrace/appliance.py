@@ -180,7 +180,7 @@ class Appliance:
         With `deleted`, those of which only the history is left, too.
         """
         query = {"state": state, "name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
-        query["deleted"] = True if deleted else None
+        query["deleted"] = deleted or None
         path = collection("-" if all_namespaces else self.namespace)
         cursor: str | None = None
         while True:

@@ -102,10 +102,11 @@ def download(
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
         if artifacts:
-            path, what = job.download_artifacts(*artifacts, to=to), "artifacts"
+            format, path = "artifacts", job.download_artifacts(*artifacts, to=to)
         else:
-            path, what = job.download(step, to, format or "native"), format or "native"
-    render.emit(output, {"path": str(path), "format": what}, lambda: str(path), str(path))
+            format = format or "native"
+            path = job.download(step, to, format)
+    render.emit(output, {"path": str(path), "format": format}, lambda: str(path), str(path))
 
 
 COMMANDS = (suspend, resume, scale, cancel, download)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ def get_jobs(settings: Settings, /, limit: int, output: str, all_namespaces: boo
             query["submitted_by"] = appliance.whoami().name
         found = list(islice(appliance.jobs(all_namespaces=all_namespaces, **query), limit + 1))
     jobs = found[:limit]
-    names = _lines(job.name for job in jobs)
+    names = "\n".join(job.name for job in jobs)
     render.emit(
         output,
         {"items": [job.document for job in jobs]},
@@ -76,10 +76,8 @@ def get_checkpoints(settings: Settings, name: str, uid: str | None, output: str)
     """Lists the checkpoints of a job, the oldest first."""
     with settings.appliance() as appliance:
         found = appliance.job(name, uid).checkpoints()
-    document = {"items": [each.document for each in found]}
     rows = [(each.step, render.size(each.bytes), _time(each.time), each.digest) for each in found]
-    headers = ("STEP", "SIZE", "TIME", "DIGEST")
-    render.emit(output, document, lambda: render.table(headers, rows), _lines(each.step for each in found))
+    _emit_list(output, [each.document for each in found], ("STEP", "SIZE", "TIME", "DIGEST"), rows)
 
 
 @get.command("artifacts")
@@ -90,10 +88,8 @@ def get_artifacts(settings: Settings, name: str, uid: str | None, output: str) -
     """Lists what else a job has written: metrics, logs, events for TensorBoard."""
     with settings.appliance() as appliance:
         found = appliance.job(name, uid).artifacts()
-    document = {"items": [each.document for each in found]}
     rows = [(each.path, render.size(each.bytes), _time(each.time)) for each in found]
-    headers = ("PATH", "SIZE", "TIME")
-    render.emit(output, document, lambda: render.table(headers, rows), _lines(each.path for each in found))
+    _emit_list(output, [each.document for each in found], ("PATH", "SIZE", "TIME"), rows)
 
 
 @get.command("cluster")
@@ -114,10 +110,8 @@ def get_volumes(settings: Settings, output: str) -> None:
     """Lists the volumes that --mount_dirs can name."""
     with settings.appliance() as appliance:
         volumes = appliance.volumes()
-    document = {"items": [vars(volume) for volume in volumes]}
     rows = [(volume.name, volume.message) for volume in volumes]
-    names = _lines(volume.name for volume in volumes)
-    render.emit(output, document, lambda: render.table(("NAME", "MESSAGE"), rows), names)
+    _emit_list(output, [vars(volume) for volume in volumes], ("NAME", "MESSAGE"), rows)
 
 
 @click.command(cls=base.Command)
@@ -239,9 +233,12 @@ def _number(value: float | None, width: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:>{width}.5g}"
 
 
-def _lines(names: Iterable[object]) -> str:
-    """For `$(...)`."""
-    return "\n".join(map(str, names))
+def _emit_list(
+    output: str, items: list[Document], headers: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    """All of a short list at once; what a row is called stands first in it."""
+    names = "\n".join(str(row[0]) for row in rows)
+    render.emit(output, {"items": items}, lambda: render.table(headers, rows), names)
 
 
 def _time(time: datetime | None) -> str:
