@@ -1,6 +1,6 @@
 //! What the REST server stands on: something that runs jobs. There are two of them, and handlers know nothing else.
 //!
-//! A backend acts, and keeps the [`Store`](millrace_store::Store) up to date with what is true of its jobs; whatever is only
+//! A backend acts, and keeps the [`Store`] up to date with what is true of its jobs; whatever is only
 //! read, jobs, events, metrics and logs, is read from there.
 
 use std::sync::Arc;
