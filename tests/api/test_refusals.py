@@ -114,6 +114,15 @@ def test_a_check_makes_nothing(shared: Server) -> None:
     assert names(user) == before
 
 
+def test_a_model_that_is_too_large(shared: Server, tmp_path: Path) -> None:
+    """Whether it fits is what a plan is asked, so that it does not is an answer; a job is refused in the same words."""
+    large = params(tmp_path, "hidden_size: 32", "hidden_size: 100000")
+    planned = shared.user.millrace("plan", "-p", large, "-o", "json", code=1).json
+    assert (planned["fits"], planned["reason"]) == (False, "ExceedsAppliance")
+    assert "choose a smaller hidden_size" in planned["message"]
+    assert planned["message"] in shared.user.millrace("train", "-p", large, code=2).error
+
+
 @dataclass(frozen=True)
 class Failure:
     """A job that failed as soon as it ran, and how long after that who followed it was kept."""
@@ -140,6 +149,15 @@ def test_data_that_is_not_there(failure: Failure) -> None:
     assert "nowhere.txt does not exist" in failure.seen.error
     job = failure.job.refresh()
     assert (job.state, job.status["restarts"]) == ("BadParams", 0), "another try would fail the same way"
+
+
+def test_a_loss_that_is_not_finite(shared: Server, tmp_path: Path) -> None:
+    """The next attempt would come to the same bits, so there is none."""
+    diverging = params(tmp_path, "learning_rate: 1e-3", "learning_rate: 1e30")
+    done = shared.user.millrace("train", "-p", diverging, "-n", "diverging", code=1)
+    assert "diverging ended as NonFiniteLoss: the loss of step 2 is not finite" in done.error
+    job = shared.user.appliance.job("diverging")
+    assert (job.status["restarts"], job.status["attempt"]) == (0, 1)
 
 
 def test_who_follows_a_failure_is_not_kept(failure: Failure) -> None:

@@ -10,9 +10,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
 use millrace_control::resolve::Projected;
-use millrace_control::{Needs, Priorities, Understanding, ledger};
+use millrace_control::{Needs, Priorities, Unable, Understanding, ledger};
 use millrace_crds::decide::{Ask, Place};
-use millrace_crds::{Appliance, Grant, QueuePlace, TrainJob};
+use millrace_crds::{Appliance, Grant, QueuePlace, QueueReason, TrainJob};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -31,7 +31,8 @@ const PLANNED: &str = "planned";
 pub struct Plan {
     /// Whether the appliance could run it, were it empty.
     pub fits: bool,
-    /// Why it does not fit, or waits: the word of a queue's reason.
+    /// Why it does not fit, or waits: the word of a queue's reason. A model that is too large for the machine exceeds the
+    /// appliance, and then nothing is known of needs and times.
     pub reason: Option<String>,
     /// The same as a sentence.
     pub message: String,
@@ -89,26 +90,35 @@ impl Planner {
         Ok((object, job))
     }
 
-    /// What a new job comes to; refused where it can never run, in the words that its status would have.
+    /// Refuses a new job that can never run, in the words that its status would have.
     ///
     /// # Errors
     /// [`Reason::Invalid`] where there is no such appliance, [`Reason::BadParams`] otherwise.
-    pub fn understood(&self, job: &TrainJob) -> Result<(Arc<Appliance>, Needs)> {
+    pub fn understood(&self, job: &TrainJob) -> Result<()> {
+        let appliance = self.appliance_of(job)?;
+        let needs = self.understanding.of_new(job, &appliance.spec);
+        needs.map(drop).map_err(|why| Refusal::new(Reason::BadParams, why.to_string()))
+    }
+
+    fn appliance_of(&self, job: &TrainJob) -> Result<Arc<Appliance>> {
         let name = &job.spec.appliance;
-        let appliance = self.appliances.get(&ObjectRef::new(name)).ok_or_else(|| {
+        self.appliances.get(&ObjectRef::new(name)).ok_or_else(|| {
             let message = format!("there is no appliance {name} here: leave the field out for the usual one");
             Refusal::invalid(vec![Fault { field: "spec.appliance".to_owned(), message }])
-        })?;
-        let needs = self.understanding.of_new(job, &appliance.spec);
-        Ok((appliance, needs.map_err(|why| Refusal::new(Reason::BadParams, why))?))
+        })
     }
 
     /// What would become of this new job now.
     ///
     /// # Errors
-    /// As [`Planner::understood`].
+    /// As [`Planner::understood`], but that a job that is too large is an answer.
     pub fn plan(&self, mut job: TrainJob, priorities: &Priorities) -> Result<Plan> {
-        let (appliance, needs) = self.understood(&job)?;
+        let appliance = self.appliance_of(&job)?;
+        let needs = match self.understanding.of_new(&job, &appliance.spec) {
+            Ok(needs) => needs,
+            Err(Unable::TooLarge(message)) => return Ok(too_large(message)),
+            Err(Unable::BadParams(why)) => return Err(Refusal::new(Reason::BadParams, why)),
+        };
         let now = Timestamp::now();
         // It asks as if it were made now.
         job.metadata.uid = Some(PLANNED.to_owned());
@@ -119,7 +129,8 @@ impl Planner {
             .ok_or_else(|| Refusal::internal("plan a job", &"it has no UID"))?;
         let (running, waiting) = (self.holding(&appliance), self.waiting(&appliance, priorities));
         let (found, start) = forecast(&ledger::capacity(&machine), &running, &waiting, &wanted, now);
-        Ok(told(found, start, &needs))
+        let plan = told(found, start, &needs);
+        Ok(if job.spec.suspend { until_resumed(plan) } else { plan })
     }
 
     /// The jobs that wait for this appliance, as they ask.
@@ -141,6 +152,20 @@ impl Planner {
         };
         grants.map(|grant| Running { until: until(&grant.uid), grant: grant.clone() }).collect()
     }
+}
+
+fn too_large(message: String) -> Plan {
+    Plan { reason: Some(QueueReason::ExceedsAppliance.as_str().to_owned()), message, ..Plan::default() }
+}
+
+/// The plan of a job that is made to wait for its user.
+fn until_resumed(plan: Plan) -> Plan {
+    if !plan.fits {
+        return plan;
+    }
+    let message =
+        format!("it is to be suspended: it would ask for its systems when it is resumed; now, {}", plan.message);
+    Plan { message, systems: Vec::new(), queue: None, estimated_start: None, ..plan }
 }
 
 fn told(found: Result<Grant, Place>, estimated_start: Option<Timestamp>, needs: &Needs) -> Plan {

@@ -8,9 +8,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::conditions::{Facts, update};
 use super::{AgentState, Command, Decision, Event, Observed, Outcome};
 use crate::{CheckpointRecord, ConditionType, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus};
+use failing::beyond_retrying;
 
-/// What a coordinator calls it when another run has model_dir: an earlier job of the same name, which goes.
-const IN_USE: &str = "ModelDirInUse";
 /// Seconds an agent that has nothing left to do gets to end.
 const BRIEF: u32 = 10;
 /// Seconds between two visits of a job in which something is under way, whatever is heard meanwhile.
@@ -206,14 +205,12 @@ impl Visit<'_> {
     /// The end, if the coordinator has told it.
     fn over(&mut self) -> Option<Now> {
         let outcome = self.outcome()?.clone();
-        match outcome.exit_code {
-            0 => Some(self.finish(State::Succeeded, outcome.message)),
-            2 if outcome.reason != IN_USE => {
-                self.keep_failure(&outcome);
-                Some(self.finish(State::BadParams, outcome.message))
-            }
-            _ => None,
+        if outcome.exit_code == 0 {
+            return Some(self.finish(State::Succeeded, outcome.message));
         }
+        let state = beyond_retrying(i32::from(outcome.exit_code), &outcome.reason)?;
+        self.keep_failure(&outcome);
+        Some(self.finish(state, outcome.message))
     }
 
     /// The last word of this attempt's coordinator.

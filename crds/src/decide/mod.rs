@@ -10,7 +10,8 @@
 //!   Queued -> Starting -> Training <-> Evaluating -> Succeeded
 //!     ^                      |
 //!     |      Suspending, Resizing, Restarting        (what must stop first saves its state)
-//!     +-- Suspended <--------+--------------> BadParams, OutOfMemory, DeadlineExceeded, RetriesExhausted
+//!     +-- Suspended <--------+--------------> BadParams, NonFiniteLoss, OutOfMemory, DeadlineExceeded,
+//!                                             RetriesExhausted
 //! ```
 //!
 //! Invariants:

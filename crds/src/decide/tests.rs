@@ -344,6 +344,16 @@ fn failures_end_a_job_as_what_they_were() {
     let mut world = World::training(2);
     world.ends(Role::Coordinator, 2, "Error");
     assert_eq!(world.visit(), State::BadParams, "bad input is never tried again");
+    for pod_seen in [false, true] {
+        let mut world = World::training(2);
+        if pod_seen {
+            world.ends(Role::Coordinator, 1, "NonFiniteLoss");
+        } else {
+            world.outcome(1, "NonFiniteLoss");
+        }
+        assert_eq!(world.visit(), State::NonFiniteLoss, "the next attempt would come to the same bits");
+        assert_eq!(world.status().failure.unwrap().reason.as_deref(), Some("NonFiniteLoss"));
+    }
     let mut world = World::training(2);
     world.ends(Role::Coordinator, 2, "ModelDirInUse");
     assert_eq!(world.visit(), State::Restarting, "an earlier job of the same name lets go in a moment");

@@ -211,8 +211,8 @@ pub struct Deadlines {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
-    /// How often the job may be started again from its last committed step; then it ends as RetriesExhausted. Bad input is
-    /// never tried again. A suspension, a change of numCsx and a drained node cost nothing.
+    /// How often the job may be started again from its last committed step; then it ends as RetriesExhausted. Bad input
+    /// and a loss that is not finite are never tried again. A suspension, a change of numCsx and a drained node cost nothing.
     #[serde(default = "default_restarts")]
     #[schemars(range(min = 0, max = 10_000))]
     pub max_restarts: u32,

@@ -23,6 +23,8 @@ pub enum State {
     Succeeded,
     /// Failed: params that say nothing that can be run, or data or a checkpoint that can't be used. Never tried again.
     BadParams,
+    /// Failed: a loss or a gradient is not finite. Never tried again: the same checkpoint comes to the same bits.
+    NonFiniteLoss,
     /// Failed: a role's pod needed more memory than it may use.
     OutOfMemory,
     /// Failed: one of its deadlines passed.
@@ -33,7 +35,7 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Queued,
         Self::Starting,
         Self::Training,
@@ -44,6 +46,7 @@ impl State {
         Self::Resizing,
         Self::Succeeded,
         Self::BadParams,
+        Self::NonFiniteLoss,
         Self::OutOfMemory,
         Self::DeadlineExceeded,
         Self::RetriesExhausted,
@@ -62,6 +65,7 @@ impl State {
             Self::Resizing => "Resizing",
             Self::Succeeded => "Succeeded",
             Self::BadParams => "BadParams",
+            Self::NonFiniteLoss => "NonFiniteLoss",
             Self::OutOfMemory => "OutOfMemory",
             Self::DeadlineExceeded => "DeadlineExceeded",
             Self::RetriesExhausted => "RetriesExhausted",
@@ -80,6 +84,9 @@ impl State {
 
     /// Whether the job is over and did not do what it was asked to do.
     pub const fn is_failure(self) -> bool {
-        matches!(self, Self::BadParams | Self::OutOfMemory | Self::DeadlineExceeded | Self::RetriesExhausted)
+        matches!(
+            self,
+            Self::BadParams | Self::NonFiniteLoss | Self::OutOfMemory | Self::DeadlineExceeded | Self::RetriesExhausted
+        )
     }
 }

@@ -25,7 +25,7 @@ pub mod visit;
 pub mod world;
 
 pub use control::{Control, Parts};
-pub use resolve::{Needs, needs, resolve};
+pub use resolve::{Needs, Unable, needs, resolve};
 pub use run::{Streams, run};
 pub use understand::Understanding;
 pub use world::{Attempt, Found, Journal, ModelDir, Priorities, Site, World};

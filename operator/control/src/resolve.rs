@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use millrace_crds::decide::Role;
 use millrace_crds::{ClusterSpec, Difference, Resolution, TrainJob};
-use millrace_emulator::compile::compile_job;
+use millrace_emulator::compile::{CompileError, compile_job};
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::report::PlanReport;
 use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
@@ -44,11 +44,46 @@ pub struct Projected {
     pub samples_per_second: f64,
 }
 
+/// Why a job can never run as it is: a sentence for its user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unable {
+    /// What it says can't be read, or contradicts itself, or names what it may not use.
+    #[error("{0}")]
+    BadParams(String),
+    /// Its model or its batch is more than the machine can hold.
+    #[error("{0}")]
+    TooLarge(String),
+}
+
+impl From<String> for Unable {
+    fn from(why: String) -> Self {
+        Self::BadParams(why)
+    }
+}
+
+impl From<Unreadable> for Unable {
+    fn from(record: Unreadable) -> Self {
+        Self::BadParams(record.to_string())
+    }
+}
+
+impl From<CompileError> for Unable {
+    fn from(error: CompileError) -> Self {
+        let why = error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"));
+        match error {
+            CompileError::MemoryXTooSmall { .. } | CompileError::DoesNotFit { .. } => Self::TooLarge(why),
+            CompileError::Graph(_) | CompileError::Batch { .. } | CompileError::SequencesDiffer { .. } => {
+                Self::BadParams(why)
+            }
+        }
+    }
+}
+
 /// Resolves `job` on an appliance, in a world of which `site` tells.
 ///
 /// # Errors
-/// The job can never run as it is; a sentence for its user.
-pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result<Resolution, String> {
+/// The job can never run as it is.
+pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result<Resolution, Unable> {
     let spec = &job.spec;
     let params = spec.params.read().map_err(|error| error.report().trim_end().to_owned())?;
     let overrides = Overrides {
@@ -62,7 +97,8 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
         return Err(
             "runconfig.compile_only and validate_only are for a local run: `millrace-agent plan` answers them \
                     without a cluster"
-                .to_owned(),
+                .to_owned()
+                .into(),
         );
     }
     if !without_effect.is_empty() {
@@ -78,7 +114,7 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
         .machine
         .resolve()
         .map_err(|error| format!("the appliance's spec is wrong: {}", error.report().trim_end()))?;
-    let plan = compile_job(&resolved, &appliance).map_err(|error| error.to_string())?;
+    let plan = compile_job(&resolved, &appliance)?;
     let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
     let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
     Ok(Resolution {
@@ -101,10 +137,9 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
 ///
 /// # Errors
 /// The record is of a version this one can't read, or there can be no such placement.
-pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, String> {
-    let unreadable = |error: Unreadable| error.to_string();
-    let (job, appliance) = resolved_job(resolution).map_err(unreadable)?;
-    let plan = compile_job(&job, &appliance).map_err(|error| error.to_string())?;
+pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, Unable> {
+    let (job, appliance) = resolved_job(resolution)?;
+    let plan = compile_job(&job, &appliance)?;
     let largest = largest_num_csx(&job);
     let systems = num_csx.clamp(1, largest);
     let report = PlanReport::new(&plan, &appliance, systems).map_err(|error| error.to_string())?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 
-use crate::resolve::{self, Needs};
+use crate::resolve::{self, Needs, Unable};
 use crate::world::Site;
 
 /// See the module text.
@@ -20,7 +20,7 @@ struct Known {
     num_csx: u32,
     /// The appliance it was understood on.
     cluster: ClusterSpec,
-    result: Result<Arc<(Resolution, Needs)>, String>,
+    result: Result<Arc<(Resolution, Needs)>, Unable>,
 }
 
 impl Understanding {
@@ -37,14 +37,14 @@ impl Understanding {
     /// What `job` comes to on `num_csx` systems: its record, or what it would become.
     ///
     /// # Errors
-    /// A sentence for the user, whose job can never run as it is.
+    /// The job can never run as it is.
     pub fn of(
         &self,
         job: &TrainJob,
         uid: &str,
         cluster: &ClusterSpec,
         num_csx: u32,
-    ) -> Result<Arc<(Resolution, Needs)>, String> {
+    ) -> Result<Arc<(Resolution, Needs)>, Unable> {
         let record = job.status.as_ref().and_then(|status| status.resolved.clone());
         // What is on record no change of the appliance concerns.
         let holds = |known: &&Known| known.num_csx == num_csx && (record.is_some() || known.cluster == *cluster);
@@ -64,7 +64,7 @@ impl Understanding {
     ///
     /// # Errors
     /// As [`Understanding::of`].
-    pub fn of_new(&self, job: &TrainJob, cluster: &ClusterSpec) -> Result<Needs, String> {
+    pub fn of_new(&self, job: &TrainJob, cluster: &ClusterSpec) -> Result<Needs, Unable> {
         resolve::needs(&resolve::resolve(job, cluster, &*self.site)?, job.spec.num_csx)
     }
 

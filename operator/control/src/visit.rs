@@ -81,7 +81,7 @@ async fn dereference<W: World>(job: &TrainJob, control: &Control<W>, uid: String
         grant: grant.map(|grant| Granted { attempt: grant.attempt, systems: grant.systems.clone() }),
         place,
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
-        resolution: understood.as_ref().map(|known| known.0.clone()).map_err(Clone::clone),
+        resolution: understood.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string),
         largest_num_csx: understood.as_ref().map(|known| known.1.largest_num_csx).ok(),
         wanted: understood.as_ref().map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };
@@ -119,8 +119,8 @@ async fn carry_out<W: World>(
             Command::Run { attempt, num_csx } => {
                 let resolution = decision.status.resolved.as_ref();
                 let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
-                let known =
-                    control.understanding.of(job, &seen.uid, &seen.cluster, *num_csx).map_err(Error::<W>::Job)?;
+                let known = control.understanding.of(job, &seen.uid, &seen.cluster, *num_csx);
+                let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
                 let number = *attempt;
                 let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1 };
                 control.world.run(&attempt, &seen.there).await?;

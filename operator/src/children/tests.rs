@@ -7,7 +7,7 @@ use millrace_crds::{
     ClaimSource, ClusterSpec, JobVolume, MountDir, Resolution, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
 };
 
-use millrace_control::{Needs, needs, resolve};
+use millrace_control::{Needs, Unable, needs, resolve};
 use millrace_crds::decide::Role;
 
 use super::*;
@@ -30,7 +30,7 @@ fn job(name: &str, model_dir: &str) -> TrainJob {
     job
 }
 
-fn resolve_here(job: &TrainJob) -> Result<Resolution, String> {
+fn resolve_here(job: &TrainJob) -> Result<Resolution, Unable> {
     resolve(job, &ClusterSpec::default(), &Pods { image: "localhost/millrace:test".to_owned() })
 }
 
@@ -129,7 +129,7 @@ fn without_volumes_the_claim_is_found_again_by_name_and_belongs_to_no_job() {
     assert_eq!(claim.metadata.owner_references, None);
     let (resolution, _) = resolved(&job("job", "runs/../one"));
     assert_eq!(resolution.model_dir.as_deref(), Some("/var/lib/millrace/model_dir/runs/one"));
-    let outside = resolve_here(&job("job", "/elsewhere")).unwrap_err();
+    let outside = resolve_here(&job("job", "/elsewhere")).unwrap_err().to_string();
     assert!(outside.contains("/elsewhere") && outside.contains("spec.mountDirs"), "{outside}");
 }
 
@@ -169,14 +169,20 @@ fn agents_talk_to_each_other_and_to_nobody_else() {
 fn what_can_never_run_is_refused_in_one_sentence() {
     let mut bad = job("job", "m");
     bad.spec.params.0["model"]["num_heads"] = 3.into();
-    let why = resolve_here(&bad).unwrap_err();
+    let why = resolve_here(&bad).unwrap_err().to_string();
     assert!(why.contains("num_heads"), "{why}");
     let mut bad = job("job", "m");
     bad.spec.params.0["optimizer"]["learning_rat"] = 1.into();
-    let why = resolve_here(&bad).unwrap_err();
+    let why = resolve_here(&bad).unwrap_err().to_string();
     assert!(why.contains("learning_rat") && why.contains("learning_rate"), "{why}");
     let mut bad = job("job", "m");
     bad.spec.num_csx = 5;
-    let why = resolve_here(&bad).unwrap_err();
+    let why = resolve_here(&bad).unwrap_err().to_string();
     assert!(why.contains("num_csx"), "{why}");
+    let mut large = job("job", "m");
+    large.spec.params.0["model"]["hidden_size"] = 100_000.into();
+    match resolve_here(&large).unwrap_err() {
+        Unable::TooLarge(why) => assert!(why.contains("the wafer has") && why.contains("smaller hidden_size"), "{why}"),
+        Unable::BadParams(why) => panic!("it is the machine that is too small: {why}"),
+    }
 }

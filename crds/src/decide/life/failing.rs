@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::super::agent::{BAD_INPUT, OUT_OF_MEMORY, failure, first_to_fail};
 use super::super::{Agent, AgentState, Command, End, Outcome};
-use super::{BRIEF, HEARTBEAT, IN_USE, Now, Visit, seconds};
+use super::{BRIEF, HEARTBEAT, Now, Visit, seconds};
 use crate::{Failure, State};
 
 /// Seconds after which an agent that left in good order is missed, unless its coordinator has ended too: at the end of a
@@ -12,8 +12,22 @@ use crate::{Failure, State};
 const MISSED_AFTER: i64 = 15;
 /// What a coordinator ends with that was asked to, by itself or through a shard.
 const INTERRUPTED: u8 = 130;
+/// The coordinator's reason where an earlier job of the same model_dir has not let go of it yet.
+const IN_USE: &str = "ModelDirInUse";
+/// The coordinator's reason where a loss or a gradient is not finite.
+const NOT_FINITE: &str = "NonFiniteLoss";
 /// The coordinator's name among the agents.
 const COORDINATOR: &str = "coordinator-0";
+
+/// What a job is that ends so, if the next attempt would come to the same end.
+pub(super) fn beyond_retrying(exit_code: i32, reason: &str) -> Option<State> {
+    match reason {
+        IN_USE => None,
+        _ if exit_code == BAD_INPUT => Some(State::BadParams),
+        NOT_FINITE => Some(State::NonFiniteLoss),
+        _ => None,
+    }
+}
 
 impl Visit<'_> {
     /// What has broken the attempt, if something has, and whether it counts against the retry budget: what was moved on
@@ -110,8 +124,8 @@ impl Visit<'_> {
         let who = cause.role.clone().unwrap_or_default();
         let (reason, exit_code) = (cause.reason.clone().unwrap_or_default(), cause.exit_code);
         self.status.failure = Some(Failure { time: Some(Time(self.observed.now)), ..cause });
-        if exit_code == Some(BAD_INPUT) && reason != IN_USE {
-            return self.finish(State::BadParams, what);
+        if let Some(state) = exit_code.and_then(|code| beyond_retrying(code, &reason)) {
+            return self.finish(state, what);
         }
         let most = self.spec.failure_policy.max_restarts;
         let restarts = self.status.restarts.unwrap_or(0) + u32::from(counted);
