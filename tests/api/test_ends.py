@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from harness import Done, ProcessServer, Reference, User, serving, until_step
@@ -45,10 +46,13 @@ def test_killed_and_started_again(survivor: Survivor, reference: Callable[[int],
     assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (2, 0)
 
 
-def test_a_directory_is_one_servers(shared: ProcessServer) -> None:
-    """A second server on the same data would run the same jobs again: it is refused, and the first goes on."""
+def test_a_directory_and_a_database_are_one_servers(shared: ProcessServer, tmp_path: Path) -> None:
+    """A second server on the same data would run the same jobs again, as would one on the same database alone: both are
+    refused, and the first goes on."""
     twin = shared.twin()
     assert twin.returncode == 1 and "another server uses the directory" in twin.stderr
+    elsewhere = shared.twin(tmp_path)
+    assert elsewhere.returncode == 1 and "the jobs of this database have their files elsewhere" in elsewhere.stderr
     assert shared.user.appliance.whoami().name == "local"
 
 

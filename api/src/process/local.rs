@@ -13,6 +13,7 @@ use millrace_store::Store;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::claim::Claim;
 use super::objects::{NewObject, Objects};
 use super::priorities;
 use super::site::Directories;
@@ -21,7 +22,7 @@ use crate::backend::{Backend, Change, Created, Order, Volume};
 use crate::document::job_of;
 use crate::files::{Files, LocalFiles};
 use crate::plan::{Plan, Planner};
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{Refusal, Result};
 
 /// Jobs forgotten at a time.
 const FORGOTTEN: u32 = 16;
@@ -45,7 +46,7 @@ pub struct Local {
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
     /// Held for as long as the server lives.
-    _ours: std::fs::File,
+    _claim: Claim,
 }
 
 impl Local {
@@ -55,13 +56,13 @@ impl Local {
     /// The database or a directory can't be used.
     pub async fn start(store: Store, settings: Settings) -> Result<Self> {
         let Settings { directories, appliance } = settings;
-        let ours = claimed(&directories.data)?;
+        let mut claim = Claim::take(&directories.data)?;
         for dir in ["model_dirs", "texts", "last", "exports"].map(|name| directories.data.join(name)) {
             std::fs::create_dir_all(&dir)
                 .map_err(|error| Refusal::internal(&format!("make the directory {}", dir.display()), &error))?;
         }
         let objects = Arc::new(Objects::new(store));
-        objects.seed_appliance(appliance).await?;
+        objects.seed_appliance(appliance, &mut claim).await?;
         let (visits, wanted) = mpsc::unbounded_channel();
         let machine = Arc::new(Machine::new(objects.clone(), directories.clone(), visits.clone()).await?);
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
@@ -91,7 +92,7 @@ impl Local {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
-        Ok(Self { objects, machine, control, planner, ending, running, _ours: ours })
+        Ok(Self { objects, machine, control, planner, ending, running, _claim: claim })
     }
 }
 
@@ -186,6 +187,7 @@ impl Backend for Local {
         let (forgotten, others): (Vec<_>, Vec<_>) = self.control.jobs.state().into_iter().partition(is_forgotten);
         let others: Vec<TrainJob> = others.into_iter().map(|job| TrainJob::clone(&job)).collect();
         for job in forgotten {
+            self.machine.directories.remove_reports(&job).await;
             self.machine.directories.remove_texts(&job, &others).await;
             self.objects.tell_gone(&job);
         }
@@ -208,21 +210,6 @@ impl Backend for Local {
         let model_dir = written.ok_or_else(Refusal::no_files)?;
         let exports = self.machine.directories.data.join("exports");
         Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
-    }
-}
-
-/// The lock on a data directory: what two servers each think to be running there are the same jobs.
-fn claimed(data: &std::path::Path) -> Result<std::fs::File> {
-    let lock = std::fs::File::create(data.join(".lock"))
-        .map_err(|error| Refusal::internal(&format!("make a lock in {}", data.display()), &error))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            let detail =
-                format!("another server uses the directory {}: end it, or choose another --data", data.display());
-            Err(Refusal::new(Reason::Conflict, detail))
-        }
-        Err(std::fs::TryLockError::Error(error)) => Err(Refusal::internal(&format!("lock {}", data.display()), &error)),
     }
 }
 

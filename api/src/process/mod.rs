@@ -7,6 +7,7 @@
 //!                              millrace_control ───────────────┘
 //! ```
 
+mod claim;
 mod local;
 mod objects;
 mod observe;

@@ -16,6 +16,7 @@ use millrace_store::{Created, NewEvent, NewJob, Store};
 use serde_json::Value;
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::claim::Claim;
 use crate::document::{content, job_of, read, text, version};
 use crate::refusal::{Reason, Refusal, Result};
 
@@ -244,14 +245,15 @@ impl Objects {
         Ok(self.store.appliance(name).await?.and_then(|row| read(&row.name, &row.document)))
     }
 
-    /// Sees to it that `appliance` exists with this spec; its ledger stays.
+    /// Sees to it that `appliance` exists with this spec; its ledger stays. Its UID ties the database to what `claim` holds.
     ///
     /// # Errors
-    /// The database's.
-    pub async fn seed_appliance(&self, mut appliance: Appliance) -> Result<()> {
+    /// The database's, and those of [`Claim`].
+    pub async fn seed_appliance(&self, mut appliance: Appliance, claim: &mut Claim) -> Result<()> {
         let name = appliance.name_any();
         loop {
             if let Some(mut there) = self.appliance(&name).await? {
+                claim.agree(&there.uid().unwrap_or_default())?;
                 if there.spec != appliance.spec {
                     there.spec = appliance.spec.clone();
                     there.metadata.generation = there.metadata.generation.map(|generation| generation + 1);
@@ -261,7 +263,9 @@ impl Objects {
                 }
                 return Ok(());
             }
-            appliance.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
+            let uid = claim.machine().map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
+            claim.keep(&uid)?;
+            appliance.metadata.uid = Some(uid);
             appliance.metadata.generation = Some(1);
             appliance.metadata.resource_version = Some("1".to_owned());
             self.store.create_appliance(&name, &text(&appliance)?).await?;

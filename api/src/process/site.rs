@@ -50,6 +50,15 @@ impl Directories {
         self.data.join("last").join(format!("{uid}-{attempt}.json"))
     }
 
+    /// Removes what the coordinators of a job, which is gone, have left behind.
+    pub async fn remove_reports(&self, job: &TrainJob) {
+        let attempts = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
+        for attempt in 1..=attempts {
+            // Not every attempt had a coordinator that came so far.
+            let _ = tokio::fs::remove_file(self.last_report(&job.uid().unwrap_or_default(), attempt)).await;
+        }
+    }
+
     /// Where a path of `job`'s params lies.
     ///
     /// # Errors

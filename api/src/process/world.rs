@@ -262,6 +262,7 @@ impl World for Machine {
 
     async fn forget(&self, job: &TrainJob) -> Result<(), Refusal> {
         self.objects.delete_job(job).await?;
+        self.directories.remove_reports(job).await;
         if job.spec.volumes.iter().any(|volume| volume.config_map.is_some()) {
             self.directories.remove_texts(job, &self.objects.live_jobs().await?).await;
         }

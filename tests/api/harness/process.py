@@ -64,10 +64,12 @@ class ProcessServer(Server):
         # The roles inherit it, so that they are known as this server's even when it is gone.
         return {**os.environ, **self._database, "MILLRACE_DATA": str(self.data)}
 
-    def twin(self) -> subprocess.CompletedProcess[str]:
-        """What becomes of another server with the same data, while this one serves."""
+    def twin(self, data: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """What becomes of another server with the same database, and the same data or other, while this one serves."""
+        database = self._database or {"MILLRACE_DATABASE": f"sqlite:{self.data / 'millrace.db'}"}
+        env = {**self._env, **database, "MILLRACE_DATA": str(data or self.data)}
         command = [PROGRAMS / "millrace-api", "serve", "--listen", "127.0.0.1:0", "--inputs", ROOT]
-        return subprocess.run(command, env=self._env, cwd=self.home, capture_output=True, text=True, timeout=30)
+        return subprocess.run(command, env=env, cwd=self.home, capture_output=True, text=True, timeout=30)
 
     def kill(self) -> None:
         """End it without a warning, as a lack of power does; returns when it is gone."""
