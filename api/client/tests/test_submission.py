@@ -65,10 +65,25 @@ def test_what_is_large_or_no_text_stays_and_takes_its_glob_with_it(
     (tmp_path / "a.txt").write_text("small")
     (tmp_path / "z.txt").write_text("l" * 1024 * 1024)
     (tmp_path / "tokens.bin").write_bytes(b"\xff\xfe")
-    sent = submitted(server, appliance, {"train_input": {"data_dir": "*.txt", "data_files": ["tokens.bin"]}})
+    (tmp_path / 'q".text').write_text("small")
+    (tmp_path / "texts").mkdir()
+    paths = ["tokens.bin", 'q".text', "texts"]
+    sent = submitted(server, appliance, {"train_input": {"data_dir": "*.txt", "data_files": paths}})
     assert sent["files"] == {}
     assert "z.txt stays on this machine (1.0 MiB; only texts under 1 MiB" in caplog.text
     assert "tokens.bin stays on this machine (it is no UTF-8 text)" in caplog.text
+    assert 'q".text stays on this machine (a name with' in caplog.text
+    assert "texts stays on this machine (it is a directory" in caplog.text
+
+
+def test_tabs_keep_no_text_here(
+    server: Server, appliance: Appliance, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("small")
+    for comment, files in ((b"\t# a tab", {"a.txt": b"small"}), (b"\nmodel: [", {})):
+        (tmp_path / "params.yaml").write_bytes(b"train_input:\n    data_dir: a.txt" + comment)
+        assert submitted(server, appliance, tmp_path / "params.yaml")["files"] == files
+        assert ("can't be read here" in caplog.text) == (not files)
 
 
 def test_a_dict_is_json_whose_floats_read_back(server: Server, appliance: Appliance, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ Verb = Literal["train", "eval", "plan"]
 Params = str | os.PathLike[str] | Mapping[str, Any]
 
 LARGEST_TEXT = 1024 * 1024
+# Readers of forms disagree about these in a file's name.
+_UNSENDABLE = re.compile(r'[\x00-\x1f"\\]')
 _PATH_KEYS = ("data_dir", "data_files")
 _OVERRIDES = frozenset(
     {
@@ -127,15 +130,22 @@ def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
         return _to_json(params, indent=2), "params.json", params, [Path()]
     path = Path(params)
     content = path.read_bytes()
+    return content, path.name, _understood(content, path), [path.parent, Path()]
+
+
+def _understood(content: bytes, path: Path) -> Any:
+    """What a Python reader makes of params; None of what it can't read."""
     try:
-        document = yaml.safe_load(content)
+        return yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if b"\t" in content:
+            # The appliance's reader takes tabs between words, Python's does not.
+            return _understood(content.replace(b"\t", b" "), path)
         # The appliance's own reader has the better message, with line and hint, or reads it all the same.
         log.warning(
             "%s can't be read here (%s): texts that it names stay on this machine", path, _first_line(error)
         )
-        document = None
-    return content, path.name, document, [path.parent, Path()]
+        return None
 
 
 def _first_line(error: Exception) -> str:
@@ -185,6 +195,9 @@ def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
     if not named or Path(named).is_absolute():
         return []
     for place in places:
+        if (place / named).is_dir():
+            _note_staying(named, "it is a directory; single texts and globs as texts/*.txt travel along")
+            return []
         names = (
             [named] if (place / named).is_file() else sorted(glob.glob(named, root_dir=place, recursive=True))
         )
@@ -193,29 +206,33 @@ def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
             continue
         texts = []
         for name in names:
-            text, trouble = _small_text(place / name)
+            text, trouble = _small_text(place, name)
             if text is None:
-                log.warning(
-                    "%s stays on this machine (%s): the appliance looks for %s among its own files",
-                    name,
-                    trouble,
-                    "it" if name == named else named,
-                )
+                _note_staying(name, trouble, "it" if name == named else named)
                 return []
             texts.append((name, text))
         return texts
     return []
 
 
-def _small_text(path: Path) -> tuple[bytes | None, str]:
+def _note_staying(name: str, why: str, sought: str = "it") -> None:
+    log.warning(
+        "%s stays on this machine (%s): the appliance looks for %s among its own files", name, why, sought
+    )
+
+
+def _small_text(place: Path, name: str) -> tuple[bytes | None, str]:
     """The file's content, or why it does not travel."""
+    if _UNSENDABLE.search(name):
+        return None, "a name with \", \\ or control characters can't be sent: rename it"
+    path = place / name
     try:
         size = path.stat().st_size
         if size >= LARGEST_TEXT:
             return None, f"{size / LARGEST_TEXT:.1f} MiB; only texts under 1 MiB travel along"
         content = path.read_bytes()
         content.decode("utf-8")
-        str(path).encode("utf-8")
+        name.encode("utf-8")
     except UnicodeError:
         return None, "it is no UTF-8 text"
     except OSError as error:
