@@ -43,8 +43,9 @@ def followed(*events: str, last: str = "Succeeded", **status: Any) -> Callable[[
 
 WHOLE_RUN = (
     event("job", job("Queued", queue=QUEUE)),
+    event("state", {"state": "Training", "attempt": 1, "step": 0, "total_steps": 4}),
+    *(event("metric", point(step, seconds=step / 2), step) for step in (1, 2, 3)),
     event("job", job("Training", progress=PROGRESS, attempt=1)),
-    *(event("metric", point(step), step) for step in (1, 2, 3)),
     event("log", {"agent": "coordinator-0", "level": "INFO", "message": "hello"}, 4),
     event("event", {"number": 1, "type": "Warning", "reason": "FailedMount", "message": "no such volume"}),
     event("checkpoint", {"step": 4, "digest": "abc"}, 5),
@@ -60,15 +61,15 @@ def test_a_run_on_a_pipe(server: Server, millrace: Millrace, capsys: pytest.Capt
     assert millrace("train", "-p", "params.yaml", "--num_csx", "2") == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "| Train Device=CSX, Step=1, Loss=8.00000, Rate=64.00 samples/sec, GlobalRate=37.11 samples/sec",
-        "| Train Device=CSX, Step=3, Loss=2.66667, Rate=64.00 samples/sec, GlobalRate=37.11 samples/sec",
-        "| Train Device=CSX, Step=4, Loss=2.00000, Rate=64.00 samples/sec, GlobalRate=37.11 samples/sec",
+        "| Train Device=CSX, Step=1, Loss=8.00000, Rate=64.00 samples/sec, GlobalRate=64.00 samples/sec",
+        "| Train Device=CSX, Step=3, Loss=2.66667, Rate=64.00 samples/sec, GlobalRate=32.00 samples/sec",
+        "| Train Device=CSX, Step=4, Loss=2.00000, Rate=64.00 samples/sec, GlobalRate=36.57 samples/sec",
         "| Eval Device=CSX, GlobalStep=4, Loss=1.50000, eval/lm_perplexity=4.48",
     ], "a point every ten seconds, those before a word on standard error, and the last"
     assert err.splitlines() == [
         "kjv is submitted.",
         "Queued: waits for 2 systems; place 1",
-        "Training: step 3 of 4, loss 2.5",
+        "Training: step 0 of 4",
         "Warning: FailedMount: no such volume",
         "Saved a checkpoint at step 4.",
         "Succeeded: step 4 of 4, loss 2.5, checkpoint at step 4",
@@ -243,6 +244,16 @@ def test_a_table_of_jobs(server: Server, millrace: Millrace, capsys: pytest.Capt
     assert head.split() == ["NAME", "STATE", "STEP", "OF", "LOSS", "RATE", "CSX", "RESTARTS", "AGE"]
     assert first.split()[:8] == ["kjv", "Training", "3", "4", "2.5", "37.11", "2", "0"]
     assert second.split()[:8] == ["b", "Pending", "-", "-", "-", "-", "2", "0"]
+
+
+def test_points_of_another_attempt_are_told_apart(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [point(1), point(2), point(2, attempt=2)]
+    server.on("GET", f"{JOBS}/kjv", job())
+    server.on("GET", f"{JOBS}/kjv/metrics", {"items": points, "next": None})
+    assert millrace("metrics", "kjv") == 0
+    assert capsys.readouterr().out.splitlines()[3] == "attempt 2 goes on with step 2"
 
 
 def test_logging_in_and_out(

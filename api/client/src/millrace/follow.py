@@ -7,6 +7,7 @@ whole document, and again after every loss of the connection: only changes are t
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from millrace import state
@@ -32,16 +33,23 @@ def follow(job: Job, screen: Screen, *, logs: bool = False) -> None:
             if not job.is_finished:
                 # The stream may have ended a moment before the last word about the job.
                 job.refresh()
-        follower.stands()
     except (NotFound, Gone):
         if not job.is_over_now():
             raise
-        follower.stands()
-    except KeyboardInterrupt:
-        screen.say(f"{job.name} goes on; come back to it with: millrace attach {job.name}")
+    except (KeyboardInterrupt, SystemExit):
+        # Of a terminal that is gone nothing can be said.
+        with suppress(OSError):
+            screen.say(goes_on(job))
         raise
     finally:
+        # How it ended stands below all else, a bar, too.
         screen.close()
+    follower.stands()
+
+
+def goes_on(job: Job) -> str:
+    """What whoever stops watching should know."""
+    return f"{job.name} goes on; come back to it with: millrace attach {job.name}"
 
 
 def _is_suspended(job: Job) -> bool:
@@ -57,6 +65,7 @@ class Follower:
         self._screen = screen
         self._logs = logs
         self._told: tuple[object, ...] = ()
+        self._attempt: object = None
         self._last_event = 0
 
     def take(self, event: ServerSentEvent) -> None:
@@ -83,14 +92,20 @@ class Follower:
 
     def _document(self, document: Document) -> None:
         self._job.document = document
-        if not self._job.is_finished:
-            # How it ended is told after all that came before.
+        # How it ended is told after all that came before. That it works is told where the journal says so: a
+        # document may be older or newer than the points around it.
+        if not self._job.is_finished and self._job.state not in state.WORKING:
             self.stands()
         self._screen.progress(self._job.status.get("progress") or {})
 
     def _state(self, entry: Document) -> None:
-        if entry.get("total_steps"):
-            self._screen.progress({"totalSteps": entry["total_steps"]})
+        name, total = entry.get("state"), entry.get("total_steps")
+        if total:
+            self._screen.progress({"totalSteps": total})
+        if name in state.WORKING and entry.get("attempt") != self._attempt:
+            # Once an attempt: where evaluations come between steps, their lines tell of them.
+            self._attempt = entry.get("attempt")
+            self._screen.say(state.at_step(str(name), entry.get("step"), total))
 
     def _metric(self, entry: Document) -> None:
         self._screen.point(MetricPoint.read(entry))

@@ -12,6 +12,7 @@ from millrace.metrics import MetricPoint
 
 # A line of a run that is watched by a file: often enough to see it live, seldom enough to read it later.
 SECONDS_BETWEEN_LINES = 10.0
+_LEAST_BAR = 5
 
 
 class Screen(Protocol):
@@ -59,33 +60,55 @@ class Words(Quiet):
         print(text, flush=True)
 
 
-class Lines:
+class OverallRate:
+    """Samples a second since the attempt began, as its agents' GlobalRate: time is that of its steps.
+
+    Points don't say how many samples a step has. The rate of an attempt's first is that of its own step,
+    before any smoothing, and tells it.
+    """
+
+    def __init__(self) -> None:
+        self._attempt: int | None = None
+        self._batch = 0
+        self._steps = 0
+        self._seconds = 0.0
+
+    def take(self, point: MetricPoint) -> float | None:
+        """The rate with this point; None where the points don't tell."""
+        if point.attempt != self._attempt:
+            self._attempt, self._batch, self._steps, self._seconds = point.attempt, 0, 0, 0.0
+        seconds = point.seconds or 0.0
+        self._batch = self._batch or round((point.rate or 0.0) * seconds)
+        if not self._batch:
+            return None
+        self._steps += 1
+        self._seconds += seconds
+        return self._batch * self._steps / self._seconds
+
+
+class Lines(Quiet):
     """The progress lines of a run on one machine; everything else goes to standard error."""
 
     def __init__(self, out: TextIO, every: float = SECONDS_BETWEEN_LINES) -> None:
         self._out = out
         self._every = every
-        self._pending: MetricPoint | None = None
+        self._pending: tuple[MetricPoint, float | None] | None = None
         self._printed_at = -math.inf
-        self._global_rate: float | None = None
+        self._overall = OverallRate()
 
     def say(self, text: str) -> None:
         """On standard error, after the points that came before it."""
         self._flush()
         print(text, file=sys.stderr, flush=True)
 
-    def progress(self, progress: Mapping[str, Any]) -> None:
-        """Keeps the rate for the next line."""
-        if progress.get("rate"):
-            self._global_rate = float(progress["rate"])
-
     def point(self, point: MetricPoint) -> None:
         """A line, unless the last one was a moment ago: then it waits for a later point to take its place."""
         if point.mode != "train":
             self._flush()
-            self._print(point)
+            # The rate of an evaluation is that of all of it.
+            self._print(point, point.rate)
             return
-        self._pending = point
+        self._pending = point, self._overall.take(point)
         if backoff.clock() - self._printed_at >= self._every:
             self._flush()
 
@@ -95,12 +118,11 @@ class Lines:
 
     def _flush(self) -> None:
         if self._pending is not None:
-            point, self._pending = self._pending, None
+            (point, overall), self._pending = self._pending, None
             self._printed_at = backoff.clock()
-            self._print(point)
+            self._print(point, overall)
 
-    def _print(self, point: MetricPoint) -> None:
-        overall = self._global_rate if point.mode == "train" else None
+    def _print(self, point: MetricPoint, overall: float | None) -> None:
         print(progress_line(point, overall), file=self._out, flush=True)
 
 
@@ -132,7 +154,7 @@ class Bar:
     def point(self, point: MetricPoint) -> None:
         """Moves the bar; evaluations are said above it."""
         if point.mode != "train":
-            self.say(progress_line(point, None))
+            self.say(progress_line(point, point.rate))
             return
         if point.seconds is not None:
             # As the appliance's own rate is smoothed.
@@ -140,7 +162,7 @@ class Bar:
             self._step_seconds = 0.6 * before + 0.4 * point.seconds
         bar = self._bar = self._bar or self._new()
         bar.total = self._total
-        bar.set_postfix_str(self._postfix(point), refresh=False)
+        self._fit(bar, point)
         if point.step >= bar.n:
             bar.update(point.step - bar.n)
         else:
@@ -152,6 +174,7 @@ class Bar:
         if self._bar is not None:
             self._bar.refresh()
             self._bar.close()
+            self._bar = None  # what is said now stands below it
 
     def _new(self) -> Any:
         from tqdm.auto import tqdm
@@ -159,14 +182,26 @@ class Bar:
         layout = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         return tqdm(total=self._total, desc=self._name, dynamic_ncols=True, bar_format=layout)
 
-    def _postfix(self, point: MetricPoint) -> str:
+    def _fit(self, bar: Any, point: MetricPoint) -> None:
+        """Name and figures as far as a narrow terminal has room for them beside the bar."""
+        name, figures, columns = self._name, self._figures(point), bar.format_dict["ncols"]
+        if columns:
+            room = columns - len(f" 100%|| {point.step}/{self._total}, ") - _LEAST_BAR
+            name = _cut(name, columns // 3)
+            while len(figures) > 1 and len(name) + len(", ".join(figures)) > room:
+                figures.pop(1)  # the loss stays
+            name = _cut(name, room - len(", ".join(figures)))
+        bar.set_description_str(name, refresh=False)
+        bar.set_postfix_str(", ".join(figures), refresh=False)
+
+    def _figures(self, point: MetricPoint) -> list[str]:
         shown = [f"loss {point.loss:.4f}"]
         rate = self._rate if point.rate is None else point.rate
         if rate is not None:
             shown.append(f"{_rate(rate)} samples/s")
         if self._step_seconds is not None and self._total is not None and self._total > point.step:
             shown.append(f"{times.duration(self._step_seconds * (self._total - point.step))} left")
-        return ", ".join(shown)
+        return shown
 
 
 def progress_line(point: MetricPoint, global_rate: float | None) -> str:
@@ -177,11 +212,14 @@ def progress_line(point: MetricPoint, global_rate: float | None) -> str:
         else f"| Eval Device=CSX, GlobalStep={point.step}"
     )
     line += f", Loss={point.loss:.5f}"
-    rate = global_rate if point.rate is None else point.rate
-    if rate is not None:
-        overall = rate if global_rate is None else global_rate
-        line += f", Rate={_rate(rate)} samples/sec, GlobalRate={_rate(overall)} samples/sec"
+    for key, rate in (("Rate", point.rate), ("GlobalRate", global_rate)):
+        if rate is not None:
+            line += f", {key}={_rate(rate)} samples/sec"
     return line + "".join(f", {key}={value:.5g}" for key, value in point.metrics.items())
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…" if length > 1 else ""
 
 
 def _rate(rate: float) -> str:

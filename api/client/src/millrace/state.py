@@ -9,6 +9,8 @@ from millrace.records import Document
 PENDING = "Pending"
 CANCELLED = "Cancelled"
 SUSPENDED = "Suspended"
+WORKING = ("Training", "Evaluating")
+"""Those in which steps come."""
 
 
 def of(job: Document) -> str:
@@ -46,6 +48,13 @@ def sentence(job: Document) -> str:
     """State and what matters in it, as `Queued: waits for 2 systems; place 1`."""
     said = _DETAILS.get(of(job), _cause)(job)
     return f"{of(job)}: {said}" if said else of(job)
+
+
+def at_step(name: str, step: Any, total: Any) -> str:
+    """The sentence of a job that has this state at this step."""
+    progress = {"step": step, "totalSteps": total}
+    condition = {"type": "Succeeded", "reason": name}
+    return sentence({"status": {"conditions": [condition], "progress": progress}})
 
 
 def _queued(job: Document) -> str:

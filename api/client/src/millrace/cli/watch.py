@@ -193,7 +193,7 @@ def metrics(
         points: Iterable[MetricPoint] = (
             job.stream_metrics(mode) if follow else job.metrics(mode, max_points=max_points)
         )
-        _stream(_metric_lines(points, header=output == "table"), output, live=follow)
+        _stream(_metric_lines(points), output, live=follow)
 
 
 COMMANDS = (get, attach, logs, events, metrics)
@@ -206,13 +206,17 @@ def _stream(items: Iterable[tuple[Any, str]], output: str, *, live: bool) -> Non
             if value is not None or output == "table":
                 render.emit_line(output, value, text)
     else:
-        render.emit(output, [value for value, _ in items], str)
+        render.emit(output, [value for value, _ in items if value is not None], str)
 
 
-def _metric_lines(points: Iterable[MetricPoint], *, header: bool) -> Iterator[tuple[Any, str]]:
-    if header:
-        yield None, f"{'STEP':>8}  {'LOSS':>12}  {'LEARNING RATE':>13}  {'GRAD NORM':>10}  {'SAMPLES/S':>9}"
+def _metric_lines(points: Iterable[MetricPoint]) -> Iterator[tuple[Any, str]]:
+    """Rows, and between them what only a table has: its head, and where steps may come again."""
+    yield None, f"{'STEP':>8}  {'LOSS':>12}  {'LEARNING RATE':>13}  {'GRAD NORM':>10}  {'SAMPLES/S':>9}"
+    attempt: int | None = None
     for point in points:
+        if attempt not in (None, point.attempt):
+            yield None, f"attempt {point.attempt} goes on with step {point.step}"
+        attempt = point.attempt
         numbers = (
             f"{point.step:>8}  {point.loss:>12.7g}  {_number(point.learning_rate, 13)}  "
             f"{_number(point.grad_norm, 10)}  {_number(point.rate, 9)}"

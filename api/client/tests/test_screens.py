@@ -1,0 +1,41 @@
+"""What is shown of points: rates, and a bar that fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import point
+from millrace.metrics import MetricPoint
+from millrace.screens import Bar, OverallRate
+
+
+def test_the_overall_rate_is_that_of_an_attempt() -> None:
+    overall = OverallRate()
+    points = [
+        point(1, rate=None),
+        point(2, rate=8.0),
+        point(3, rate=6.0, seconds=1.5),
+        point(3, attempt=2, rate=0.0),
+        point(4, attempt=2, rate=16.0),
+    ]
+    assert [overall.take(MetricPoint.read(each)) for each in points] == [None, 8.0, 4.0, None, 16.0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (40, ["name-of-a-…  50%|", "| 2/4, loss 4.0000"]),
+        (80, ["name-of-a-job  50%|", "| 2/4, loss 4.0000, 64.00 samples/s, 0:00:01 left"]),
+    ],
+)
+def test_a_bar_fits_its_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, shown: list[str]
+) -> None:
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _file: (columns, 24))
+    bar = Bar("name-of-a-job")
+    bar.progress({"totalSteps": 4})
+    bar.point(MetricPoint.read(point(2)))
+    bar.close()
+    last = capsys.readouterr().err.rstrip().rpartition("\r")[2]
+    assert len(last) <= columns
+    assert [part in last for part in shown] == [True, True], last
