@@ -54,6 +54,15 @@ def test_nobody_there() -> None:
         Appliance("http://127.0.0.1:9", retry_seconds=0).whoami()
 
 
+def test_a_job_of_a_closed_appliance_says_so(server: Server) -> None:
+    server.on("GET", f"{JOBS}/kjv", job())
+    with Appliance(server.url) as appliance:
+        found = appliance.job("kjv")
+    for use in (found.refresh, found.follow, found.download):
+        with pytest.raises(errors.ConfigError, match="was closed: use jobs before"):
+            use()
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "kind"),
     [

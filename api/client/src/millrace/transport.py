@@ -64,6 +64,14 @@ class Transport:
         """Give up the kept connections."""
         self._client.close()
 
+    def _open_client(self) -> httpx.Client:
+        if self._client.is_closed:
+            raise errors.ConfigError(
+                f"The connection to {self.endpoint.url} was closed: use jobs before their Appliance's `with` "
+                f"block ends, or an Appliance without one."
+            )
+        return self._client
+
     def request(
         self,
         method: str,
@@ -84,7 +92,7 @@ class Transport:
         timeout = _TIMEOUT if seconds is None else httpx.Timeout(seconds, connect=10.0, pool=10.0)
         while True:
             try:
-                response = self._client.request(
+                response = self._open_client().request(
                     method,
                     path,
                     params=_given(params),
@@ -122,7 +130,8 @@ class Transport:
             headers["Range"] = f"bytes={offset}-"
             if etag:
                 headers["If-Range"] = etag
-        with self._client.stream("GET", path, params=_given(params), headers=headers) as response:
+        client = self._open_client()
+        with client.stream("GET", path, params=_given(params), headers=headers) as response:
             if not response.is_success:
                 response.read()
                 raise _error(response)
@@ -158,7 +167,7 @@ class Transport:
     def _stream(self, path: str, params: Params | None, last: int) -> Generator[bytes, None, None]:
         """The bytes of one connection to a stream."""
         headers = _stream_headers(last)
-        with self._client.stream(
+        with self._open_client().stream(
             "GET", path, params=_given(params), headers=headers, timeout=_STREAM_TIMEOUT
         ) as response:
             if not response.is_success:
