@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.shell_completion import ShellComplete
 
 from conftest import JOBS, Handler, Server, event, job, point, problem, stream
-from millrace import cli
+from millrace import cli, state
 
 Millrace = Callable[..., int]
 
@@ -123,6 +125,25 @@ def test_ctrl_c_leaves_the_job(
     assert not [each for each in server.requests if each.method == "DELETE"]
 
 
+@pytest.mark.parametrize("command", [("attach", "kjv"), ("logs", "kjv", "-f")])
+def test_sigterm_leaves_the_job(server: Server, command: tuple[str, ...]) -> None:
+    begun = threading.Event()
+
+    def silent(handler: Handler) -> None:
+        stream(": here\n\n", whole=False)(handler)
+        begun.set()
+
+    server.on("GET", f"{JOBS}/kjv", job())
+    for kind in ("follow", "logs"):
+        server.on("GET", f"{JOBS}/kjv/{kind}", silent)
+    words = [sys.executable, "-m", "millrace", "--url", server.url, *command]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert begun.wait(30)
+    process.terminate()
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, said) == (143, "kjv goes on; come back to it with: millrace attach kjv\n")
+
+
 def test_both_spellings_and_several_values(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +159,20 @@ def test_both_spellings_and_several_values(
     assert json.loads(told[0])["spec"]["labels"] == {"a": "b", "c": "d"}
     assert json.loads(told[0])["overrides"] == {"max_steps": 10}
     assert capsys.readouterr().out == "kjv\nkjv\n", "the name, for $(...)"
+
+
+def test_flags_of_the_real_appliance_that_do_nothing_say_so(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("POST", JOBS, job(None))
+    flags = "--num_workers_per_csx 1 -c dir --python_paths a b --disable_version_check"
+    assert millrace("train", "-p", "params.yaml", "--detach", *flags.split()) == 0
+    notes = capsys.readouterr().err.splitlines()[:-1]
+    assert [note.split()[:5] for note in notes] == [
+        ["note:", f"--{flag}", "has", "no", "effect"]
+        for flag in ("num_workers_per_csx", "compile_dir", "python_paths", "disable_version_check")
+    ]
+    assert not [name for name, *_ in server.requests[-1].parts() if name == "job"]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +220,9 @@ def test_refusals(
         (["train", "-p", "params.yaml", "--idempotency_key", "ünï"], "can't be sent: use ASCII"),
         (["download", "kjv", "--step", "4", "--artifacts", "*"], "--step and --format are for checkpoints"),
         (["--context", "nowhere", "get", "jobs"], "There is no context nowhere"),
+        (["config", "current-context"], "There is no current context: `millrace login URL` makes one."),
+        (["get", "jobs", "--state", "fine"], "'fine' is no state: choose from Queued, Starting, Training"),
+        (["get", "job", ""], "error: '' is no name"),
         (["login", "localhost", "--token", "secret"], "A token on the command line"),
         ([], "Usage: millrace"),
         (["get"], "Usage: millrace get"),
@@ -246,6 +284,34 @@ def test_a_table_of_jobs(server: Server, millrace: Millrace, capsys: pytest.Capt
     assert second.split()[:8] == ["b", "Pending", "-", "-", "-", "-", "2", "0"]
 
 
+def test_jobs_of_a_state(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*words: str) -> tuple[list[str], dict[str, str]]:
+        assert millrace("get", "jobs", "-o", "name", "--state", *words) == 0
+        asked = server.requests[-1].query
+        del asked["limit"]
+        return capsys.readouterr().out.split(), asked
+
+    cancelled = job(name="c")
+    state.mark_deleted(cancelled)
+    server.on("GET", JOBS, {"items": [job("OutOfMemory"), job("Succeeded", name="b"), cancelled]})
+    assert listed("succeeded") == (["b"], {"state": "Succeeded"})
+    assert listed("FAILED") == (["kjv"], {"finished": "true"})
+    assert listed("cancelled") == (["c"], {"deleted": "true"})
+
+
+def test_what_is_over_is_not_cancelled(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for before, said in (
+        (job(), "kjv is cancelled"),
+        (job("Succeeded"), "kjv had already ended as Succeeded"),
+    ):
+        server.on("GET", f"{JOBS}/kjv", before)
+        server.on("DELETE", f"{JOBS}/kjv", before)
+        assert millrace("cancel", "kjv", "--yes") == 0
+        assert capsys.readouterr().out == said + "\n"
+
+
 def test_points_of_another_attempt_are_told_apart(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,10 +360,18 @@ def test_completion(server: Server, millrace: Millrace, capsys: pytest.CaptureFi
         assert millrace("completion", shell) == 0
         assert "_MILLRACE_COMPLETE" in capsys.readouterr().out
     server.on("GET", JOBS, {"items": [job(), job(name="other"), job()], "next": None})
-    words = {"_MILLRACE_COMPLETE": "bash_complete", "COMP_WORDS": "millrace attach k", "COMP_CWORD": "2"}
-    command = [sys.executable, "-c", "from millrace.cli import main; main()"]
-    done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["plain,kjv"]
+    assert millrace("config", "set-context", "lab", "--url", "localhost") == 0
+    complete = ShellComplete(cli.cli, {}, "millrace", "_MILLRACE_COMPLETE").get_completions
+    for line, completed in {
+        "attach k": ["kjv"],
+        "--url http://127.0.0.1:0 attach k": [],
+        "get jobs --context l": ["lab"],
+        "train --num-c": ["--num-csx"],
+        "train --num_c": ["--num_csx"],
+    }.items():
+        *before, begun = line.split()
+        assert [item.value for item in complete(before, begun)] == completed
+    assert capsys.readouterr().err == "The context lab is kept in " + os.environ["MILLRACE_CONFIG"] + ".\n"
 
 
 def test_help_is_quick() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from millrace import endpoint, submission
+from millrace import state as states
 from millrace.errors import ConfigError
 from millrace.job import Job, collection
 from millrace.records import Document, Identity, Plan, Volume
@@ -177,16 +178,22 @@ class Appliance:
     ) -> Iterator[Job]:
         """Jobs, the newest first, those that are over included; pages are asked for as they are needed.
 
-        With `deleted`, those of which only the history is left, too.
+        `state` is one of `millrace.state.NAMES`, as Training; Failed is every way to fail. With `deleted`,
+        those of which only the history is left, too; Cancelled ones are always among these.
         """
-        query = {"state": state, "name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
-        query["deleted"] = deleted or None
+        query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
+        if state == states.FAILED:
+            query["finished"] = True
+        elif state != states.CANCELLED:
+            query["state"] = state
+        query["deleted"] = deleted or state == states.CANCELLED or None
         path = collection("-" if all_namespaces else self.namespace)
         cursor: str | None = None
         while True:
             page = self._transport.json("GET", path, params={**query, "cursor": cursor})
             for document in page.get("items") or ():
-                yield Job(self._transport, document)
+                if state is None or states.fits(document, state):
+                    yield Job(self._transport, document)
             following = page.get("next")
             if not following or following == cursor:
                 return

@@ -132,6 +132,9 @@ def _is_loopback(host: str) -> bool:
 
 def segment(text: str) -> str:
     """A name as one segment of a path."""
+    if text in ("", ".", ".."):
+        # They would mean another path.
+        raise ConfigError(f"{text!r} is no name: `millrace get jobs` lists the names of jobs.")
     return quote(text, safe="")
 
 

@@ -11,6 +11,27 @@ CANCELLED = "Cancelled"
 SUSPENDED = "Suspended"
 WORKING = ("Training", "Evaluating")
 """Those in which steps come."""
+FAILED = "Failed"
+"""Any of the final ones but Succeeded and Cancelled: what one may ask for, and no state of its own."""
+
+NAMES = (
+    "Queued",
+    "Starting",
+    *WORKING,
+    "Suspending",
+    SUSPENDED,
+    "Restarting",
+    "Resizing",
+    "Succeeded",
+    "BadParams",
+    "OutOfMemory",
+    "NonFiniteLoss",
+    "DeadlineExceeded",
+    "RetriesExhausted",
+    CANCELLED,
+    FAILED,
+)
+"""The states that jobs can be asked for by."""
 
 
 def of(job: Document) -> str:
@@ -32,6 +53,13 @@ def is_finished(job: Document) -> bool:
 def is_well(job: Document) -> bool:
     """Whether it did what it was asked to do."""
     return _condition(job, "Succeeded").get("status") == "True"
+
+
+def fits(job: Document, wanted: str) -> bool:
+    """Whether it is in a state that is asked for."""
+    if wanted == FAILED:
+        return _is_over(job) and not is_well(job)
+    return of(job) == wanted
 
 
 def is_at_rest(job: Document) -> bool:

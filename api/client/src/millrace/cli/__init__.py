@@ -31,7 +31,7 @@ Exit codes:
     1    the job failed, or was suspended or cancelled while it was followed; a planned one does not fit
     2    bad input
     3    the appliance can't be reached, or does not allow it
-    130  interrupted; a job that was followed goes on
+    130  interrupted (143, 129 by SIGTERM, SIGHUP); a job that was followed goes on
 """
 
 
@@ -47,6 +47,7 @@ for command in (*submit.COMMANDS, *watch.COMMANDS, *act.COMMANDS, *contexts.COMM
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command's entry point."""
+    base.end_by_signals()
     sys.exit(run(arguments))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from millrace import state
 from millrace.cli import base, render
 from millrace.cli.base import Settings
 from millrace.cli.exits import Exit
@@ -60,7 +61,10 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
                 raise click.UsageError(f"Nobody can be asked whether to cancel {name}: say --yes.")
             if not click.confirm(f"Cancel {name} ({job.summary})?", err=True):
                 return Exit.FAILED
-        _told(job.cancel(), output, "is cancelled")
+        was_over = job.is_finished
+        job.cancel()
+        over = was_over or job.state != state.CANCELLED
+        _told(job, output, f"had already ended as {job.state}" if over else "is cancelled")
     return Exit.OK
 
 

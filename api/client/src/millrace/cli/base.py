@@ -6,8 +6,11 @@ Whatever takes long to import is imported where it is used: help and completion 
 from __future__ import annotations
 
 import logging
+import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,9 +21,13 @@ from millrace import errors
 from millrace.cli.exits import Exit
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from millrace.appliance import Appliance
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_COMPLETION_SECONDS = 3.0
 
 CONTEXT_SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -78,7 +85,12 @@ def _global_options(hidden: bool) -> list[click.Parameter]:
         return click.Option(list(names), expose_value=False, callback=_keep, hidden=hidden, **about)
 
     return [
-        option("--context", metavar="NAME", help="Context of the contexts file; else the current one."),
+        option(
+            "--context",
+            metavar="NAME",
+            shell_complete=complete_contexts,
+            help="Context of the contexts file; else the current one.",
+        ),
         option("--url", metavar="URL", help="Address of the appliance. [MILLRACE_URL]"),
         option("-N", "--namespace", metavar="NAME", help="Namespace of the jobs. [MILLRACE_NAMESPACE]"),
         option(
@@ -98,7 +110,20 @@ def _global_options(hidden: bool) -> list[click.Parameter]:
     ]
 
 
-class Command(click.Command):
+class _Spelling(click.Command):
+    """Completes flags as they are begun: with underscores or with dashes."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What may come next."""
+        if not re.match("--.*-", incomplete):
+            return super().shell_complete(ctx, incomplete)
+        found = super().shell_complete(ctx, "--" + incomplete[2:].replace("-", "_"))
+        for item in found:
+            item.value = item.value.replace("_", "-")
+        return found
+
+
+class Command(_Spelling):
     """A command that takes the global flags, too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -111,7 +136,7 @@ class ReaderGone(Exception):
     """Whoever read standard output has stopped. Click would end with 1, which means something else here."""
 
 
-class Group(click.Group):
+class Group(_Spelling, click.Group):
     """A group whose commands take the global flags, too."""
 
     command_class = Command
@@ -160,12 +185,25 @@ def output_option(*forms: str) -> Callable[[Function], Function]:
     )
 
 
+def complete_contexts(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of contexts, for the shell; none where the file can't be read."""
+    from millrace.config import Config
+
+    try:
+        return [name for name in Config().contexts if name.startswith(incomplete)]
+    except errors.MillraceError:
+        return []
+
+
 def complete_jobs(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of jobs, for the shell; none where the appliance can't be asked."""
     from itertools import islice
 
+    # Whoever has pressed a key waits for it.
+    logging.getLogger("millrace").handlers = [logging.NullHandler()]
+    settings = context.find_root().ensure_object(Settings)
     try:
-        with context.find_root().ensure_object(Settings).appliance(retry_seconds=0) as appliance:
+        with _at_most(_COMPLETION_SECONDS), settings.appliance(retry_seconds=0) as appliance:
             names = {job.name: None for job in islice(appliance.jobs(), 50)}
     except (errors.MillraceError, OSError):
         return []
@@ -178,6 +216,37 @@ def job_argument(function: Function) -> Function:
         "--uid", metavar="UID", help="The job with this uid, where several had the name."
     )(function)
     return click.argument("name", metavar="NAME", shell_complete=complete_jobs)(function)
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in what takes longer, where the system can."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def end_by_signals() -> None:
+    """Has SIGTERM and SIGHUP end the command as Ctrl-C does: what is under way is told, the job goes on."""
+
+    def stop(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # nohup has the command ignore it.
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 class _Notes(logging.Handler):
@@ -235,6 +304,8 @@ def _code_of(error: errors.ApplianceError) -> Exit:
 def _hint_for(error: errors.ApplianceError) -> str | None:
     if isinstance(error, errors.Unauthorized):
         return "`millrace login URL` asks for a token and keeps it"
+    if isinstance(error, errors.NotFound) and "deleted=true" in error.detail:
+        return "`millrace get jobs --deleted` lists the uids of all jobs there are and were"
     if error.status >= 500 and error.request_id:
         return f"the appliance's log has it as request {error.request_id}"
     return None

@@ -18,6 +18,8 @@ from millrace.cli.exits import Exit
 if TYPE_CHECKING:
     from millrace.config import Config
 
+_context_argument = click.argument("name", metavar="NAME", shell_complete=base.complete_contexts)
+
 
 @click.command(cls=base.Command)
 @click.argument("address", metavar="URL")
@@ -94,8 +96,17 @@ def get_contexts(output: str) -> None:
     render.emit(output, document, lambda: render.table(headers, rows), "\n".join(known.contexts))
 
 
+@config.command("current-context")
+def current_context() -> None:
+    """Prints the name of the current context."""
+    known = _config()
+    if known.current is None:
+        raise errors.ConfigError("There is no current context: `millrace login URL` makes one.")
+    click.echo(known.current)
+
+
 @config.command("use-context")
-@click.argument("name", metavar="NAME")
+@_context_argument
 def use_context(name: str) -> None:
     """Makes a context the current one."""
     known = _config()
@@ -106,7 +117,7 @@ def use_context(name: str) -> None:
 
 
 @config.command("set-context")
-@click.argument("name", metavar="NAME")
+@_context_argument
 @base.pass_settings
 def set_context(settings: Settings, name: str) -> None:
     """Makes or changes a context, by the flags --url, --namespace, --ca and --token_file."""
@@ -127,7 +138,7 @@ def set_context(settings: Settings, name: str) -> None:
 
 
 @config.command("delete-context")
-@click.argument("name", metavar="NAME")
+@_context_argument
 def delete_context(name: str) -> None:
     """Forgets a context, its token included."""
     known = _config()

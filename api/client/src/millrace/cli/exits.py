@@ -14,6 +14,6 @@ class Exit(IntEnum):
     UNREACHABLE = 3
     """The appliance can't be reached, fails, or does not allow it."""
     INTERRUPTED = 130
-    """Ctrl-C; a job that was followed goes on."""
+    """Ctrl-C; a job that was followed goes on. SIGTERM and SIGHUP have 143 and 129, as shells count them."""
     BROKEN_PIPE = 141
     """Whoever read the output has stopped, as in `| head`."""

@@ -20,7 +20,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MODES = click.Choice(["train", "eval", "train_and_eval", "eval_all"])
 _LEVELS = click.Choice(["DEBUG", "VERBOSE", "INFO", "WARNING", "ERROR"], case_sensitive=False)
-_SEVERAL = ("--job_labels", "--mount_dirs")
+_SEVERAL = ("--job_labels", "--mount_dirs", "--python_paths")
+# Flags of the real appliance that scripts have, and why they do nothing here.
+_WITHOUT_EFFECT = {
+    "num_workers_per_csx": "the appliance reads each system's data by one activation server",
+    "compile_dir": "the appliance compiles anew in a moment and keeps no cache",
+    "python_paths": "no Python runs on the appliance",
+    "disable_version_check": "there is no such check: client and appliance may differ in version",
+}
+_ACCEPTED = "Accepted, and has no effect here."
 
 
 class _Submit(base.Command):
@@ -106,6 +114,10 @@ def _run_options(function: Function) -> Function:
                 metavar="NAME=PATH...",
                 help="Volumes, and where params look for them.",
             ),
+            click.option("--num_workers_per_csx", type=click.IntRange(0), metavar="N", help=_ACCEPTED),
+            click.option("-c", "--compile_dir", metavar="DIR", help=_ACCEPTED),
+            click.option("--python_paths", multiple=True, metavar="DIR...", help=_ACCEPTED),
+            click.option("--disable_version_check", is_flag=True, default=None, help=_ACCEPTED),
         ]
     ):
         function = option(function)
@@ -208,7 +220,7 @@ def _submit(
             return Exit.OK
         try:
             job = appliance.submit(params, options, verb=verb, idempotency_key=key)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             click.echo("Interrupted: `millrace get jobs` shows whether the job was made.", err=True)
             raise
         except (errors.Unreachable, errors.Unavailable, errors.Internal, errors.TooManyRequests) as error:
@@ -224,6 +236,9 @@ def _submit(
 def _options(flags: dict[str, Any]) -> RunOptions:
     from millrace import submission
 
+    for name, why in _WITHOUT_EFFECT.items():
+        if flags.pop(name) not in (None, ()):
+            click.echo(f"note: --{name} has no effect here: {why}", err=True)
     options: RunOptions = {
         "labels": submission.labels_from(flags.pop("job_labels")),
         "mount_dirs": submission.mount_dirs_from(flags.pop("mount_dirs")),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from millrace import state
 from millrace.cli import base, render
 from millrace.cli.base import Settings
 
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
     from millrace.records import Document
 
 _MODE = click.Choice(["train", "eval"])
+
+
+class _State(click.Choice[str]):
+    """The choice of a state, in any case of letters."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """All that there are, spelt as they are shown."""
+        return f"{value!r} is no state: choose from {', '.join(self.choices)}."
+
+
 _FOLLOW = click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job is over.")
 
 
@@ -29,7 +41,12 @@ def get() -> None:
 
 @get.command("jobs")
 @click.option("-A", "--all_namespaces", is_flag=True, help="Those of all namespaces one may read.")
-@click.option("--state", metavar="STATE", help="Only those in this state, as Training.")
+@click.option(
+    "--state",
+    type=_State(state.NAMES, case_sensitive=False),
+    metavar="STATE",
+    help="Only those in this state, as Training; Failed is all that failed, however.",
+)
 @click.option("--mine", "submitted_by", flag_value="", default=None, help="Only one's own.")
 @click.option("--submitted_by", metavar="WHO", help="Only those of this user.")
 @click.option("--finished/--unfinished", default=None, help="Only those that are over, or are not.")
@@ -144,8 +161,9 @@ def attach(settings: Settings, name: str, uid: str | None, output: str, logs: bo
 def logs(settings: Settings, /, name: str, uid: str | None, follow: bool, output: str, **query: Any) -> None:
     """Prints what the agents of a job have said."""
     with settings.appliance() as appliance:
-        lines = appliance.job(name, uid).logs(follow, **query)
-        _stream(((line.raw, str(line)) for line in lines), output, live=follow)
+        job = appliance.job(name, uid)
+        lines = job.logs(follow, **query)
+        _stream(job, ((line.raw, str(line)) for line in lines), output, live=follow)
 
 
 @click.command(cls=base.Command)
@@ -158,7 +176,8 @@ def events(settings: Settings, name: str, uid: str | None, follow: bool, output:
     from millrace import times
 
     with settings.appliance() as appliance:
-        found = appliance.job(name, uid).events(follow)
+        job = appliance.job(name, uid)
+        found = job.events(follow)
         shown = (
             (
                 each.raw,
@@ -166,7 +185,7 @@ def events(settings: Settings, name: str, uid: str | None, follow: bool, output:
             )
             for each in found
         )
-        _stream(shown, output, live=follow)
+        _stream(job, shown, output, live=follow)
 
 
 @click.command(cls=base.Command)
@@ -193,20 +212,29 @@ def metrics(
         points: Iterable[MetricPoint] = (
             job.stream_metrics(mode) if follow else job.metrics(mode, max_points=max_points)
         )
-        _stream(_metric_lines(points), output, live=follow)
+        _stream(job, _metric_lines(points), output, live=follow)
 
 
 COMMANDS = (get, attach, logs, events, metrics)
 
 
-def _stream(items: Iterable[tuple[Any, str]], output: str, *, live: bool) -> None:
+def _stream(job: Job, items: Iterable[tuple[Any, str]], output: str, *, live: bool) -> None:
     """Results of which there may be many: one by one as lines, or while they come; as one document else."""
-    if output == "table" or live:
+    if output != "table" and not live:
+        render.emit(output, [value for value, _ in items if value is not None], str)
+        return
+    try:
         for value, text in items:
             if value is not None or output == "table":
                 render.emit_line(output, value, text)
-    else:
-        render.emit(output, [value for value, _ in items if value is not None], str)
+    except (KeyboardInterrupt, SystemExit):
+        if live:
+            from millrace.follow import goes_on
+
+            # Of a terminal that is gone nothing can be said.
+            with suppress(OSError):
+                click.echo(goes_on(job), err=True)
+        raise
 
 
 def _metric_lines(points: Iterable[MetricPoint]) -> Iterator[tuple[Any, str]]:

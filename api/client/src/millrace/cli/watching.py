@@ -9,7 +9,7 @@ import click
 from millrace import errors, state
 from millrace.cli import base, render
 from millrace.cli.exits import Exit
-from millrace.follow import follow
+from millrace.follow import follow, goes_on
 from millrace.job import Job
 from millrace.screens import Bar, Lines, Screen
 
@@ -19,7 +19,7 @@ def watch(job: Job, output: str, *, logs: bool, every: float) -> int:
     try:
         follow(job, _screen(job, output, every), logs=logs)
     except (errors.Unreachable, errors.ApplianceError) as error:
-        return base.explain(error, f"{job.name} goes on; come back to it with: millrace attach {job.name}")
+        return base.explain(error, goes_on(job))
     if output != "table":
         render.emit(output, job.document, str, job.name)
     return _ended(job)
