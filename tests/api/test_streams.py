@@ -21,24 +21,29 @@ class Told:
     """One event of a stream."""
 
     kind: str
-    number: int | None
+    id: str
+    """Where the client is then; empty for what stands outside of the order."""
     data: dict[str, Any]
 
 
-def listen(user: User, job: Job, what: str, last: int | None = None, **query: Any) -> Iterator[Told]:
-    """One connection to a stream, until the server closes it, after the entry `last`."""
-    headers = {"Accept": "text/event-stream"} | ({} if last is None else {"Last-Event-ID": str(last)})
+def listen(user: User, job: Job, what: str, last: str = "", **query: Any) -> Iterator[Told]:
+    """One connection to a stream, until the server closes it, after what had the id `last`."""
+    headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
     decoder = Decoder()
     with user.http.stream("GET", path(job, what), headers=headers, params={**query, "uid": job.uid}) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"] == "text/event-stream"
         for chunk in answer.iter_bytes():
             for event in decoder.feed(chunk):
-                number = int(event.id) if event.id.isdecimal() else None
-                yield Told(event.event, number, json.loads(event.data, parse_float=str))
+                yield Told(event.event, event.id, json.loads(event.data, parse_float=str))
 
 
 def numbered(told: list[Told]) -> list[Told]:
-    return [each for each in told if each.number is not None]
+    return [each for each in told if each.id]
+
+
+def kinds_and_data(told: list[Told], *, events: bool) -> list[tuple[str, dict[str, Any]]]:
+    """The events, or the entries of the journal; each kind has an order of its own."""
+    return [(each.kind, each.data) for each in told if (each.kind == "event") == events]
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,9 @@ def cut(shared: Server) -> Cut:
     ended = False
     while not ended:
         connections += 1
-        for told in listen(user, job, "follow", seen[-1].number if seen else None):
+        for told in listen(user, job, "follow", seen[-1].id if seen else ""):
             ended = told.kind == "end"
-            if told.number is not None:
+            if told.id:
                 seen.append(told)
                 break
     job.wait(10)
@@ -79,11 +84,11 @@ def test_a_stream_has_what_pages_have(shared: Server, small: Job) -> None:
     user = shared.user
     for what, kind in (("metrics", "metric"), ("logs", "log"), ("events", "event")):
         told = list(listen(user, small, what))
-        assert told[-1].kind == "end" and told[-1].number is None
+        assert told[-1].kind == "end" and not told[-1].id
         assert {each.kind for each in told[:-1]} == {kind}
         assert [each.data for each in told[:-1]] == list(user.pages(small, what, limit=7))
-        assert [each.number for each in told[:-1]] == [each.data["number"] for each in told[:-1]]
-        numbers = [each.number for each in told[:-1]]
+        numbers = [int(each.id) for each in told[:-1]]
+        assert numbers == [each.data["number"] for each in told[:-1]]
         assert numbers == sorted(set(numbers)) and numbers
 
 
@@ -91,8 +96,9 @@ def test_everything_in_one_stream(shared: Server, small: Job) -> None:
     """`follow` has the whole journal, numbered from 1 without a gap, beside the job itself and its events."""
     told = list(listen(shared.user, small, "follow"))
     assert told[0].kind == "job" and told[0].data["metadata"] == small.refresh().document["metadata"]
-    assert [each.number for each in numbered(told)] == list(range(1, len(numbered(told)) + 1))
-    assert {each.kind for each in numbered(told)} == {"metric", "log", "state", "checkpoint", "outcome"}
+    entries = [each for each in numbered(told) if each.kind != "event"]
+    assert [each.data["number"] for each in entries] == list(range(1, len(entries) + 1))
+    assert {each.kind for each in entries} == {"metric", "log", "state", "checkpoint", "outcome"}
     assert [each.data["reason"] for each in told if each.kind == "event"] == [
         "Queued",
         "Starting",
@@ -108,24 +114,29 @@ def test_everything_in_one_stream(shared: Server, small: Job) -> None:
 def test_a_stream_that_is_over_is_resumed_anywhere(shared: Server, small: Job, what: str) -> None:
     """Cut after any entry, before the first and beyond the last, the rest is exactly what is missing."""
     whole = numbered(list(listen(shared.user, small, what)))
-    for after in [0, *(each.number or 0 for each in whole), 10**9]:
+    beyond = "1000000000.1000000000" if what == "follow" else "1000000000"
+    for at, after in enumerate(["", *(each.id for each in whole), beyond]):
         rest = list(listen(shared.user, small, what, after))
-        assert numbered(rest) == [each for each in whole if (each.number or 0) > after], after
+        assert numbered(rest) == whole[at:], after
         assert rest[-1].kind == "end"
-    # So it is by ?after=, for who can send no header; where there are both, the header is the newer word.
+    # So it is by ?after=, for who can send no header, but of the journal alone; where there are both, the header is the
+    # newer word.
     middle = len(whole) // 2
-    assert numbered(list(listen(shared.user, small, what, after=whole[middle].number))) == whole[middle + 1 :]
-    assert numbered(list(listen(shared.user, small, what, whole[middle].number, after=1))) == whole[middle + 1 :]
+    missing = whole[middle + 1 :]
+    after = list(listen(shared.user, small, what, after=whole[middle].data["number"]))
+    assert kinds_and_data(numbered(after), events=False) == kinds_and_data(missing, events=False)
+    assert numbered(list(listen(shared.user, small, what, whole[middle].id, after=1))) == missing
 
 
 def test_a_live_stream_that_is_cut_all_the_time(shared: Server, cut: Cut) -> None:
-    """A client whose connection is cut after every single entry, while the job runs, has them all at the end, each once."""
+    """A client whose connection is cut after every single thing, while the job runs, has all at the end, each once."""
     seen = cut.seen
     assert cut.connections == len(seen) + 1
-    assert seen == numbered(list(listen(shared.user, cut.job, "follow")))
-    assert [each.number for each in seen] == list(range(1, len(seen) + 1))
+    whole = numbered(list(listen(shared.user, cut.job, "follow")))
+    for events in (False, True):
+        assert kinds_and_data(seen, events=events) == kinds_and_data(whole, events=events)
     assert [each.data["step"] for each in seen if each.kind == "metric"] == list(range(1, STEPS + 1))
-    assert seen[-1].kind == "outcome"
+    assert any(each.kind == "outcome" for each in seen)
 
 
 @pytest.mark.needs("kill")

@@ -167,7 +167,7 @@ def job(state: str | None = "Training", name: str = "kjv", **status: Any) -> dic
     }
 
 
-def event(kind: str, data: Any, number: int | None = None) -> str:
+def event(kind: str, data: Any, number: int | str | None = None) -> str:
     head = f"id: {number}\n" if number is not None else ""
     return f"{head}event: {kind}\ndata: {json.dumps(data)}\n\n"
 

@@ -127,6 +127,21 @@ def test_a_stream_that_is_cut_loses_and_doubles_nothing(server: Server, applianc
     assert asked[0].query == {"uid": "uid-of-kjv", "mode": "train"}
 
 
+def test_a_stream_of_two_kinds_of_things_is_resumed_in_both(server: Server, appliance: Appliance) -> None:
+    server.on("GET", f"{JOBS}/kjv", job())
+    told = [("metric", "1.0"), ("event", "1.1"), ("event", "1.2"), ("metric", "2.2")]
+    parts = [event(kind, {"id": position}, position) for kind, position in told]
+    server.on(
+        "GET",
+        f"{JOBS}/kjv/follow",
+        stream("".join(parts[:2])),
+        stream("".join(parts[1:]) + event("end", {})),
+    )
+    followed = appliance.job("kjv")._events("/follow")
+    assert [(each.event, each.id) for each in followed] == told
+    assert server.requests[-1].headers["Last-Event-ID"] == "1.1"
+
+
 def test_a_silent_connection_is_a_dead_one(
     server: Server, appliance: Appliance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

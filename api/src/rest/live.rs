@@ -1,12 +1,16 @@
 //! Server-sent events: what is there beyond a number, then what comes. The numbers are those that the database keeps, so a
 //! client that lost its connection goes on where it was, without loss and without a repeat.
 
+use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::jiff::Timestamp;
+use millrace_crds::State;
 use millrace_store::{Change, Job, Kind, Query};
 use tokio::sync::{broadcast, mpsc};
 use tokio_stream::StreamExt;
@@ -39,6 +43,48 @@ pub struct Wanted {
     pub events: Option<u64>,
     /// The job itself, whenever it changes.
     pub job: bool,
+}
+
+impl Wanted {
+    fn heard(&mut self, entry: u64) {
+        if let Some(query) = &mut self.entries {
+            query.after = entry;
+        }
+    }
+
+    /// The id of what was told last.
+    fn id(&self) -> String {
+        match (&self.entries, self.events) {
+            (Some(query), Some(event)) => Position { entry: query.after, event }.to_string(),
+            (Some(query), None) => query.after.to_string(),
+            (None, event) => event.unwrap_or_default().to_string(),
+        }
+    }
+}
+
+/// How far a client has heard: what the id of an event says, and `Last-Event-ID` after it. One number where the stream tells of
+/// one kind of thing; of everything, `ENTRY.EVENT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// The number of the last entry of the journal.
+    pub entry: u64,
+    /// The number of the last event.
+    pub event: u64,
+}
+
+impl FromStr for Position {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        let (entry, event) = text.split_once('.').unwrap_or((text, "0"));
+        Ok(Self { entry: entry.parse()?, event: event.parse()? })
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.entry, self.event)
+    }
 }
 
 /// Tells of `job` until it is over and all is told, or until `who` may not do `act` with it any more.
@@ -117,33 +163,49 @@ impl Teller {
 
     /// Tells what is new; whether the client still listens.
     async fn tell(&mut self, job: &Job) -> Result<bool> {
-        if self.wanted.job && job.version != self.version {
-            self.version = job.version;
-            if !self.send(Event::default().event("job").data(shown(job).to_string())).await {
-                return Ok(false);
-            }
+        // Whoever waits for a pause leaves when it is told: after all that came before it.
+        let rests = job.content.state.as_deref() == Some(State::Suspended.as_str());
+        Ok((rests || self.tell_job(job).await)
+            && self.tell_events().await?
+            && self.tell_entries().await?
+            && (!rests || self.tell_job(job).await))
+    }
+
+    async fn tell_job(&mut self, job: &Job) -> bool {
+        if !self.wanted.job || job.version == self.version {
+            return true;
         }
+        self.version = job.version;
+        self.send(Event::default().event("job").data(shown(job).to_string())).await
+    }
+
+    async fn tell_events(&mut self) -> Result<bool> {
         while let Some(after) = self.wanted.events {
             let events = self.api.store.events(&self.uid, after, PAGE).await?;
-            let Some(last) = events.last() else { break };
-            self.wanted.events = Some(last.number);
+            if events.is_empty() {
+                break;
+            }
             for event in &events {
-                let mut told = Event::default().event("event").data(shown_event(event).to_string());
-                if self.wanted.entries.is_none() {
-                    told = told.id(event.number.to_string());
-                }
-                if !self.send(told).await {
+                self.wanted.events = Some(event.number);
+                let told = Event::default().event("event").id(self.wanted.id());
+                if !self.send(told.data(shown_event(event).to_string())).await {
                     return Ok(false);
                 }
             }
         }
+        Ok(true)
+    }
+
+    async fn tell_entries(&mut self) -> Result<bool> {
         while let Some(query) = &mut self.wanted.entries {
             query.limit = PAGE;
             let entries = self.api.store.entries(&self.uid, query).await?;
-            let Some(last) = entries.last() else { break };
-            query.after = last.number;
+            if entries.is_empty() {
+                break;
+            }
             for entry in &entries {
-                let told = Event::default().event(entry.kind.as_str()).id(entry.number.to_string());
+                self.wanted.heard(entry.number);
+                let told = Event::default().event(entry.kind.as_str()).id(self.wanted.id());
                 if !self.send(told.data(shown_entry(entry).to_string())).await {
                     return Ok(false);
                 }

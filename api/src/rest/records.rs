@@ -1,5 +1,6 @@
 //! What happened under a job: events, metrics, logs; as pages or live.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::Json;
@@ -12,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::live::{self, Wanted};
+use super::live::{self, Position, Wanted};
 use super::who::{Act, Who};
 use super::{Api, Asked, JobPath, Named, page, time};
 use crate::record::gravity;
@@ -90,12 +91,12 @@ fn wrong(field: &str, message: &str) -> Refusal {
 /// Whether the client wants what comes, too; and where it goes on.
 fn live_from(headers: &HeaderMap, asked: &Selection) -> Option<u64> {
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    accepts.contains("text/event-stream").then(|| from(headers, asked))
+    accepts.contains("text/event-stream").then(|| last_heard(headers).or(asked.after).unwrap_or(0))
 }
 
-fn from(headers: &HeaderMap, asked: &Selection) -> u64 {
-    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
-    last.or(asked.after).unwrap_or(0)
+/// What the client heard last, on the connection it lost.
+fn last_heard<T: FromStr>(headers: &HeaderMap) -> Option<T> {
+    headers.get("last-event-id")?.to_str().ok()?.parse().ok()
 }
 
 async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, asked: &Selection) -> Result<Job> {
@@ -168,8 +169,10 @@ pub async fn follow(
     headers: HeaderMap,
 ) -> Result<Response> {
     let job = meant(&api, &who, Act::ReadLogs, &path, &asked).await?;
-    let query = Query { after: from(&headers, &asked), ..asked.query(&[])? };
-    Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(0), job: true }, who, Act::ReadLogs))
+    let Position { entry, event } =
+        last_heard(&headers).unwrap_or(Position { entry: asked.after.unwrap_or(0), event: 0 });
+    let query = Query { after: entry, ..asked.query(&[])? };
+    Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(event), job: true }, who, Act::ReadLogs))
 }
 
 async fn pages(api: &Api, job: &Job, query: Query) -> Result<Response> {

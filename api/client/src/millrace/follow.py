@@ -1,7 +1,7 @@
 """Following a job: the appliance's one stream of everything, told to a screen.
 
-What is journalled (metrics, checkpoints, log lines) comes numbered and once. How the job stands comes as the
-whole document, and again after every loss of the connection: only changes are told.
+What is journalled (metrics, checkpoints, log lines) and what happened to the job come numbered and once. How
+it stands comes as the whole document, and again after every loss of the connection: only changes are told.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Follower:
         self._logs = logs
         self._told: tuple[object, ...] = ()
         self._attempt: object = None
-        self._last_event = 0
 
     def take(self, event: ServerSentEvent) -> None:
         """One event of the stream; kinds of another version are passed over."""
@@ -119,8 +118,5 @@ class Follower:
 
     def _event(self, entry: Document) -> None:
         event = Event.read(entry)
-        if event.number and event.number <= self._last_event:
-            return
-        self._last_event = event.number
         if event.type != "Normal":
             self._screen.say(f"{event.type}: {event.reason}: {event.message}")

@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
+from itertools import zip_longest
 from time import time
 from typing import Any, NoReturn
 
@@ -30,6 +31,8 @@ from millrace.sse import Decoder, ServerSentEvent
 log = logging.getLogger("millrace")
 
 Params = Mapping[str, str | int | bool | None]
+Position = tuple[int, ...]
+"""How far a stream was heard: a number for each kind of thing that it counts."""
 
 # What may pass by itself. Another 5xx is a fault that the same request would meet again.
 _RETRIED = frozenset({429, 502, 503, 504})
@@ -143,7 +146,7 @@ class Transport:
 
     def events(self, path: str, *, params: Params | None = None, after: int = 0) -> Iterator[ServerSentEvent]:
         """The events of a stream until its `end`, numbered ones each once and in order."""
-        last = after
+        last: Position = (after,) if after else ()
         backoff = Backoff(self._reconnect_seconds)
         while True:
             decoder = Decoder()
@@ -154,17 +157,17 @@ class Transport:
                         for event in decoder.feed(chunk):
                             if event.event == "end":
                                 return
-                            if event.id.isdecimal():
-                                if int(event.id) <= last:
+                            if position := _position(event.id):
+                                if not _is_beyond(position, last):
                                     continue
-                                last = int(event.id)
+                                last = position
                             yield event
                 raise httpx.RemoteProtocolError("the stream was cut")
             except (httpx.HTTPError, errors.ApplianceError) as error:
                 if not self._try_again(backoff, error, at_least=decoder.retry or 0.0):
                     self._give_up(error)
 
-    def _stream(self, path: str, params: Params | None, last: int) -> Generator[bytes, None, None]:
+    def _stream(self, path: str, params: Params | None, last: Position) -> Generator[bytes, None, None]:
         """The bytes of one connection to a stream."""
         headers = _stream_headers(last)
         with self._open_client().stream(
@@ -242,11 +245,21 @@ def _given(params: Params | None) -> dict[str, str]:
     }
 
 
-def _stream_headers(last: int) -> dict[str, str]:
+def _position(event_id: str) -> Position:
+    """Where a stream stands after an event, by its id; nothing of one that has no place in its order."""
+    parts = event_id.split(".")
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
+
+
+def _is_beyond(position: Position, last: Position) -> bool:
+    return any(new > old for new, old in zip_longest(position, last, fillvalue=0))
+
+
+def _stream_headers(last: Position) -> dict[str, str]:
     # A compressing proxy would hold events back until it has a block of them.
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", "Accept-Encoding": "identity"}
     if last:
-        headers["Last-Event-ID"] = str(last)
+        headers["Last-Event-ID"] = ".".join(map(str, last))
     return headers
 
 
