@@ -26,11 +26,9 @@ pub struct Question {
 /// See the module text.
 #[async_trait]
 pub trait Judge: Send + Sync {
-    /// Whether nobody needs to be asked whose token this is: it was found out a moment ago.
-    fn knows(&self, token: &str) -> bool;
-
-    /// Whose token this is; `None` where it is nobody's, or nobody's any more.
-    async fn who(&self, token: &str) -> Result<Option<UserInfo>>;
+    /// Whose token this is; `None` where it is nobody's, or nobody's any more. Where it was not found out a moment ago, nobody
+    /// is asked unless `may_ask` lets it.
+    async fn who(&self, token: &str, may_ask: &(dyn Fn() -> Result<()> + Sync)) -> Result<Option<UserInfo>>;
 
     /// Whether they may.
     async fn may(&self, user: &UserInfo, question: &Question) -> Result<bool>;

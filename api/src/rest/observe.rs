@@ -13,7 +13,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use log::Level;
 
-use super::{Api, problem};
+use super::{Api, problem, tokens};
 use crate::request;
 
 /// Header that names one answer, for who asks an administrator about it: the log has it, too.
@@ -35,6 +35,7 @@ pub async fn observed(State(api): State<Arc<Api>>, request: Request, next: Next)
     let level = if method.is_safe() { Level::Debug } else { Level::Info };
     let who = who.unwrap_or_default();
     let made = response.headers().get(header::LOCATION).and_then(|made| made.to_str().ok()).unwrap_or(&path);
+    let made = without_tokens(made);
     log::log!(level, "{code} {method} {made} by {who:?} from {from} (request {id})");
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -46,6 +47,19 @@ pub async fn observed(State(api): State<Arc<Api>>, request: Request, next: Next)
 /// told of would wait for ever.
 pub async fn carried_out(request: Request, next: Next) -> Response {
     if request.method().is_safe() { next.run(request).await } else { request::to_its_end(next.run(request)).await }
+}
+
+/// A path that holds no token, if somebody put one there: neither one of ours nor a cluster's, which is a JWT.
+fn without_tokens(path: &str) -> String {
+    let begin = |part: &str| {
+        let jwt = part.find("eyJ").filter(|at| part[*at..].contains('.'));
+        part.find(tokens::PREFIX).into_iter().chain(jwt).min()
+    };
+    let parts = path.split('/').map(|part| match begin(part) {
+        Some(at) => format!("{}(a token)", &part[..at]),
+        None => part.to_owned(),
+    });
+    parts.collect::<Vec<_>>().join("/")
 }
 
 /// Where a request comes from: its neighbour, which may be a proxy.
@@ -61,5 +75,24 @@ fn verb(method: &Method) -> &str {
             method.as_str()
         }
         _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_token_is_told() {
+        for (path, told) in [
+            ("/v1/tokens/mrt_0123abc", "/v1/tokens/(a token)"),
+            ("/v1/x=eyJhbGciOi.eyJpc3M.c2ln/y", "/v1/x=(a token)/y"),
+            (
+                "/v1/namespaces/a/trainjobs/gpt2-kjv/artifacts/keyJ",
+                "/v1/namespaces/a/trainjobs/gpt2-kjv/artifacts/keyJ",
+            ),
+        ] {
+            assert_eq!(without_tokens(path), told);
+        }
     }
 }

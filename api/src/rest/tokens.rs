@@ -17,7 +17,7 @@ use super::{Api, Named, session, time};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// How a secret begins, so that scanners of leaked secrets know it.
-const PREFIX: &str = "mrt_";
+pub(super) const PREFIX: &str = "mrt_";
 
 /// What is asked for.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -124,6 +124,8 @@ impl Act {
     }
 }
 
+/// Stands for all namespaces among those of a token.
+pub const EVERYWHERE: &str = "*";
 const JOBS: &str = "trainjobs";
 const CLAIMS: &str = "persistentvolumeclaims";
 
@@ -172,7 +174,7 @@ impl Who {
         };
         // The machine is in no namespace: whoever may look at jobs somewhere may look at what they share.
         let there = act == Act::ReadAppliance
-            || namespaces.iter().any(|known| known == "*" || known == namespace && !namespace.is_empty());
+            || namespaces.iter().any(|known| known == EVERYWHERE || known == namespace && !namespace.is_empty());
         if *role >= act.role() && there {
             return Ok(());
         }
@@ -209,7 +211,7 @@ impl Who {
     /// Whose rights are a cluster's must name one, unless they may see all.
     pub async fn seen_namespaces(&self) -> Result<Option<Vec<String>>> {
         match &self.rights {
-            Rights::Role { namespaces, .. } if !namespaces.iter().any(|known| known == "*") => {
+            Rights::Role { namespaces, .. } if !namespaces.iter().any(|known| known == EVERYWHERE) => {
                 Ok(Some(namespaces.clone()))
             }
             _ => self.may(Act::List, "", "").await.map(|()| None),
@@ -267,7 +269,7 @@ async fn find(parts: &mut Parts, api: &Arc<Api>, from: IpAddr) -> Result<(String
     match &api.access {
         Access::Open => {
             from_this_machine(&parts.headers)?;
-            let rights = Rights::Role { role: Role::Admin, namespaces: vec!["*".to_owned()] };
+            let rights = Rights::Role { role: Role::Admin, namespaces: vec![EVERYWHERE.to_owned()] };
             Ok(("local".to_owned(), Who { name: "local".to_owned(), rights, proof: None }))
         }
         Access::Tokens => Err(nobody("an administrator makes one with `millrace-api token`")),
@@ -297,11 +299,9 @@ async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)
     if let Access::Cluster(judge) = &api.access
         && !is_ours(secret)
     {
-        if !judge.knows(secret) {
-            // Before the cluster is asked: it is everybody's.
-            api.pace.count_stranger(from)?;
-        }
-        let user = judge.who(secret).await?.ok_or_else(refused)?;
+        // Before the cluster is asked: it is everybody's.
+        let may_ask = || api.pace.count_stranger(from);
+        let user = judge.who(secret, &may_ask).await?.ok_or_else(refused)?;
         let name = user.username.clone().unwrap_or_default();
         // No id of a token of ours has a colon.
         let rights = Rights::Cluster(judge.clone(), Arc::new(user));
