@@ -1,8 +1,11 @@
 //! What an API server does with an object before it keeps it: unknown keys and bad values are refused, defaults filled in,
 //! rules put to it. Here from the same generated definition, so that a job is refused in the same words.
 
+use jsonschema::error::ValidationErrorKind as Kind;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_cel::{CompiledSchema, Validator, compile_schema};
 use millrace_crds::definitions;
+use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use crate::refusal::{Fault, Refusal, Result};
@@ -34,16 +37,13 @@ impl Definition {
     /// # Errors
     /// [`crate::refusal::Reason::Invalid`] with every field that is to blame.
     pub fn admit(&self, object: &Value, before: Option<&Value>) -> Result<Value> {
-        let faults: Vec<Fault> = self.strict.iter_errors(object).map(|error| fault(&error)).collect();
+        let faults: Vec<Fault> = self.strict.iter_errors(object).flat_map(|error| faults(&error)).collect();
         if !faults.is_empty() {
             return Err(Refusal::invalid(faults));
         }
         let object = kube_cel::apply_defaults(&self.schema, object);
         let verdict = Validator::new().validate_compiled(&self.rules, &object, before);
-        let broken = |error: &kube_cel::ValidationError| Fault {
-            field: error.field_path.trim_start_matches('.').to_owned(),
-            message: error.message.clone(),
-        };
+        let broken = |error: &kube_cel::ValidationError| by_rule(&error.field_path, &error.message);
         match verdict {
             Ok(()) => Ok(object),
             Err(errors) => Err(Refusal::invalid(errors.iter().map(broken).collect())),
@@ -66,9 +66,40 @@ pub fn object_schema(schema: &Value, close: bool) -> Value {
     for name in ["apiVersion", "kind"] {
         object["properties"][name] = json!({"type": "string"});
     }
-    object["properties"]["metadata"] = json!({"type": "object"});
+    object["properties"]["metadata"] = metadata(close);
     object
 }
+
+/// What an API server knows of the metadata of every object.
+fn metadata(close: bool) -> Value {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.inline_subschemas = true;
+    let mut metadata = settings.into_generator().into_root_schema_for::<ObjectMeta>().to_value();
+    // Ours is a list of what there is, not Kubernetes' handbook.
+    for name in ["$schema", "title", "description"] {
+        metadata.as_object_mut().map(|metadata| metadata.remove(name));
+    }
+    for property in metadata["properties"].as_object_mut().into_iter().flat_map(Map::values_mut) {
+        *property =
+            Value::Object(property["type"].as_str().map(|kind| ("type".to_owned(), kind.into())).into_iter().collect());
+    }
+    let key = json!({"pattern": format!("^({SUBDOMAIN}/)?{NAME}$"), "maxLength": 317});
+    metadata["properties"]["labels"] = json!({
+        "type": "object",
+        "propertyNames": key,
+        "additionalProperties": {"type": "string", "pattern": format!("^({NAME})?$")},
+    });
+    metadata["properties"]["annotations"] =
+        json!({"type": "object", "propertyNames": key, "additionalProperties": {"type": "string"}});
+    if close {
+        metadata["additionalProperties"] = json!(false);
+    }
+    metadata
+}
+
+/// The name of a label, and its value; what may stand before the name.
+const NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
+const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 
 /// A structural schema as JSON Schema knows it, its `nullable` and quantities as types; with `close`, what Kubernetes would
 /// prune is refused.
@@ -104,10 +135,38 @@ fn as_json_schema(schema: &Value, close: bool) -> Value {
     Value::Object(out)
 }
 
-fn fault(error: &jsonschema::ValidationError<'_>) -> Fault {
-    let path = error.instance_path().to_string();
-    let field = path.trim_start_matches('/').replace('/', ".");
-    Fault { field, message: error.to_string() }
+/// The fields that are to blame, in the words of an API server where it has some.
+fn faults(error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
+    let path = error.instance_path().to_string().trim_start_matches('/').replace('/', ".");
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    let one = |field: String, message: &str| vec![Fault { field, message: message.to_owned() }];
+    match error.kind() {
+        Kind::AdditionalProperties { unexpected } => {
+            unexpected.iter().flat_map(|name| one(below(name), "unknown field")).collect()
+        }
+        Kind::Required { property } => one(below(property.as_str().unwrap_or_default()), "Required value"),
+        Kind::PropertyNames { error } => one(path, &format!("{}: {KEY}", error.instance())),
+        Kind::Pattern { .. } if path.starts_with("metadata.labels.") => {
+            one("metadata.labels".to_owned(), &format!("{}: {VALUE}", error.instance()))
+        }
+        _ => one(path, &error.to_string()),
+    }
+}
+
+/// What a label's or an annotation's key is, and a label's value.
+const KEY: &str = "a key is a name of at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at either end, and \
+                   may have a DNS name and a slash before it";
+const VALUE: &str = "a label's value is empty or at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at \
+                     either end";
+
+/// A rule that is broken. One of a whole object names the field itself, since an API server has no name for that.
+pub fn by_rule(field: &str, message: &str) -> Fault {
+    let field = field.trim_start_matches('.');
+    let (field, message) = match message.split_once(": ") {
+        Some((name, message)) if ["", "<nil>"].contains(&field) && name.starts_with("metadata.") => (name, message),
+        _ => (field, message),
+    };
+    Fault { field: field.to_owned(), message: message.to_owned() }
 }
 
 #[cfg(test)]
@@ -141,7 +200,16 @@ mod tests {
         let unknown = refused(|job| job["spec"]["numCSX"] = 2.into(), "spec");
         assert!(unknown.contains("numCSX"), "{unknown}");
         refused(|job| job["spec"]["params"]["model"]["vocab_sise"] = 2.into(), "spec.params.model");
-        refused(|job| job["metadata"]["name"] = "Job".into(), "");
+        refused(|job| job["metadata"]["name"] = "Job".into(), "metadata.name");
+        refused(|job| job["metadata"]["labelz"] = json!({}), "metadata.labelz");
+        refused(|job| job["metadata"]["labels"] = json!({"a b": "c"}), "metadata.labels");
+        refused(|job| job["metadata"]["labels"] = json!({"a/b/c": "d"}), "metadata.labels");
+        refused(|job| job["metadata"]["labels"] = json!({"a": "-b"}), "metadata.labels");
+        refused(|job| job["metadata"]["labels"] = json!({"a": 1}), "metadata.labels.a");
+        refused(|job| job["metadata"]["annotations"] = json!({"a": 1}), "metadata.annotations.a");
+        refused(|job| drop(job.as_object_mut().unwrap().remove("spec")), "spec");
+        let labels = json!({"a": "", "team.example/tier_1": "B.2"});
+        assert!(definition.admit(&job(|job| job["metadata"]["labels"] = labels), None).is_ok());
         let before = job(|_| {});
         let changed = job(|job| job["spec"]["params"]["model"]["vocab_size"] = 65.into());
         let refusal = definition.admit(&changed, Some(&before)).unwrap_err();

@@ -1,5 +1,7 @@
 //! Jobs as documents: how the database keeps them.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_crds::{ConditionType, TrainJob};
 use millrace_store::Content;
@@ -34,15 +36,19 @@ pub fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
     object.inspect_err(|error| log::warn!("{name} can't be read, perhaps it is a newer version's: {error}")).ok()
 }
 
-/// The job of a row, which is asked for by name and so must be readable.
+/// The job of a row, which is asked for by name and so must be readable. One that is deleted says so.
 ///
 /// # Errors
 /// It is another version's.
 pub fn job_of(row: &millrace_store::Job) -> Result<TrainJob> {
-    read(&row.name, &row.content.document).ok_or_else(|| {
+    let mut job: TrainJob = read(&row.name, &row.content.document).ok_or_else(|| {
         let detail = format!("the job {} can't be read by this version: run the one that wrote it", row.name);
         Refusal::new(Reason::Internal, detail)
-    })
+    })?;
+    if let Some(deleted) = row.deleted_ms {
+        job.metadata.deletion_timestamp = Timestamp::from_millisecond(deleted).ok().map(Time);
+    }
+    Ok(job)
 }
 
 /// The version of an object, which only rises.

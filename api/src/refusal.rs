@@ -1,5 +1,6 @@
 //! Why a request was refused: one type from the backend to the client, in the words of conditions.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// One word for it, the same as the reason of a condition where there is one.
@@ -15,6 +16,8 @@ pub enum Reason {
     NotFound,
     /// The path knows other methods.
     MethodNotAllowed,
+    /// The body came too slowly.
+    RequestTimeout,
     /// A job of this name lives.
     AlreadyExists,
     /// Somebody else wrote meanwhile.
@@ -52,6 +55,7 @@ impl Reason {
             Self::Forbidden => "Forbidden",
             Self::NotFound => "NotFound",
             Self::MethodNotAllowed => "MethodNotAllowed",
+            Self::RequestTimeout => "RequestTimeout",
             Self::AlreadyExists => "AlreadyExists",
             Self::Conflict => "Conflict",
             Self::Finished => "Finished",
@@ -76,6 +80,7 @@ impl Reason {
             Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
+            Self::RequestTimeout => 408,
             Self::AlreadyExists | Self::Conflict | Self::Finished => 409,
             Self::Gone => 410,
             Self::PayloadTooLarge => 413,
@@ -90,7 +95,7 @@ impl Reason {
 }
 
 /// A field that is to blame.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Fault {
     /// Its path, as `spec.numCsx`.
     pub field: String,

@@ -52,6 +52,13 @@ def test_a_repeated_request_is_one_job(server: Server) -> None:
     assert twice[0].out == twice[1].out
     assert len(names(user)) == 3
 
+    # Who repeats it after the job was deleted gets no other one, and is told that it is gone.
+    assert "deletionTimestamp" not in again.json()["metadata"]
+    user.http.delete(first.headers["location"]).raise_for_status()
+    late = create(user, "once")
+    assert (late.status_code, late.json()["metadata"]["uid"]) == (200, first.json()["metadata"]["uid"])
+    assert "deletionTimestamp" in late.json()["metadata"]
+
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_requests_at_once_are_one_job(shared: Server, named: bool) -> None:

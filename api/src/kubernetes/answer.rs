@@ -2,6 +2,7 @@
 
 use kube::core::Status;
 
+use crate::definition::by_rule;
 use crate::refusal::{Fault, Reason, Refusal};
 
 /// The refusal that an API server's answer to a user's wish comes to.
@@ -43,8 +44,7 @@ fn told(what: &'static str, status: &Status) -> Refusal {
 
 fn invalid(status: &Status) -> Refusal {
     let causes = status.details.iter().flat_map(|details| &details.causes);
-    let faults: Vec<Fault> =
-        causes.map(|cause| Fault { field: cause.field.clone(), message: cause.message.clone() }).collect();
+    let faults: Vec<Fault> = causes.map(|cause| by_rule(&cause.field, &cause.message)).collect();
     if faults.is_empty() { Refusal::new(Reason::Invalid, status.message.clone()) } else { Refusal::invalid(faults) }
 }
 

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kube::ResourceExt;
-use millrace_crds::TrainJob;
+use millrace_crds::{self as crds, TrainJob};
 use millrace_store::{Cursor, Filter, Job};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body::sent;
 use super::submit::order;
 use super::who::{Act, Who};
-use super::{ALL, Api, Asked, JobPath, Named, Which, shown};
+use super::{ALL, Api, Asked, JobPath, Named, Which, shown, wrong};
 use crate::backend::{Change, Created};
 use crate::plan::Plan;
 use crate::refusal::{Fault, Reason, Refusal, Result};
@@ -29,6 +29,7 @@ const MOST: u32 = 500;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Creation {
     /// `All` to have the request checked and nothing made.
+    #[schemars(extend("enum" = ["All"]))]
     dry_run: Option<String>,
 }
 
@@ -45,7 +46,7 @@ pub async fn create(
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
-        Some(_) => return Err(Refusal::new(Reason::BadRequest, "dryRun is All, or it is left out")),
+        Some(_) => return Err(wrong("dryRun", "All, or it is left out")),
     }
     Ok(match api.backend.create(order).await? {
         Created::New(job) => (StatusCode::CREATED, [place(&ns, &job)], Json(job)).into_response(),
@@ -84,6 +85,7 @@ pub struct Selection {
     /// The `next` of the page before.
     cursor: Option<String>,
     /// Only jobs of this STATE.
+    #[schemars(extend("enum" = crds::State::ALL.map(crds::State::as_str)))]
     state: Option<String>,
     /// Only jobs of this name.
     name: Option<String>,
@@ -110,6 +112,9 @@ pub async fn list(
         }
     };
     let cursor: Option<Cursor> = asked.cursor.as_deref().map(str::parse).transpose()?;
+    if asked.state.as_deref().is_some_and(|state| crds::State::from_name(state).is_none()) {
+        return Err(wrong("state", &format!("one of {}", crds::State::ALL.map(crds::State::as_str).join(", "))));
+    }
     let filter = Filter {
         namespaces,
         name: asked.name,
@@ -186,13 +191,12 @@ pub async fn scale(
     who: Who,
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
-    body: Bytes,
+    request: Request,
 ) -> Result<Json<TrainJob>> {
-    let wrong = |message| Refusal::invalid(vec![Fault { field: "numCsx".to_owned(), message }]);
-    let Scale { num_csx } =
-        serde_json::from_slice(&body).map_err(|error| wrong(format!("send {{\"numCsx\": N}}: {error}")))?;
+    let Scale { num_csx } = sent(request).await?;
     if num_csx == 0 {
-        return Err(wrong("a job has one system at least; to give back all, suspend it".to_owned()));
+        let message = "a job has one system at least; to give back all, suspend it".to_owned();
+        return Err(Refusal::invalid(vec![Fault { field: "numCsx".to_owned(), message }]));
     }
     change(&api, &who, &path, &which, Change::Scale(num_csx)).await
 }

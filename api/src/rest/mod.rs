@@ -1,6 +1,7 @@
 //! The routes. Handlers read from the store, act by the backend, and refuse in one shape.
 
 mod appliance;
+mod body;
 mod files;
 mod jobs;
 mod live;
@@ -25,8 +26,8 @@ use axum::http::request::Parts;
 use axum::response::IntoResponse;
 use millrace_store::{Job, Store};
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
@@ -37,7 +38,7 @@ pub use who::{Access, Role};
 
 use crate::backend::Backend;
 use crate::metrics::Traffic;
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// Most bytes of a request: a params document with its small texts.
 const MOST_BYTES: usize = 8 << 20;
@@ -102,12 +103,14 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
         let raw = RawPathParams::from_request_parts(parts, state).await;
         let raw = raw.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
         if raw.iter().any(|(key, value)| key == "ns" && value != ALL && !is_label(value)) {
-            let detail = "a namespace has at most 63 lower-case letters, digits and hyphens, none at an end";
-            return Err(Refusal::new(Reason::BadRequest, detail));
+            return Err(Refusal::new(Reason::BadRequest, NAMESPACE));
         }
         Ok(read)
     }
 }
+
+/// What [`is_label`] asks for.
+const NAMESPACE: &str = "a namespace has at most 63 lower-case letters, digits and hyphens, no hyphen at an end";
 
 /// Stands for all namespaces that one may look into.
 const ALL: &str = "-";
@@ -154,6 +157,14 @@ impl Api {
     }
 }
 
+/// What stands behind `?` under this name is another thing than it `is`.
+fn wrong(name: &str, is: &str) -> Refusal {
+    Refusal {
+        errors: vec![Fault { field: name.to_owned(), message: is.to_owned() }],
+        ..Refusal::new(Reason::BadRequest, format!("{name} is {is}"))
+    }
+}
+
 /// A job as clients see it.
 pub fn shown(job: &Job) -> Value {
     let mut object: Value = serde_json::from_str(&job.content.document).unwrap_or_else(|_| json!({}));
@@ -166,6 +177,13 @@ pub fn shown(job: &Job) -> Value {
 /// A time as clients see it.
 pub fn time(ms: i64) -> String {
     k8s_openapi::jiff::Timestamp::from_millisecond(ms).map(|time| time.to_string()).unwrap_or_default()
+}
+
+/// A list that has no pages.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Items<T> {
+    /// All of them.
+    items: Vec<T>,
 }
 
 /// A page of numbered things.

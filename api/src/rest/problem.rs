@@ -1,10 +1,12 @@
 //! A refusal on the wire: RFC 9457.
 
+use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use crate::refusal::{Reason, Refusal};
+use crate::refusal::{Fault, Reason, Refusal};
 
 /// The answer with the path that was asked for, where it is a problem.
 pub fn told(mut response: Response, path: &str) -> Response {
@@ -34,6 +36,29 @@ pub fn told(mut response: Response, path: &str) -> Response {
     Refusal::new(refusal.0, refusal.1).response(Some(path))
 }
 
+/// A refusal as clients see it.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Problem<'a> {
+    /// Always about:blank: the reason tells more.
+    #[serde(rename = "type")]
+    kind: &'a str,
+    /// The status in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<&'a str>,
+    /// The status of HTTP.
+    status: u16,
+    /// One word for programs, the same as the reason of a condition where there is one.
+    reason: &'a str,
+    /// One sentence with what to do.
+    detail: &'a str,
+    /// The path that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance: Option<&'a str>,
+    /// The fields that are to blame, where it is them.
+    #[serde(skip_serializing_if = "<[Fault]>::is_empty")]
+    errors: &'a [Fault],
+}
+
 const PROBLEM: &str = "application/problem+json";
 
 impl IntoResponse for Refusal {
@@ -47,20 +72,16 @@ impl IntoResponse for Refusal {
 impl Refusal {
     fn response(&self, instance: Option<&str>) -> Response {
         let status = StatusCode::from_u16(self.reason.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut problem = json!({
-            "type": "about:blank",
-            "title": status.canonical_reason(),
-            "status": status.as_u16(),
-            "reason": self.reason.as_str(),
-            "detail": self.detail,
-        });
-        if let Some(instance) = instance {
-            problem["instance"] = instance.into();
-        }
-        if !self.errors.is_empty() {
-            problem["errors"] = json!(self.errors);
-        }
-        let mut response = (status, problem.to_string()).into_response();
+        let problem = Problem {
+            kind: "about:blank",
+            title: status.canonical_reason(),
+            status: status.as_u16(),
+            reason: self.reason.as_str(),
+            detail: &self.detail,
+            instance,
+            errors: &self.errors,
+        };
+        let mut response = (status, Json(problem)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
         match self.reason {
@@ -69,6 +90,10 @@ impl Refusal {
             }
             Reason::TooManyRequests | Reason::Unavailable => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            // What is left of the body is not waited for.
+            Reason::RequestTimeout => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}
         }

@@ -1,16 +1,17 @@
 //! From a request's body to an [`Order`]: a TrainJob as JSON or YAML, or the user's params file with what goes with it.
 
 use axum::body::Bytes;
-use axum::extract::multipart::Field;
 use axum::extract::{FromRequest, Multipart, Request};
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use millrace_crds::StoredParams;
 use millrace_params::Params;
 use millrace_store::Key;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::ALL;
+use super::body::{bytes, in_time, kind, of_json, unread, unreadable, whole};
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, Order, SUBMITTED_BY, Text};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
@@ -22,15 +23,33 @@ const TEXTS: &str = "/var/lib/millrace/texts";
 const TEXTS_VOLUME: &str = "texts";
 /// Most bytes of them all, with their names: what a ConfigMap holds.
 const MOST_TEXT: usize = 1 << 20;
-/// Longest name of a job.
+/// Longest name of a job, letters at the end of one that is made here, and what is left for its begin.
 const MOST_NAME: usize = 63;
+const TAIL: usize = 8;
+const MOST_BEGIN: usize = MOST_NAME - TAIL;
+/// What of an object's metadata is the server's to give.
+const GIVEN: [&str; 11] = [
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generation",
+    "managedFields",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
 
 /// What goes with a params file.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Beside {
+pub struct Beside {
+    /// The TrainJob's metadata.
     #[serde(default)]
     metadata: Map<String, Value>,
+    /// Its spec but for the params.
     #[serde(default)]
     spec: Map<String, Value>,
     /// Flags that beat the file, by their keys in runconfig.
@@ -59,37 +78,31 @@ pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order>
         let message = "a job is made in one namespace".to_owned();
         return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
     }
-    if request.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(Refusal::new(Reason::UnsupportedMediaType, "an encoded body is not read here: send it as it is"));
-    }
     let key = key(request.headers())?;
-    let kind = kind(request.headers());
-    let (mut object, texts, hash, stem) = match kind.as_str() {
+    let (mut object, texts, hash, stem) = in_time(read(request)).await?;
+    let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
+    complete(&mut object, ns, submitter, key.as_ref(), stem.as_deref())?;
+    name_texts(&mut object, &texts);
+    Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
+}
+
+/// The object that a body holds or comes to, what travels with it, the body's digest, and the name of the params file.
+async fn read(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
+    let kind = kind(request.headers())?;
+    match kind.as_str() {
         "application/json" | "" => {
             let body = whole(request).await?;
-            let object = serde_json::from_slice(&body).map_err(|error| unreadable("JSON", &error))?;
-            (object, Vec::new(), blake3::hash(&body), None)
+            Ok((of_json("JSON", &body)?, Vec::new(), blake3::hash(&body), None))
         }
         "application/yaml" | "application/x-yaml" | "text/yaml" => {
             let body = whole(request).await?;
             let text = std::str::from_utf8(&body).map_err(|error| unreadable("YAML", &error))?;
             let object = serde_saphyr::from_str(text).map_err(|error| unreadable("YAML", &error))?;
-            (object, Vec::new(), blake3::hash(&body), None)
+            Ok((object, Vec::new(), blake3::hash(&body), None))
         }
-        "multipart/form-data" => from_parts(request).await?,
-        other => {
-            return Err(Refusal::new(
-                Reason::UnsupportedMediaType,
-                format!(
-                    "a body of {other} is not read here: send application/json, application/yaml or multipart/form-data"
-                ),
-            ));
-        }
-    };
-    let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
-    complete(&mut object, ns, submitter, key.as_ref(), stem.as_deref())?;
-    name_texts(&mut object, &texts);
-    Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
+        "multipart/form-data" => from_parts(request).await,
+        other => Err(unread(other, "application/json, application/yaml or multipart/form-data")),
+    }
 }
 
 /// Fills in what a client may leave out.
@@ -115,16 +128,24 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     if metadata.get("namespace").is_some_and(|given| given != ns) {
         return fault("metadata.namespace", "another than in the address: write the same, or leave it out");
     }
-    // What a server gives is nobody's to ask for.
-    metadata.retain(|name, _| matches!(name.as_str(), "name" | "labels" | "annotations"));
+    // What a server gives is nobody's to ask for: whoever sends an object that they read means the rest of it.
+    metadata.retain(|name, value| !GIVEN.contains(&name.as_str()) && !value.is_null());
     metadata.insert("namespace".to_owned(), ns.into());
-    if metadata.get("name").is_none_or(Value::is_null) {
-        metadata.insert("name".to_owned(), made_name(stem.unwrap_or("job"), key.map(|key| key.key.as_str())).into());
+    if !metadata.contains_key("name") {
+        let key = key.map(|key| key.key.as_str());
+        let name = match metadata.get("generateName") {
+            None => made_name(stem.unwrap_or("job"), key),
+            Some(Value::String(begin)) => {
+                format!("{}{}", begin.chars().take(MOST_BEGIN).collect::<String>(), tail(key))
+            }
+            Some(_) => return fault("metadata.generateName", "how the name is to begin: a text"),
+        };
+        metadata.insert("name".to_owned(), name.into());
     }
     let Value::Object(annotations) = metadata.entry("annotations").or_insert_with(|| json!({})) else {
         return fault("metadata.annotations", "an object");
     };
-    annotations.retain(|name, value| !name.starts_with("millrace.dev/") && value.is_string());
+    annotations.retain(|name, _| !name.starts_with("millrace.dev/"));
     annotations.insert(SUBMITTED_BY.to_owned(), submitter.into());
     if let Some(key) = key {
         annotations.insert(KEY_ANNOTATION.to_owned(), key.key.clone().into());
@@ -133,7 +154,13 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     Ok(())
 }
 
-/// A name after the params file; with a key always the same, so that even a lost database makes no second job.
+/// How a name ends that nobody else has; with a key always the same, so that even a lost database makes no second job.
+fn tail(key: Option<&str>) -> String {
+    let seed = key.map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
+    blake3::hash(seed.as_bytes()).to_hex()[..TAIL].to_owned()
+}
+
+/// A name after the params file.
 fn made_name(stem: &str, key: Option<&str>) -> String {
     let clean: String = stem
         .to_ascii_lowercase()
@@ -142,11 +169,8 @@ fn made_name(stem: &str, key: Option<&str>) -> String {
         .collect();
     let clean = clean.trim_matches(|letter: char| !letter.is_ascii_alphabetic());
     let clean = if clean.is_empty() { "job" } else { clean };
-    let seed = key.map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
-    let tail = &blake3::hash(seed.as_bytes()).to_hex()[..8];
-    let room = MOST_NAME - tail.len() - 1;
-    let clean: String = clean.chars().take(room).collect();
-    format!("{}-{tail}", clean.trim_end_matches('-'))
+    let clean: String = clean.chars().take(MOST_BEGIN - 1).collect();
+    format!("{}-{}", clean.trim_end_matches('-'), tail(key))
 }
 
 /// A params file with what goes with it.
@@ -167,7 +191,7 @@ async fn from_parts(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash,
                 stem = file.as_deref().and_then(stem_of);
                 params = Some(bytes);
             }
-            "job" => beside = serde_json::from_slice(&bytes).map_err(|error| unreadable("the part `job`", &error))?,
+            "job" => beside = of_json("JSON in the part `job`", &bytes)?,
             "file" => files.push((file.unwrap_or_default(), bytes)),
             other => return Err(bad(&format!("there is no part {other}: params, job and file are read"))),
         }
@@ -317,41 +341,12 @@ fn rename(value: &mut Value, path: &str, by: &str) {
     }
 }
 
-fn kind(headers: &HeaderMap) -> String {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
-}
-
 fn key(headers: &HeaderMap) -> Result<Option<String>> {
     let Some(value) = headers.get(KEY) else { return Ok(None) };
     let text = value.to_str().ok().filter(|text| (1..=255).contains(&text.len()));
     text.map(|text| Some(text.to_owned())).ok_or_else(|| {
         Refusal::new(Reason::BadRequest, "an Idempotency-Key has 1 to 255 printable characters of ASCII")
     })
-}
-
-async fn whole(request: Request) -> Result<Bytes> {
-    Bytes::from_request(request, &())
-        .await
-        .map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
-}
-
-async fn bytes(part: Field<'_>) -> Result<Bytes> {
-    part.bytes().await.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
-}
-
-fn too_long_or_broken(status: u16, said: &str) -> Refusal {
-    if status == Reason::PayloadTooLarge.status() {
-        return Refusal::new(
-            Reason::PayloadTooLarge,
-            "the request is too long: put data into a volume of the appliance",
-        );
-    }
-    Refusal::new(Reason::BadRequest, format!("the body can't be read: {said}"))
-}
-
-fn unreadable(what: &str, error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::new(Reason::BadRequest, format!("the body is not {what}: {error}"))
 }
 
 #[cfg(test)]

@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use k8s_openapi::jiff::Timestamp;
 use millrace_store::Token;
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::who::{Act, Role, Who};
-use super::{Api, Named, session, time};
+use super::body::sent;
+use super::who::{Act, EVERYWHERE, Role, Who};
+use super::{Api, Items, NAMESPACE, Named, is_label, session, time};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// How a secret begins, so that scanners of leaked secrets know it.
@@ -25,12 +24,15 @@ pub(super) const PREFIX: &str = "mrt_";
 pub struct NewToken {
     /// Whose it is: stands on what they submit.
     pub name: String,
-    /// viewer, editor or admin.
+    /// What they may.
+    #[schemars(extend("enum" = Role::ALL.map(Role::as_str)))]
     pub role: String,
     /// Where; `*` is everywhere.
+    #[schemars(length(min = 1))]
     pub namespaces: Vec<String>,
     /// How long it is good; for ever where this is left out.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub expires_in_seconds: Option<u32>,
 }
 
@@ -64,8 +66,14 @@ impl NewToken {
         if Role::from_name(&self.role).is_none() {
             return fault("role", "one of viewer, editor and admin");
         }
-        if self.namespaces.is_empty() || self.namespaces.iter().any(String::is_empty) {
+        if self.namespaces.is_empty() {
             return fault("namespaces", "at least one; \"*\" is all of them");
+        }
+        if let Some(at) = self.namespaces.iter().position(|name| name != EVERYWHERE && !is_label(name)) {
+            return fault(&format!("namespaces[{at}]"), &format!("{NAMESPACE}; \"*\" is all of them"));
+        }
+        if self.expires_in_seconds == Some(0) {
+            return fault("expiresInSeconds", "at least 1; leave it out for a token that is good for ever");
         }
         let secret = new_secret();
         let now = Timestamp::now().as_millisecond();
@@ -84,42 +92,80 @@ impl NewToken {
     }
 }
 
-fn shown(token: &Token) -> Value {
-    json!({
-        "id": token.id,
-        "name": token.name,
-        "role": token.role,
-        "namespaces": token.namespaces,
-        "createdAt": time(token.created_ms),
-        "expiresAt": token.expires_ms.map(time),
-        "revokedAt": token.revoked_ms.map(time),
-        "lastUsedAt": token.last_used_ms.map(time),
-    })
+/// A token as it is seen.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Shown {
+    /// What it is revoked by.
+    id: String,
+    /// Whose it is.
+    name: String,
+    /// What they may.
+    #[schemars(extend("enum" = Role::ALL.map(Role::as_str)))]
+    role: String,
+    /// Where; `*` is everywhere.
+    namespaces: Vec<String>,
+    /// When it was made, by RFC 3339 as all times.
+    created_at: String,
+    /// When it ends to be good; null: never.
+    expires_at: Option<String>,
+    /// When it was revoked.
+    revoked_at: Option<String>,
+    /// When it was used, to a minute or so.
+    last_used_at: Option<String>,
+}
+
+/// A new token.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Made {
+    #[serde(flatten)]
+    shown: Shown,
+    /// The secret, seen this once.
+    token: String,
+}
+
+/// What became of a token.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Revoked {
+    /// Which.
+    id: String,
+    /// That it is good no more.
+    revoked: bool,
+}
+
+fn shown(token: &Token) -> Shown {
+    let Token { id, name, role, namespaces, .. } = token.clone();
+    Shown {
+        id,
+        name,
+        role,
+        namespaces,
+        created_at: time(token.created_ms),
+        expires_at: token.expires_ms.map(time),
+        revoked_at: token.revoked_ms.map(time),
+        last_used_at: token.last_used_ms.map(time),
+    }
 }
 
 /// All tokens, without their secrets.
-pub async fn list(State(api): State<Arc<Api>>, who: Who) -> Result<Json<Value>> {
+pub async fn list(State(api): State<Arc<Api>>, who: Who) -> Result<Json<Items<Shown>>> {
     who.may(Act::ListTokens, "", "").await?;
     let tokens = api.store.tokens().await?;
     // A browser's sessions go with their token.
     let tokens = tokens.iter().filter(|token| !session::is_one(&token.id));
-    Ok(Json(json!({"items": tokens.map(shown).collect::<Vec<_>>()})))
+    Ok(Json(Items { items: tokens.map(shown).collect() }))
 }
 
 /// Makes a token; the only time its secret is seen.
-pub async fn create(State(api): State<Arc<Api>>, who: Who, body: Bytes) -> Result<(StatusCode, Json<Value>)> {
+pub async fn create(State(api): State<Arc<Api>>, who: Who, request: Request) -> Result<(StatusCode, Json<Made>)> {
     who.may(Act::CreateToken, "", "").await?;
-    let asked: NewToken = serde_json::from_slice(&body)
-        .map_err(|error| Refusal::new(Reason::BadRequest, format!("the body is not a token's description: {error}")))?;
-    let (token, secret) = asked.make()?;
+    let (token, secret) = sent::<NewToken>(request).await?.make()?;
     api.store.add_token(&token).await?;
-    let mut made = shown(&token);
-    made["token"] = secret.into();
-    Ok((StatusCode::CREATED, Json(made)))
+    Ok((StatusCode::CREATED, Json(Made { shown: shown(&token), token: secret })))
 }
 
 /// Revokes a token at once, and its sessions.
-pub async fn revoke(State(api): State<Arc<Api>>, who: Who, Named(id): Named<String>) -> Result<Json<Value>> {
+pub async fn revoke(State(api): State<Arc<Api>>, who: Who, Named(id): Named<String>) -> Result<Json<Revoked>> {
     who.may(Act::DeleteToken, "", "").await?;
     let now = Timestamp::now().as_millisecond();
     if !api.store.revoke_token(&id, now).await? {
@@ -128,5 +174,30 @@ pub async fn revoke(State(api): State<Arc<Api>>, who: Who, Named(id): Named<Stri
     for token in api.store.tokens().await?.iter().filter(|token| session::is_below(&token.id, &id)) {
         api.store.revoke_token(&token.id, now).await?;
     }
-    Ok(Json(json!({"id": id, "revoked": true})))
+    Ok(Json(Revoked { id, revoked: true }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_could_never_be_used_is_not_made() {
+        let asked = |namespaces: &[&str], seconds| NewToken {
+            name: "ci".to_owned(),
+            role: "viewer".to_owned(),
+            namespaces: namespaces.iter().map(|&name| name.to_owned()).collect(),
+            expires_in_seconds: seconds,
+        };
+        assert!(asked(&["*"], None).make().is_ok() && asked(&["team-1", "a"], Some(1)).make().is_ok());
+        for (namespaces, seconds, field) in [
+            (&[][..], None, "namespaces"),
+            (&["a", ""], None, "namespaces[1]"),
+            (&["Team"], None, "namespaces[0]"),
+            (&["a"], Some(0), "expiresInSeconds"),
+        ] {
+            let refusal = asked(namespaces, seconds).make().unwrap_err();
+            assert_eq!((refusal.reason, refusal.errors[0].field.as_str()), (Reason::Invalid, field));
+        }
+    }
 }

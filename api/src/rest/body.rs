@@ -1,0 +1,105 @@
+//! Bodies of requests: read whole and in time, and what can't be read refused in one way, whatever the route.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::multipart::Field;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, header};
+use serde::de::DeserializeOwned;
+
+use crate::refusal::{Fault, Reason, Refusal, Result};
+
+/// For the whole body of a request to come.
+const SENDING: Duration = Duration::from_secs(30);
+
+/// What `reading` comes to, unless the body that it reads takes too long to come.
+///
+/// # Errors
+/// As `reading`, and [`Reason::RequestTimeout`].
+pub async fn in_time<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(SENDING, reading).await.unwrap_or_else(|_| {
+        let detail = format!("the body did not come within {} seconds: send it again", SENDING.as_secs());
+        Err(Refusal::new(Reason::RequestTimeout, detail))
+    })
+}
+
+/// What a body of JSON says.
+///
+/// # Errors
+/// It is of another kind, does not come whole and in time, or says something else.
+pub async fn sent<T: DeserializeOwned>(request: Request) -> Result<T> {
+    match kind(request.headers())?.as_str() {
+        "application/json" | "" => of_json("JSON", &in_time(whole(request)).await?),
+        other => Err(unread(other, "application/json")),
+    }
+}
+
+/// What JSON says: what is none is a bad request, what is another thing than is wanted is invalid. `what` it is to be.
+///
+/// # Errors
+/// See above.
+pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let read: T = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let field = error.path().to_string();
+        let error = error.into_inner();
+        if !error.is_data() {
+            return unreadable(what, &error);
+        }
+        // The path of the whole is a dot.
+        let field = if field == "." { String::new() } else { field };
+        Refusal::invalid(vec![Fault { field, message: error.to_string() }])
+    })?;
+    json.end().map_err(|error| unreadable(what, &error))?;
+    Ok(read)
+}
+
+/// The media type of a body, without its parameters; empty where none is said.
+///
+/// # Errors
+/// The body is encoded.
+pub fn kind(headers: &HeaderMap) -> Result<String> {
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        return Err(Refusal::new(Reason::UnsupportedMediaType, "an encoded body is not read here: send it as it is"));
+    }
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    Ok(value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+}
+
+/// The refusal of a body of another kind than those that are `read`.
+pub fn unread(kind: &str, read: &str) -> Refusal {
+    Refusal::new(Reason::UnsupportedMediaType, format!("a body of {kind} is not read here: send {read}"))
+}
+
+/// All of a body.
+///
+/// # Errors
+/// It is too long, or breaks off.
+pub async fn whole(request: Request) -> Result<Bytes> {
+    let read = Bytes::from_request(request, &()).await;
+    read.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
+}
+
+/// All of one part of a form.
+///
+/// # Errors
+/// As [`whole`].
+pub async fn bytes(part: Field<'_>) -> Result<Bytes> {
+    part.bytes().await.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
+}
+
+fn too_long_or_broken(status: u16, said: &str) -> Refusal {
+    if status == Reason::PayloadTooLarge.status() {
+        return Refusal::new(
+            Reason::PayloadTooLarge,
+            "the request is too long: put data into a volume of the appliance",
+        );
+    }
+    Refusal::new(Reason::BadRequest, format!("the body can't be read: {said}"))
+}
+
+/// The refusal of a body that is not `what` it should be.
+pub fn unreadable(what: &str, error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(Reason::BadRequest, format!("the body is not {what}: {error}"))
+}
