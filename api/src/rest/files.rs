@@ -7,14 +7,14 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use millrace_store::Job;
+use millrace_crds::TrainJob;
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use super::who::{Act, Who};
-use super::{Api, Asked, JobPath, Named, Which, shown};
-use crate::files::{Files, Opened, Shelf};
+use super::{Api, Asked, Items, JobPath, Named, Which, wrong};
+use crate::document::job_of;
+use crate::files::{CheckpointFiles, FileInfo, Files, Opened, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Ends the step of a checkpoint that is wanted in another format.
@@ -43,29 +43,37 @@ pub struct FilePath {
 pub struct Wanted {
     /// The UID of an older job of the name.
     uid: Option<String>,
-    /// Of an export: hf, a directory that `transformers` loads.
+    /// hf, a directory that `transformers` loads, goes with STEP:export, and native with STEP.
+    #[schemars(extend("enum" = ["native", "hf"]))]
     format: Option<String>,
 }
 
 async fn files_of(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
     who.may(act, &path.ns, &path.name).await?;
     let row = api.job(path, uid).await?;
+    let job = job_of(&row)?;
     if uid.is_some()
         && let Some(newest) = api.store.newest_job(&path.ns, &path.name).await?
         && newest.uid != row.uid
-        && model_dir(&newest) == model_dir(&row)
+        && model_dir(&job_of(&newest)?) == model_dir(&job)
     {
         let detail =
             format!("a later job {} goes on in the same model_dir: its files are to be had without ?uid=", row.name);
         return Err(Refusal::new(Reason::Gone, detail));
     }
-    let job = serde_json::from_value(shown(&row)).map_err(|error| Refusal::internal("read a job", &error))?;
     api.backend.files(&job).await
 }
 
 /// Where a job writes.
-fn model_dir(job: &Job) -> Value {
-    shown(job)["status"]["resolved"]["modelDir"].take()
+fn model_dir(job: &TrainJob) -> Option<&str> {
+    job.status.as_ref()?.resolved.as_ref()?.model_dir.as_deref()
+}
+
+/// The files of a shelf.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Listed {
+    /// All of them.
+    files: Vec<FileInfo>,
 }
 
 /// The checkpoints of a job, the newest first.
@@ -74,9 +82,9 @@ pub async fn checkpoints(
     who: Who,
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
-) -> Result<Json<Value>> {
+) -> Result<Json<Items<CheckpointFiles>>> {
     let files = files_of(&api, &who, Act::Read, &path, which.uid.as_deref()).await?;
-    Ok(Json(json!({"items": files.checkpoints().await?})))
+    Ok(Json(Items { items: files.checkpoints().await? }))
 }
 
 /// What else a job has written.
@@ -85,9 +93,9 @@ pub async fn artifacts(
     who: Who,
     Named(path): Named<JobPath>,
     Asked(which): Asked<Which>,
-) -> Result<Json<Value>> {
+) -> Result<Json<Items<FileInfo>>> {
     let files = files_of(&api, &who, Act::Read, &path, which.uid.as_deref()).await?;
-    Ok(Json(json!({"items": files.list(&Shelf::Artifacts).await?})))
+    Ok(Json(Items { items: files.list(&Shelf::Artifacts).await? }))
 }
 
 /// The files of one checkpoint, in a format.
@@ -96,15 +104,15 @@ pub async fn shelf(
     who: Who,
     Named(at): Named<ShelfPath>,
     Asked(wanted): Asked<Wanted>,
-) -> Result<Json<Value>> {
+) -> Result<Json<Listed>> {
     let shelf = shelf_of(&at.shelf, wanted.format.as_deref())?;
     let path = JobPath { ns: at.ns, name: at.name };
     let files = files_of(&api, &who, Act::ReadFiles, &path, wanted.uid.as_deref()).await?;
-    let listed = files.list(&shelf).await?;
-    if listed.is_empty() {
+    let files = files.list(&shelf).await?;
+    if files.is_empty() {
         return Err(Refusal::new(Reason::NotFound, format!("there is no checkpoint {} of this job", at.shelf)));
     }
-    Ok(Json(json!({"files": listed})))
+    Ok(Json(Listed { files }))
 }
 
 /// A file of a checkpoint.
@@ -126,22 +134,27 @@ pub async fn artifact(
     State(api): State<Arc<Api>>,
     who: Who,
     Named(at): Named<FilePath>,
-    Asked(wanted): Asked<Wanted>,
+    Asked(which): Asked<Which>,
     headers: HeaderMap,
 ) -> Result<Response> {
     let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Act::ReadFiles, &path, wanted.uid.as_deref()).await?;
+    let files = files_of(&api, &who, Act::ReadFiles, &path, which.uid.as_deref()).await?;
     sent(files.open(&Shelf::Artifacts, &at.path).await?, &headers).await
 }
 
 /// The checkpoint that `100` or `100:export` means.
 fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
     let (step, export) = text.strip_suffix(EXPORT).map_or((text, false), |step| (step, true));
-    let step = step.parse().map_err(|_| Refusal::new(Reason::NotFound, format!("{step:?} is no step")))?;
+    let step: u64 = step.parse().map_err(|_| Refusal::new(Reason::NotFound, format!("{step:?} is no step")))?;
     match (export, format) {
         (false, None | Some("native")) => Ok(Shelf::Checkpoint(step)),
         (true, Some("hf")) => Ok(Shelf::HuggingFace(step)),
-        _ => Err(Refusal::new(Reason::BadRequest, "a checkpoint is exported with ?format=hf")),
+        (false, Some("hf")) => Err(wrong("format", &format!("hf only under checkpoints/{step}{EXPORT}?format=hf"))),
+        (true, None | Some("native")) => Err(wrong(
+            "format",
+            &format!("hf under checkpoints/{step}{EXPORT}: add ?format=hf, or ask for checkpoints/{step}"),
+        )),
+        _ => Err(wrong("format", "native or hf")),
     }
 }
 

@@ -10,88 +10,138 @@ use axum::response::{IntoResponse, Response};
 use millrace_store::{Entry, Event, Job, Kind, Mode, Query};
 use millrace_telemetry::logs::Level;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::live::{self, Position, Wanted};
 use super::who::{Act, Who};
-use super::{Api, Asked, JobPath, Named, page, time};
+use super::{Api, Asked, JobPath, Named, page, time, wrong};
 use crate::record::gravity;
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use crate::refusal::Result;
 
 /// Most things on a page.
 const MOST: u32 = 10_000;
 const USUAL: u32 = 1000;
 
-/// Which of them.
+/// Which events.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Selection {
+pub struct WhichEvents {
     /// The UID of an older job of the name.
     uid: Option<String>,
     /// Only what has a higher number: the `next` of the page before.
     after: Option<u64>,
-    /// Most things on a page, 1000 where it is left out and 10000 at most.
+    /// Most events on a page, 1000 where it is left out and 10000 at most.
     limit: Option<u32>,
-    /// Of metrics: only those of training steps (train) or of evaluations (eval).
+}
+
+/// Which points of a job's curves.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WhichPoints {
+    /// The UID of an older job of the name.
+    uid: Option<String>,
+    /// Only what has a higher number: the `next` of the page before.
+    after: Option<u64>,
+    /// Most points on a page, 1000 where it is left out and 10000 at most.
+    limit: Option<u32>,
+    /// Only those of training steps (train) or of evaluations (eval).
+    #[schemars(extend("enum" = Mode::ALL.map(Mode::as_str)))]
     mode: Option<String>,
-    /// Of metrics: a curve of about so many points, evenly thinned, first and last kept; then there are no pages.
+    /// A curve of about so many points, evenly thinned, first and last kept: training's where `mode` is left out. There are no
+    /// pages then, and with it go neither `after` nor `attempt` nor a live stream.
     max_points: Option<u32>,
     /// Only what this attempt wrote.
     attempt: Option<u64>,
-    /// Of logs: only what this agent said, as cs2-0.
+}
+
+/// Which lines of the log.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WhichLines {
+    /// The UID of an older job of the name.
+    uid: Option<String>,
+    /// Only what has a higher number: the `next` of the page before.
+    after: Option<u64>,
+    /// Most lines on a page, 1000 where it is left out and 10000 at most.
+    limit: Option<u32>,
+    /// Only what this attempt wrote.
+    attempt: Option<u64>,
+    /// Only what this agent said, as cs2-0.
     agent: Option<String>,
-    /// Of logs: only what agents of this role said, as cs2.
+    /// Only what agents of this role said, as cs2.
     role: Option<String>,
-    /// Of logs: only what is at least so grave, as WARNING.
+    /// Only what is at least so grave.
+    #[schemars(extend("enum" = Level::ALL.map(Level::as_str)))]
     level: Option<String>,
 }
 
-impl Selection {
-    fn limit(&self) -> u32 {
-        self.limit.unwrap_or(USUAL).clamp(1, MOST)
-    }
+/// What of a job's journal is followed: all of it but some lines of the log.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Followed {
+    /// The UID of an older job of the name.
+    uid: Option<String>,
+    /// Only what has a higher number.
+    after: Option<u64>,
+    /// Of the log only what this agent said, as cs2-0.
+    agent: Option<String>,
+    /// Of the log only what agents of this role said, as cs2.
+    role: Option<String>,
+    /// Of the log only what is at least so grave.
+    #[schemars(extend("enum" = Level::ALL.map(Level::as_str)))]
+    level: Option<String>,
+}
 
+impl WhichPoints {
     fn mode(&self) -> Result<Option<Mode>> {
-        match self.mode.as_deref() {
-            None => Ok(None),
-            Some("train") => Ok(Some(Mode::Train)),
-            Some("eval") => Ok(Some(Mode::Eval)),
-            Some(_) => Err(wrong("mode", "train or eval")),
-        }
+        let known = |name| Mode::ALL.into_iter().find(|mode| mode.as_str() == name);
+        let mode = self.mode.as_deref().map(|name| known(name).ok_or_else(|| wrong("mode", "train or eval")));
+        mode.transpose()
     }
 
-    /// The entries of these kinds that are meant.
-    fn query(&self, kinds: &[Kind]) -> Result<Query> {
-        let level = self.level.as_deref().map(|name| {
-            let known = Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name));
-            known.ok_or_else(|| wrong("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR"))
-        });
+    /// How many points the whole curve is to be thinned to, where it is.
+    fn thinned(&self, live: bool) -> Result<Option<u32>> {
+        if self.max_points.is_some() && (live || self.after.unwrap_or(0) > 0 || self.attempt.is_some()) {
+            return Err(wrong(
+                "maxPoints",
+                "for whole curves: leave it out of a live stream, and with after and attempt",
+            ));
+        }
+        Ok(self.max_points.map(|most| most.clamp(2, MOST)))
+    }
+}
+
+impl WhichLines {
+    fn query(self) -> Result<Query> {
         Ok(Query {
             after: self.after.unwrap_or(0),
-            kinds: kinds.to_vec(),
+            kinds: vec![Kind::Log],
             attempt: self.attempt,
-            agent: self.agent.clone(),
-            role: self.role.clone(),
-            level: level.transpose()?.map(gravity),
-            mode: self.mode()?,
-            limit: self.limit(),
+            level: gravest(self.level.as_deref())?,
+            agent: self.agent,
+            role: self.role,
+            limit: on_a_page(self.limit),
             ..Query::default()
         })
     }
 }
 
-fn wrong(field: &str, message: &str) -> Refusal {
-    Refusal {
-        errors: vec![Fault { field: field.to_owned(), message: message.to_owned() }],
-        ..Refusal::new(Reason::BadRequest, format!("{field} is {message}"))
-    }
+fn on_a_page(limit: Option<u32>) -> u32 {
+    limit.unwrap_or(USUAL).clamp(1, MOST)
 }
 
-/// Whether the client wants what comes, too; and where it goes on.
-fn live_from(headers: &HeaderMap, asked: &Selection) -> Option<u64> {
+/// The level of this name, as the database orders them.
+fn gravest(name: Option<&str>) -> Result<Option<u8>> {
+    let known = |name: &str| Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name));
+    let wrong = || wrong("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR");
+    name.map(|name| known(name).map(gravity).ok_or_else(wrong)).transpose()
+}
+
+/// Whether the client wants what comes, too.
+fn is_live(headers: &HeaderMap) -> bool {
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    accepts.contains("text/event-stream").then(|| last_heard(headers).or(asked.after).unwrap_or(0))
+    accepts.contains("text/event-stream")
 }
 
 /// What the client heard last, on the connection it lost.
@@ -99,9 +149,14 @@ fn last_heard<T: FromStr>(headers: &HeaderMap) -> Option<T> {
     headers.get("last-event-id")?.to_str().ok()?.parse().ok()
 }
 
-async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, asked: &Selection) -> Result<Job> {
+/// After which number a live stream goes on.
+fn from(headers: &HeaderMap, after: Option<u64>) -> u64 {
+    last_heard(headers).or(after).unwrap_or(0)
+}
+
+async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>) -> Result<Job> {
     who.may(act, &path.ns, &path.name).await?;
-    api.job(path, asked.uid.as_deref()).await
+    api.job(path, uid).await
 }
 
 /// What was told about a job.
@@ -109,14 +164,15 @@ pub async fn events(
     State(api): State<Arc<Api>>,
     who: Who,
     Named(path): Named<JobPath>,
-    Asked(asked): Asked<Selection>,
+    Asked(asked): Asked<WhichEvents>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::Read, &path, &asked).await?;
-    if let Some(after) = live_from(&headers, &asked) {
+    let job = meant(&api, &who, Act::Read, &path, asked.uid.as_deref()).await?;
+    if is_live(&headers) {
+        let after = from(&headers, asked.after);
         return Ok(live::stream(api, job, Wanted { events: Some(after), ..Wanted::default() }, who, Act::Read));
     }
-    let limit = asked.limit();
+    let limit = on_a_page(asked.limit);
     let events = api.store.events(&job.uid, asked.after.unwrap_or(0), limit).await?;
     let full = events.len() == limit as usize;
     Ok(Json(page(events.iter().map(shown_event).collect(), full)).into_response())
@@ -127,20 +183,22 @@ pub async fn metrics(
     State(api): State<Arc<Api>>,
     who: Who,
     Named(path): Named<JobPath>,
-    Asked(asked): Asked<Selection>,
+    Asked(asked): Asked<WhichPoints>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::Read, &path, &asked).await?;
-    if let Some(after) = live_from(&headers, &asked) {
-        let query = Query { after, ..asked.query(&[Kind::Metric])? };
-        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::Read));
-    }
-    if let Some(most) = asked.max_points {
-        let mode = asked.mode()?.unwrap_or(Mode::Train);
-        let points = api.store.metrics(&job.uid, mode, most.clamp(2, MOST)).await?;
+    let job = meant(&api, &who, Act::Read, &path, asked.uid.as_deref()).await?;
+    let (mode, live) = (asked.mode()?, is_live(&headers));
+    if let Some(most) = asked.thinned(live)? {
+        let points = api.store.metrics(&job.uid, mode.unwrap_or(Mode::Train), most).await?;
         return Ok(Json(page(points.iter().map(shown_entry).collect(), false)).into_response());
     }
-    pages(&api, &job, Query { curve: true, ..asked.query(&[Kind::Metric])? }).await
+    let kinds = vec![Kind::Metric];
+    let query = Query { after: asked.after.unwrap_or(0), kinds, mode, attempt: asked.attempt, ..Query::default() };
+    if live {
+        let query = Query { after: from(&headers, asked.after), ..query };
+        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::Read));
+    }
+    pages(&api, &job, Query { curve: true, limit: on_a_page(asked.limit), ..query }).await
 }
 
 /// What agents said.
@@ -148,12 +206,13 @@ pub async fn logs(
     State(api): State<Arc<Api>>,
     who: Who,
     Named(path): Named<JobPath>,
-    Asked(asked): Asked<Selection>,
+    Asked(asked): Asked<WhichLines>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::ReadLogs, &path, &asked).await?;
-    let query = asked.query(&[Kind::Log])?;
-    if let Some(after) = live_from(&headers, &asked) {
+    let job = meant(&api, &who, Act::ReadLogs, &path, asked.uid.as_deref()).await?;
+    let after = from(&headers, asked.after);
+    let query = asked.query()?;
+    if is_live(&headers) {
         let query = Query { after, ..query };
         return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::ReadLogs));
     }
@@ -165,13 +224,14 @@ pub async fn follow(
     State(api): State<Arc<Api>>,
     who: Who,
     Named(path): Named<JobPath>,
-    Asked(asked): Asked<Selection>,
+    Asked(asked): Asked<Followed>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::ReadLogs, &path, &asked).await?;
-    let Position { entry, event } =
-        last_heard(&headers).unwrap_or(Position { entry: asked.after.unwrap_or(0), event: 0 });
-    let query = Query { after: entry, ..asked.query(&[])? };
+    let job = meant(&api, &who, Act::ReadLogs, &path, asked.uid.as_deref()).await?;
+    let begin = Position { entry: asked.after.unwrap_or(0), event: 0 };
+    let Position { entry: after, event } = last_heard(&headers).unwrap_or(begin);
+    let level = gravest(asked.level.as_deref())?;
+    let query = Query { after, agent: asked.agent, role: asked.role, level, lines_only: true, ..Query::default() };
     Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(event), job: true }, who, Act::ReadLogs))
 }
 
@@ -194,13 +254,30 @@ pub fn shown_entry(entry: &Entry) -> Value {
 }
 
 /// An event as clients see it.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Told {
+    /// The higher, the later.
+    number: u64,
+    /// When, by RFC 3339.
+    time: String,
+    /// How grave.
+    #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["Normal", "Warning"]))]
+    kind: &'static str,
+    /// One word.
+    reason: String,
+    /// A sentence.
+    message: String,
+}
+
+/// An event as JSON.
 pub fn shown_event(event: &Event) -> Value {
     let told = &event.event;
-    json!({
-        "number": event.number,
-        "time": time(told.at_ms),
-        "type": if told.warning { "Warning" } else { "Normal" },
-        "reason": told.reason,
-        "message": told.message,
+    json!(Told {
+        number: event.number,
+        time: time(told.at_ms),
+        kind: if told.warning { "Warning" } else { "Normal" },
+        reason: told.reason.clone(),
+        message: told.message.clone(),
     })
 }

@@ -173,26 +173,23 @@ fn of_jobs() -> Vec<Route> {
 }
 
 fn of_records() -> Vec<Route> {
-    let pages = |path: &str, handler, summary, item| {
-        let answer = Answer::Pages(component(item));
-        Route::new("get", under(path), handler, summary).query::<records::Selection>().answers(answer)
-    };
+    let numbered =
+        |path: &str, handler, summary, answer| Route::new("get", under(path), handler, summary).answers(answer);
+    let pages = |item| Answer::Pages(component(item));
     vec![
-        pages("events", get(records::events), "What was told about a job", "Event"),
-        pages("metrics", get(records::metrics), "The points of a job's curves", "Metric"),
-        pages("logs", get(records::logs), "What a job's agents said", "Log"),
-        Route::new("get", under("follow"), get(records::follow), "Everything about a job, live, to its end")
-            .query::<records::Selection>()
-            .answers(Answer::Live),
+        numbered("events", get(records::events), "What was told about a job", pages("Event"))
+            .query::<records::WhichEvents>(),
+        numbered("metrics", get(records::metrics), "The points of a job's curves", pages("Metric"))
+            .query::<records::WhichPoints>(),
+        numbered("logs", get(records::logs), "What a job's agents said", pages("Log")).query::<records::WhichLines>(),
+        numbered("follow", get(records::follow), "Everything about a job, live, to its end", Answer::Live)
+            .query::<records::Followed>(),
     ]
 }
 
 fn of_files() -> Vec<Route> {
     let file = |path: &str, handler, summary| {
-        Route::new("get", under(path), handler, summary)
-            .needs(Needs::Editor)
-            .query::<files::Wanted>()
-            .answers(Answer::File)
+        Route::new("get", under(path), handler, summary).needs(Needs::Editor).answers(Answer::File)
     };
     vec![
         Route::new("get", under("checkpoints"), get(files::checkpoints), "The checkpoints of a job, the newest first")
@@ -207,11 +204,12 @@ fn of_files() -> Vec<Route> {
         .needs(Needs::Editor)
         .query::<files::Wanted>()
         .gives("Files"),
-        file("checkpoints/{shelf}/{*path}", get(files::of_checkpoint), "A file of a checkpoint"),
+        file("checkpoints/{shelf}/{*path}", get(files::of_checkpoint), "A file of a checkpoint")
+            .query::<files::Wanted>(),
         Route::new("get", under("artifacts"), get(files::artifacts), "What else a job has written")
             .query::<super::Which>()
             .gives("FileList"),
-        file("artifacts/{*path}", get(files::artifact), "Another file of a job"),
+        file("artifacts/{*path}", get(files::artifact), "Another file of a job").query::<super::Which>(),
     ]
 }
 

@@ -80,7 +80,8 @@ impl Kind {
 }
 
 impl Mode {
-    pub(crate) const ALL: [Self; 2] = [Self::Train, Self::Eval];
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Train, Self::Eval];
 
     /// Its name in the database, and in the API.
     pub const fn as_str(self) -> &'static str {

@@ -20,6 +20,8 @@ pub struct Query {
     pub role: Option<String>,
     /// Those of this level, and graver ones.
     pub level: Option<u8>,
+    /// Whether agent, role and level are asked of log lines only, so that all else is there, too.
+    pub lines_only: bool,
     /// Those of this mode.
     pub mode: Option<Mode>,
     /// Of metrics those alone that count: of each step the newest attempt's.
@@ -37,6 +39,7 @@ impl Default for Query {
             agent: None,
             role: None,
             level: None,
+            lines_only: false,
             mode: None,
             curve: false,
             limit: 100,
@@ -78,16 +81,20 @@ fn part(text: Sql, uid: &str, query: &Query, kind: Option<Kind>) -> Result<Sql> 
     if let Some(attempt) = query.attempt {
         text = text.push(" AND e.attempt = ").value(signed("the attempt", attempt)?);
     }
+    let line = |text: Sql| match query.lines_only {
+        true => text.push(" AND (e.kind <> ").value(Kind::Log.as_str()).push(" OR "),
+        false => text.push(" AND ("),
+    };
     if let Some(agent) = &query.agent {
-        text = text.push(" AND e.agent = ").value(agent);
+        text = line(text).push("e.agent = ").value(agent).push(")");
     }
     if let Some(role) = &query.role {
         // LIKE would take `_` for any character, and in SQLite not see the case.
         let prefix = format!("{role}-");
-        text = text.push(" AND substr(e.agent, 1, length(").value(&prefix).push(")) = ").value(&prefix);
+        text = line(text).push("substr(e.agent, 1, length(").value(&prefix).push(")) = ").value(&prefix).push(")");
     }
     if let Some(level) = query.level {
-        text = text.push(" AND e.level >= ").value(i64::from(level));
+        text = line(text).push("e.level >= ").value(i64::from(level)).push(")");
     }
     if let Some(mode) = query.mode {
         text = text.push(" AND e.mode = ").value(mode.as_str());

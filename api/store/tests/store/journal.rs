@@ -104,6 +104,8 @@ async fn a_reader_gets_what_it_asks_for(Scratch { store, .. }: &Scratch) {
         (Query { role: text("cs_"), ..all.clone() }, vec![]),
         (Query { level: Some(3), ..all.clone() }, vec![3, 4, 5]),
         (Query { mode: Some(Mode::Eval), ..all.clone() }, vec![6]),
+        (Query { role: text("cs2"), level: Some(3), lines_only: true, ..all.clone() }, vec![1, 3, 6, 7]),
+        (Query { agent: text("cs2-0"), lines_only: true, ..all.clone() }, vec![1, 2, 6, 7]),
         (Query { kinds: vec![Kind::Log], role: text("cs2"), level: Some(3), ..all }, vec![3]),
     ];
     for (query, expected) in asked {
