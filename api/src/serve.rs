@@ -13,15 +13,18 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use millrace_control::program::{end_signals, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
-use millrace_params::ApplianceDocument;
+use millrace_params::{ApplianceDocument, ApplianceSpec};
 use millrace_store::Store;
+use serde_json::{Value, json};
 
 use crate::backend::Backend;
 use crate::cli::Database;
+use crate::definition::Definition;
 use crate::kubernetes::{self, Cluster, Reviews};
 use crate::metrics::Traffic;
 use crate::process::{Directories, Local, Settings};
-use crate::rest::{Access, Api, Pace, router};
+use crate::refusal::Refusal;
+use crate::rest::{Access, Api, Pace, forget_sessions, router};
 use crate::tls::{self, Files};
 
 /// For the head of a request to come.
@@ -67,7 +70,7 @@ pub struct Serve {
     /// YAML file of the Appliance's spec; the default machine where this is left out
     #[arg(long)]
     appliance: Option<PathBuf>,
-    /// Days that the history of a job is kept after its end; its files are never touched
+    /// Days that the history of a job is kept after its end, and an API token after its own; a job's files are never touched
     #[arg(long, default_value_t = 365)]
     keep_days: u32,
     /// What relative data paths of params are relative to
@@ -134,7 +137,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
         // A cluster may keep it waiting; what a machine's server has begun by then ends with it.
         _ = end.wait_for(|ended| *ended) => return Ok(()),
     };
-    let forgetting = tokio::spawn(forget(backend.clone(), args.keep_days));
+    let forgetting = tokio::spawn(forget(backend.clone(), store.clone(), args.keep_days));
     let api = Api {
         backend: backend.clone(),
         store: store.clone(),
@@ -207,8 +210,8 @@ async fn kubernetes(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Back
     Ok((Arc::new(cluster), Access::Cluster(Arc::new(Reviews::new(client)))))
 }
 
-/// Forgets jobs that were over so many days ago.
-async fn forget(backend: Arc<dyn Backend>, days: u32) {
+/// Forgets jobs and tokens that were over so many days ago, and sessions that are.
+async fn forget(backend: Arc<dyn Backend>, store: Store, days: u32) {
     loop {
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
         let mut forgotten = 0;
@@ -218,6 +221,13 @@ async fn forget(backend: Arc<dyn Backend>, days: u32) {
         }
         if forgotten > 0 {
             log::info!("forgot {forgotten} job(s) that were over more than {days} day(s) ago");
+        }
+        let tokens = async {
+            forget_sessions(&store).await?;
+            Result::<_, Refusal>::Ok(store.forget_tokens(None, before).await?)
+        };
+        if let Ok(forgotten @ 1..) = tokens.await {
+            log::info!("forgot {forgotten} token(s) that were expired or revoked more than {days} day(s) ago");
         }
         tokio::time::sleep(FORGETTING).await;
     }
@@ -246,12 +256,45 @@ fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
         },
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?;
-            let spec: ClusterSpec = serde_saphyr::from_str(&text)
-                .with_context(|| format!("{} is not the spec of an Appliance", path.display()))?;
-            let resolved = spec.machine.resolve();
-            resolved.map_err(|error| anyhow::anyhow!("{}: {}", path.display(), error.report()))?;
-            spec
+            read_appliance(&text).with_context(|| format!("{} is not the spec of an Appliance", path.display()))?
         }
     };
     Ok(Appliance::new("default", spec))
+}
+
+/// The spec that stands in a file, bare or in a whole document. What is not known there is refused, not left out.
+fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
+    // Of the machine with lines and hints, of the rest as an API server does.
+    ApplianceSpec::parse_yaml(text).map_err(|error| anyhow::anyhow!("{}", error.report().trim_end()))?;
+    let mut document: Value = serde_saphyr::from_str(text)?;
+    let whole = ["apiVersion", "kind", "spec"].iter().any(|key| document.get(key).is_some());
+    let spec = match (whole, document.is_null()) {
+        (true, _) => document["spec"].take(),
+        (false, true) => json!({}),
+        (false, false) => document,
+    };
+    let (definition, _) = Definition::both()?;
+    let object = json!({"apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"}, "spec": spec});
+    definition.admit(&object, None)?;
+    Ok(serde_json::from_value(spec)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_the_appliance_that_is_not_known_is_named() {
+        let read = |text: &str| read_appliance(text).map_err(|error| format!("{error:#}"));
+        assert_eq!(read("systems: 2\nstorage: {size: 3Gi}").unwrap().machine.systems, Some(2));
+        assert_eq!(
+            read("apiVersion: millrace.dev/v1alpha1\nkind: Appliance\nspec: {systems: 3}").unwrap().machine.systems,
+            Some(3)
+        );
+        assert_eq!(read("# nothing").unwrap(), ClusterSpec::default());
+        let near = read("systems: 2\nwafer: {memoryByte: 1GB}").unwrap_err();
+        assert!(near.contains("line 2") && near.contains("did you mean memoryBytes?"), "{near}");
+        let below = read("storage: {sise: 3Gi}").unwrap_err();
+        assert!(below.contains("spec.storage.sise: unknown field"), "{below}");
+    }
 }

@@ -33,6 +33,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
 
 pub use pace::Pace;
+pub use session::forget as forget_sessions;
 pub use tokens::NewToken;
 pub use who::{Access, Role};
 

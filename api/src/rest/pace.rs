@@ -11,12 +11,12 @@ use crate::refusal::{Reason, Refusal, Result};
 /// Requests a second, and how many at once after a pause. A stream is one.
 const RATE: NonZeroU32 = NonZeroU32::new(100).unwrap();
 const BURST: NonZeroU32 = NonZeroU32::new(400).unwrap();
-/// Networks that are remembered before those that have been quiet are forgotten.
-const NETWORKS: usize = 10_000;
+/// Tokens or networks that are remembered before those that have been quiet are forgotten.
+const REMEMBERED: usize = 10_000;
 
 /// See the module text.
 pub struct Pace {
-    /// By id of the token: there are never more than tokens.
+    /// By id of the token or session.
     asked: DefaultKeyedRateLimiter<String>,
     strangers: DefaultKeyedRateLimiter<IpAddr>,
 }
@@ -34,6 +34,9 @@ impl Pace {
     /// # Errors
     /// It is one too many.
     pub fn count(&self, id: &str) -> Result<()> {
+        if self.asked.len() > REMEMBERED {
+            self.asked.retain_recent();
+        }
         self.asked.check_key(&id.to_owned()).map_err(|_| {
             let detail =
                 format!("more than {RATE} requests a second, again and again: ask less often, or follow a live stream");
@@ -46,7 +49,7 @@ impl Pace {
     /// # Errors
     /// It is one too many.
     pub fn count_stranger(&self, address: IpAddr) -> Result<()> {
-        if self.strangers.len() > NETWORKS {
+        if self.strangers.len() > REMEMBERED {
             self.strangers.retain_recent();
         }
         self.strangers.check_key(&network(address)).map_err(|_| {

@@ -6,15 +6,17 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use k8s_openapi::jiff::Timestamp;
-use millrace_store::Token;
-use serde_json::{Value, json};
+use millrace_store::{Store, Token};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use super::tokens::{new_secret, secret_hash};
 use super::who::{Rights, Who, bearer};
 use super::{Api, time};
 use crate::refusal::{Reason, Refusal, Result};
 
-const COOKIE: &str = "millrace_session";
+/// Its name.
+pub const COOKIE: &str = "millrace_session";
 /// How long a session lasts, unless its token ends before.
 const HOURS: i64 = 12;
 
@@ -38,12 +40,29 @@ pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<()> {
     Err(Refusal::new(Reason::Forbidden, "with a session, changes are taken from pages of this server only"))
 }
 
+/// A session that has begun.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Begun {
+    /// Whose it is.
+    name: String,
+    /// When it ends, by RFC 3339.
+    expires_at: String,
+}
+
+/// A session that is over.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Ended {
+    /// That it is.
+    ended: bool,
+}
+
 /// Begins a session of whoever's token this is.
 pub async fn begin(
     State(api): State<Arc<Api>>,
     who: Who,
     headers: HeaderMap,
-) -> Result<([(HeaderName, HeaderValue); 1], Json<Value>)> {
+) -> Result<([(HeaderName, HeaderValue); 1], Json<Begun>)> {
     let given = bearer(&headers)?.ok_or_else(|| {
         Refusal::new(Reason::Unauthorized, "a session begins with a token in the header `Authorization: Bearer TOKEN`")
     })?;
@@ -51,7 +70,7 @@ pub async fn begin(
     let most = now + HOURS * 3_600_000;
     let Rights::Role { role, namespaces } = who.rights else {
         // The cluster alone knows how long its token is good: it is what the browser keeps, and is asked about each time.
-        let told = json!({"name": who.name, "expiresAt": time(most)});
+        let told = Begun { name: who.name, expires_at: time(most) };
         return Ok((cookie(given, (most - now) / 1000)?, Json(told)));
     };
     let Some(token) = api.store.token_by_hash(&secret_hash(given)).await? else {
@@ -71,22 +90,34 @@ pub async fn begin(
         last_used_ms: None,
     };
     api.store.add_token(&session).await?;
-    Ok((cookie(&secret, (until - now) / 1000)?, Json(json!({"name": who.name, "expiresAt": time(until)}))))
+    Ok((cookie(&secret, (until - now) / 1000)?, Json(Begun { name: who.name, expires_at: time(until) })))
 }
+
+/// What stands in the id of every session, and of no other token.
+pub const MARK: &str = ".";
 
 /// The id of a session of the token `id`, which ends with it.
 fn id_below(id: &str) -> String {
-    format!("{id}.{}", uuid::Uuid::new_v4())
+    format!("{id}{MARK}{}", uuid::Uuid::new_v4())
 }
 
 /// Whether the token of this id is a session.
 pub fn is_one(id: &str) -> bool {
-    id.contains('.')
+    id.contains(MARK)
 }
 
 /// Whether `session` is one of the token `id`.
 pub fn is_below(session: &str, id: &str) -> bool {
-    session.strip_prefix(id).is_some_and(|rest| rest.starts_with('.'))
+    session.strip_prefix(id).is_some_and(|rest| rest.starts_with(MARK))
+}
+
+/// Forgets sessions that are over: nobody asks about one.
+///
+/// # Errors
+/// The database's.
+pub async fn forget(store: &Store) -> Result<()> {
+    store.forget_tokens(Some(MARK), Timestamp::now().as_millisecond()).await?;
+    Ok(())
 }
 
 /// Ends the session.
@@ -94,13 +125,13 @@ pub async fn end(
     State(api): State<Arc<Api>>,
     _: Who,
     headers: HeaderMap,
-) -> Result<([(HeaderName, HeaderValue); 1], Json<Value>)> {
+) -> Result<([(HeaderName, HeaderValue); 1], Json<Ended>)> {
     if let Some(secret) = secret(&headers)
         && let Some(session) = api.store.token_by_hash(&secret_hash(secret)).await?
     {
         api.store.revoke_token(&session.id, Timestamp::now().as_millisecond()).await?;
     }
-    Ok((cookie("", 0)?, Json(json!({"ended": true}))))
+    Ok((cookie("", 0)?, Json(Ended { ended: true })))
 }
 
 fn cookie(secret: &str, seconds: i64) -> Result<[(HeaderName, HeaderValue); 1]> {

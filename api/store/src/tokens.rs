@@ -108,6 +108,21 @@ impl Store {
         Ok(revoked == 1)
     }
 
+    /// Forgets tokens that ended, by expiry or revocation, before `before_ms`; with `mark` those alone whose id has it. How many.
+    ///
+    /// # Errors
+    /// As [`Store::replace_job`].
+    pub async fn forget_tokens(&self, mark: Option<&str>, before_ms: i64) -> Result<u64> {
+        let mut over = sql("DELETE FROM tokens WHERE (expires_ms < $1 OR revoked_ms < $1)").bind(before_ms);
+        if let Some(mark) = mark {
+            over = over.push(" AND replace(id, ").value(mark).push(", '') <> id");
+        }
+        let mut transaction = self.begin().await?;
+        let forgotten = over.execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(forgotten)
+    }
+
     /// Notes that a token, as it was just read, is used; not more often than once a minute.
     ///
     /// # Errors

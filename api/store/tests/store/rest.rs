@@ -9,6 +9,7 @@ behaviours![
     events_are_numbered_by_job,
     an_appliance_is_written_over_the_version_it_was_read_in,
     a_token_is_found_by_its_hash,
+    tokens_that_ended_long_ago_are_forgotten,
 ];
 
 pub fn event(reason: &str) -> NewEvent {
@@ -49,10 +50,10 @@ async fn an_appliance_is_written_over_the_version_it_was_read_in(Scratch { store
     assert_eq!(names, ["b", "default"]);
 }
 
-async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
-    let token = Token {
-        id: "t1".to_owned(),
-        hash: "abc".to_owned(),
+fn token(id: &str, hash: &str) -> Token {
+    Token {
+        id: id.to_owned(),
+        hash: hash.to_owned(),
         name: "ci".to_owned(),
         role: "editor".to_owned(),
         namespaces: vec!["*".to_owned(), "\"quoted\"".to_owned()],
@@ -60,7 +61,11 @@ async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
         expires_ms: Some(1_000_000),
         revoked_ms: None,
         last_used_ms: None,
-    };
+    }
+}
+
+async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
+    let token = token("t1", "abc");
     let get = async || store.token_by_hash("abc").await.unwrap().unwrap();
     assert!(store.add_token(&token).await.unwrap());
     assert!(!store.add_token(&Token { id: "t2".to_owned(), ..token.clone() }).await.unwrap(), "the hash is taken");
@@ -76,4 +81,22 @@ async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
     assert!(!store.revoke_token("t9", 8).await.unwrap());
     assert_eq!(get().await.revoked_ms, Some(7));
     assert_eq!(store.tokens().await.unwrap(), [get().await]);
+}
+
+async fn tokens_that_ended_long_ago_are_forgotten(Scratch { store, .. }: &Scratch) {
+    let ended = |id: &str, expires_ms, revoked_ms| Token { expires_ms, revoked_ms, ..token(id, id) };
+    for token in [
+        ended("good", None, None),
+        ended("expired", Some(9), None),
+        ended("revoked", Some(99), Some(9)),
+        ended("expires", Some(10), None),
+        ended("good.expired", Some(9), None),
+    ] {
+        store.add_token(&token).await.unwrap();
+    }
+    assert_eq!(store.forget_tokens(Some("."), 10).await.unwrap(), 1);
+    assert_eq!(store.tokens().await.unwrap().len(), 4);
+    assert_eq!(store.forget_tokens(None, 10).await.unwrap(), 2);
+    let left: Vec<String> = store.tokens().await.unwrap().into_iter().map(|token| token.id).collect();
+    assert_eq!(left, ["expires", "good"]);
 }
