@@ -5,14 +5,18 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use millrace_crds::{self as crds, Amounts, ApplianceStatus, ClusterSpec, QueuePlace, TrainJob};
 use millrace_store::Filter;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
-use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
 
 use super::who::{Act, Rights, Who};
-use super::{Api, Asked, Named};
+use super::{Api, Asked, Items, Named};
+use crate::backend::Volume;
+use crate::definition::{object_schema, schemas};
+use crate::document;
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Which appliance.
@@ -23,12 +27,91 @@ pub struct WhichAppliance {
     name: Option<String>,
 }
 
-/// Systems, who uses them, who waits for them. Of jobs in namespaces one may not look into only what they use is told.
+/// The machine as it is seen. Of jobs in namespaces one may not look into only what they use is told.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct View {
+    /// Its name.
+    name: String,
+    /// What it is.
+    #[schemars(schema_with = "spec")]
+    spec: ClusterSpec,
+    /// What of it is used; null until it is seen to for the first time.
+    status: Option<Usage>,
+    /// The jobs that have systems.
+    jobs: Vec<Holder>,
+    /// The jobs that wait for systems, the next one first.
+    queue: Vec<Waiter>,
+}
+
+fn spec(_: &mut SchemaGenerator) -> Schema {
+    let [appliance, _] = schemas();
+    let spec = object_schema(&appliance, false)["properties"]["spec"].take();
+    Schema::try_from(spec).unwrap_or_default()
+}
+
+/// What of the machine is used.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Usage {
+    /// What there is.
+    capacity: Option<Amounts>,
+    /// What of it is in use.
+    used: Option<Amounts>,
+    /// How many jobs wait.
+    waiting: Option<u32>,
+    /// Whether its spec was understood.
+    conditions: Vec<Condition>,
+}
+
+/// A job that has systems.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Holder {
+    /// Its namespace, where one may look into it.
+    namespace: Option<String>,
+    /// Its name, likewise.
+    name: Option<String>,
+    /// Its UID, likewise.
+    uid: Option<String>,
+    /// Its STATE, likewise.
+    state: Option<String>,
+    /// Which systems.
+    systems: Vec<String>,
+    /// Since when.
+    since: Option<Time>,
+}
+
+/// A job that waits for systems.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Waiter {
+    /// Where and why.
+    #[serde(flatten)]
+    place: Place,
+    /// Its namespace, where one may look into it.
+    namespace: Option<String>,
+    /// Its name, likewise.
+    name: Option<String>,
+    /// Its UID, likewise.
+    uid: Option<String>,
+    /// How many it asks for.
+    systems: u32,
+}
+
+/// A place in the queue.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub struct Place {
+    /// Counted from 1; null where it waits for something else than its turn.
+    position: Option<u32>,
+    /// Why it waits, in one word.
+    reason: Option<String>,
+    /// The same as a sentence.
+    message: Option<String>,
+}
+
+/// Systems, who uses them, who waits for them.
 pub async fn read(
     State(api): State<Arc<Api>>,
     who: Who,
     Asked(WhichAppliance { name }): Asked<WhichAppliance>,
-) -> Result<Json<Value>> {
+) -> Result<Json<View>> {
     let name = name.unwrap_or_else(|| "default".to_owned());
     who.may(Act::ReadAppliance, "", &name).await?;
     let appliance = api.backend.appliance(&name).await?;
@@ -38,71 +121,93 @@ pub async fn read(
     for grant in appliance.status.iter().flat_map(|status| &status.grants) {
         let shown = who.sees(&grant.namespace).await?;
         let job = if shown { api.store.job(&grant.uid).await? } else { None };
-        jobs.push(json!({
-            "namespace": shown.then_some(&grant.namespace),
-            "name": shown.then_some(&grant.name),
-            "uid": shown.then_some(&grant.uid),
-            "state": job.and_then(|job| job.content.state),
-            "systems": grant.systems,
-            "since": grant.since,
-        }));
+        jobs.push(Holder {
+            namespace: shown.then(|| grant.namespace.clone()),
+            name: shown.then(|| grant.name.clone()),
+            uid: shown.then(|| grant.uid.clone()),
+            state: job.and_then(|job| job.content.state),
+            systems: grant.systems.clone(),
+            since: grant.since.clone(),
+        });
     }
-    Ok(Json(json!({
-        "name": name,
-        "spec": appliance.spec,
-        "status": appliance.status.as_ref().map(|status| json!({
-            "capacity": status.capacity, "used": status.used, "waiting": status.waiting, "conditions": status.conditions,
-        })),
-        "jobs": jobs,
-        "queue": queue(&api, &name, &who).await?,
-    })))
+    let queue = queue(&api, &name, &who).await?;
+    let status = appliance.status.map(|status| {
+        let ApplianceStatus { capacity, used, waiting, conditions, .. } = status;
+        Usage { capacity, used, waiting, conditions }
+    });
+    Ok(Json(View { name, spec: appliance.spec, status, jobs, queue }))
 }
 
 /// Jobs that wait, in the order of the queue.
-async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Value>> {
-    let waiting = Filter { state: Some("Queued".to_owned()), ..Filter::default() };
+async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Waiter>> {
+    let waiting = Filter { state: Some(crds::State::Queued.as_str().to_owned()), ..Filter::default() };
     let rows = api.store.jobs(&waiting, None, 1000).await?.items;
-    let mut queue: Vec<(u64, Value)> = Vec::new();
-    for row in &rows {
-        let job = super::shown(row);
-        if job["spec"]["appliance"] != appliance {
+    let mut queue = Vec::new();
+    for row in rows {
+        let Some(job) = document::read::<TrainJob>(&row.name, &row.content.document) else { continue };
+        if job.spec.appliance != appliance {
             continue;
         }
-        let place = &job["status"]["queue"];
         let shown = who.sees(&row.namespace).await?;
-        let entry = json!({
-            "position": place["position"],
-            "namespace": shown.then_some(&row.namespace),
-            "name": shown.then_some(&row.name),
-            "uid": shown.then_some(&row.uid),
-            "reason": place["reason"],
-            "message": place["message"],
-            "systems": job["spec"]["numCsx"],
+        let place = job.status.and_then(|status| status.queue).map(|place| {
+            let QueuePlace { position, reason, message } = place;
+            Place { position, reason, message }
         });
-        queue.push((place["position"].as_u64().unwrap_or(u64::MAX), entry));
+        queue.push(Waiter {
+            place: place.unwrap_or_default(),
+            namespace: shown.then_some(row.namespace),
+            name: shown.then_some(row.name),
+            uid: shown.then_some(row.uid),
+            systems: job.spec.num_csx,
+        });
     }
-    queue.sort_by_key(|(position, _)| *position);
-    Ok(queue.into_iter().map(|(_, entry)| entry).collect())
+    queue.sort_by_key(|waiter| waiter.place.position.unwrap_or(u32::MAX));
+    Ok(queue)
 }
 
 /// What params can name.
-pub async fn volumes(State(api): State<Arc<Api>>, who: Who, Named(ns): Named<String>) -> Result<Json<Value>> {
+pub async fn volumes(State(api): State<Arc<Api>>, who: Who, Named(ns): Named<String>) -> Result<Json<Items<Volume>>> {
     who.may(Act::ListVolumes, &ns, "").await?;
-    Ok(Json(json!({"items": api.backend.volumes(&ns).await?})))
+    Ok(Json(Items { items: api.backend.volumes(&ns).await? }))
 }
 
+/// Who asks.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Oneself {
+    /// Whose token it is.
+    name: String,
+    /// What they may; with `kubernetes` the cluster is asked for each act.
+    #[schemars(extend("enum" = ["viewer", "editor", "admin", ACCOUNT]))]
+    role: &'static str,
+    /// Where; `*` is everywhere.
+    namespaces: Vec<String>,
+}
+
+/// The role of an account of a cluster.
+const ACCOUNT: &str = "kubernetes";
+
 /// Who asks. What an account of a cluster may, and where, is the cluster's to say.
-pub async fn whoami(who: Who) -> Json<Value> {
-    let (role, namespaces) = match &who.rights {
-        Rights::Role { role, namespaces } => (role.as_str(), namespaces.as_slice()),
-        Rights::Cluster(..) => ("kubernetes", &[][..]),
+pub async fn whoami(who: Who) -> Json<Oneself> {
+    let (role, namespaces) = match who.rights {
+        Rights::Role { role, namespaces } => (role.as_str(), namespaces),
+        Rights::Cluster(..) => (ACCOUNT, Vec::new()),
     };
-    Json(json!({"name": who.name, "role": role, "namespaces": namespaces}))
+    Json(Oneself { name: who.name, role, namespaces })
+}
+
+/// A program.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Version {
+    /// By semantic versioning.
+    version: &'static str,
+    /// What runs jobs.
+    #[schemars(extend("enum" = ["process", "kubernetes"]))]
+    backend: &'static str,
 }
 
 /// Which program this is; for everybody.
-pub async fn version(State(api): State<Arc<Api>>) -> Json<Value> {
-    Json(json!({"version": env!("CARGO_PKG_VERSION"), "backend": api.backend.name()}))
+pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION"), backend: api.backend.name() })
 }
 
 /// Numbers for Prometheus; no label names a job or a user.

@@ -7,7 +7,7 @@ use axum::routing::{MethodRouter, delete, get, post};
 use schemars::JsonSchema;
 use serde_json::{Value, json};
 
-use super::openapi::schema_of;
+use super::openapi::{answer_of, schema_of};
 use super::{Api, appliance, files, jobs, openapi, records, session, tokens};
 
 /// Who may use a route.
@@ -17,6 +17,8 @@ pub enum Needs {
     Nothing,
     /// Whoever has a token that is good.
     Token,
+    /// The same, and a session is none.
+    Bearer,
     /// A viewer of the namespace.
     Viewer,
     /// An editor of the namespace.
@@ -69,10 +71,14 @@ pub struct Route {
     pub query: Option<Value>,
     /// What is sent.
     pub body: Body,
+    /// The headers that are read, by their names in [`super::openapi`].
+    pub reads: &'static [&'static str],
     /// The status of success.
     pub status: u16,
     /// What comes.
     pub answer: Answer,
+    /// The headers that come with it, by their names in [`super::openapi`].
+    pub tells: &'static [&'static str],
 }
 
 impl Route {
@@ -90,8 +96,10 @@ impl Route {
             needs: Needs::Viewer,
             query: None,
             body: Body::None,
+            reads: &[],
             status: 200,
             answer: Answer::Status,
+            tells: &[],
         }
     }
 
@@ -107,13 +115,21 @@ impl Route {
         Self { body, ..self }
     }
 
+    fn reads(self, reads: &'static [&'static str]) -> Self {
+        Self { reads, ..self }
+    }
+
+    fn tells(self, tells: &'static [&'static str]) -> Self {
+        Self { tells, ..self }
+    }
+
     fn answers(self, answer: Answer) -> Self {
         Self { answer, ..self }
     }
 
     /// Answers with JSON of this component.
-    fn gives(self, component: &str) -> Self {
-        self.answers(Answer::Json(json!({"$ref": format!("#/components/schemas/{component}")})))
+    fn gives(self, name: &str) -> Self {
+        self.answers(Answer::Json(component(name)))
     }
 
     fn status(self, status: u16) -> Self {
@@ -154,14 +170,18 @@ fn of_jobs() -> Vec<Route> {
             .needs(Needs::Editor)
             .query::<jobs::Creation>()
             .body(Body::Job)
+            .reads(&["Idempotency-Key"])
             .status(201)
-            .gives("TrainJob"),
+            .gives("TrainJob")
+            .tells(&["Location"]),
         Route::new("post", format!("{JOBS}:plan"), post(jobs::plan), "What would become of a job now; makes nothing")
             .body(Body::Job)
-            .answers(Answer::Json(schema_of::<crate::plan::Plan>())),
+            .reads(&["Idempotency-Key"])
+            .answers(Answer::Json(answer_of::<crate::plan::Plan>())),
         Route::new("get", &*job, get(jobs::read), "A job: the newest of the name, or an older one")
             .query::<super::Which>()
-            .gives("TrainJob"),
+            .gives("TrainJob")
+            .tells(&["ETag"]),
         Route::new("delete", &*job, delete(jobs::delete), "Deletes a job; its history and its files stay")
             .needs(Needs::Editor)
             .query::<super::Which>()
@@ -173,8 +193,9 @@ fn of_jobs() -> Vec<Route> {
 }
 
 fn of_records() -> Vec<Route> {
-    let numbered =
-        |path: &str, handler, summary, answer| Route::new("get", under(path), handler, summary).answers(answer);
+    let numbered = |path: &str, handler, summary, answer| {
+        Route::new("get", under(path), handler, summary).reads(&["Last-Event-ID"]).answers(answer)
+    };
     let pages = |item| Answer::Pages(component(item));
     vec![
         numbered("events", get(records::events), "What was told about a job", pages("Event"))
@@ -189,7 +210,11 @@ fn of_records() -> Vec<Route> {
 
 fn of_files() -> Vec<Route> {
     let file = |path: &str, handler, summary| {
-        Route::new("get", under(path), handler, summary).needs(Needs::Editor).answers(Answer::File)
+        Route::new("get", under(path), handler, summary)
+            .needs(Needs::Editor)
+            .reads(&["Range", "If-Range", "If-None-Match"])
+            .answers(Answer::File)
+            .tells(&["ETag", "Accept-Ranges"])
     };
     vec![
         Route::new("get", under("checkpoints"), get(files::checkpoints), "The checkpoints of a job, the newest first")
@@ -236,11 +261,13 @@ fn of_the_server() -> Vec<Route> {
             .gives("MadeToken"),
         admin("delete", "/v1/tokens/{id}", delete(tokens::revoke), "Revokes a token at once").gives("Revoked"),
         Route::new("post", "/v1/session", post(session::begin), "Trades a token for a browser's cookie")
-            .needs(Needs::Token)
-            .gives("Session"),
+            .needs(Needs::Bearer)
+            .gives("Session")
+            .tells(&["Set-Cookie"]),
         Route::new("delete", "/v1/session", delete(session::end), "Ends the session of the cookie")
             .needs(Needs::Token)
-            .gives("Ended"),
+            .gives("Ended")
+            .tells(&["Set-Cookie"]),
         open("/openapi.json", get(openapi::served), "This document", Answer::Json(json!({"type": "object"}))),
         open("/docs", get(openapi::page), "This document, for people", Answer::Html),
         open("/metrics", get(appliance::metrics), "Numbers for Prometheus", Answer::Status),

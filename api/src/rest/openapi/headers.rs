@@ -1,0 +1,67 @@
+//! The headers that routes read and tell, by name. `Accept`, `Authorization` and `Content-Type` are not among them: OpenAPI
+//! says them otherwise.
+
+use serde_json::{Map, Value, json};
+
+/// What every answer has.
+const ALWAYS: &str = "X-Request-Id";
+
+/// Headers of answers: what they are called, what they say, and the type of that.
+const TOLD: [(&str, &str, &str); 9] = [
+    ("Accept-Ranges", "`bytes`: parts of the file can be asked for.", "string"),
+    ("Content-Range", "Which part this is, and how long the whole is.", "string"),
+    ("ETag", "Changes whenever the content does.", "string"),
+    ("Idempotent-Replay", "`true` where the same request made the job before.", "string"),
+    ("Location", "Where the job is.", "string"),
+    ("Retry-After", "Seconds to wait for, of 429 and 503.", "integer"),
+    ("Set-Cookie", "The session, or that there is none any more.", "string"),
+    ("WWW-Authenticate", "`Bearer`, of 401.", "string"),
+    (ALWAYS, "Names this answer in the server's log.", "string"),
+];
+
+/// Headers of requests: what they are called, what they ask for, and the schema of that.
+fn read() -> [(&'static str, &'static str, Value); 5] {
+    let text = json!({"type": "string"});
+    let named = "Names the request: sent again, with the same body, it makes no second job.";
+    [
+        ("Idempotency-Key", named, json!({"type": "string", "minLength": 1, "maxLength": 255})),
+        (
+            "If-None-Match",
+            "ETags that the client has: where the file's is among them, 304 comes instead of it.",
+            text.clone(),
+        ),
+        (
+            "If-Range",
+            "The ETag of which the client has a part: where the file has another by now, all of it comes.",
+            text.clone(),
+        ),
+        (
+            "Last-Event-ID",
+            "Of a live stream: the last id that was heard; it goes on behind that.",
+            json!({"type": "integer", "minimum": 0}),
+        ),
+        ("Range", "A part of the file, as bytes=0-99; of several ranges, or another unit, all of it comes.", text),
+    ]
+}
+
+/// The header of a request as a parameter.
+pub fn parameter(name: &str) -> Value {
+    let found = read().into_iter().find(|(known, ..)| *known == name);
+    let (_, description, schema) = found.unwrap_or_default();
+    json!({"name": name, "in": "header", "required": false, "description": description, "schema": schema})
+}
+
+/// References to headers of an answer.
+pub fn told<'a>(names: impl IntoIterator<Item = &'a str>) -> Value {
+    let names = names.into_iter().chain([ALWAYS]);
+    let reference = |name: &str| (name.to_owned(), json!({"$ref": format!("#/components/headers/{name}")}));
+    Value::Object(names.map(reference).collect::<Map<_, _>>())
+}
+
+/// Every header of an answer.
+pub fn components() -> Value {
+    let header = |(name, description, kind): (&str, &str, &str)| {
+        (name.to_owned(), json!({"description": description, "schema": {"type": kind}}))
+    };
+    Value::Object(TOLD.into_iter().map(header).collect::<Map<_, _>>())
+}

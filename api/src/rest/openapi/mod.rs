@@ -1,0 +1,186 @@
+//! The OpenAPI 3.1 document, made from the table of routes and the types.
+
+mod answers;
+mod headers;
+mod page;
+mod schemas;
+
+use std::sync::LazyLock;
+
+use axum::http::{HeaderName, header};
+use bytes::Bytes;
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+pub use self::page::page;
+use super::routes::{Body, Needs, Route, all};
+use super::session::COOKIE;
+
+/// The document. It is the same for every server of this version.
+pub fn document() -> Value {
+    let mut paths: Map<String, Value> = Map::new();
+    for route in all() {
+        // OpenAPI knows no rest of a path: what stands there is one parameter with slashes in it.
+        let path = route.path.replace("{*path}", "{path}");
+        let methods = paths.entry(path).or_insert_with(|| json!({}));
+        methods[route.method] = operation(&route);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Millrace",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Training jobs of an appliance: submitting, watching, fetching what they made.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "An API token, or one of the cluster's."},
+                "session": {
+                    "type": "apiKey", "in": "cookie", "name": COOKIE,
+                    "description": "A browser's session. With it, changes are taken from pages of this server only.",
+                },
+            },
+            "headers": headers::components(),
+            "schemas": schemas::components(),
+        },
+    })
+}
+
+/// Serves the document.
+pub async fn served() -> ([(HeaderName, &'static str); 1], Bytes) {
+    // Anybody may ask for it, and making it takes a while.
+    static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.clone())
+}
+
+/// The schema of a type that is read, whole in itself.
+pub fn schema_of<T: JsonSchema>() -> Value {
+    whole::<T>(SchemaSettings::draft2020_12())
+}
+
+/// The schema of a type that is told.
+pub fn answer_of<T: JsonSchema>() -> Value {
+    whole::<T>(SchemaSettings::draft2020_12().for_serialize())
+}
+
+fn whole<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
+    settings.meta_schema = None;
+    settings.inline_subschemas = true;
+    let mut schema = settings.into_generator().into_root_schema_for::<T>();
+    // What it is called is told by what names it here.
+    schema.remove("title");
+    schema.to_value()
+}
+
+fn operation(route: &Route) -> Value {
+    let mut parameters = path_parameters(&route.path);
+    parameters.extend(query_parameters(route.query.as_ref()));
+    parameters.extend(route.reads.iter().map(|name| headers::parameter(name)));
+    let who = match route.needs {
+        Needs::Nothing => "For everybody.",
+        Needs::Token | Needs::Bearer => "For whoever has a token.",
+        Needs::Viewer => "For viewers of the namespace.",
+        Needs::Editor => "For editors of the namespace.",
+        Needs::Admin => "For administrators.",
+    };
+    let mut operation = json!({
+        "summary": route.summary,
+        "description": who,
+        "operationId": operation_id(route),
+        "parameters": parameters,
+        "responses": answers::responses(route),
+    });
+    match route.needs {
+        Needs::Nothing => {}
+        Needs::Bearer => operation["security"] = json!([{"token": []}]),
+        _ => operation["security"] = json!([{"token": []}, {"session": []}]),
+    }
+    if let Some(content) = request_body(route.body) {
+        operation["requestBody"] = json!({"required": true, "content": content});
+    }
+    operation
+}
+
+fn operation_id(route: &Route) -> String {
+    let words = route.path.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.fold(route.method.to_owned(), |id, word| format!("{id}_{word}"))
+}
+
+fn path_parameters(path: &str) -> Vec<Value> {
+    let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
+    let parameter = |name: &str| {
+        let name = name.trim_start_matches('*');
+        json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
+    };
+    names.map(parameter).collect()
+}
+
+fn query_parameters(query: Option<&Value>) -> Vec<Value> {
+    let properties = query.and_then(|query| query["properties"].as_object()).into_iter().flatten();
+    let parameter = |(name, schema): (&String, &Value)| {
+        let mut schema = schema.clone();
+        let description = schema.as_object_mut().and_then(|schema| schema.remove("description"));
+        // What is left out is absent; nothing in an address is null.
+        if let Some(kinds) = schema["type"].as_array() {
+            schema["type"] = kinds.iter().find(|kind| *kind != "null").cloned().unwrap_or_default();
+        }
+        json!({"name": name, "in": "query", "required": false, "description": description, "schema": schema})
+    };
+    properties.map(parameter).collect()
+}
+
+fn request_body(body: Body) -> Option<Value> {
+    let reference = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
+    match body {
+        Body::None => None,
+        Body::Component(name) => Some(json!({"application/json": reference(name)})),
+        Body::Job => Some(json!({
+            "application/json": reference("NewTrainJob"),
+            "application/yaml": reference("NewTrainJob"),
+            "multipart/form-data": {"schema": {
+                "type": "object",
+                "required": ["params"],
+                "properties": {
+                    "params": {"type": "string", "description": "The user's params file, byte for byte."},
+                    "job": {"$ref": "#/components/schemas/Beside"},
+                    "file": {
+                        "type": "array", "items": {"type": "string"},
+                        "description": "Small texts; the filename of each is the path that the params name.",
+                    },
+                },
+            }},
+        })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_what_the_code_says() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
+        let code = format!("{}\n", serde_json::to_string_pretty(&document()).unwrap());
+        let file = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(file == code, "openapi.json is stale: cargo run -p millrace-api -- openapi > api/openapi.json");
+    }
+
+    #[test]
+    fn every_parameter_is_described_and_every_reference_leads_somewhere() {
+        let document = document();
+        let text = document.to_string();
+        for reference in text.split("\"#").skip(1) {
+            let pointer = reference.split('"').next().unwrap();
+            assert!(document.pointer(pointer).is_some(), "{pointer}");
+        }
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for parameter in methods.as_object().unwrap().values().flat_map(|it| it["parameters"].as_array().unwrap()) {
+                let described = parameter["in"] == "path" || parameter["description"].is_string();
+                assert!(described, "{path} {}", parameter["name"]);
+            }
+        }
+    }
+}

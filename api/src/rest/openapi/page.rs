@@ -1,0 +1,50 @@
+//! The document for people.
+
+use std::fmt::Write;
+use std::sync::LazyLock;
+
+use axum::response::Html;
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::super::routes::all;
+use super::operation;
+
+/// The document as a page: every route, who may use it, what it takes.
+pub async fn page() -> Html<Bytes> {
+    static PAGE: LazyLock<Bytes> = LazyLock::new(|| drawn().into());
+    Html(PAGE.clone())
+}
+
+fn drawn() -> String {
+    let mut text = String::from(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Millrace REST</title><style>\
+         body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
+         code{background:#eee;padding:.1em .3em}table{border-collapse:collapse}td{padding:.1em 1em .1em 0;vertical-align:top}\
+         @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}code{background:#333}a{color:#8cf}}</style>\
+         <h1>Millrace REST</h1><p>The whole of it, with every schema: <a href=/openapi.json>openapi.json</a>, OpenAPI 3.1.",
+    );
+    for route in all() {
+        let operation = operation(&route);
+        // Writing into a string can't fail; nothing here is anybody's input.
+        let _ = write!(
+            text,
+            "<h3><code>{} {}</code></h3><p>{}. {}",
+            route.method.to_uppercase(),
+            route.path,
+            route.summary,
+            operation["description"].as_str().unwrap_or_default()
+        );
+        let asked: Vec<&Value> =
+            operation["parameters"].as_array().into_iter().flatten().filter(|it| it["in"] != "path").collect();
+        if !asked.is_empty() {
+            text.push_str("<table>");
+            for parameter in asked {
+                let said = |key: &str| parameter[key].as_str().unwrap_or_default().to_owned();
+                let _ = write!(text, "<tr><td><code>{}</code><td>{}", said("name"), said("description"));
+            }
+            text.push_str("</table>");
+        }
+    }
+    text
+}
