@@ -103,8 +103,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
         // It becomes a part of other paths, of files and of an API server: whoever asks for whatever, it is a name.
         let raw = RawPathParams::from_request_parts(parts, state).await;
         let raw = raw.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
-        if raw.iter().any(|(key, value)| key == "ns" && value != ALL && !is_label(value)) {
-            return Err(Refusal::new(Reason::BadRequest, NAMESPACE));
+        if let Some((_, name)) = raw.iter().find(|(key, value)| *key == "ns" && *value != ALL && !is_label(value)) {
+            return Err(Refusal::new(Reason::BadRequest, format!("{name:?} is no name of a namespace: {NAMESPACE}")));
         }
         Ok(read)
     }

@@ -35,7 +35,7 @@ Position = tuple[int, ...]
 """How far a stream was heard: a number for each kind of thing that it counts."""
 
 # What may pass by itself. Another 5xx is a fault that the same request would meet again.
-_RETRIED = frozenset({429, 502, 503, 504})
+_RETRIED = frozenset({408, 429, 502, 503, 504})
 _TIMEOUT = httpx.Timeout(60.0, connect=10.0, pool=10.0)
 # Where there is nothing to tell, the appliance sends comments: a silent connection is a dead one.
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=10.0, pool=10.0)

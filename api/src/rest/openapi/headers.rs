@@ -38,7 +38,7 @@ fn read() -> [(&'static str, &'static str, Value); 5] {
         (
             "Last-Event-ID",
             "Of a live stream: the last id that was heard; it goes on behind that.",
-            json!({"type": "integer", "minimum": 0}),
+            json!({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}),
         ),
         ("Range", "A part of the file, as bytes=0-99; of several ranges, or another unit, all of it comes.", text),
     ]
