@@ -14,6 +14,7 @@ mod routes;
 mod session;
 mod submit;
 mod tokens;
+mod travel;
 mod who;
 
 use std::sync::Arc;
