@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
 from conftest import point
+from millrace import times
 from millrace.metrics import MetricPoint
 from millrace.screens import Bar, OverallRate
 
@@ -39,3 +42,21 @@ def test_a_bar_fits_its_terminal(
     last = capsys.readouterr().err.rstrip().rpartition("\r")[2]
     assert len(last) <= columns
     assert [part in last for part in shown] == [True, True], last
+
+
+def test_a_bar_is_drawn_after_a_replay_and_has_the_end_that_the_appliance_expects(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _file: (80, 24))
+    seconds = iter(range(1000))
+    monkeypatch.setattr("tqdm.std.time", lambda: next(seconds))
+    bar = Bar("kjv")
+    hours = datetime.now(timezone.utc) + timedelta(hours=2, seconds=0.5)
+    bar.progress({"totalSteps": 2000, "estimatedFinishTime": times.written(hours)})
+    for step in (1, 1000, 1001):
+        bar.point(MetricPoint.read(point(step)))
+    shown = capsys.readouterr().err
+    assert "1001/2000, loss 0.0080, 64.00 samples/s, 2:00:00 left" in shown
+    bar.progress({"estimatedFinishTime": "2026-01-01T00:00:00Z"})
+    bar.point(MetricPoint.read(point(1002)))
+    assert "0:08:19 left" in capsys.readouterr().err, "an end that is over tells nothing"

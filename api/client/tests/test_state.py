@@ -33,6 +33,13 @@ PROGRESS = {"step": 5, "totalSteps": 9, "loss": "2.5"}
             "BadParams: No. (p on n)",
             True,
         ),
+        (
+            job("BadParams", failure={"message": "No.\nhint: yes", "pod": "p"}),
+            "BadParams: No. (p)\nhint: yes",
+            True,
+        ),
+        (job("Succeeded", systems=["csx-0"], progress={"loss": "2.5"}), "Succeeded: loss 2.5", True),
+        (job("Succeeded", systems=["csx-0"]), "Succeeded", True),
         (job("OfAnotherVersion"), "OfAnotherVersion", False),
         ({}, "Pending", False),
     ],
@@ -47,6 +54,18 @@ def test_a_deleted_job_is_cancelled_unless_it_was_over() -> None:
         state.mark_deleted(document)
     assert state.sentence(running) == "Cancelled: step 5 of 9, loss 2.5"
     assert state.sentence(over) == "Succeeded"
+
+
+def test_a_sentence_is_not_behind_the_points_that_were_shown() -> None:
+    document = job("Suspending", progress={**PROGRESS, "attempt": 2})
+    state.mark_point(document, 1, 8, 1.5)
+    state.mark_point(document, 2, 4, 1.5)
+    assert state.sentence(document) == "Suspending: step 5 of 9, loss 2.5", "lost, or older"
+    state.mark_point(document, 2, 7, 1.25)
+    assert state.sentence(document) == "Suspending: step 7 of 9, loss 1.25"
+    saved = job("Suspended")
+    state.mark_checkpoint(saved, 0, "abc")
+    assert state.sentence(saved) == "Suspended: its state is saved, checkpoint at step 0"
 
 
 def test_times() -> None:

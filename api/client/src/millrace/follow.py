@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 
 def follow(job: Job, screen: Screen, *, logs: bool = False) -> None:
-    """Until the job is over, or suspended on purpose; `job` is then as it is."""
+    """Until the job is over, or suspended on purpose; `job` is then as it is.
+
+    That it failed is left to whoever called: `Job.check` has the sentence.
+    """
     follower = Follower(job, screen, logs=logs)
     try:
         for event in job.stream():
             follower.take(event)
-            if _is_suspended(job):
+            # Only by a document of the stream: a job that was found suspended has points to tell before it.
+            if event.event == "job" and _is_suspended(job):
                 break
         else:
             if not job.is_finished:
@@ -66,6 +70,8 @@ class Follower:
         self._logs = logs
         self._told: tuple[object, ...] = ()
         self._attempt: object = None
+        self._point: MetricPoint | None = None
+        self._saved: Document = {}
 
     def take(self, event: ServerSentEvent) -> None:
         """One event of the stream; kinds of another version are passed over."""
@@ -82,6 +88,9 @@ class Follower:
 
     def stands(self) -> None:
         """Tell how the job stands, where that is news."""
+        self._catch_up()
+        if self._job.is_finished and not state.is_well(self._job.document):
+            return
         sentence = self._job.summary
         waits = self._job.state in ("Queued", "Preempted")
         news = (self._job.state, sentence if waits else self._job.status.get("attempt"))
@@ -106,10 +115,21 @@ class Follower:
             self._attempt = entry.get("attempt")
             self._screen.say(state.at_step(str(name), entry.get("step"), total))
 
+    def _catch_up(self) -> None:
+        """What is said of the job is not behind what was shown of it."""
+        if point := self._point:
+            state.mark_point(self._job.document, point.attempt, point.step, point.loss)
+        if self._saved:
+            state.mark_checkpoint(self._job.document, self._saved["step"], self._saved.get("digest"))
+
     def _metric(self, entry: Document) -> None:
-        self._screen.point(MetricPoint.read(entry))
+        point = MetricPoint.read(entry)
+        if point.mode == "train":
+            self._point = point
+        self._screen.point(point)
 
     def _checkpoint(self, entry: Document) -> None:
+        self._saved = entry
         self._screen.say(f"Saved a checkpoint at step {entry.get('step')}.")
 
     def _log(self, entry: Document) -> None:
@@ -118,5 +138,6 @@ class Follower:
 
     def _event(self, entry: Document) -> None:
         event = Event.read(entry)
-        if event.type != "Normal":
+        # How it failed is told once, at its end.
+        if event.type != "Normal" and event.reason not in state.FAILING:
             self._screen.say(f"{event.type}: {event.reason}: {event.message}")

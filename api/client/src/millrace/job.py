@@ -151,6 +151,8 @@ class Job:
         follow.follow(self, screen, logs=logs)
         if check:
             self.check()
+        elif self.is_finished and not state.is_well(self.document):
+            screen.say(self.summary)
         return self.state
 
     def wait(self, timeout: float | None = None, check: bool = True) -> str:

@@ -73,6 +73,11 @@ class OverallRate:
         self._steps = 0
         self._seconds = 0.0
 
+    @property
+    def step_seconds(self) -> float | None:
+        """How long a step of the attempt takes, as a mean."""
+        return self._seconds / self._steps if self._steps else None
+
     def take(self, point: MetricPoint) -> float | None:
         """The rate with this point; None where the points don't tell."""
         if point.attempt != self._attempt:
@@ -135,8 +140,8 @@ class Bar:
         self._out = sys.stdout if _in_notebook() else sys.stderr
         self._bar: Any = None
         self._total: int | None = None
-        self._rate: float | None = None
-        self._step_seconds: float | None = None
+        self._end: str | None = None
+        self._overall = OverallRate()
 
     def say(self, text: str) -> None:
         """Above the bar."""
@@ -145,24 +150,20 @@ class Bar:
         tqdm.write(text, file=self._out)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Total and rate, where they are known."""
+        """Total and expected end, where they are known."""
         if progress.get("totalSteps"):
             self._total = int(progress["totalSteps"])
-        if progress.get("rate"):
-            self._rate = float(progress["rate"])
+        self._end = progress.get("estimatedFinishTime") or self._end
 
     def point(self, point: MetricPoint) -> None:
         """Moves the bar; evaluations are said above it."""
         if point.mode != "train":
             self.say(progress_line(point, point.rate))
             return
-        if point.seconds is not None:
-            # As the appliance's own rate is smoothed.
-            before = point.seconds if self._step_seconds is None else self._step_seconds
-            self._step_seconds = 0.6 * before + 0.4 * point.seconds
+        rate = self._overall.take(point)
         bar = self._bar = self._bar or self._new()
         bar.total = self._total
-        self._fit(bar, point)
+        self._fit(bar, point, rate)
         if point.step >= bar.n:
             bar.update(point.step - bar.n)
         else:
@@ -180,11 +181,12 @@ class Bar:
         from tqdm.auto import tqdm
 
         layout = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
-        return tqdm(total=self._total, desc=self._name, dynamic_ncols=True, bar_format=layout)
+        # Without miniters a replay of many steps has it wait for as many before it is drawn again.
+        return tqdm(total=self._total, desc=self._name, dynamic_ncols=True, bar_format=layout, miniters=1)
 
-    def _fit(self, bar: Any, point: MetricPoint) -> None:
+    def _fit(self, bar: Any, point: MetricPoint, rate: float | None) -> None:
         """Name and figures as far as a narrow terminal has room for them beside the bar."""
-        name, figures, columns = self._name, self._figures(point), bar.format_dict["ncols"]
+        name, figures, columns = self._name, self._figures(point, rate), bar.format_dict["ncols"]
         if columns:
             room = columns - len(f" 100%|| {point.step}/{self._total}, ") - _LEAST_BAR
             name = _cut(name, columns // 3)
@@ -194,14 +196,24 @@ class Bar:
         bar.set_description_str(name, refresh=False)
         bar.set_postfix_str(", ".join(figures), refresh=False)
 
-    def _figures(self, point: MetricPoint) -> list[str]:
+    def _figures(self, point: MetricPoint, rate: float | None) -> list[str]:
         shown = [f"loss {point.loss:.4f}"]
-        rate = self._rate if point.rate is None else point.rate
         if rate is not None:
             shown.append(f"{_rate(rate)} samples/s")
-        if self._step_seconds is not None and self._total is not None and self._total > point.step:
-            shown.append(f"{times.duration(self._step_seconds * (self._total - point.step))} left")
+        left = self._seconds_left(point.step)
+        if left is not None:
+            shown.append(f"{times.duration(left)} left")
         return shown
+
+    def _seconds_left(self, step: int) -> float | None:
+        """As the appliance expects it; as the steps so far make it where that is not known, or was wrong."""
+        if self._total is None or self._total <= step:
+            return None
+        since = times.seconds_since(self._end)
+        if since is not None and since < 0:
+            return -since
+        seconds = self._overall.step_seconds
+        return None if seconds is None else seconds * (self._total - step)
 
 
 def progress_line(point: MetricPoint, global_rate: float | None) -> str:

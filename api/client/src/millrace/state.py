@@ -11,6 +11,8 @@ CANCELLED = "Cancelled"
 SUSPENDED = "Suspended"
 WORKING = ("Training", "Evaluating")
 """Those in which steps come."""
+FAILING = ("BadParams", "OutOfMemory", "NonFiniteLoss", "DeadlineExceeded", "RetriesExhausted")
+"""The ways to fail, each the end of a job."""
 FAILED = "Failed"
 """Any of the final ones but Succeeded and Cancelled: what one may ask for, and no state of its own."""
 
@@ -23,11 +25,7 @@ NAMES = (
     "Restarting",
     "Resizing",
     "Succeeded",
-    "BadParams",
-    "OutOfMemory",
-    "NonFiniteLoss",
-    "DeadlineExceeded",
-    "RetriesExhausted",
+    *FAILING,
     CANCELLED,
     FAILED,
 )
@@ -62,6 +60,11 @@ def fits(job: Document, wanted: str) -> bool:
     return of(job) == wanted
 
 
+def named(given: str) -> str | None:
+    """The state that is meant, in any case of letters; None for no state."""
+    return next((name for name in NAMES if name.lower() == given.lower()), None)
+
+
 def is_at_rest(job: Document) -> bool:
     """Whether nothing more will happen by itself: over, or suspended on purpose."""
     return is_finished(job) or (of(job) == SUSPENDED and bool((job.get("spec") or {}).get("suspend")))
@@ -70,6 +73,22 @@ def is_at_rest(job: Document) -> bool:
 def mark_deleted(job: Document) -> None:
     """Note that the appliance does not have it any more."""
     job.setdefault("metadata", {}).setdefault("deletionTimestamp", "")
+
+
+def mark_point(job: Document, attempt: int | None, step: int, loss: float) -> None:
+    """Note a step that its document is behind of: points are told sooner than documents are written."""
+    progress = job.setdefault("status", {}).setdefault("progress", {})
+    # What an earlier attempt had done beyond its last checkpoint is lost.
+    is_old = (attempt or 0) < (progress.get("attempt") or 0)
+    if not is_old and _is_beyond(step, progress):
+        progress.update(step=step, loss=str(loss))
+
+
+def mark_checkpoint(job: Document, step: int, digest: str | None) -> None:
+    """Note a checkpoint that its document is behind of."""
+    checkpoint = job.setdefault("status", {}).setdefault("checkpoint", {})
+    if _is_beyond(step, checkpoint):
+        checkpoint.update(step=step, digest=digest)
 
 
 def sentence(job: Document) -> str:
@@ -102,11 +121,11 @@ def _starting(job: Document) -> str:
 def _running(job: Document) -> str:
     progress = _status(job).get("progress") or {}
     step, total = progress.get("step"), progress.get("totalSteps")
+    loss = f"loss {progress['loss']}" if progress.get("loss") else ""
     if step is None:
-        return _starting(job)
+        return loss if is_finished(job) else _starting(job)
     of_total = f" of {total}" if total else ""
-    loss = f", loss {progress['loss']}" if progress.get("loss") else ""
-    return f"step {step}{of_total}{loss}"
+    return _joined(f"step {step}{of_total}", loss)
 
 
 def _suspended(job: Document) -> str:
@@ -124,7 +143,9 @@ def _cause(job: Document) -> str:
     where = failure.get("pod") or failure.get("role")
     if where and str(where) not in message:
         node = f" on {failure['node']}" if failure.get("node") else ""
-        message = f"{message} ({where}{node})"
+        # Further lines are hints, which stand below all of it.
+        first, *hints = message.split("\n", 1)
+        message = "\n".join([f"{first} ({where}{node})", *hints])
     return message
 
 
@@ -159,6 +180,10 @@ def _joined(*parts: str) -> str:
 
 def _listed(systems: Any) -> str:
     return ", ".join(systems) if len(systems) <= 4 else f"{len(systems)} systems"
+
+
+def _is_beyond(step: int, known: Document) -> bool:
+    return known.get("step") is None or step > known["step"]
 
 
 def _status(job: Document) -> Document:
