@@ -43,6 +43,17 @@ def test_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (named.url, named.token, named.namespace) == ("https://lab.example.org", "lab-token", "nlp")
 
 
+def test_a_named_context_without_an_address_is_no_other_appliance(
+    contexts: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts.set("empty", namespace="nlp")
+    contexts.save()
+    monkeypatch.setenv("MILLRACE_URL", "https://other.example.org")
+    with pytest.raises(ConfigError, match="set-context empty --url URL"):
+        resolve(context="empty")
+    assert resolve(url="https://lab.example.org", context="empty").namespace == "nlp"
+
+
 def test_a_token_goes_to_its_own_appliance_and_never_in_the_clear() -> None:
     assert resolve(url="https://elsewhere.example.org").token is None
     with pytest.raises(ConfigError, match="would send the token unencrypted"):

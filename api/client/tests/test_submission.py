@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from conftest import JOBS, Server, job
 from millrace import Appliance, MillraceError
@@ -95,6 +96,21 @@ def test_a_dict_is_json_whose_floats_read_back(server: Server, appliance: Applia
     assert json.loads(sent["params"]) == {**params, "train_input": {"data_dir": "ä"}}
     with pytest.raises(MillraceError, match="can't be written down"):
         appliance.train({"optimizer": {"lr": float("nan")}})
+
+
+def test_what_pyyaml_takes_for_a_text_is_sent_as_a_number(server: Server, appliance: Appliance) -> None:
+    params = yaml.safe_load(
+        "{lr: [1e-3, 1E5, .5e3, 2.5e-4], deep: {eps: -1e-8}, rest: [1e400, e5, 1e, 1e5x]}"
+    )
+    assert params["lr"][0] == "1e-3"
+    labels = {"run": "1e5"}
+    sent = submitted(server, appliance, params, labels=labels)
+    assert json.loads(sent["params"]) == {
+        "lr": [0.001, 100000.0, 500.0, 0.00025],
+        "deep": {"eps": -1e-8},
+        "rest": ["1e400", "e5", "1e", "1e5x"],
+    }
+    assert sent["job"]["spec"]["labels"] == labels
 
 
 def test_options_are_where_the_contract_has_them(server: Server, appliance: Appliance) -> None:

@@ -54,6 +54,17 @@ def test_nobody_there() -> None:
         Appliance("http://127.0.0.1:9", retry_seconds=0).whoami()
 
 
+def test_the_other_scheme_is_told_at_once(server: Server, naps: list[float]) -> None:
+    https = server.url.replace("http://", "https://")
+    with pytest.raises(errors.Unreachable, match=f"^{https} does not speak HTTPS: write {server.url}"):
+        Appliance(https).whoami()
+    alert = b"\x15\x03\x03\x00\x02\x02\x32"  # what a TLS server answers
+    server.on("GET", "/v1/whoami", lambda h: h.wfile.write(alert) and h.drop())
+    with pytest.raises(errors.Unreachable, match=f"without encryption: write {https}"):
+        Appliance(server.url).whoami()
+    assert naps == []
+
+
 def test_a_job_of_a_closed_appliance_says_so(server: Server) -> None:
     server.on("GET", f"{JOBS}/kjv", job())
     with Appliance(server.url) as appliance:

@@ -43,6 +43,12 @@ def resolve(
     environment = os.environ.get
     config = Config()
     named = config.context(context) if context else None
+    if named is not None and not (named.url or url):
+        # Another appliance than the one that was named must not be meant.
+        raise ConfigError(
+            f"The context {context} has no address: give it one with `millrace config set-context {context} "
+            f"--url URL`."
+        )
     current = config.contexts.get(config.current or "", Context())
 
     address = url or (named and named.url) or environment("MILLRACE_URL") or current.url
@@ -132,7 +138,7 @@ def _is_loopback(host: str) -> bool:
 
 def segment(text: str) -> str:
     """A name as one segment of a path."""
-    if text in ("", ".", ".."):
+    if not isinstance(text, str) or text in ("", ".", ".."):
         # They would mean another path.
         raise ConfigError(f"{text!r} is no name: `millrace get jobs` lists the names of jobs.")
     return quote(text, safe="")

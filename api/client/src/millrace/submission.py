@@ -2,7 +2,7 @@
 
     params  the user's file as it is. It is never parsed and rewritten: YAML readers disagree about `1e-8`.
             A dict is sent as JSON, which is YAML too, with every float as the shortest decimal that reads
-            back to it.
+            back to it, and what PyYAML has taken for a text, as `1e-8`, as the number that it is.
     job     name, labels and the rest of the TrainJob's spec; overrides of params by flags
     file    local texts that params name, each under the name that params have for it
 
@@ -15,6 +15,7 @@ import glob
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ Params = str | os.PathLike[str] | Mapping[str, Any]
 LARGEST_TEXT = 1024 * 1024
 # Readers of forms disagree about these in a file's name.
 _UNSENDABLE = re.compile(r'[\x00-\x1f"\\]')
+# Numbers of YAML 1.2 that PyYAML may leave as texts: an exponent without a dot or a sign.
+_EXPONENT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+", re.ASCII)
 _PATH_KEYS = ("data_dir", "data_files")
 _OVERRIDES = frozenset(
     {
@@ -127,7 +130,7 @@ def _job(options: RunOptions, mode: str | None) -> dict[str, Any]:
 def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
     """The bytes, a file name, what a Python reader makes of them, and where relative names may be found."""
     if isinstance(params, Mapping):
-        return _to_json(params, indent=2), "params.json", params, [Path()]
+        return _to_json(params, indent=2, numbers=True), "params.json", params, [Path()]
     path = Path(params)
     content = path.read_bytes()
     return content, path.name, _understood(content, path), [path.parent, Path()]
@@ -152,7 +155,18 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _to_json(value: object, indent: int | None) -> bytes:
+def _with_numbers(value: Any) -> Any:
+    """Params of a dict as the appliance would have read them from their file."""
+    if isinstance(value, Mapping):
+        return {key: _with_numbers(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_numbers(each) for each in value]
+    if isinstance(value, str) and _EXPONENT.fullmatch(value) and math.isfinite(float(value)):
+        return float(value)
+    return value
+
+
+def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> bytes:
     def other(value: Any) -> Any:
         if isinstance(value, os.PathLike):
             return os.fspath(value)
@@ -163,6 +177,8 @@ def _to_json(value: object, indent: int | None) -> bytes:
         raise TypeError(f"a {type(value).__name__} in params has no form in YAML")
 
     try:
+        if numbers:
+            value = _with_numbers(value)
         return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=other).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadParams(

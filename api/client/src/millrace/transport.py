@@ -194,7 +194,7 @@ class Transport:
             if error.status not in _RETRIED:
                 return False
             at_least = max(at_least, error.retry_after or 0.0)
-        elif not isinstance(error, httpx.TransportError) or _is_hopeless(error):
+        elif not isinstance(error, httpx.TransportError) or _is_hopeless(self.endpoint.url, error):
             return False
         if backoff.is_fresh:
             log.warning("%s; trying again", self._sentence(error))
@@ -204,6 +204,8 @@ class Transport:
         """Raise what the caller shall see of it."""
         if isinstance(error, errors.ApplianceError):
             raise error
+        if said := _other_scheme(self.endpoint.url, error):
+            raise errors.Unreachable(said) from error
         remedy = "is the appliance up, and is this its address?"
         if _certificate_trouble(error):
             remedy = "name the authority that signed its certificate with --ca FILE (ca= in Python)."
@@ -336,6 +338,24 @@ def _certificate_trouble(error: BaseException) -> bool:
     return any(isinstance(each, ssl.SSLCertVerificationError) for each in _chain(error))
 
 
-def _is_hopeless(error: httpx.TransportError) -> bool:
+def _other_scheme(url: str, error: BaseException) -> str | None:
+    """What to do where the server speaks HTTP and was spoken to in HTTPS, or the other way round."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "https":
+        # What a server sends that knows no TLS has no version of it where TLS looks for one. The second is
+        # how newer versions of OpenSSL say so.
+        reasons = [each.reason for each in _chain(error) if isinstance(each, ssl.SSLError)]
+        is_other = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}.intersection(reasons)
+        if is_other and isinstance(error, httpx.ConnectError):
+            return f"{url} does not speak HTTPS: write http://{rest}, if nobody in between can listen."
+    elif "illegal request line" in str(error):
+        # So the library calls an answer that begins with the bytes of a TLS alert.
+        return f"{url} does not speak HTTP without encryption: write https://{rest}."
+    return None
+
+
+def _is_hopeless(url: str, error: httpx.TransportError) -> bool:
     """What the same try would meet again: an address that is none, a certificate that is not trusted."""
-    return isinstance(error, httpx.UnsupportedProtocol) or _certificate_trouble(error)
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return True
+    return _certificate_trouble(error) or _other_scheme(url, error) is not None
