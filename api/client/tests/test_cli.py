@@ -17,6 +17,7 @@ from click.shell_completion import ShellComplete
 
 from conftest import JOBS, Handler, Server, event, job, point, problem, stream
 from millrace import cli, state
+from millrace.cli import submit
 
 Millrace = Callable[..., int]
 
@@ -92,10 +93,13 @@ def test_logs_are_shown_on_demand(
 
 def test_a_job_that_fails(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
     failure = {"message": "The pod was killed.", "pod": "kjv-memoryx-0", "logTail": ["last words"]}
-    followed(event("job", job("OutOfMemory", failure=failure)), event("end", {}))(server)
+    warning = {"number": 1, "type": "Warning", "reason": "OutOfMemory", "message": "The pod was killed."}
+    over = event("job", job("OutOfMemory", failure=failure))
+    followed(event("event", warning), over, event("end", {}))(server)
     assert millrace("train", "-p", "params.yaml") == 1
     err = capsys.readouterr().err
     assert "error: kjv ended as OutOfMemory: The pod was killed. (kjv-memoryx-0)\n  last words\n" in err
+    assert err.count("The pod was killed.") == 1
 
 
 def test_a_job_that_is_suspended_or_cancelled_meanwhile(
@@ -112,6 +116,19 @@ def test_a_job_that_is_suspended_or_cancelled_meanwhile(
     assert "error: kjv ended as Cancelled" in capsys.readouterr().err
 
 
+def test_a_job_that_is_suspended_already_shows_its_points(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suspended = job("Suspended", progress={"step": 1})
+    server.on("GET", f"{JOBS}/kjv", suspended)
+    history = (event("metric", point(2), 1), event("checkpoint", {"step": 2}, 2), event("job", suspended))
+    server.on("GET", f"{JOBS}/kjv/follow", stream("".join(history), whole=False))
+    assert millrace("attach", "kjv") == 1
+    out, err = capsys.readouterr()
+    assert "Step=2, Loss=4.00000" in out
+    assert "Suspended: its state is saved, checkpoint at step 2\n" in err
+
+
 def test_ctrl_c_leaves_the_job(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +140,19 @@ def test_ctrl_c_leaves_the_job(
     assert millrace("train", "-p", "params.yaml") == 130
     assert "kjv goes on; come back to it with: millrace attach kjv" in capsys.readouterr().err
     assert not [each for each in server.requests if each.method == "DELETE"]
+
+
+def test_an_interrupted_download_can_go_on(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminated(*_: object) -> None:
+        raise SystemExit(143)
+
+    server.on("GET", f"{JOBS}/kjv", job())
+    monkeypatch.setattr("millrace.job.Job.download", terminated)
+    with pytest.raises(SystemExit):
+        millrace("download", "kjv")
+    assert capsys.readouterr().err == "Interrupted: the same command goes on where this one was.\n"
 
 
 @pytest.mark.parametrize("command", [("attach", "kjv"), ("logs", "kjv", "-f")])
@@ -165,12 +195,16 @@ def test_flags_of_the_real_appliance_that_do_nothing_say_so(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.on("POST", JOBS, job(None))
-    flags = "--num_workers_per_csx 1 -c dir --python_paths a b --disable_version_check"
-    assert millrace("train", "-p", "params.yaml", "--detach", *flags.split()) == 0
+    flags = (
+        "CSX --num_workers_per_csx 1 -c dir --python_paths a b --disable_version_check --model_dir d "
+        "--mgmt_address a:9000 --mgmt-namespace n --credentials_path c --cbcore_image i "
+        "--wsc_log_level a=b c=d --debug_args a.b=v c=d --debug_args_path p --ini a=b c=d "
+        "-p params.yaml --detach"
+    )
+    assert millrace("train", *flags.split()) == 0
     notes = capsys.readouterr().err.splitlines()[:-1]
-    assert [note.split()[:5] for note in notes] == [
-        ["note:", f"--{flag}", "has", "no", "effect"]
-        for flag in ("num_workers_per_csx", "compile_dir", "python_paths", "disable_version_check")
+    assert [note.partition(":")[2].partition(":")[0] for note in notes] == [
+        f" --{flag} has no effect here" for flag in submit._WITHOUT_EFFECT
     ]
     assert not [name for name, *_ in server.requests[-1].parts() if name == "job"]
 
@@ -212,6 +246,8 @@ def test_refusals(
     ("arguments", "said"),
     [
         (["train"], "Missing option '-p'"),
+        (["train", "CPU", "-p", "params.yaml"], "unexpected extra argument (CPU)"),
+        (["logs", "kjv", "--role", "worker"], "'worker' is not one of 'coordinator', 'memoryx'"),
         (["train", "-p", "nowhere.yaml"], "error: nowhere.yaml: No such file or directory."),
         (["train", "-p", "params.yaml", "--num_csx", "0"], "0 is not in the range"),
         (["train", "-p", "params.yaml", "-o", "model_dir"], "`millrace download NAME --to DIR` fetches them"),
@@ -297,6 +333,9 @@ def test_jobs_of_a_state(server: Server, millrace: Millrace, capsys: pytest.Capt
     assert listed("succeeded") == (["b"], {"state": "Succeeded"})
     assert listed("FAILED") == (["kjv"], {"finished": "true"})
     assert listed("cancelled") == (["c"], {"deleted": "true"})
+    for over in ("failed", "cancelled"):
+        assert millrace("get", "jobs", "-o", "name", "--state", over, "--unfinished") == 0
+        assert capsys.readouterr().out == ""
 
 
 def test_what_is_over_is_not_cancelled(
@@ -304,12 +343,12 @@ def test_what_is_over_is_not_cancelled(
 ) -> None:
     for before, said in (
         (job(), "kjv is cancelled"),
-        (job("Succeeded"), "kjv had already ended as Succeeded"),
+        (job("Succeeded"), "kjv had already ended as Succeeded; it is out of the list now, see"),
     ):
         server.on("GET", f"{JOBS}/kjv", before)
         server.on("DELETE", f"{JOBS}/kjv", before)
         assert millrace("cancel", "kjv", "--yes") == 0
-        assert capsys.readouterr().out == said + "\n"
+        assert capsys.readouterr().out.startswith(said)
 
 
 def test_points_of_another_attempt_are_told_apart(
@@ -320,6 +359,8 @@ def test_points_of_another_attempt_are_told_apart(
     server.on("GET", f"{JOBS}/kjv/metrics", {"items": points, "next": None})
     assert millrace("metrics", "kjv") == 0
     assert capsys.readouterr().out.splitlines()[3] == "attempt 2 goes on with step 2"
+    assert millrace("metrics", "kjv", "--max_points", "3") == 0
+    assert capsys.readouterr().out.splitlines()[3] == "attempt 2"
 
 
 def test_logging_in_and_out(
@@ -372,6 +413,14 @@ def test_completion(server: Server, millrace: Millrace, capsys: pytest.CaptureFi
         *before, begun = line.split()
         assert [item.value for item in complete(before, begun)] == completed
     assert capsys.readouterr().err == "The context lab is kept in " + os.environ["MILLRACE_CONFIG"] + ".\n"
+
+
+def test_closed_streams_are_no_faults(server: Server) -> None:
+    server.on("GET", JOBS, {"items": [job()]})
+    code = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    words = ["-m", "millrace", "--url", server.url, "get", "jobs"]
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False)
+    assert done.returncode == 0
 
 
 def test_help_is_quick() -> None:

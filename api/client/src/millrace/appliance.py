@@ -181,18 +181,26 @@ class Appliance:
         `state` is one of `millrace.state.NAMES`, as Training; Failed is every way to fail. With `deleted`,
         those of which only the history is left, too; Cancelled ones are always among these.
         """
-        query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
-        if state == states.FAILED:
+        wanted = None if state is None else states.named(state)
+        if state is not None and wanted is None:
+            raise ConfigError(f"{state!r} is no state: choose from {', '.join(states.NAMES)}.")
+        if finished is False and wanted in (states.FAILED, states.CANCELLED):
+            return  # these are over
+        query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "limit": 50}
+        query |= {"finished": finished, "deleted": deleted or None}
+        if wanted == states.FAILED:
             query["finished"] = True
-        elif state != states.CANCELLED:
-            query["state"] = state
-        query["deleted"] = deleted or state == states.CANCELLED or None
+        elif wanted == states.CANCELLED:
+            # The appliance has no end of theirs.
+            query |= {"finished": None, "deleted": True}
+        else:
+            query["state"] = wanted
         path = collection("-" if all_namespaces else self.namespace)
         cursor: str | None = None
         while True:
             page = self._transport.json("GET", path, params={**query, "cursor": cursor})
             for document in page.get("items") or ():
-                if state is None or states.fits(document, state):
+                if wanted is None or states.fits(document, wanted):
                     yield Job(self._transport, document)
             following = page.get("next")
             if not following or following == cursor:

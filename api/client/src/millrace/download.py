@@ -107,10 +107,11 @@ def _choose(job: Job, step: int | None) -> Checkpoint:
     if step is None:
         return found[-1]
     for each in found:
-        if each.step == step:
+        # From a notebook's field it may be a text.
+        if str(each.step) == str(step):
             return each
     steps = ", ".join(str(each.step) for each in found)
-    raise DownloadError(f"{job.name} has no checkpoint of step {step}; there are those of {steps}.")
+    raise DownloadError(f"{job.name} has no checkpoint of step {step!r}; there are those of {steps}.")
 
 
 def _refuse_existing(target: Path) -> None:

@@ -47,6 +47,7 @@ for command in (*submit.COMMANDS, *watch.COMMANDS, *act.COMMANDS, *contexts.COMM
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command's entry point."""
+    base.open_streams()
     base.end_by_signals()
     sys.exit(run(arguments))
 

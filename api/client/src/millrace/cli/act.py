@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,8 @@ from millrace.cli.base import Settings
 from millrace.cli.exits import Exit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from millrace.job import Job
 
 
@@ -64,7 +67,8 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
         was_over = job.is_finished
         job.cancel()
         over = was_over or job.state != state.CANCELLED
-        _told(job, output, f"had already ended as {job.state}" if over else "is cancelled")
+        where = "it is out of the list now, see `millrace get jobs --deleted`"
+        _told(job, output, f"had already ended as {job.state}; {where}" if over else "is cancelled")
     return Exit.OK
 
 
@@ -108,12 +112,21 @@ def download(
         if artifacts:
             format, path = "artifacts", job.download_artifacts(*artifacts, to=to)
         else:
-            format = format or "native"
-            path = job.download(step, to, format)
+            format, path = format or "native", _checkpoint(job, step, to, format or "native")
     render.emit(output, {"path": str(path), "format": format}, lambda: str(path), str(path))
 
 
 COMMANDS = (suspend, resume, scale, cancel, download)
+
+
+def _checkpoint(job: Job, step: int | None, to: str | None, format: Any) -> Path:
+    try:
+        return job.download(step, to, format)
+    except (KeyboardInterrupt, SystemExit):
+        # Of a terminal that is gone nothing can be said.
+        with suppress(OSError):
+            click.echo("Interrupted: the same command goes on where this one was.", err=True)
+        raise
 
 
 def _told(job: Job, output: str, what: str) -> None:

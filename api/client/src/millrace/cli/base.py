@@ -6,6 +6,7 @@ Whatever takes long to import is imported where it is used: help and completion 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -234,6 +235,13 @@ def _at_most(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def open_streams() -> None:
+    """Standard streams that whoever began this has closed lead nowhere, and are not taken by a connection."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def end_by_signals() -> None:

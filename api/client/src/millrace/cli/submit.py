@@ -20,31 +20,57 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MODES = click.Choice(["train", "eval", "train_and_eval", "eval_all"])
 _LEVELS = click.Choice(["DEBUG", "VERBOSE", "INFO", "WARNING", "ERROR"], case_sensitive=False)
-_SEVERAL = ("--job_labels", "--mount_dirs", "--python_paths")
-# Flags of the real appliance that scripts have, and why they do nothing here.
+# Flags of the real appliance that scripts have, and why they do nothing here or what is meant instead.
 _WITHOUT_EFFECT = {
     "num_workers_per_csx": "the appliance reads each system's data by one activation server",
     "compile_dir": "the appliance compiles anew in a moment and keeps no cache",
     "python_paths": "no Python runs on the appliance",
     "disable_version_check": "there is no such check: client and appliance may differ in version",
+    "target_device": "every job runs on the appliance's systems",
+    "model_dir": "the appliance keeps what a job writes, and `millrace download NAME` fetches it",
+    "mgmt_address": "the appliance's address is that of --url, or of the context",
+    "mgmt_namespace": "the namespace of jobs is that of --namespace, or of the context",
+    "credentials_path": "the authority of the appliance's certificate is named by --ca",
+    "cbcore_image": "the appliance runs its own version of everything",
+    "wsc_log_level": "the level of what agents log is that of --logging",
+    "debug_args": "the appliance has no such settings",
+    "debug_args_path": "the appliance has no such settings",
+    "ini": "the appliance has no such settings",
 }
-_ACCEPTED = "Accepted, and has no effect here."
+_SEVERAL = ("job_labels", "mount_dirs", "python_paths", "wsc_log_level", "debug_args", "ini")
 
 
 class _Submit(base.Command):
-    """Takes several values after one flag, as in `--job_labels team=nlp stage=dev`."""
+    """Takes several values after one flag, as in `--job_labels team=nlp stage=dev`.
+
+    And, before all flags, the device that the real appliance's scripts name: `CSX -p params.yaml`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeats the flag before each further value."""
+        if args[:1] == ["CSX"]:
+            args = ["--target_device", *args]
         repeated: list[str] = []
         flag: str | None = None
         for arg in args:
             if arg.startswith("-"):
-                flag = arg if arg.replace("-", "_") in [each.replace("-", "_") for each in _SEVERAL] else None
+                flag = arg if arg.lstrip("-").replace("-", "_") in _SEVERAL else None
             elif flag is not None and repeated[-1] != flag:
                 repeated.append(flag)
             repeated.append(arg)
         return super().parse_args(ctx, repeated)
+
+
+def _without_effect(name: str) -> Callable[[Function], Function]:
+    """A flag that is accepted; not shown in the help, for nobody needs to know it who does not have it."""
+    about: dict[str, Any] = {"multiple": name in _SEVERAL}
+    if name == "disable_version_check":
+        about = {"is_flag": True, "default": None}
+    elif name == "target_device":
+        # Who asks for another one would get what is not meant.
+        about = {"type": click.Choice(["CSX"], case_sensitive=False)}
+    short = ["-c"] if name == "compile_dir" else []
+    return click.option(*short, f"--{name}", hidden=True, **about)
 
 
 def _run_options(function: Function) -> Function:
@@ -114,10 +140,7 @@ def _run_options(function: Function) -> Function:
                 metavar="NAME=PATH...",
                 help="Volumes, and where params look for them.",
             ),
-            click.option("--num_workers_per_csx", type=click.IntRange(0), metavar="N", help=_ACCEPTED),
-            click.option("-c", "--compile_dir", metavar="DIR", help=_ACCEPTED),
-            click.option("--python_paths", multiple=True, metavar="DIR...", help=_ACCEPTED),
-            click.option("--disable_version_check", is_flag=True, default=None, help=_ACCEPTED),
+            *map(_without_effect, _WITHOUT_EFFECT),
         ]
     ):
         function = option(function)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millrace.metrics import MetricPoint
     from millrace.records import Document
 
+_ROLE = click.Choice(["coordinator", "memoryx", "swarmx", "activation", "cs2"], case_sensitive=False)
 _MODE = click.Choice(["train", "eval"])
 
 
@@ -151,7 +152,10 @@ def attach(settings: Settings, name: str, uid: str | None, output: str, logs: bo
 @base.job_argument
 @_FOLLOW
 @click.option(
-    "--role", metavar="ROLE", help="Only of this role: coordinator, memoryx, swarmx, activation or cs2."
+    "--role",
+    type=_ROLE,
+    metavar="ROLE",
+    help="Only of this role: coordinator, memoryx, swarmx, activation or cs2.",
 )
 @click.option("--agent", metavar="AGENT", help="Only of this agent, as cs2-0.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only of this attempt.")
@@ -212,7 +216,7 @@ def metrics(
         points: Iterable[MetricPoint] = (
             job.stream_metrics(mode) if follow else job.metrics(mode, max_points=max_points)
         )
-        _stream(job, _metric_lines(points), output, live=follow)
+        _stream(job, _metric_lines(points, thinned=max_points is not None), output, live=follow)
 
 
 COMMANDS = (get, attach, logs, events, metrics)
@@ -237,13 +241,15 @@ def _stream(job: Job, items: Iterable[tuple[Any, str]], output: str, *, live: bo
         raise
 
 
-def _metric_lines(points: Iterable[MetricPoint]) -> Iterator[tuple[Any, str]]:
+def _metric_lines(points: Iterable[MetricPoint], *, thinned: bool) -> Iterator[tuple[Any, str]]:
     """Rows, and between them what only a table has: its head, and where steps may come again."""
     yield None, f"{'STEP':>8}  {'LOSS':>12}  {'LEARNING RATE':>13}  {'GRAD NORM':>10}  {'SAMPLES/S':>9}"
     attempt: int | None = None
     for point in points:
         if attempt not in (None, point.attempt):
-            yield None, f"attempt {point.attempt} goes on with step {point.step}"
+            # Of thinned points the first of an attempt is not its first step.
+            where = "" if thinned else f" goes on with step {point.step}"
+            yield None, f"attempt {point.attempt}{where}"
         attempt = point.attempt
         numbers = (
             f"{point.step:>8}  {point.loss:>12.7g}  {_number(point.learning_rate, 13)}  "
@@ -318,7 +324,8 @@ def _job_fields(job: Job) -> str:
     progress, failure = status.get("progress") or {}, status.get("failure") or {}
     checkpoint, resolved = status.get("checkpoint") or {}, status.get("resolved") or {}
     submitted = times.local(job.document.get("metadata", {}).get("creationTimestamp"))
-    end = None if job.is_finished else times.parse(progress.get("estimatedFinishTime"))
+    works = job.state in ("Starting", *state.WORKING)
+    end = times.parse(progress.get("estimatedFinishTime")) if works else None
     shown = render.fields(
         {
             "Name": job.name,
