@@ -37,17 +37,39 @@ impl Definition {
     /// # Errors
     /// [`crate::refusal::Reason::Invalid`] with every field that is to blame.
     pub fn admit(&self, object: &Value, before: Option<&Value>) -> Result<Value> {
-        let faults: Vec<Fault> = self.strict.iter_errors(object).flat_map(|error| faults(&error)).collect();
+        let mut object = object.clone();
+        as_read(&self.schema, &mut object);
+        let faults: Vec<Fault> = self.strict.iter_errors(&object).flat_map(|error| faults(&error)).collect();
         if !faults.is_empty() {
             return Err(Refusal::invalid(faults));
         }
-        let object = kube_cel::apply_defaults(&self.schema, object);
+        let object = kube_cel::apply_defaults(&self.schema, &object);
         let verdict = Validator::new().validate_compiled(&self.rules, &object, before);
         let broken = |error: &kube_cel::ValidationError| by_rule(&error.field_path, &error.message);
         match verdict {
             Ok(()) => Ok(object),
             Err(errors) => Err(Refusal::invalid(errors.iter().map(broken).collect())),
         }
+    }
+}
+
+/// A value as an API server reads it: what is null and may not be is left out, and a whole number may be written `1.0`.
+fn as_read(schema: &Value, value: &mut Value) {
+    let wanted = schema["type"].as_str();
+    match value {
+        Value::Number(number) if wanted == Some("integer") => {
+            let whole = number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 2_f64.powi(53));
+            if let Some(whole) = whole.filter(|_| number.is_f64()) {
+                *value = json!(whole as i64);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| as_read(&schema["items"], item)),
+        Value::Object(fields) => {
+            let of = |name: &str| schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
+            fields.retain(|name, value| !value.is_null() || of(name).is_null() || of(name)["nullable"] == true);
+            fields.iter_mut().for_each(|(name, value)| as_read(of(name), value));
+        }
+        _ => {}
     }
 }
 
@@ -83,14 +105,14 @@ fn metadata(close: bool) -> Value {
         *property =
             Value::Object(property["type"].as_str().map(|kind| ("type".to_owned(), kind.into())).into_iter().collect());
     }
-    let key = json!({"pattern": format!("^({SUBDOMAIN}/)?{NAME}$"), "maxLength": 317});
+    let key = |prefix: &str| json!({"pattern": format!("^({prefix}/)?{NAME}$"), "maxLength": 317});
     metadata["properties"]["labels"] = json!({
         "type": "object",
-        "propertyNames": key,
+        "propertyNames": key(SUBDOMAIN),
         "additionalProperties": {"type": "string", "pattern": format!("^({NAME})?$")},
     });
     metadata["properties"]["annotations"] =
-        json!({"type": "object", "propertyNames": key, "additionalProperties": {"type": "string"}});
+        json!({"type": "object", "propertyNames": key(ANY_SUBDOMAIN), "additionalProperties": {"type": "string"}});
     if close {
         metadata["additionalProperties"] = json!(false);
     }
@@ -100,6 +122,9 @@ fn metadata(close: bool) -> Value {
 /// The name of a label, and its value; what may stand before the name.
 const NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+
+/// The same before an annotation's name, where capitals are taken for small letters.
+const ANY_SUBDOMAIN: &str = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*";
 
 /// A structural schema as JSON Schema knows it, its `nullable` and quantities as types; with `close`, what Kubernetes would
 /// prune is refused.
@@ -208,6 +233,11 @@ mod tests {
         refused(|job| job["metadata"]["labels"] = json!({"a": 1}), "metadata.labels.a");
         refused(|job| job["metadata"]["annotations"] = json!({"a": 1}), "metadata.annotations.a");
         refused(|job| drop(job.as_object_mut().unwrap().remove("spec")), "spec");
+        let as_kubectl = |job: &mut Value| (job["spec"]["numCsx"], job["spec"]["mode"]) = (json!(2.0), Value::Null);
+        assert_eq!(definition.admit(&job(as_kubectl), None).unwrap()["spec"]["numCsx"], json!(2));
+        refused(|job| job["spec"]["numCsx"] = json!(2.5), "spec.numCsx");
+        let annotations = json!({"Example.COM/x": "y"});
+        assert!(definition.admit(&job(|job| job["metadata"]["annotations"] = annotations), None).is_ok());
         let labels = json!({"a": "", "team.example/tier_1": "B.2"});
         assert!(definition.admit(&job(|job| job["metadata"]["labels"] = labels), None).is_ok());
         let before = job(|_| {});

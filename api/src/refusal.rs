@@ -141,7 +141,8 @@ impl Refusal {
 
     /// The key came before with another body.
     pub fn key_reused() -> Self {
-        let detail = "this Idempotency-Key came before with another body: use a new key for another job";
+        let detail =
+            "this Idempotency-Key came before, with another body or from somebody else: use a new key for another job";
         Self::new(Reason::IdempotencyKeyReused, detail)
     }
 

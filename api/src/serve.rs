@@ -34,6 +34,8 @@ const DRAINING: Duration = Duration::from_secs(5);
 
 /// Between two looks for jobs to forget.
 const FORGETTING: Duration = Duration::from_secs(3600);
+/// What the definitions are of.
+const API_VERSION: &str = "millrace.dev/v1alpha1";
 /// Systems of the default machine: as many jobs as one computer can bear.
 const SYSTEMS: u64 = 8;
 
@@ -104,6 +106,16 @@ fn volume(text: &str) -> Result<(String, PathBuf), String> {
         Ok(real) if real.is_dir() => Ok((name.to_owned(), real)),
         _ => Err(format!("there is no directory {dir}")),
     }
+}
+
+fn volumes(given: &[(String, PathBuf)]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
+    let mut volumes = BTreeMap::new();
+    for (name, dir) in given {
+        if volumes.insert(name.clone(), dir.clone()).is_some() {
+            anyhow::bail!("there are two volumes {name}: give each --volume another name");
+        }
+    }
+    Ok(volumes)
 }
 
 /// Serves until it is told to end.
@@ -184,12 +196,13 @@ fn prepared<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Se
 async fn process(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
     // As they are, whatever leads to them: what lies in the one must not be read by way of the other.
     let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
-    let directories = Directories {
-        data: real(&args.database.data)?,
-        inputs: real(&args.inputs)?,
-        volumes: BTreeMap::from_iter(args.volumes.clone()),
-    };
-    let local = Local::start(store.clone(), Settings { directories, appliance: appliance(args)? }).await?;
+    let directories =
+        Directories { data: real(&args.database.data)?, inputs: real(&args.inputs)?, volumes: volumes(&args.volumes)? };
+    let local = Local::start(
+        store.clone(),
+        Settings { directories, holds_database: args.database.database.is_none(), appliance: appliance(args)? },
+    )
+    .await?;
     let open = args.listen.ip().is_loopback() && !args.require_token;
     Ok((Arc::new(local), if open { Access::Open } else { Access::Tokens }))
 }
@@ -268,13 +281,17 @@ fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
     ApplianceSpec::parse_yaml(text).map_err(|error| anyhow::anyhow!("{}", error.report().trim_end()))?;
     let mut document: Value = serde_saphyr::from_str(text)?;
     let whole = ["apiVersion", "kind", "spec"].iter().any(|key| document.get(key).is_some());
+    let is = |key: &str, wanted: &str| document.get(key).is_none_or(|value| value == wanted);
+    if whole && !(is("kind", "Appliance") && is("apiVersion", API_VERSION)) {
+        anyhow::bail!("it is an object of another kind: give an Appliance of {API_VERSION}");
+    }
     let spec = match (whole, document.is_null()) {
         (true, _) => document["spec"].take(),
         (false, true) => json!({}),
         (false, false) => document,
     };
     let (definition, _) = Definition::both()?;
-    let object = json!({"apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"}, "spec": spec});
+    let object = json!({"apiVersion": API_VERSION, "kind": "Appliance", "metadata": {"name": "default"}, "spec": spec});
     definition.admit(&object, None)?;
     Ok(serde_json::from_value(spec)?)
 }
@@ -294,6 +311,7 @@ mod tests {
         assert_eq!(read("# nothing").unwrap(), ClusterSpec::default());
         let near = read("systems: 2\nwafer: {memoryByte: 1GB}").unwrap_err();
         assert!(near.contains("line 2") && near.contains("did you mean memoryBytes?"), "{near}");
+        assert!(read("kind: Pod\napiVersion: v1\nspec: {}").unwrap_err().contains("another kind"));
         let below = read("storage: {sise: 3Gi}").unwrap_err();
         assert!(below.contains("spec.storage.sise: unknown field"), "{below}");
     }

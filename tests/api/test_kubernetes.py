@@ -49,9 +49,15 @@ def test_a_job_of_kubectl_is_one_for_clients(
     """It is listed, followed, suspended and resumed by either, and comes to the bits of a run without both."""
     reference(STEPS).assert_same(shared.user, applied)
     assert (applied.status["attempt"], applied.status["restarts"]) == (2, 0)
-    there = shared.get("trainjob", "applied")
-    assert there["metadata"]["uid"] == applied.uid
-    assert (there["spec"], there["status"]) == (applied.spec, applied.status)
+
+    def same() -> bool:
+        # What follows its end, as that it holds no systems, may be written just now.
+        there = shared.get("trainjob", "applied")
+        assert there["metadata"]["uid"] == applied.uid
+        applied.refresh()
+        return bool((there["spec"], there["status"]) == (applied.spec, applied.status))
+
+    until("both tell the same", same, 10)
     told = {event["reason"] for event in shared.get("events", "--field-selector=involvedObject.name=applied")["items"]}
     assert {event.reason for event in applied.events()} <= told
 

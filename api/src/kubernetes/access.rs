@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -21,6 +21,8 @@ use crate::refusal::Result;
 
 /// How long an answer is good.
 const GOOD: Duration = Duration::from_secs(10);
+/// How long somebody is no stranger: who asks about them anew does not wait in turn with those who guess tokens.
+const KNOWN: Duration = Duration::from_secs(3600);
 /// Most answers that are remembered; then all are forgotten.
 const MOST: usize = 10_000;
 /// Longest token that is looked at.
@@ -31,13 +33,15 @@ pub struct Reviews {
     client: Client,
     /// By the digest of the token.
     users: Remembered<blake3::Hash, Option<UserInfo>>,
+    known: Remembered<blake3::Hash, ()>,
     rights: Remembered<(blake3::Hash, Question), bool>,
 }
 
 impl Reviews {
     /// By the API server of `client`, which must let this program ask.
     pub fn new(client: Client) -> Self {
-        Self { client, users: Remembered::default(), rights: Remembered::default() }
+        let (users, known, rights) = (Remembered::new(GOOD), Remembered::new(KNOWN), Remembered::new(GOOD));
+        Self { client, users, known, rights }
     }
 }
 
@@ -51,13 +55,19 @@ impl Judge for Reviews {
         if let Some(known) = self.users.get(&digest) {
             return Ok(known);
         }
-        may_ask()?;
+        if self.known.get(&digest).is_none() {
+            may_ask()?;
+        }
         let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
         let answer = reviews.create(&PostParams::default(), &review).await.map_err(refused("look at a token"))?;
         let status = answer.status.unwrap_or_default();
         let user = status.user.filter(|_| status.authenticated == Some(true));
+        match user {
+            Some(_) => self.known.keep(digest, ()),
+            None => self.known.forget(&digest),
+        }
         self.users.keep(digest, user.clone());
         Ok(user)
     }
@@ -99,22 +109,30 @@ fn spec_of(user: &UserInfo, question: &Question) -> SubjectAccessReviewSpec {
 }
 
 /// Answers with the time they were given.
-struct Remembered<K, V>(Mutex<HashMap<K, (Instant, V)>>);
-
-impl<K, V> Default for Remembered<K, V> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
+struct Remembered<K, V> {
+    all: Mutex<HashMap<K, (Instant, V)>>,
+    life: Duration,
 }
 
 impl<K: Eq + Hash, V: Clone> Remembered<K, V> {
+    fn new(life: Duration) -> Self {
+        Self { all: Mutex::default(), life }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<K, (Instant, V)>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn get(&self, key: &K) -> Option<V> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(key).filter(|(at, _)| at.elapsed() < GOOD).map(|(_, value)| value.clone())
+        self.all().get(key).filter(|(at, _)| at.elapsed() < self.life).map(|(_, value)| value.clone())
+    }
+
+    fn forget(&self, key: &K) {
+        self.all().remove(key);
     }
 
     fn keep(&self, key: K, value: V) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all();
         if all.len() >= MOST {
             all.clear();
         }

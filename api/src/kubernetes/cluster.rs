@@ -151,6 +151,13 @@ impl Cluster {
                 let _ = timeout(GOING, gone).await;
                 continue;
             }
+            if there.metadata.deletion_timestamp.is_some() {
+                let held = there.finalizers().join(", ");
+                let detail = format!(
+                    "the job {name} is deleted, but its name is held until others have let go of it ({held}): choose another name"
+                );
+                return Err(Refusal::new(Reason::AlreadyExists, detail));
+            }
             return same(order, there);
         }
         Err(Refusal::name_taken(&order.namespace, name))

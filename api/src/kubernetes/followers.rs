@@ -26,13 +26,17 @@ use tokio::time::{sleep, timeout};
 use super::mirror::Mirror;
 use super::readers::{Readers, address};
 use crate::record;
+use crate::refusal::{Reason, Refusal};
 
 /// Between two tries of whatever was refused.
 const RETRY: Duration = Duration::from_secs(2);
+const LONGEST_RETRY: Duration = Duration::from_secs(300);
 /// For a coordinator that is over to have told all.
 const SETTLING: Duration = Duration::from_secs(5);
 /// For the history of a job that is over to be whole.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The same, once it is told that the job is over.
+const GIVING_UP: Duration = Duration::from_secs(3600);
 /// How often a job that others write is let go of.
 const TRIES: usize = 10;
 /// For the coordinator of a deleted job to save its state and tell of it; then its files are asked.
@@ -170,10 +174,13 @@ impl Followers {
             Stage::Runs(attempt) => self.copy(job, attempt).await,
             Stage::Over(_) => {
                 // Whoever waits for its end finds all of it then.
-                self.complete(job, PATIENCE).await;
+                let whole = self.complete(job, PATIENCE).await;
                 let _ = timeout(SETTLING, self.told_of_end(job)).await;
                 while self.mirror.put_whole(job).await.is_err() {
                     sleep(RETRY).await;
+                }
+                if !whole {
+                    self.complete(job, GIVING_UP).await;
                 }
                 // Jobs that are over are many, and seldom change.
                 if archive::is_held(job) {
@@ -248,28 +255,41 @@ impl Followers {
         pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator is gone".to_owned())
     }
 
-    /// Sees to it that everything a job wrote into its journal is kept, as far as there is time.
-    async fn complete(&self, job: &TrainJob, patience: Duration) {
-        if timeout(patience, self.catch_up(job)).await.is_err() {
-            log::warn!("{}: its history could not be kept whole in time", ObjectRef::from_obj(job));
+    /// Sees to it that everything a job wrote into its journal is kept, as far as there is time: what stands in the way, as a
+    /// quota, may pass. Whether nothing more can be done.
+    async fn complete(&self, job: &TrainJob, patience: Duration) -> bool {
+        let (uid, mut pause) = (job.uid().unwrap_or_default(), RETRY);
+        let trying = async {
+            while let Err(refusal) = self.catch_up(job).await {
+                // Files that are gone do not come back.
+                if matches!(refusal.reason, Reason::Gone | Reason::NotFound) {
+                    return record::tell(Err(refusal.to_string()), &uid);
+                }
+                log::debug!("{uid}: its journal's files can't be read at present: {refusal}");
+                sleep(pause).await;
+                pause = LONGEST_RETRY.min(pause * 2);
+            }
+        };
+        let done = timeout(patience, trying).await.is_ok();
+        if !done {
+            log::warn!("{}: its history could not be kept whole in {} s", ObjectRef::from_obj(job), patience.as_secs());
         }
+        done
     }
 
     /// Copies what nobody heard from the journal's files.
-    async fn catch_up(&self, job: &TrainJob) {
-        let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return };
-        let Some(attempt) = status.attempt else { return };
+    async fn catch_up(&self, job: &TrainJob) -> Result<(), Refusal> {
+        let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return Ok(()) };
+        let Some(attempt) = status.attempt else { return Ok(()) };
         if self.has_told_all(job, attempt).await {
-            return;
+            return Ok(());
         }
         let uid = job.uid().unwrap_or_default();
         let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
         let cluster = appliance.map(|appliance| appliance.spec.clone()).unwrap_or_default();
-        let copied = match self.readers.open(job, &cluster).await {
-            Ok(reader) => record::follow(&self.store, &uid, reader.journal()).await.map(drop),
-            Err(refusal) => Err(refusal.to_string()),
-        };
-        record::tell(copied, &uid);
+        let reader = self.readers.open(job, &cluster).await?;
+        record::tell(record::follow(&self.store, &uid, reader.journal()).await.map(drop), &uid);
+        Ok(())
     }
 
     /// Waits for the event of a job's end.

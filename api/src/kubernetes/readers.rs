@@ -93,7 +93,13 @@ impl Readers {
         let policy = reader_policy(&namespace);
         let applied =
             policies.patch(&policy.name_any(), &PatchParams::apply(API).force(), &Patch::Apply(&policy)).await;
-        applied.map_err(refused("let a reader be reached"))?;
+        applied.map_err(|error| match error {
+            // Of a namespace that is gone nothing is left.
+            kube::Error::Api(status) if status.is_not_found() => {
+                Refusal::new(Reason::Gone, "the job's files are gone: its namespace is")
+            }
+            error => refused("let a reader be reached")(error),
+        })?;
         let tail = uuid::Uuid::new_v4().simple().to_string();
         let name = reader_name(job, &tail[..8]);
         let reader = Reader {

@@ -45,7 +45,8 @@ pub struct Plan {
     #[schemars(with = "Option<String>")]
     pub estimated_start: Option<Timestamp>,
     /// What real systems would take, by the time model: a projection.
-    pub projected: Projected,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub projected: Option<Projected>,
     /// Agents of each role and their bytes.
     pub needs: Value,
 }
@@ -175,7 +176,7 @@ fn told(found: Result<Grant, Place>, estimated_start: Option<Timestamp>, needs: 
     });
     let plan = Plan {
         estimated_start,
-        projected: needs.projected,
+        projected: Some(needs.projected),
         needs: Value::Object(agents.collect::<Map<_, _>>()),
         ..Plan::default()
     };

@@ -1,103 +1,131 @@
 //! That one server alone runs the jobs of a data directory, and those of a database.
 //!
-//! Of the directory it is a lock. A database may be elsewhere, where another server can reach it, too: so a directory and a
-//! database belong together for good, by the UID of the Appliance, which both of them keep.
+//! Of the directory it is a lock. A database may be elsewhere, where another server can reach it, too; and a directory can be
+//! copied or moved with the database in it, while its jobs' files are known by where they were. So both belong together: the
+//! directory keeps the UID of the Appliance that the database has, and the Appliance where the directory is.
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+
+use kube::ResourceExt;
+use millrace_crds::Appliance;
 
 use crate::refusal::{Reason, Refusal, Result};
 
-/// The file that is locked, and has the UID.
-const FILE: &str = ".lock";
+/// The annotation of the Appliance that says where the files of its jobs are.
+const DATA: &str = "millrace.dev/data";
+/// The file with the Appliance's UID.
+const MACHINE: &str = ".machine";
+const LOCK: &str = ".lock";
 
 /// A data directory that is this server's for as long as this lives.
 #[derive(Debug)]
 pub struct Claim {
-    file: File,
+    _lock: File,
     data: PathBuf,
-    /// The UID in the file, where it has one.
-    machine: Option<String>,
+    /// Whether the database is one of the directory's files.
+    holds_database: bool,
 }
 
 impl Claim {
-    /// Takes a directory.
+    /// Takes a directory, by its real path.
     ///
     /// # Errors
     /// [`Reason::Conflict`]: another server has it. The file can't be written.
-    pub fn take(data: &Path) -> Result<Self> {
-        let broken = |error| Refusal::internal(&format!("lock {}", data.join(FILE).display()), &error);
-        let mut options = OpenOptions::new();
-        let mut file = options.read(true).append(true).create(true).open(data.join(FILE)).map_err(broken)?;
-        file.try_lock().map_err(|error| match error {
+    pub fn take(data: &Path, holds_database: bool) -> Result<Self> {
+        let broken = |error| Refusal::internal(&format!("lock {}", data.join(LOCK).display()), &error);
+        let lock = File::create(data.join(LOCK)).map_err(broken)?;
+        lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
                 let data = data.display();
-                let detail = format!("another server uses the directory {data}: end it, or choose another --data");
-                Refusal::new(Reason::Conflict, detail)
+                conflict(format!("another server uses the directory {data}: end it, or choose another --data"))
             }
             TryLockError::Error(error) => broken(error),
         })?;
-        let mut machine = String::new();
-        file.read_to_string(&mut machine).map_err(broken)?;
-        let machine = Some(machine.trim().to_owned()).filter(|machine| !machine.is_empty());
-        Ok(Self { file, data: data.to_owned(), machine })
+        Ok(Self { _lock: lock, data: data.to_owned(), holds_database })
     }
 
-    /// The machine whose data this is; none in a new directory.
-    pub fn machine(&self) -> Option<&str> {
-        self.machine.as_deref()
-    }
-
-    /// Whether the jobs of a database, whose Appliance has this UID, are those of the directory.
+    /// Whether the jobs of the database that has this Appliance are those of the directory.
     ///
     /// # Errors
     /// [`Reason::Conflict`]: they are not.
-    pub fn agree(&self, database: &str) -> Result<()> {
-        if self.machine.as_deref() == Some(database) {
-            return Ok(());
+    pub fn check(&self, there: &Appliance) -> Result<()> {
+        let here = self.data.display();
+        if let Some(data) = there.annotations().get(DATA)
+            && !Path::new(data).canonicalize().is_ok_and(|data| data == self.data)
+        {
+            return Err(conflict(format!(
+                "the jobs of this database have their files in {data}, not in {here}: give --data {data}, or another \
+                 --database; where they were moved for good, make {data} a link to {here}"
+            )));
         }
-        let detail = format!(
-            "the jobs of this database have their files elsewhere than in {}: give the --data that belongs to it, or another \
-             --database; where that directory is gone for good, write {database} into {}",
-            self.data.display(),
-            self.data.join(FILE).display()
-        );
-        Err(Refusal::new(Reason::Conflict, detail))
+        let uid = there.uid().unwrap_or_default();
+        match std::fs::read_to_string(self.data.join(MACHINE)) {
+            Ok(machine) if machine.trim() == uid => Ok(()),
+            Err(_) if self.holds_database => Ok(()),
+            _ => Err(conflict(format!(
+                "the jobs of this database have their files in a directory of another machine, or of another time, than \
+                 {here}: give the --data that belongs to it, or another --database; where the files are here all the same, \
+                 write {uid} into {}",
+                self.data.join(MACHINE).display()
+            ))),
+        }
     }
 
-    /// Says whose data this is.
+    /// Ties the directory to the database that has, or will have, this Appliance.
     ///
     /// # Errors
     /// The file can't be written.
-    pub fn keep(&mut self, machine: &str) -> Result<()> {
-        if self.machine.as_deref() != Some(machine) {
-            let written = writeln!(self.file, "{machine}").and_then(|()| self.file.sync_all());
-            written.map_err(|error| Refusal::internal(&format!("write {}", self.data.join(FILE).display()), &error))?;
-            self.machine = Some(machine.to_owned());
-        }
+    pub fn keep(&self, appliance: &mut Appliance) -> Result<()> {
+        let file = self.data.join(MACHINE);
+        let uid = appliance.uid().unwrap_or_default();
+        std::fs::write(&file, format!("{uid}\n"))
+            .map_err(|error| Refusal::internal(&format!("write {}", file.display()), &error))?;
+        appliance.annotations_mut().insert(DATA.to_owned(), self.data.display().to_string());
         Ok(())
     }
+}
+
+fn conflict(detail: String) -> Refusal {
+    Refusal::new(Reason::Conflict, detail)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millrace_crds::ClusterSpec;
+
+    fn refused(claim: &Claim, appliance: &Appliance) -> String {
+        let refusal = claim.check(appliance).unwrap_err();
+        assert_eq!(refusal.reason, Reason::Conflict);
+        refusal.detail
+    }
 
     #[test]
     fn a_directory_and_a_database_belong_together_and_to_one_server() {
-        let data = tempfile::TempDir::new().unwrap();
-        let mut first = Claim::take(data.path()).unwrap();
-        assert_eq!(first.machine(), None);
-        assert!(first.agree("a").is_err(), "a new directory has no jobs");
-        first.keep("a").unwrap();
-        assert_eq!(Claim::take(data.path()).unwrap_err().reason, Reason::Conflict, "while the first lives");
+        let home = tempfile::TempDir::new().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        let [data, other] = ["data", "other"].map(|name| home.join(name));
+        for dir in [&data, &other] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        let mut appliance = Appliance::new("default", ClusterSpec::default());
+        appliance.metadata.uid = Some("a".to_owned());
+        let first = Claim::take(&data, false).unwrap();
+        first.keep(&mut appliance).unwrap();
+        first.check(&appliance).unwrap();
+        assert_eq!(Claim::take(&data, false).unwrap_err().reason, Reason::Conflict, "while the first lives");
+        assert!(refused(&Claim::take(&other, true).unwrap(), &appliance).contains("make"), "a copy is none");
         drop(first);
-        let again = Claim::take(data.path()).unwrap();
-        assert_eq!(again.machine(), Some("a"));
-        again.agree("a").unwrap();
-        let refused = again.agree("b").unwrap_err();
-        assert_eq!(refused.reason, Reason::Conflict);
-        assert!(refused.detail.contains("write b into"), "{}", refused.detail);
+
+        std::fs::remove_file(data.join(MACHINE)).unwrap();
+        assert!(refused(&Claim::take(&data, false).unwrap(), &appliance).contains("write a into"));
+        Claim::take(&data, true).unwrap().check(&appliance).expect("its own database says enough");
+
+        std::fs::rename(&data, home.join("moved")).unwrap();
+        let moved = Claim::take(&home.join("moved"), true).unwrap();
+        assert!(refused(&moved, &appliance).contains("a link to"));
+        std::os::unix::fs::symlink(home.join("moved"), &data).unwrap();
+        moved.check(&appliance).unwrap();
     }
 }

@@ -33,6 +33,8 @@ const SAVING: Duration = Duration::from_secs(60);
 pub struct Settings {
     /// Where paths lie.
     pub directories: Directories,
+    /// Whether the database is one of the files of the data directory.
+    pub holds_database: bool,
     /// The machine that is emulated; called `default`.
     pub appliance: Appliance,
 }
@@ -55,14 +57,14 @@ impl Local {
     /// # Errors
     /// The database or a directory can't be used.
     pub async fn start(store: Store, settings: Settings) -> Result<Self> {
-        let Settings { directories, appliance } = settings;
-        let mut claim = Claim::take(&directories.data)?;
+        let Settings { directories, holds_database, appliance } = settings;
+        let claim = Claim::take(&directories.data, holds_database)?;
         for dir in ["model_dirs", "texts", "last", "exports"].map(|name| directories.data.join(name)) {
             std::fs::create_dir_all(&dir)
                 .map_err(|error| Refusal::internal(&format!("make the directory {}", dir.display()), &error))?;
         }
         let objects = Arc::new(Objects::new(store));
-        objects.seed_appliance(appliance, &mut claim).await?;
+        objects.seed_appliance(appliance, &claim).await?;
         let (visits, wanted) = mpsc::unbounded_channel();
         let machine = Arc::new(Machine::new(objects.clone(), directories.clone(), visits.clone()).await?);
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
@@ -129,7 +131,12 @@ impl Backend for Local {
             let dir = self.machine.directories.texts(&order.namespace, &map.name);
             keep_texts(&dir, &order).await.map_err(|error| Refusal::internal("keep the texts of a job", &error))?;
         }
-        self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await
+        let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
+        if !matches!(created, Ok(Created::New(_))) && !order.texts.is_empty() {
+            // No job came of it; another may have the same texts.
+            self.machine.directories.remove_texts(&job, &self.objects.live_jobs().await?).await;
+        }
+        created
     }
 
     async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob> {

@@ -249,23 +249,24 @@ impl Objects {
     ///
     /// # Errors
     /// The database's, and those of [`Claim`].
-    pub async fn seed_appliance(&self, mut appliance: Appliance, claim: &mut Claim) -> Result<()> {
+    pub async fn seed_appliance(&self, mut appliance: Appliance, claim: &Claim) -> Result<()> {
         let name = appliance.name_any();
         loop {
             if let Some(mut there) = self.appliance(&name).await? {
-                claim.agree(&there.uid().unwrap_or_default())?;
+                claim.check(&there)?;
+                let before = there.clone();
+                claim.keep(&mut there)?;
                 if there.spec != appliance.spec {
                     there.spec = appliance.spec.clone();
                     there.metadata.generation = there.metadata.generation.map(|generation| generation + 1);
-                    if self.replace_appliance(there).await?.is_none() {
-                        continue;
-                    }
+                }
+                if there != before && self.replace_appliance(there).await?.is_none() {
+                    continue;
                 }
                 return Ok(());
             }
-            let uid = claim.machine().map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
-            claim.keep(&uid)?;
-            appliance.metadata.uid = Some(uid);
+            appliance.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
+            claim.keep(&mut appliance)?;
             appliance.metadata.generation = Some(1);
             appliance.metadata.resource_version = Some("1".to_owned());
             self.store.create_appliance(&name, &text(&appliance)?).await?;

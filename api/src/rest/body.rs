@@ -8,6 +8,7 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 
+use super::json::Unique;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// For the whole body of a request to come.
@@ -35,24 +36,27 @@ pub async fn sent<T: DeserializeOwned>(request: Request) -> Result<T> {
     }
 }
 
-/// What JSON says: what is none is a bad request, what is another thing than is wanted is invalid. `what` it is to be.
+/// What an object of JSON says: what is no JSON is a bad request, what is another thing than is wanted is invalid. `what` it is
+/// to be.
 ///
 /// # Errors
 /// See above.
 pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
-    let mut json = serde_json::Deserializer::from_slice(body);
-    let read: T = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let field = error.path().to_string();
-        let error = error.into_inner();
-        if !error.is_data() {
-            return unreadable(what, &error);
+    let Unique(value) = serde_json::from_slice(body).map_err(|error| unreadable(what, &error))?;
+    let invalid = |field: String, message: String| Refusal::invalid(vec![Fault { field, message }]);
+    if !value.is_object() {
+        return Err(invalid(String::new(), "the body is not an object".to_owned()));
+    }
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let (path, message) = (error.path().to_string(), error.inner().to_string());
+        let missing = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
+        match (path.as_str(), missing) {
+            // The path of the whole is a dot.
+            (".", Some(name)) => invalid(name.to_owned(), "Required value".to_owned()),
+            (".", None) => invalid(String::new(), message),
+            _ => invalid(path, message),
         }
-        // The path of the whole is a dot.
-        let field = if field == "." { String::new() } else { field };
-        Refusal::invalid(vec![Fault { field, message: error.to_string() }])
-    })?;
-    json.end().map_err(|error| unreadable(what, &error))?;
-    Ok(read)
+    })
 }
 
 /// The media type of a body, without its parameters; empty where none is said.
@@ -102,4 +106,37 @@ fn too_long_or_broken(status: u16, said: &str) -> Refusal {
 /// The refusal of a body that is not `what` it should be.
 pub fn unreadable(what: &str, error: &dyn std::fmt::Display) -> Refusal {
     Refusal::new(Reason::BadRequest, format!("the body is not {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Map, Value};
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Wanted {
+        #[serde(rename = "numCsx")]
+        num_csx: u32,
+    }
+
+    #[test]
+    fn a_body_says_each_thing_once_and_by_its_name() {
+        let read = |text: &str| of_json::<Wanted>("JSON", text.as_bytes());
+        assert_eq!(read(r#"{"numCsx": 2}"#).unwrap().num_csx, 2);
+        for (text, reason, field) in [
+            ("{", Reason::BadRequest, None),
+            (r#"{"numCsx": 2} {}"#, Reason::BadRequest, None),
+            (r#"{"numCsx": 2, "numCsx": 3}"#, Reason::BadRequest, None),
+            ("[2]", Reason::Invalid, Some("")),
+            ("{}", Reason::Invalid, Some("numCsx")),
+            (r#"{"numCsx": "2"}"#, Reason::Invalid, Some("numCsx")),
+        ] {
+            let refusal = read(text).unwrap_err();
+            let told = refusal.errors.first().map(|fault| fault.field.as_str());
+            assert_eq!((refusal.reason, told), (reason, field), "{text}");
+        }
+        let whole = r#"{"a": [1, -2, 0.5, true, null, "b"], "c": {"d": {}}}"#;
+        let read: Map<String, Value> = of_json("JSON", whole.as_bytes()).unwrap();
+        assert_eq!(Value::Object(read), serde_json::from_str::<Value>(whole).unwrap());
+    }
 }

@@ -145,7 +145,8 @@ pub async fn artifact(
 /// The checkpoint that `100` or `100:export` means.
 fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
     let (step, export) = text.strip_suffix(EXPORT).map_or((text, false), |step| (step, true));
-    let step: u64 = step.parse().map_err(|_| Refusal::new(Reason::NotFound, format!("{step:?} is no step")))?;
+    let read = step.parse().ok().filter(|number: &u64| number.to_string() == step);
+    let step = read.ok_or_else(|| Refusal::new(Reason::NotFound, format!("{step:?} is no step")))?;
     match (export, format) {
         (false, None | Some("native")) => Ok(Shelf::Checkpoint(step)),
         (true, Some("hf")) => Ok(Shelf::HuggingFace(step)),

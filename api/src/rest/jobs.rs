@@ -59,7 +59,12 @@ pub async fn create(
 
 /// The header that says where a job is.
 fn place(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
-    let place = HeaderValue::try_from(format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any()));
+    let mut place = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
+    if let (Some(_), Some(uid)) = (&job.metadata.deletion_timestamp, job.uid()) {
+        // By its name alone a later one is meant.
+        place = format!("{place}?uid={uid}");
+    }
+    let place = HeaderValue::try_from(place);
     // A name that was admitted is nothing but letters.
     (header::LOCATION, place.unwrap_or_else(|_| HeaderValue::from_static("/")))
 }

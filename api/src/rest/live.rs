@@ -1,6 +1,7 @@
 //! Server-sent events: what is there beyond a number, then what comes. The numbers are those that the database keeps, so a
 //! client that lost its connection goes on where it was, without loss and without a repeat.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::State;
-use millrace_store::{Change, Job, Kind, Query};
+use millrace_store::{Change, Entry, Job, Kind, Query};
 use tokio::sync::{broadcast, mpsc};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -165,10 +166,7 @@ impl Teller {
     async fn tell(&mut self, job: &Job) -> Result<bool> {
         // Whoever waits for a pause leaves when it is told: after all that came before it.
         let rests = job.content.state.as_deref() == Some(State::Suspended.as_str());
-        Ok((rests || self.tell_job(job).await)
-            && self.tell_events().await?
-            && self.tell_entries().await?
-            && (!rests || self.tell_job(job).await))
+        Ok((rests || self.tell_job(job).await) && self.tell_records().await? && (!rests || self.tell_job(job).await))
     }
 
     async fn tell_job(&mut self, job: &Job) -> bool {
@@ -179,39 +177,40 @@ impl Teller {
         self.send(Event::default().event("job").data(shown(job).to_string())).await
     }
 
-    async fn tell_events(&mut self) -> Result<bool> {
-        while let Some(after) = self.wanted.events {
-            let events = self.api.store.events(&self.uid, after, PAGE).await?;
-            if events.is_empty() {
-                break;
+    /// Tells events and entries, each in the order of their numbers, and both in the order of their times.
+    async fn tell_records(&mut self) -> Result<bool> {
+        let (mut events, mut entries) = (VecDeque::new(), VecDeque::new());
+        let (mut more_events, mut more_entries) = (self.wanted.events.is_some(), self.wanted.entries.is_some());
+        loop {
+            if more_events && events.is_empty() {
+                events = self.api.store.events(&self.uid, self.wanted.events.unwrap_or(0), PAGE).await?.into();
+                more_events = events.len() == PAGE as usize;
             }
-            for event in &events {
-                self.wanted.events = Some(event.number);
-                let told = Event::default().event("event").id(self.wanted.id());
-                if !self.send(told.data(shown_event(event).to_string())).await {
-                    return Ok(false);
-                }
+            if let Some(query) = self.wanted.entries.as_ref().filter(|_| more_entries && entries.is_empty()) {
+                let query = Query { limit: PAGE, ..query.clone() };
+                entries = self.api.store.entries(&self.uid, &query).await?.into();
+                more_entries = entries.len() == PAGE as usize;
+            }
+            let event_is_next = match (events.front(), entries.front()) {
+                (Some(event), Some(entry)) => event.event.at_ms <= entry.at_ms,
+                (event, _) => event.is_some(),
+            };
+            let told = if event_is_next {
+                events.pop_front().map(|event: millrace_store::Event| {
+                    self.wanted.events = Some(event.number);
+                    Event::default().event("event").data(shown_event(&event).to_string())
+                })
+            } else {
+                entries.pop_front().map(|entry: Entry| {
+                    self.wanted.heard(entry.number);
+                    Event::default().event(entry.kind.as_str()).data(shown_entry(&entry).to_string())
+                })
+            };
+            let Some(told) = told else { return Ok(true) };
+            if !self.send(told.id(self.wanted.id())).await {
+                return Ok(false);
             }
         }
-        Ok(true)
-    }
-
-    async fn tell_entries(&mut self) -> Result<bool> {
-        while let Some(query) = &mut self.wanted.entries {
-            query.limit = PAGE;
-            let entries = self.api.store.entries(&self.uid, query).await?;
-            if entries.is_empty() {
-                break;
-            }
-            for entry in &entries {
-                self.wanted.heard(entry.number);
-                let told = Event::default().event(entry.kind.as_str()).id(self.wanted.id());
-                if !self.send(told.data(shown_entry(entry).to_string())).await {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
     }
 
     async fn send(&self, event: Event) -> bool {

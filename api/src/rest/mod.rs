@@ -4,6 +4,7 @@ mod appliance;
 mod body;
 mod files;
 mod jobs;
+mod json;
 mod live;
 mod observe;
 pub mod openapi;
@@ -31,6 +32,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::TimeoutLayer;
 
 pub use pace::Pace;
@@ -72,6 +74,8 @@ pub fn router(api: Arc<Api>) -> Router {
         })
         .layer(axum::middleware::from_fn(observe::carried_out))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
+        // What says by itself that it is too long is not waited for.
+        .layer(RequestBodyLimitLayer::new(MOST_BYTES))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, PATIENCE))
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
             Refusal::internal("answer", &"a handler panicked").into_response()

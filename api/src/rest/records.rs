@@ -17,7 +17,7 @@ use super::live::{self, Position, Wanted};
 use super::who::{Act, Who};
 use super::{Api, Asked, JobPath, Named, page, time, wrong};
 use crate::record::gravity;
-use crate::refusal::Result;
+use crate::refusal::{Reason, Refusal, Result};
 
 /// Most things on a page.
 const MOST: u32 = 10_000;
@@ -145,13 +145,17 @@ fn is_live(headers: &HeaderMap) -> bool {
 }
 
 /// What the client heard last, on the connection it lost.
-fn last_heard<T: FromStr>(headers: &HeaderMap) -> Option<T> {
-    headers.get("last-event-id")?.to_str().ok()?.parse().ok()
+fn last_heard<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
+    let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else { return Ok(None) };
+    let read = value.to_str().ok().and_then(|text| text.parse().ok());
+    let wrong =
+        || Refusal::new(Reason::BadRequest, "Last-Event-ID is no id of this stream: leave it out to begin anew");
+    read.map(Some).ok_or_else(wrong)
 }
 
 /// After which number a live stream goes on.
-fn from(headers: &HeaderMap, after: Option<u64>) -> u64 {
-    last_heard(headers).or(after).unwrap_or(0)
+fn from(headers: &HeaderMap, after: Option<u64>) -> Result<u64> {
+    Ok(last_heard(headers)?.or(after).unwrap_or(0))
 }
 
 async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>) -> Result<Job> {
@@ -169,7 +173,7 @@ pub async fn events(
 ) -> Result<Response> {
     let job = meant(&api, &who, Act::Read, &path, asked.uid.as_deref()).await?;
     if is_live(&headers) {
-        let after = from(&headers, asked.after);
+        let after = from(&headers, asked.after)?;
         return Ok(live::stream(api, job, Wanted { events: Some(after), ..Wanted::default() }, who, Act::Read));
     }
     let limit = on_a_page(asked.limit);
@@ -193,12 +197,14 @@ pub async fn metrics(
         return Ok(Json(page(points.iter().map(shown_entry).collect(), false)).into_response());
     }
     let kinds = vec![Kind::Metric];
-    let query = Query { after: asked.after.unwrap_or(0), kinds, mode, attempt: asked.attempt, ..Query::default() };
+    let after = asked.after.unwrap_or(0);
+    // Of a step that was taken twice the point that counts; live, that is the newest so far.
+    let query = Query { after, kinds, mode, attempt: asked.attempt, curve: true, ..Query::default() };
     if live {
-        let query = Query { after: from(&headers, asked.after), ..query };
+        let query = Query { after: from(&headers, asked.after)?, ..query };
         return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::Read));
     }
-    pages(&api, &job, Query { curve: true, limit: on_a_page(asked.limit), ..query }).await
+    pages(&api, &job, Query { limit: on_a_page(asked.limit), ..query }).await
 }
 
 /// What agents said.
@@ -210,10 +216,10 @@ pub async fn logs(
     headers: HeaderMap,
 ) -> Result<Response> {
     let job = meant(&api, &who, Act::ReadLogs, &path, asked.uid.as_deref()).await?;
-    let after = from(&headers, asked.after);
+    let (live, after) = (is_live(&headers), asked.after);
     let query = asked.query()?;
-    if is_live(&headers) {
-        let query = Query { after, ..query };
+    if live {
+        let query = Query { after: from(&headers, after)?, ..query };
         return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::ReadLogs));
     }
     pages(&api, &job, query).await
@@ -229,7 +235,7 @@ pub async fn follow(
 ) -> Result<Response> {
     let job = meant(&api, &who, Act::ReadLogs, &path, asked.uid.as_deref()).await?;
     let begin = Position { entry: asked.after.unwrap_or(0), event: 0 };
-    let Position { entry: after, event } = last_heard(&headers).unwrap_or(begin);
+    let Position { entry: after, event } = last_heard(&headers)?.unwrap_or(begin);
     let level = gravest(asked.level.as_deref())?;
     let query = Query { after, agent: asked.agent, role: asked.role, level, lines_only: true, ..Query::default() };
     Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(event), job: true }, who, Act::ReadLogs))

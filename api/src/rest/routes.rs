@@ -176,7 +176,6 @@ fn of_jobs() -> Vec<Route> {
             .tells(&["Location"]),
         Route::new("post", format!("{JOBS}:plan"), post(jobs::plan), "What would become of a job now; makes nothing")
             .body(Body::Job)
-            .reads(&["Idempotency-Key"])
             .answers(Answer::Json(answer_of::<crate::plan::Plan>())),
         Route::new("get", &*job, get(jobs::read), "A job: the newest of the name, or an older one")
             .query::<super::Which>()

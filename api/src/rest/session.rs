@@ -34,7 +34,9 @@ pub fn secret(headers: &HeaderMap) -> Option<&str> {
 pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<()> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
-    if method.is_safe() || origin.is_some() && origin == text(header::HOST) {
+    // A page of this host that came over plain HTTP is not this server's; browsers say so.
+    let same = text(HeaderName::from_static("sec-fetch-site")).is_none_or(|site| site == "same-origin");
+    if method.is_safe() || same && origin.is_some() && origin == text(header::HOST) {
         return Ok(());
     }
     Err(Refusal::new(Reason::Forbidden, "with a session, changes are taken from pages of this server only"))

@@ -36,6 +36,10 @@ const GIVEN: [&str; 11] = [
     "uid",
 ];
 
+/// How the names of annotations begin that are given here, and all of them.
+const OURS: &str = "millrace.dev/";
+const ANNOTATIONS: [&str; 3] = [BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY];
+
 /// What goes with a params file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -74,6 +78,8 @@ pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order>
     }
     let key = key(request.headers())?;
     let (mut object, texts, hash, stem) = in_time(read(request)).await?;
+    // Who asks belongs to what is asked: a key is theirs alone.
+    let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
     let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
     complete(&mut object, ns, submitter, key.as_ref(), stem.as_deref())?;
     name_texts(&mut object, &texts);
@@ -124,6 +130,14 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     }
     // What a server gives is nobody's to ask for: whoever sends an object that they read means the rest of it.
     metadata.retain(|name, value| !GIVEN.contains(&name.as_str()) && !value.is_null());
+    for words in ["labels", "annotations"] {
+        if let Some(Value::Object(words)) = metadata.get_mut(words) {
+            words.retain(|_, value| !value.is_null());
+        }
+    }
+    if metadata.get("name") == Some(&json!("")) {
+        metadata.remove("name");
+    }
     metadata.insert("namespace".to_owned(), ns.into());
     if !metadata.contains_key("name") {
         let key = key.map(|key| key.key.as_str());
@@ -139,7 +153,12 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     let Value::Object(annotations) = metadata.entry("annotations").or_insert_with(|| json!({})) else {
         return fault("metadata.annotations", "an object");
     };
-    annotations.retain(|name, _| !name.starts_with("millrace.dev/"));
+    if let Some(name) = annotations.keys().find(|name| name.starts_with(OURS) && !ANNOTATIONS.contains(&name.as_str()))
+    {
+        return fault("metadata.annotations", &format!("{name}: names below {OURS} are the appliance's to give"));
+    }
+    // Those of an object that was read.
+    ANNOTATIONS.iter().for_each(|name| drop(annotations.remove(*name)));
     annotations.insert(SUBMITTED_BY.to_owned(), submitter.into());
     if let Some(key) = key {
         annotations.insert(KEY_ANNOTATION.to_owned(), key.key.clone().into());
@@ -172,7 +191,7 @@ async fn from_parts(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash,
     let bad =
         |error: &dyn std::fmt::Display| Refusal::new(Reason::BadRequest, format!("the form can't be read: {error}"));
     let mut parts = Multipart::from_request(request, &()).await.map_err(|error| bad(&error.body_text()))?;
-    let (mut params, mut beside, mut files, mut stem) = (None, Beside::default(), Vec::new(), None);
+    let (mut params, mut beside, mut files, mut stem) = (None, None, Vec::new(), None);
     let mut hasher = blake3::Hasher::new();
     while let Some(part) = parts.next_field().await.map_err(|error| bad(&error.body_text()))? {
         let (name, file) = (part.name().unwrap_or_default().to_owned(), part.file_name().map(str::to_owned));
@@ -181,12 +200,19 @@ async fn from_parts(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash,
             hasher.update(&piece.len().to_le_bytes()).update(piece);
         }
         match name.as_str() {
-            "params" => {
+            "params" if params.is_none() => {
                 stem = file.as_deref().and_then(stem_of);
                 params = Some(bytes);
             }
-            "job" => beside = of_json("JSON in the part `job`", &bytes)?,
-            "file" => files.push((file.unwrap_or_default(), bytes)),
+            "job" if beside.is_none() => beside = Some(of_json::<Beside>("JSON in the part `job`", &bytes)?),
+            "params" | "job" => return Err(bad(&format!("the part {name} is there twice"))),
+            "file" => {
+                let file = file.unwrap_or_default();
+                if files.iter().any(|(there, _)| *there == file) {
+                    return Err(bad(&format!("the file {file} is there twice")));
+                }
+                files.push((file, bytes));
+            }
             other => return Err(bad(&format!("there is no part {other}: params, job and file are read"))),
         }
     }
@@ -194,12 +220,16 @@ async fn from_parts(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash,
     let text = std::str::from_utf8(&params).map_err(|_| Refusal::new(Reason::BadParams, "the params are not UTF-8"))?;
     let read = Params::parse_yaml(text).map_err(|error| Refusal::new(Reason::BadParams, error.report().trim_end()))?;
     let mut params = StoredParams::from(&read).0;
-    apply(&mut params, &beside.overrides)?;
-    let mut spec = beside.spec;
+    let Beside { metadata, mut spec, overrides } = beside.unwrap_or_default();
+    if spec.contains_key("params") {
+        let message = "the params are those of the part `params`: leave these out".to_owned();
+        return Err(Refusal::invalid(vec![Fault { field: "spec.params".to_owned(), message }]));
+    }
+    apply(&mut params, &overrides)?;
     from_runconfig(&mut spec, &params);
     let texts = travel(&mut params, &mut spec, files)?;
     spec.insert("params".to_owned(), params);
-    let object = json!({"metadata": beside.metadata, "spec": spec});
+    let object = json!({"metadata": metadata, "spec": spec});
     Ok((object, texts, hasher.finalize(), stem))
 }
 

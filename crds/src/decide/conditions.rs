@@ -58,7 +58,7 @@ fn admitted(state: State, facts: &Facts) -> Row {
         (Some(QueuePlace { reason: Some(reason), message, .. }), State::Queued) => {
             row("False", reason, message.clone().unwrap_or_default())
         }
-        (_, State::Queued) => row("False", "Waiting", "the job is new in the queue"),
+        (_, State::Queued) => row("False", "Waiting", "the job is in the queue"),
         _ => row("False", state.as_str(), "the job holds no systems"),
     }
 }

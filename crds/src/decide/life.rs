@@ -120,7 +120,7 @@ impl Visit<'_> {
             _ => {
                 self.status.queue = self.observed.place.clone();
                 let place = self.status.queue.as_ref().and_then(|place| place.message.clone());
-                (State::Queued, place.unwrap_or_else(|| "the job is new in the queue".to_owned()))
+                (State::Queued, place.unwrap_or_else(|| "the job is in the queue".to_owned()))
             }
         }
     }

@@ -17,6 +17,7 @@ use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 use super::mounts::Mounts;
 use super::network_policy::followers;
 use super::pod::{container_security, pull_policy, spec};
+use super::resources::of_reader;
 use super::{Identity, Names, ROLE, ports};
 
 /// Label of readers: the UID of the job whose files they serve.
@@ -118,6 +119,7 @@ impl Reader<'_> {
                 ..Probe::default()
             }),
             security_context: Some(container_security()),
+            resources: Some(of_reader()),
             termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
             ..Container::default()
         }

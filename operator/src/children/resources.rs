@@ -20,6 +20,20 @@ const fn millicpu(role: Role) -> u32 {
 /// Bytes a pod may use above what is planned, for what no plan knows: buffers of connections, a page cache of its own.
 const AIR: u64 = 256 << 20;
 
+/// Of a pod that serves files: it reads, and converts a tensor at a time. Where there is a quota, a pod must say what it may use.
+pub fn of_reader() -> ResourceRequirements {
+    let map = |cpu: &str, memory: &str| {
+        BTreeMap::from(
+            [("cpu", cpu), ("memory", memory)].map(|(what, much)| (what.to_owned(), Quantity(much.to_owned()))),
+        )
+    };
+    ResourceRequirements {
+        requests: Some(map("25m", "64Mi")),
+        limits: Some(map("2", "2Gi")),
+        ..ResourceRequirements::default()
+    }
+}
+
 /// Of `role`, which needs `bytes` by the attempt.
 pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> ResourceRequirements {
     let named = of.and_then(|of| match role {

@@ -58,7 +58,7 @@ impl Store {
 }
 
 /// Takes the key from a job that has had it long enough, so that the index over keys and what is asked of them agree.
-async fn release_old_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<()> {
+pub(super) async fn release_old_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<()> {
     let Some(key) = &job.key else { return Ok(()) };
     sql("UPDATE jobs SET idempotency_key = NULL, body_hash = NULL \
          WHERE namespace = $1 AND idempotency_key = $2 AND created_ms <= $3")

@@ -12,11 +12,11 @@ pub struct Filter {
     pub namespaces: Option<Vec<String>>,
     /// Those of this name.
     pub name: Option<String>,
-    /// Those in this STATE.
+    /// Those in this STATE, of deleted ones those that had ended so.
     pub state: Option<String>,
     /// Those that this user asked for.
     pub submitted_by: Option<String>,
-    /// Those that are over, or those that are not.
+    /// Those that are over, deleted ones among them, or those that are not.
     pub finished: Option<bool>,
     /// Deleted ones, too.
     pub include_deleted: bool,
@@ -69,9 +69,13 @@ fn only(filter: &Filter) -> Sql {
             query = query.push(text).value(value);
         }
     }
+    if filter.state.is_some() {
+        // What a job was doing that was deleted meanwhile it does no more.
+        query = query.push(" AND (deleted_ms IS NULL OR finished_ms IS NOT NULL)");
+    }
     match filter.finished {
-        Some(true) => query.push(" AND finished_ms IS NOT NULL"),
-        Some(false) => query.push(" AND finished_ms IS NULL"),
+        Some(true) => query.push(" AND (finished_ms IS NOT NULL OR deleted_ms IS NOT NULL)"),
+        Some(false) => query.push(" AND finished_ms IS NULL AND deleted_ms IS NULL"),
         None => query,
     }
 }

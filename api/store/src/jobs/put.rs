@@ -2,6 +2,7 @@
 
 use sqlx::AnyConnection;
 
+use super::create::release_old_key;
 use super::{NewJob, TRIES, add, check_uid, lives};
 use crate::error::{Error, Result};
 use crate::sql::{Columns, sql};
@@ -10,7 +11,8 @@ use crate::{Store, What};
 impl Store {
     /// Notes what was seen, at `seen_ms`, of a job whose truth is elsewhere; false where nothing of it is new.
     ///
-    /// A job that is not known yet is added, with its key, which is taken from whoever had it. Names are unique where the
+    /// A job that is not known yet is added, with its key, unless one that was made before has it: whoever copies a job copies
+    /// what is written on it. Names are unique where the
     /// truth is, so another job that still lives here under this name is gone there: it is marked deleted, or the one that was
     /// seen is, where it is the older. Of a known job the content alone is written, and one that was deleted stays so.
     ///
@@ -29,9 +31,9 @@ impl Store {
                 return Ok(false);
             }
             let gone = take_name(&mut transaction, job, seen_ms).await?;
-            take_key(&mut transaction, job).await?;
-            let deleted = lives(&mut transaction, job).await?.then_some(seen_ms);
-            if add(&mut transaction, job, deleted).await? {
+            let job = with_key(&mut transaction, job, self.inner.key_life_ms).await?;
+            let deleted = lives(&mut transaction, &job).await?.then_some(seen_ms);
+            if add(&mut transaction, &job, deleted).await? {
                 self.commit(transaction, &job.uid, What::Job).await?;
                 gone.iter().for_each(|uid| self.tell(uid, What::Job));
                 return Ok(true);
@@ -70,13 +72,18 @@ async fn take_name(on: &mut AnyConnection, job: &NewJob, seen_ms: i64) -> Result
     .await
 }
 
-/// Takes the key from whoever has it.
-async fn take_key(on: &mut AnyConnection, job: &NewJob) -> Result<()> {
-    let Some(key) = &job.key else { return Ok(()) };
-    sql("UPDATE jobs SET idempotency_key = NULL, body_hash = NULL WHERE namespace = $1 AND idempotency_key = $2")
-        .bind(&job.namespace)
-        .bind(&key.key)
-        .execute(on)
-        .await?;
-    Ok(())
+/// The job, its key taken from whoever was made later; without it where one that was made before has it.
+async fn with_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<NewJob> {
+    let Some(key) = &job.key else { return Ok(job.clone()) };
+    release_old_key(on, job, life_ms).await?;
+    sql("UPDATE jobs SET idempotency_key = NULL, body_hash = NULL \
+         WHERE namespace = $1 AND idempotency_key = $2 AND created_ms > $3")
+    .bind(&job.namespace)
+    .bind(&key.key)
+    .bind(job.created_ms)
+    .execute(&mut *on)
+    .await?;
+    let holder = sql("SELECT uid FROM jobs WHERE namespace = $1 AND idempotency_key = $2");
+    let held = holder.bind(&job.namespace).bind(&key.key).first(on).await?.is_some();
+    Ok(NewJob { key: job.key.clone().filter(|_| !held), ..job.clone() })
 }

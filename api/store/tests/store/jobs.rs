@@ -138,15 +138,19 @@ async fn what_was_seen_is_noted_and_the_dead_stay_dead(Scratch { store, .. }: &S
     assert_eq!((get("a").await.version, get("a").await.content.document.as_str()), (2, "2"));
     assert_eq!(get("a").await.key, key("k", "b"));
 
-    // Its deletion was missed: there is another of the name, of the key too.
+    // Its deletion was missed: there is another of the name. The key stays with whom it was given to first.
     assert!(store.put_job(&NewJob { key: key("k", "c"), ..seen("b", 20, "1") }, 21).await.unwrap());
-    assert_eq!((get("a").await.deleted_ms, get("a").await.key), (Some(21), None));
+    assert_eq!((get("a").await.deleted_ms, get("a").await.key), (Some(21), key("k", "b")));
+    assert_eq!(get("b").await.key, None);
     // Late word of the dead changes what is known of it, and raises nobody.
     assert!(store.put_job(&seen("a", 10, "3"), 22).await.unwrap());
     assert_eq!(get("a").await.deleted_ms, Some(21));
     // The first word of one that was before.
     assert!(store.put_job(&seen("0", 5, "1"), 23).await.unwrap());
     assert_eq!(get("0").await.deleted_ms, Some(23));
+    let first = NewJob { key: key("k", "d"), name: "bert".to_owned(), ..seen("1", 6, "1") };
+    assert!(store.put_job(&first, 24).await.unwrap());
+    assert_eq!((get("1").await.key, get("a").await.key), (key("k", "d"), None), "it was made before");
     assert_eq!(store.live_job("team-a", "gpt2").await.unwrap().unwrap().uid, "b");
 }
 
@@ -207,6 +211,14 @@ async fn filters_leave_out_the_rest(Scratch { store, .. }: &Scratch) {
     assert_eq!(which(Filter { state: some("Succeeded"), ..Filter::default() }).await, "b");
     assert_eq!(which(Filter { submitted_by: some("ada"), finished: Some(false), ..Filter::default() }).await, "a");
     assert_eq!(which(Filter { finished: Some(true), ..Filter::default() }).await, "b");
+    // A deleted job is over, and does no more what it did when it was deleted.
+    let training = content("{}", Some("Training"));
+    make(store, &NewJob { content: training, ..job("e", 5) }).await;
+    store.mark_deleted("e", 6).await.unwrap();
+    let history = |filter: Filter| which(Filter { include_deleted: true, ..filter });
+    assert_eq!(history(Filter { finished: Some(true), ..Filter::default() }).await, "edb");
+    assert_eq!(history(Filter { finished: Some(false), ..Filter::default() }).await, "ca");
+    assert_eq!(history(Filter { state: some("Training"), ..Filter::default() }).await, "");
 }
 
 async fn what_is_forgotten_is_gone_with_all_under_it(Scratch { store, .. }: &Scratch) {

@@ -75,8 +75,17 @@ impl Model {
                 deleted_ms = Some(now);
             }
         }
-        self.take_key(new);
-        self.add(new, deleted_ms);
+        let same = |job: &&Job| {
+            let keys = (job.key.as_ref().map(|key| &key.key), new.key.as_ref().map(|key| &key.key));
+            job.namespace == new.namespace && keys.0.is_some() && keys.0 == keys.1
+        };
+        let young = |job: &&Job| job.created_ms > new.created_ms - DAY && job.created_ms <= new.created_ms;
+        if self.jobs.iter().filter(same).any(|job| young(&job)) {
+            self.add(&NewJob { key: None, ..new.clone() }, deleted_ms);
+        } else {
+            self.take_key(new);
+            self.add(new, deleted_ms);
+        }
         true
     }
 

@@ -83,7 +83,7 @@ impl<W: World> Listener<'_, W> {
         loop {
             tokio::select! {
                 entry = entries.message() => match entry? {
-                    Some(entry) if entry.attempt == self.target.attempt => self.hear(&entry),
+                    Some(entry) if entry.attempt == self.target.attempt => self.hear(&entry).await,
                     Some(_) => {}
                     None => return Ok(()),
                 },
@@ -105,7 +105,7 @@ impl<W: World> Listener<'_, W> {
     }
 
     /// Takes note of an entry. What can't be read is of a later version, and left out.
-    fn hear(&mut self, entry: &proto::Entry) {
+    async fn hear(&mut self, entry: &proto::Entry) {
         let Ok(entry) = journal::unpack(entry) else { return };
         let millis = i64::try_from(entry.unix_ms).unwrap_or(i64::MAX);
         let at = Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now());
@@ -122,13 +122,17 @@ impl<W: World> Listener<'_, W> {
                 }
             }),
             Event::Checkpoint { step, digest } => self.change(true, |report| report.checkpoint = Some((step, digest))),
-            Event::Outcome(outcome) => self.change(true, |report| {
-                if let Some(digest) = &outcome.digest {
-                    report.checkpoint = Some((outcome.step, digest.clone()));
-                    report.saved = true;
-                }
-                report.outcome = Some(outcome_of(outcome));
-            }),
+            Event::Outcome(outcome) => {
+                // How far it came stands in the status before its end does: nobody follows it after that.
+                self.writer.flush(self.world, self.target).await;
+                self.change(true, |report| {
+                    if let Some(digest) = &outcome.digest {
+                        report.checkpoint = Some((outcome.step, digest.clone()));
+                        report.saved = true;
+                    }
+                    report.outcome = Some(outcome_of(outcome));
+                });
+            }
             Event::Log(_) => {}
         }
     }
