@@ -1,6 +1,8 @@
 //! What command line, coordinator and MemoryX share about the checkpoint a run begins with.
 
-use millrace_checkpoint::{Error, LockError, Strictness};
+use std::path::Path;
+
+use millrace_checkpoint::{Error, LockError, Strictness, list};
 use millrace_params::Job;
 use millrace_telemetry::journal::Reason;
 
@@ -25,6 +27,14 @@ pub fn checkpoint_failure(error: &Error) -> Failure {
 /// How closely the checkpoint must be of the job's model.
 pub const fn strictness(job: &Job) -> Strictness {
     if job.run.disable_strict_checkpoint_loading { Strictness::Partial } else { Strictness::Strict }
+}
+
+/// Whether this is no checkpoint, but a directory of some, as another job's model_dir is.
+///
+/// # Errors
+/// It can't be read.
+pub fn holds_checkpoints(path: &Path) -> Result<bool, Failure> {
+    Ok(!list(path).map_err(|error| checkpoint_failure(&error))?.whole.is_empty())
 }
 
 /// Refuses to go on under the numerics profile `now` from a checkpoint computed under `then`, unless the user `accepts`

@@ -52,7 +52,7 @@ def test_a_directory_and_a_database_are_one_servers(shared: ProcessServer, tmp_p
     twin = shared.twin()
     assert twin.returncode == 1 and "another server uses the directory" in twin.stderr
     elsewhere = shared.twin(tmp_path)
-    assert elsewhere.returncode == 1 and "the jobs of this database have their files elsewhere" in elsewhere.stderr
+    assert elsewhere.returncode == 1 and f"have their files in {shared.data}, not in {tmp_path}" in elsewhere.stderr
     assert shared.user.appliance.whoami().name == "local"
 
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
 use millrace_data::Dataset;
-use millrace_params::{InputSpec, Job};
+use millrace_params::{InputSpec, Job, Mode};
 
 use super::arguments::RunFlags;
 use super::job::Prepared;
 use super::refusal::Refusal;
-use crate::checkpoints::{check_profile, strictness};
+use crate::checkpoints::{check_profile, holds_checkpoints, strictness};
 use crate::failure::Failure;
 use crate::input;
 
@@ -72,7 +72,13 @@ fn check_model_dir(model_dir: &Path) -> Result<(), Refusal> {
 /// must be one.
 fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
     let run = &prepared.resolved.job.run;
-    if let Some(path) = run.checkpoint_path.as_ref().map(PathBuf::from) {
+    let named = run.checkpoint_path.as_ref().map(PathBuf::from);
+    if let (Mode::EvalAll, Some(path)) = (run.mode, &named)
+        && holds_checkpoints(path)?
+    {
+        return Ok(());
+    }
+    if let Some(path) = named {
         let checkpoint = Checkpoint::open(path)?;
         if run.mode.trains() {
             // Everything runs on this machine, so the profile is known before anything is started.

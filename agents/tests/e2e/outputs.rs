@@ -60,6 +60,8 @@ fn evaluating_adds_lines_and_changes_nothing_else() {
     let [one, three, six] = place.evaluations("m")[..] else { panic!("{}", all.stdout) };
     assert_eq!((one, three.0, six.0), (three, 3, 6));
     assert_ne!(three.1, six.1);
+    place.succeed("eval_all -p params.yaml -o other --checkpoint_path m");
+    assert_eq!(place.evaluations("other"), [three, six], "every one of another run");
     assert_eq!((place.info("m/checkpoint_6"), place.train_lines("m")), before);
 }
 

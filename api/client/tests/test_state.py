@@ -66,6 +66,7 @@ def test_a_sentence_is_not_behind_the_points_that_were_shown() -> None:
     saved = job("Suspended")
     state.mark_checkpoint(saved, 0, "abc")
     assert state.sentence(saved) == "Suspended: its state is saved, checkpoint at step 0"
+    assert state.sentence(job("Suspended")) == "Suspended: it has not begun"
 
 
 def test_times() -> None:

@@ -36,17 +36,17 @@ pub async fn sent<T: DeserializeOwned>(request: Request) -> Result<T> {
     }
 }
 
-/// What an object of JSON says: what is no JSON is a bad request, what is another thing than is wanted is invalid. `what` it is
+/// What an object of JSON says: what is none is a bad request, what is another thing than is wanted is invalid. `what` it is
 /// to be.
 ///
 /// # Errors
 /// See above.
 pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
     let Unique(value) = serde_json::from_slice(body).map_err(|error| unreadable(what, &error))?;
-    let invalid = |field: String, message: String| Refusal::invalid(vec![Fault { field, message }]);
     if !value.is_object() {
-        return Err(invalid(String::new(), "the body is not an object".to_owned()));
+        return Err(unreadable(what, &"it is no object"));
     }
+    let invalid = |field: String, message: String| Refusal::invalid(vec![Fault { field, message }]);
     serde_path_to_error::deserialize(value).map_err(|error| {
         let (path, message) = (error.path().to_string(), error.inner().to_string());
         let missing = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
@@ -127,7 +127,7 @@ mod tests {
             ("{", Reason::BadRequest, None),
             (r#"{"numCsx": 2} {}"#, Reason::BadRequest, None),
             (r#"{"numCsx": 2, "numCsx": 3}"#, Reason::BadRequest, None),
-            ("[2]", Reason::Invalid, Some("")),
+            ("[2]", Reason::BadRequest, None),
             ("{}", Reason::Invalid, Some("numCsx")),
             (r#"{"numCsx": "2"}"#, Reason::Invalid, Some("numCsx")),
         ] {

@@ -8,7 +8,7 @@ use millrace_engine::message::Source;
 use millrace_params::{Job, Mode};
 
 use super::saver::Saved;
-use crate::checkpoints::{self, checkpoint_failure, strictness};
+use crate::checkpoints::{self, checkpoint_failure, holds_checkpoints, strictness};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 use crate::launch::Launch;
@@ -37,11 +37,14 @@ pub struct Beginning {
 /// It is none, or damaged.
 pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
     let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
+    if launch.mode == Mode::EvalAll && holds_checkpoints(path)? {
+        return Ok(None);
+    }
     Checkpoint::open_verified(path).map(Some).map_err(|error| checkpoint_failure(&error))
 }
 
 /// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none. A run that evaluates all
-/// has every whole one to begin with, oldest first.
+/// has every whole one to begin with, oldest first: of the directory that the user named, else of `model_dir`.
 ///
 /// # Errors
 /// It is of another model, or there is nothing to evaluate.
@@ -76,9 +79,10 @@ fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint
     Ok(checkpoint)
 }
 
-/// Every whole checkpoint of `model_dir`, oldest first; what is said of the others goes to `report`.
+/// Every whole checkpoint there is to evaluate, oldest first; what is said of the others goes to `report`.
 fn all_whole(launch: &Launch, report: &mut Vec<String>) -> Result<Vec<Checkpoint>, Failure> {
-    let listing = list(&launch.model_dir).map_err(|error| checkpoint_failure(&error))?;
+    let directory = launch.resume.checkpoint_path.as_deref().unwrap_or(&launch.model_dir);
+    let listing = list(directory).map_err(|error| checkpoint_failure(&error))?;
     report.extend(listing.broken.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
     let mut whole = Vec::new();
     for info in listing.whole {

@@ -91,6 +91,11 @@ class Job:
         return state.is_finished(self.document)
 
     @property
+    def is_deleted(self) -> bool:
+        """Whether its history alone is left, or will be in a moment."""
+        return state.is_deleted(self.document)
+
+    @property
     def submitted_by(self) -> str | None:
         """Who submitted it."""
         return (self._metadata.get("annotations") or {}).get("millrace.dev/submitted-by")

@@ -38,14 +38,14 @@ def of(job: Document) -> str:
     Pending before there is one, Cancelled for a job that was deleted before its end.
     """
     condition = _condition(job, "Succeeded")
-    if _is_deleted(job) and not _is_over(job):
+    if is_deleted(job) and not _is_over(job):
         return CANCELLED
     return str(condition.get("reason") or PENDING)
 
 
 def is_finished(job: Document) -> bool:
     """Whether nothing more will happen."""
-    return _is_over(job) or _is_deleted(job)
+    return _is_over(job) or is_deleted(job)
 
 
 def is_well(job: Document) -> bool:
@@ -63,6 +63,11 @@ def fits(job: Document, wanted: str) -> bool:
 def named(given: str) -> str | None:
     """The state that is meant, in any case of letters; None for no state."""
     return next((name for name in NAMES if name.lower() == given.lower()), None)
+
+
+def is_deleted(job: Document) -> bool:
+    """Whether somebody has deleted it."""
+    return "deletionTimestamp" in (job.get("metadata") or {})
 
 
 def is_at_rest(job: Document) -> bool:
@@ -129,7 +134,8 @@ def _running(job: Document) -> str:
 
 
 def _suspended(job: Document) -> str:
-    return _joined("its state is saved", _at_checkpoint(job))
+    saved = _at_checkpoint(job)
+    return _joined("its state is saved", saved) if saved else "it has not begun"
 
 
 def _succeeded(job: Document) -> str:
@@ -197,7 +203,3 @@ def _condition(job: Document, kind: str) -> Document:
 
 def _is_over(job: Document) -> bool:
     return _condition(job, "Finished").get("status") == "True"
-
-
-def _is_deleted(job: Document) -> bool:
-    return "deletionTimestamp" in (job.get("metadata") or {})

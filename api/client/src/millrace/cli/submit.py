@@ -195,7 +195,11 @@ def train(settings: Settings, /, **flags: Any) -> int:
 @_submit_options
 @base.pass_settings
 def evaluate(settings: Settings, /, **flags: Any) -> int:
-    """Evaluates a checkpoint, and follows the job to its end; `--mode eval_all` evaluates every one."""
+    """Evaluates a checkpoint, and follows the job to its end.
+
+    `--checkpoint_path` names one below the `Model dir` that `millrace get job` prints; with `--mode
+    eval_all` it names that directory, and every checkpoint in it is evaluated.
+    """
     return _submit(settings, "eval", **flags)
 
 
@@ -248,6 +252,11 @@ def _submit(
             raise
         except (errors.Unreachable, errors.Unavailable, errors.Internal, errors.TooManyRequests) as error:
             return base.explain(error, f"the same command with --idempotency_key {key} makes no second job")
+        if job.is_deleted:
+            raise errors.ConfigError(
+                f"This request made the job {job.name} before, which is deleted: another one takes another "
+                f"--idempotency_key."
+            )
         if detach:
             click.echo(f"{job.name} is submitted; watch it with: millrace attach {job.name}", err=True)
             render.emit(output, job.document, lambda: job.name, job.name)
