@@ -332,7 +332,7 @@ def test_jobs_of_a_state(server: Server, millrace: Millrace, capsys: pytest.Capt
     server.on("GET", JOBS, {"items": [job("OutOfMemory"), job("Succeeded", name="b"), cancelled]})
     assert listed("succeeded") == (["b"], {"state": "Succeeded"})
     assert listed("FAILED") == (["kjv"], {"finished": "true"})
-    assert listed("cancelled") == (["c"], {"deleted": "true"})
+    assert listed("cancelled") == (["c"], {"deleted": "true", "finished": "true"})
     for over in ("failed", "cancelled"):
         assert millrace("get", "jobs", "-o", "name", "--state", over, "--unfinished") == 0
         assert capsys.readouterr().out == ""

@@ -186,13 +186,10 @@ class Appliance:
             raise ConfigError(f"{state!r} is no state: choose from {', '.join(states.NAMES)}.")
         if finished is False and wanted in (states.FAILED, states.CANCELLED):
             return  # these are over
-        query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "limit": 50}
-        query |= {"finished": finished, "deleted": deleted or None}
-        if wanted == states.FAILED:
+        query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
+        query["deleted"] = deleted or wanted == states.CANCELLED or None
+        if wanted in (states.FAILED, states.CANCELLED):
             query["finished"] = True
-        elif wanted == states.CANCELLED:
-            # The appliance has no end of theirs.
-            query |= {"finished": None, "deleted": True}
         else:
             query["state"] = wanted
         path = collection("-" if all_namespaces else self.namespace)
