@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from harness import PARAMS, Reference, Server, until, until_state, until_step
+from millrace import Job
 
 LINE = re.compile(
     r"\| Train Device=CSX, Step=(\d+), Loss=\d\.\d{5}, Rate=[\d.]+ samples/sec, GlobalRate=[\d.]+ samples/sec"
@@ -106,3 +108,19 @@ def test_a_short_job_tells_its_last_step(server: Server) -> None:
     progress = user.appliance.job("short").status.get("progress") or {}
     assert (progress.get("step"), progress.get("totalSteps")) == (10, 10)
     assert progress.get("loss") == user.curve(user.appliance.job("short"))[-1][1]
+
+
+@pytest.mark.needs("local files")
+def test_every_checkpoint_of_a_job_is_evaluated(shared: Server, finished: Job, tmp_path: Path) -> None:
+    """`eval_all` takes the directory that a job's status names; the last of its losses is that of the job."""
+    user, text = shared.user, PARAMS.read_text()
+    data = text[text.index("train_input:") : text.index("model:")]
+    params = tmp_path / "eval.yaml"
+    params.write_text(f"{text}\n{data.replace('train_input', 'eval_input')}")
+    written = finished.refresh().status["resolved"]["modelDir"]
+    flags = ("--mode", "eval_all", "--checkpoint_path", written, "--eval_steps", 2)
+    done = user.millrace("eval", "-p", params, "-n", "evaluated", *flags)
+    found = re.findall(r"\| Eval Device=CSX, GlobalStep=(\d+), Loss=([\d.]+)", done.out)
+    assert [step for step, _ in found] == ["100", "200"]
+    progress = user.appliance.job("evaluated").status["progress"]
+    assert (str(progress["step"]), f"{float(progress['loss']):.5f}") == found[-1]

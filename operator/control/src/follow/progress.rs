@@ -57,7 +57,10 @@ impl Writer {
             }
             Point::Eval(eval) => {
                 self.progress.step = Some(eval.step);
-                self.progress.loss.get_or_insert_with(|| eval.loss.to_string());
+                // Where it trains, too, the loss is that of training.
+                if self.steps == 0 {
+                    self.progress.loss = Some(eval.loss.to_string());
+                }
             }
         }
         self.changed = true;
