@@ -81,7 +81,8 @@ impl Claim {
         let uid = appliance.uid().unwrap_or_default();
         std::fs::write(&file, format!("{uid}\n"))
             .map_err(|error| Refusal::internal(&format!("write {}", file.display()), &error))?;
-        appliance.annotations_mut().insert(DATA.to_owned(), self.data.display().to_string());
+        // The first place stays: jobs are known by it, also where it has become a link.
+        appliance.annotations_mut().entry(DATA.to_owned()).or_insert_with(|| self.data.display().to_string());
         Ok(())
     }
 }
@@ -127,5 +128,8 @@ mod tests {
         assert!(refused(&moved, &appliance).contains("a link to"));
         std::os::unix::fs::symlink(home.join("moved"), &data).unwrap();
         moved.check(&appliance).unwrap();
+        moved.keep(&mut appliance).unwrap();
+        std::fs::remove_file(&data).unwrap();
+        assert!(refused(&moved, &appliance).contains("a link to"), "its jobs are known by the link");
     }
 }
