@@ -111,8 +111,8 @@ fn metadata(close: bool) -> Value {
         "propertyNames": key(SUBDOMAIN),
         "additionalProperties": {"type": "string", "pattern": format!("^({NAME})?$")},
     });
-    metadata["properties"]["annotations"] =
-        json!({"type": "object", "propertyNames": key(ANY_SUBDOMAIN), "additionalProperties": {"type": "string"}});
+    // Before an annotation's name capitals are taken for small letters.
+    metadata["properties"]["annotations"] = json!({"type": "object", "propertyNames": key(&SUBDOMAIN.replace("a-z", "A-Za-z")), "additionalProperties": {"type": "string"}});
     if close {
         metadata["additionalProperties"] = json!(false);
     }
@@ -122,9 +122,6 @@ fn metadata(close: bool) -> Value {
 /// The name of a label, and its value; what may stand before the name.
 const NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
-
-/// The same before an annotation's name, where capitals are taken for small letters.
-const ANY_SUBDOMAIN: &str = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*";
 
 /// A structural schema as JSON Schema knows it, its `nullable` and quantities as types; with `close`, what Kubernetes would
 /// prune is refused.

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
+use kube::{Client, Resource};
 use millrace_control::program::{end_signals, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::{ApplianceDocument, ApplianceSpec};
@@ -34,8 +34,6 @@ const DRAINING: Duration = Duration::from_secs(5);
 
 /// Between two looks for jobs to forget.
 const FORGETTING: Duration = Duration::from_secs(3600);
-/// What the definitions are of.
-const API_VERSION: &str = "millrace.dev/v1alpha1";
 /// Systems of the default machine: as many jobs as one computer can bear.
 const SYSTEMS: u64 = 8;
 
@@ -281,9 +279,10 @@ fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
     ApplianceSpec::parse_yaml(text).map_err(|error| anyhow::anyhow!("{}", error.report().trim_end()))?;
     let mut document: Value = serde_saphyr::from_str(text)?;
     let whole = ["apiVersion", "kind", "spec"].iter().any(|key| document.get(key).is_some());
+    let (kind, version) = (Appliance::kind(&()), Appliance::api_version(&()));
     let is = |key: &str, wanted: &str| document.get(key).is_none_or(|value| value == wanted);
-    if whole && !(is("kind", "Appliance") && is("apiVersion", API_VERSION)) {
-        anyhow::bail!("it is an object of another kind: give an Appliance of {API_VERSION}");
+    if whole && !(is("kind", &kind) && is("apiVersion", &version)) {
+        anyhow::bail!("it is an object of another kind: give an {kind} of {version}");
     }
     let spec = match (whole, document.is_null()) {
         (true, _) => document["spec"].take(),
@@ -291,7 +290,7 @@ fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
         (false, false) => document,
     };
     let (definition, _) = Definition::both()?;
-    let object = json!({"apiVersion": API_VERSION, "kind": "Appliance", "metadata": {"name": "default"}, "spec": spec});
+    let object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": "default"}, "spec": spec});
     definition.admit(&object, None)?;
     Ok(serde_json::from_value(spec)?)
 }

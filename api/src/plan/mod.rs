@@ -97,8 +97,7 @@ impl Planner {
     /// [`Reason::Invalid`] where there is no such appliance, [`Reason::BadParams`] otherwise.
     pub fn understood(&self, job: &TrainJob) -> Result<()> {
         let appliance = self.appliance_of(job)?;
-        let needs = self.understanding.of_new(job, &appliance.spec);
-        needs.map(drop).map_err(|why| Refusal::new(Reason::BadParams, why.to_string()))
+        self.understanding.of_new(job, &appliance.spec).map(drop).map_err(never)
     }
 
     fn appliance_of(&self, job: &TrainJob) -> Result<Arc<Appliance>> {
@@ -118,7 +117,7 @@ impl Planner {
         let needs = match self.understanding.of_new(&job, &appliance.spec) {
             Ok(needs) => needs,
             Err(Unable::TooLarge(message)) => return Ok(too_large(message)),
-            Err(Unable::BadParams(why)) => return Err(Refusal::new(Reason::BadParams, why)),
+            Err(why) => return Err(never(why)),
         };
         let now = Timestamp::now();
         // It asks as if it were made now.
@@ -153,6 +152,11 @@ impl Planner {
         };
         grants.map(|grant| Running { until: until(&grant.uid), grant: grant.clone() }).collect()
     }
+}
+
+/// The refusal of a job that can never run.
+fn never(why: Unable) -> Refusal {
+    Refusal::new(Reason::BadParams, why.to_string())
 }
 
 fn too_large(message: String) -> Plan {

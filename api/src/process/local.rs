@@ -111,8 +111,7 @@ impl Backend for Local {
         }
         self.planner.understood(&job)?;
         let name = job.name_any();
-        let namesake = self.objects.store().newest_job(&order.namespace, &name).await?;
-        if namesake.is_some_and(|there| there.deleted_ms.is_none()) {
+        if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
             return Err(Refusal::name_taken(&order.namespace, &name));
         }
         Ok(job)

@@ -2,7 +2,8 @@
 
 use axum::extract::{FromRequest, Multipart, Request};
 use axum::http::HeaderMap;
-use millrace_crds::StoredParams;
+use kube::Resource;
+use millrace_crds::{StoredParams, TrainJob};
 use millrace_params::Params;
 use millrace_store::Key;
 use schemars::JsonSchema;
@@ -111,13 +112,14 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
         return Err(Refusal::new(Reason::BadRequest, "the body is not an object: send a TrainJob"));
     };
     all.remove("status");
-    all.entry("apiVersion").or_insert_with(|| json!("millrace.dev/v1alpha1"));
-    all.entry("kind").or_insert_with(|| json!("TrainJob"));
+    let (kind, version) = (TrainJob::kind(&()), TrainJob::api_version(&()));
+    all.entry("apiVersion").or_insert_with(|| json!(version));
+    all.entry("kind").or_insert_with(|| json!(kind));
     let fault = |field: &str, message: &str| {
         Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message: message.to_owned() }]))
     };
-    if all["apiVersion"] != "millrace.dev/v1alpha1" || all["kind"] != "TrainJob" {
-        return fault("kind", "this takes a TrainJob of millrace.dev/v1alpha1");
+    if all["apiVersion"] != *version || all["kind"] != *kind {
+        return fault("kind", &format!("this takes a {kind} of {version}"));
     }
     if let Some(params) = all.get("spec").and_then(|spec| spec.get("params")) {
         Params::read_json(params).map_err(|error| Refusal::new(Reason::BadParams, error.report().trim_end()))?;

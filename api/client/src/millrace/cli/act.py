@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,8 +13,6 @@ from millrace.cli.base import Settings
 from millrace.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from millrace.job import Job
 
 
@@ -112,21 +109,13 @@ def download(
         if artifacts:
             format, path = "artifacts", job.download_artifacts(*artifacts, to=to)
         else:
-            format, path = format or "native", _checkpoint(job, step, to, format or "native")
+            format = format or "native"
+            with base.telling("Interrupted: the same command goes on where this one was."):
+                path = job.download(step, to, format)
     render.emit(output, {"path": str(path), "format": format}, lambda: str(path), str(path))
 
 
 COMMANDS = (suspend, resume, scale, cancel, download)
-
-
-def _checkpoint(job: Job, step: int | None, to: str | None, format: Any) -> Path:
-    try:
-        return job.download(step, to, format)
-    except (KeyboardInterrupt, SystemExit):
-        # Of a terminal that is gone nothing can be said.
-        with suppress(OSError):
-            click.echo("Interrupted: the same command goes on where this one was.", err=True)
-        raise
 
 
 def _told(job: Job, output: str, what: str) -> None:

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -242,6 +242,19 @@ def open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+@contextmanager
+def telling(text: str | None) -> Iterator[None]:
+    """Says this on standard error where what is under way is interrupted, by Ctrl-C or a signal."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        # Of a terminal that is gone nothing can be said.
+        with suppress(OSError):
+            if text:
+                click.echo(text, err=True)
+        raise
 
 
 def end_by_signals() -> None:

@@ -246,10 +246,8 @@ def _submit(
             render.emit(output, document, lambda: _checked(params, document), "")
             return Exit.OK
         try:
-            job = appliance.submit(params, options, verb=verb, idempotency_key=key)
-        except (KeyboardInterrupt, SystemExit):
-            click.echo("Interrupted: `millrace get jobs` shows whether the job was made.", err=True)
-            raise
+            with base.telling("Interrupted: `millrace get jobs` shows whether the job was made."):
+                job = appliance.submit(params, options, verb=verb, idempotency_key=key)
         except (errors.Unreachable, errors.Unavailable, errors.Internal, errors.TooManyRequests) as error:
             return base.explain(error, f"the same command with --idempotency_key {key} makes no second job")
         if job.is_deleted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -227,18 +226,12 @@ def _stream(job: Job, items: Iterable[tuple[Any, str]], output: str, *, live: bo
     if output != "table" and not live:
         render.emit(output, [value for value, _ in items if value is not None], str)
         return
-    try:
+    from millrace.follow import goes_on
+
+    with base.telling(goes_on(job) if live else None):
         for value, text in items:
             if value is not None or output == "table":
                 render.emit_line(output, value, text)
-    except (KeyboardInterrupt, SystemExit):
-        if live:
-            from millrace.follow import goes_on
-
-            # Of a terminal that is gone nothing can be said.
-            with suppress(OSError):
-                click.echo(goes_on(job), err=True)
-        raise
 
 
 def _metric_lines(points: Iterable[MetricPoint], *, thinned: bool) -> Iterator[tuple[Any, str]]:
