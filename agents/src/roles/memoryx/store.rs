@@ -284,13 +284,15 @@ impl Store {
     fn take_snapshot(&self, chunk: ChunkId) -> (Vec<f32>, usize) {
         let Some(mut cell) = self.cell(chunk) else { return (Vec::new(), 0) };
         let elements = cell.elements;
-        if let Some((_, Some(copy))) = cell.snapshot.take() {
+        let Some((step, copy)) = cell.snapshot.take() else { return (Vec::new(), 0) };
+        if let Some(copy) = copy {
             drop(cell);
             self.return_copy();
             return (copy, elements);
         }
-        // Not updated beyond the snapshot's step; perhaps not even to it.
-        if let Some(record) = self.pending().filter(|record| record.step > cell.step) {
+        // Without a copy the chunk is at the snapshot's step, or one update behind it. The pending update may be that
+        // one, or a later one, committed while the snapshot is written: that one must not get into the snapshot.
+        if let Some(record) = self.pending().filter(|record| record.step > cell.step && record.step <= step) {
             self.update(chunk, &mut cell, &record);
         }
         (self.saved_arrays(&mut cell), elements)
@@ -374,9 +376,12 @@ fn initializer(init: Init) -> Initializer {
 #[cfg(test)]
 mod tests {
     use millrace_emulator::kernels::ftz;
+    use millrace_emulator::numerics::Isa;
     use millrace_emulator::numerics::random::hash64;
+    use millrace_params::{ApplianceSpec, Overrides, Params};
 
     use super::*;
+    use crate::control::job::JobDocument;
 
     const LENGTH: usize = 40 * payload::SPAN + 9;
 
@@ -421,5 +426,52 @@ mod tests {
         }
         assert!(matches!(Payload::of_sum(&gradient(1, 5)), Payload::Sparse(_)));
         assert_eq!(take_sum(Simd::detect(), &Payload::of_sum(&[0.0; LENGTH]), true, &mut [0.0; 2]), None);
+    }
+
+    /// The only shard of the smallest example, with its initial parameters.
+    fn small_store() -> Store {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
+        let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let job = params.resolve(&Overrides::default()).unwrap().job;
+        let mut appliance = ApplianceSpec::default();
+        appliance.link.chunk_bytes = 1 << 14;
+        let job = JobDocument { job, appliance }.compile(Isa::detect()).unwrap();
+        let store = Store::new(job, 0, 1, StallClock::new()).unwrap();
+        store.initialise();
+        store
+    }
+
+    /// Streams every chunk, gathers its gradient of `step`, and commits the step.
+    fn train(store: &Store, step: u64) {
+        for chunk in store.own() {
+            store.read(chunk).unwrap();
+            let gradient = vec![step as f32 + chunk as f32; store.cell(chunk).unwrap().elements];
+            store.gather(chunk, true, true, &dense(&gradient)).unwrap();
+        }
+        let record = CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 1.0, norm: 1.0, tokens: 1 };
+        store.commit(record);
+    }
+
+    fn bits(numbers: &[f32]) -> Vec<u32> {
+        numbers.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[test]
+    fn a_commit_during_a_snapshot_changes_no_byte_of_it() {
+        let store = small_store();
+        train(&store, 1);
+        let chunks: Vec<ChunkId> = store.own().collect();
+        // What a snapshot of step 1 must hold: nothing else is committed while this one is taken.
+        store.begin_snapshot(1);
+        let expected: Vec<_> = chunks.iter().map(|&chunk| bits(&store.take_snapshot(chunk).0)).collect();
+
+        // Storage so slow that step 2 is committed, and step 3 begun, before the first chunk is written. There are copies
+        // for some chunks only: step 3 has streamed no more than these.
+        store.begin_snapshot(1);
+        train(&store, 2);
+        assert!(chunks.len() > COPIES);
+        chunks[..COPIES].iter().for_each(|&chunk| drop(store.read(chunk).unwrap()));
+        let written: Vec<_> = chunks.iter().map(|&chunk| bits(&store.take_snapshot(chunk).0)).collect();
+        assert!(written == expected, "the snapshot of step 1 has numbers of step 2");
     }
 }
