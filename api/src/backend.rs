@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{Appliance, TrainJob};
+use millrace_params::{FileName, ObjectName};
 use millrace_store::{Job, Key, Store};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -30,8 +31,8 @@ pub struct Order {
     pub namespace: String,
     /// The TrainJob as JSON, its name and annotations set.
     pub object: Value,
-    /// Small texts that travel with it, each a file in the volume that [`Order::object`] names for them.
-    pub texts: Vec<Text>,
+    /// Small texts that were uploaded with it.
+    pub texts: Option<Texts>,
     /// Who asks.
     pub submitter: String,
     /// Names the request, so that a second one makes no second job.
@@ -54,11 +55,20 @@ impl Order {
     }
 }
 
+/// The small texts of one job, at least one, and the ConfigMap for them. Both were named here and not by a user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Texts {
+    /// Name of the ConfigMap, which the job's volume of texts has as its source.
+    pub config_map: ObjectName,
+    /// The files.
+    pub files: Vec<Text>,
+}
+
 /// A small text that a user's params name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
     /// The file's name in its volume.
-    pub name: String,
+    pub name: FileName,
     /// What is in it.
     pub content: String,
 }

@@ -5,6 +5,7 @@ use jsonschema::error::ValidationErrorKind as Kind;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_cel::{CompiledSchema, Validator, compile_schema};
 use millrace_crds::definitions;
+use millrace_params::{LabelName, ObjectName};
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
@@ -171,9 +172,16 @@ fn faults(error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
         Kind::Pattern { .. } if path.starts_with("metadata.labels.") => {
             one("metadata.labels".to_owned(), &format!("{}: {VALUE}", error.instance()))
         }
+        Kind::Pattern { pattern } => match NAMES.iter().find(|(of, _)| of == pattern) {
+            Some((_, rule)) => one(path, &format!("{} is not a valid name: write {rule}", error.instance())),
+            None => one(path, &error.to_string()),
+        },
         _ => one(path, &error.to_string()),
     }
 }
+
+/// The patterns of names, and what a user is told instead of the pattern.
+const NAMES: [(&str, &str); 2] = [(ObjectName::PATTERN, ObjectName::RULE), (LabelName::PATTERN, LabelName::RULE)];
 
 /// What a label's or an annotation's key is, and a label's value.
 const KEY: &str = "a key is a name of at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at either end, and \
@@ -223,6 +231,9 @@ mod tests {
         assert!(unknown.contains("numCSX"), "{unknown}");
         refused(|job| job["spec"]["params"]["model"]["vocab_sise"] = 2.into(), "spec.params.model");
         refused(|job| job["metadata"]["name"] = "Job".into(), "metadata.name");
+        let volume = |job: &mut Value| job["spec"]["volumes"] = json!([{"name": "a", "configMap": {"name": "../x"}}]);
+        let hostile = refused(volume, "spec.volumes.0.configMap.name");
+        assert!(hostile.contains("is not a valid name: write at most 253 lower-case letters"), "{hostile}");
         refused(|job| job["metadata"]["labelz"] = json!({}), "metadata.labelz");
         refused(|job| job["metadata"]["labels"] = json!({"a b": "c"}), "metadata.labels");
         refused(|job| job["metadata"]["labels"] = json!({"a/b/c": "d"}), "metadata.labels");

@@ -223,7 +223,9 @@ impl Backend for Cluster {
         let (Created::New(job) | Created::Replayed(job)) = &made;
         if job.metadata.deletion_timestamp.is_none() {
             // After a request that broke off they may be missing still.
-            texts::keep(&self.client, job, &order.texts).await?;
+            if let Some(texts) = &order.texts {
+                texts::keep(&self.client, job, texts).await?;
+            }
         }
         self.mirror.put(job).await?;
         Ok(match made {

@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use millrace_control::metrics::Metrics;
 use millrace_control::{Control, Parts, Streams, World};
 use millrace_crds::{Appliance, TrainJob};
+use millrace_params::LabelName;
 use millrace_store::Store;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -18,11 +19,11 @@ use super::objects::{NewObject, Objects};
 use super::priorities;
 use super::site::Directories;
 use super::world::Machine;
-use crate::backend::{Backend, Change, Created, Order, Volume};
+use crate::backend::{Backend, Change, Created, Order, Text, Volume};
 use crate::document::job_of;
 use crate::files::{Files, LocalFiles};
 use crate::plan::{Plan, Planner};
-use crate::refusal::{Refusal, Result};
+use crate::refusal::{Reason, Refusal, Result};
 
 /// Jobs forgotten at a time.
 const FORGOTTEN: u32 = 16;
@@ -123,15 +124,15 @@ impl Backend for Local {
             // What can never run is refused now, not when it is first visited.
             self.planner.understood(&job)?;
         }
-        let volumes = job.spec.volumes.iter();
-        if let Some(map) =
-            volumes.filter_map(|volume| volume.config_map.as_ref()).next().filter(|_| !order.texts.is_empty())
-        {
-            let dir = self.machine.directories.texts(&order.namespace, &map.name);
-            keep_texts(&dir, &order).await.map_err(|error| Refusal::internal("keep the texts of a job", &error))?;
+        if let Some(texts) = &order.texts {
+            let namespace = LabelName::new(&*order.namespace)
+                .map_err(|error| Refusal::new(Reason::Invalid, format!("metadata.namespace: {error}")))?;
+            let dir = self.machine.directories.texts(&namespace, &texts.config_map);
+            let kept = keep_texts(&dir, &texts.files).await;
+            kept.map_err(|error| Refusal::internal("keep the texts of a job", &error))?;
         }
         let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
-        if !matches!(created, Ok(Created::New(_))) && !order.texts.is_empty() {
+        if !matches!(created, Ok(Created::New(_))) && order.texts.is_some() {
             // No job came of it; another may have the same texts.
             self.machine.directories.remove_texts(&job, &self.objects.live_jobs().await?).await;
         }
@@ -219,9 +220,9 @@ impl Backend for Local {
     }
 }
 
-async fn keep_texts(dir: &std::path::Path, order: &Order) -> std::io::Result<()> {
+async fn keep_texts(dir: &std::path::Path, texts: &[Text]) -> std::io::Result<()> {
     tokio::fs::create_dir_all(dir).await?;
-    for text in &order.texts {
+    for text in texts {
         tokio::fs::write(dir.join(&text.name), &text.content).await?;
     }
     Ok(())

@@ -9,7 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use kube::ResourceExt;
 use millrace_control::{ModelDir, Site};
-use millrace_crds::{ConfigSource, JobVolume, TrainJob};
+use millrace_crds::{JobVolume, TrainJob};
+use millrace_params::{LabelName, ObjectName};
 
 /// The server's directories.
 #[derive(Clone, Debug)]
@@ -23,20 +24,26 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// Where the small texts of a volume lie.
-    pub fn texts(&self, namespace: &str, name: &str) -> PathBuf {
-        self.data.join("texts").join(namespace).join(name)
+    /// Where the small texts of a ConfigMap lie.
+    pub fn texts(&self, namespace: &LabelName, config_map: &ObjectName) -> PathBuf {
+        self.texts_of(namespace).join(config_map)
+    }
+
+    fn texts_of(&self, namespace: &LabelName) -> PathBuf {
+        self.data.join("texts").join(namespace)
     }
 
     /// Removes the small texts that travelled with a job, which is gone, unless one of `others` names them too.
     pub async fn remove_texts(&self, job: &TrainJob, others: &[TrainJob]) {
-        let maps = |job: &TrainJob| -> Vec<ConfigSource> {
-            job.spec.volumes.iter().filter_map(|volume| volume.config_map.clone()).collect()
+        let Ok(namespace) = namespace_of(job) else { return };
+        let maps = |job: &TrainJob| -> Vec<ObjectName> {
+            let maps = job.spec.volumes.iter().filter_map(|volume| volume.config_map.as_ref());
+            maps.filter_map(|map| ObjectName::new(&*map.name).ok()).collect()
         };
-        let others: Vec<ConfigSource> =
+        let others: Vec<ObjectName> =
             others.iter().filter(|other| other.namespace() == job.namespace()).flat_map(maps).collect();
-        for map in maps(job).iter().filter(|map| is_plain(&map.name) && !others.contains(map)) {
-            let dir = self.texts(&job.namespace().unwrap_or_default(), &map.name);
+        for map in maps(job).iter().filter(|map| !others.contains(map)) {
+            let dir = self.texts(&namespace, map);
             if let Err(error) = tokio::fs::remove_dir_all(&dir).await
                 && error.kind() != std::io::ErrorKind::NotFound
             {
@@ -71,7 +78,7 @@ impl Directories {
         if path.is_relative() {
             return self.not_of_others(job, self.inputs.join(path));
         }
-        if path.starts_with(self.model_dirs(job)) {
+        if path.starts_with(self.model_dirs(job)?) {
             // As a job's status tells where its checkpoints are.
             return Ok(path.to_owned());
         }
@@ -92,9 +99,7 @@ impl Directories {
     /// The path, unless it leads to what the server keeps for others: its data may lie below what it offers. A job may read
     /// what jobs of its own namespace have written.
     fn not_of_others(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, String> {
-        if path.starts_with(self.model_dirs(job))
-            || path.starts_with(self.texts(&job.namespace().unwrap_or_default(), ""))
-        {
+        if path.starts_with(self.model_dirs(job)?) || path.starts_with(self.texts_of(&namespace_of(job)?)) {
             return Ok(path);
         }
         let mut asked = path.components();
@@ -114,16 +119,14 @@ impl Directories {
     }
 
     /// Where jobs of the same namespace keep what they write.
-    fn model_dirs(&self, job: &TrainJob) -> PathBuf {
-        self.data.join("model_dirs").join(job.namespace().unwrap_or_default())
+    fn model_dirs(&self, job: &TrainJob) -> Result<PathBuf, String> {
+        Ok(self.data.join("model_dirs").join(namespace_of(job)?))
     }
 
     fn volume(&self, job: &TrainJob, volume: &JobVolume) -> Result<PathBuf, String> {
         if let Some(map) = &volume.config_map {
-            if !is_plain(&map.name) {
-                return Err(format!("{:?} is not the name of a ConfigMap: spec.volumes", map.name));
-            }
-            return Ok(self.texts(&job.namespace().unwrap_or_default(), &map.name));
+            let name = ObjectName::new(&*map.name).map_err(|error| format!("spec.volumes: {error}"))?;
+            return Ok(self.texts(&namespace_of(job)?, &name));
         }
         let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
         self.volumes.get(claim).cloned().ok_or_else(|| {
@@ -134,9 +137,9 @@ impl Directories {
     }
 }
 
-/// Whether a name leads nowhere else. A cluster would not know one with a slash.
-fn is_plain(name: &str) -> bool {
-    !name.is_empty() && Path::new(name).components().all(|part| part == Component::Normal(name.as_ref()))
+/// The namespace of a job, as a part of paths.
+fn namespace_of(job: &TrainJob) -> Result<LabelName, String> {
+    LabelName::new(job.namespace().unwrap_or_default()).map_err(|error| format!("metadata.namespace: {error}"))
 }
 
 impl Site for Directories {
@@ -151,7 +154,8 @@ impl Site for Directories {
             return Ok(ModelDir { path, claim: None });
         }
         // By the job's name, so that the next job of the name goes on from there, as with a claim on a cluster.
-        let own = self.model_dirs(job).join(job.name_any());
+        let name = ObjectName::new(job.name_any()).map_err(|error| format!("metadata.name: {error}"))?;
+        let own = self.model_dirs(job)?.join(name);
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
         Ok(ModelDir { path: inside.fold(own, |path, part| path.join(part)), claim: None })
     }

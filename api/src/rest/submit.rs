@@ -83,7 +83,7 @@ pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order>
     let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
     let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
     complete(&mut object, ns, submitter, key.as_ref(), stem.as_deref())?;
-    name_texts(&mut object, &texts);
+    let texts = name_texts(&mut object, texts)?;
     Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
 }
 

@@ -1,21 +1,23 @@
 //! Small texts that travel along with a params file: they become a volume of the job's, and the params name them there.
 
 use axum::body::Bytes;
+use millrace_params::{FileName, ObjectName};
 use serde_json::{Map, Value, json};
 
-use crate::backend::Text;
+use crate::backend::{Text, Texts};
 use crate::refusal::{Fault, Refusal, Result};
 
 /// Where texts that travel along are found by a job's agents.
 const TEXTS: &str = "/var/lib/millrace/texts";
-/// Name of their volume.
+/// Name of their volume, which no volume of the user's may have when there are texts.
 const TEXTS_VOLUME: &str = "texts";
 /// Most bytes of them all, with their names: what a ConfigMap holds.
 const MOST_TEXT: usize = 1 << 20;
 /// Puts texts that travel along into a volume of the job's, and has the params name them there.
 ///
 /// # Errors
-/// One is no UTF-8, is not named by the params, or they are too long together.
+/// One is no UTF-8, is not named by the params, or they are too long together; a volume of the user's has the name or the
+/// directory that is reserved for them.
 pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
     let named = names(params);
     let (mut texts, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
@@ -34,8 +36,9 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
         };
         // Texts of one glob keep their order.
         let name = format!("{group}-{at:04}-{file}");
+        let name = FileName::new(name).map_err(|error| fault(error.to_string()))?;
         let by = if *stands_for == path { format!("{TEXTS}/{name}") } else { format!("{TEXTS}/{group}-*") };
-        total += name.len() + content.len();
+        total += name.as_str().len() + content.len();
         if total > MOST_TEXT {
             return Err(fault(
                 "texts that travel along have less than 1 MiB together: put it into a volume".to_owned(),
@@ -52,34 +55,47 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
         }
     }
     if !texts.is_empty() {
-        let mut add = |field: &str, value: Value| {
-            if let Value::Array(all) = spec.entry(field).or_insert_with(|| json!([])) {
-                all.push(value);
-            }
-        };
-        add("volumes", json!({"name": TEXTS_VOLUME, "configMap": {"name": TEXTS_VOLUME}}));
-        add("mountDirs", json!({"path": TEXTS, "volume": TEXTS_VOLUME}));
+        reserve(spec, "volumes", "name", TEXTS_VOLUME, json!({"configMap": {"name": TEXTS_VOLUME}}))?;
+        reserve(spec, "mountDirs", "path", TEXTS, json!({"volume": TEXTS_VOLUME}))?;
     }
     Ok(texts)
 }
 
-/// Names the volume of the texts by whose they are and what is in it: a request that comes again means the same one, and nobody
-/// changes another's.
-pub fn name_texts(object: &mut Value, texts: &[Text]) {
-    if texts.is_empty() {
-        return;
+/// Adds to a list of the spec an item whose `key` is `value`, which no item of the user's may have.
+fn reserve(spec: &mut Map<String, Value>, field: &str, key: &str, value: &str, mut item: Value) -> Result<()> {
+    let fault =
+        |field: String, message: String| Err(Refusal::invalid(vec![Fault { field: format!("spec.{field}"), message }]));
+    let Value::Array(all) = spec.entry(field).or_insert_with(|| json!([])) else {
+        return fault(field.to_owned(), "it is a list".to_owned());
+    };
+    if let Some(at) = all.iter().position(|there| there[key] == value) {
+        let message = format!("{value} is reserved for the uploaded texts: choose another {key}");
+        return fault(format!("{field}[{at}].{key}"), message);
+    }
+    item[key] = value.into();
+    all.push(item);
+    Ok(())
+}
+
+/// Names the ConfigMap of the texts by whose they are and what is in it, so that a repeated request means the same one and
+/// nobody changes another's; enters the name into the volume that [`travel`] has added.
+pub fn name_texts(object: &mut Value, files: Vec<Text>) -> Result<Option<Texts>> {
+    if files.is_empty() {
+        return Ok(None);
     }
     let mut digest = blake3::Hasher::new();
     digest.update(object["metadata"]["name"].as_str().unwrap_or_default().as_bytes());
-    for Text { name, content } in texts {
-        digest.update(&[0]).update(name.as_bytes()).update(&[0]).update(content.as_bytes());
+    for Text { name, content } in &files {
+        digest.update(&[0]).update(name.as_str().as_bytes()).update(&[0]).update(content.as_bytes());
     }
     let name = format!("{TEXTS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
+    let config_map = ObjectName::new(name).map_err(|error| Refusal::internal("name the texts of a job", &error))?;
     for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
         if volume["name"] == TEXTS_VOLUME {
-            volume["configMap"]["name"] = name.as_str().into();
+            volume["configMap"]["name"] = config_map.as_str().into();
         }
     }
+    Ok(Some(Texts { config_map, files }))
 }
 
 /// Every path that the params name as data, once.
@@ -120,14 +136,49 @@ mod tests {
         let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
         let mut spec = Map::new();
         let texts = travel(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
-        assert_eq!(texts, [Text { name: "0-0000-x.txt".to_owned(), content: "text".to_owned() }]);
+        assert_eq!(texts, [Text { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]);
         assert_eq!(params, json!({"train_input": {"data_dir": [format!("{TEXTS}/0-0000-x.txt"), "y"]}, "model": {}}));
         assert_eq!(spec["mountDirs"][0]["path"], TEXTS);
         let mut params = json!({"train_input": {"data_dir": "a/*.txt"}});
         let files = ["a/2.txt", "a/1.txt"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
         let texts = travel(&mut params, &mut Map::new(), files).unwrap();
-        assert_eq!(texts.iter().map(|text| &*text.name).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
+        assert_eq!(texts.iter().map(|text| text.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
         assert_eq!(params["train_input"]["data_dir"], format!("{TEXTS}/0-*"));
         assert!(travel(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(), "nobody names it");
+    }
+
+    #[test]
+    fn texts_never_go_into_a_volume_of_the_user() {
+        let text = || vec![("a.txt".to_owned(), Bytes::from_static(b"text"))];
+        let upload = |spec: Value| {
+            let mut object = json!({"metadata": {"name": "job"}, "spec": spec});
+            let mut params = json!({"train_input": {"data_dir": "a.txt"}});
+            let files = travel(&mut params, object["spec"].as_object_mut().unwrap(), text())?;
+            name_texts(&mut object, files).map(|texts| (texts.unwrap(), object))
+        };
+        let (texts, object) = upload(json!({"volumes": [{"name": "mine", "configMap": {"name": "/x"}}]})).unwrap();
+        assert_eq!(object["spec"]["volumes"][0]["configMap"]["name"], "/x", "which the definition refuses");
+        assert_eq!(object["spec"]["volumes"][1]["configMap"]["name"], texts.config_map.as_str());
+        assert!(texts.config_map.as_str().starts_with("texts-"));
+        for (spec, field) in [
+            (json!({"volumes": [{"name": "texts", "configMap": {"name": "x"}}]}), "spec.volumes[0].name"),
+            (json!({"mountDirs": [{"path": TEXTS, "volume": "mine"}]}), "spec.mountDirs[0].path"),
+            (json!({"volumes": {}}), "spec.volumes"),
+        ] {
+            assert_eq!(upload(spec).unwrap_err().errors[0].field, field);
+        }
+    }
+
+    #[test]
+    fn a_name_of_an_uploaded_text_is_one_component() {
+        for path in ["../../x", "/etc/passwd", "a\0b", "..", "", "é/ü", "a/."] {
+            let mut params = json!({"train_input": {"data_dir": path}});
+            let texts =
+                travel(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))]).unwrap();
+            assert!(texts[0].name.as_str().starts_with("0-0000-"), "{path:?}");
+        }
+        let long = "x".repeat(300);
+        let mut params = json!({"train_input": {"data_dir": long}});
+        assert!(travel(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))]).is_err());
     }
 }

@@ -6,6 +6,8 @@
 //! * [`Job`] is what every agent is sent, made by [`Params::resolve`], nothing left to decide;
 //! * [`ApplianceDocument`] and [`ApplianceSpec`] are the same for the machine that runs it.
 //!
+//! [`ObjectName`], [`LabelName`] and [`FileName`] are names that may become parts of paths.
+//!
 //! Pure decisions: nothing here opens a file, so whether a data file exists is for others to say. With the feature
 //! `schema` the document types have JSON schemas.
 
@@ -15,6 +17,7 @@ mod appliance;
 mod document;
 mod error;
 mod job;
+mod name;
 mod resolve;
 mod yaml;
 
@@ -32,4 +35,5 @@ pub use job::{
     Nonlinearity, OptimizerKind, OptimizerSpec, Piece, Precision, Resolved, RunSpec, Schedule, Segment, Source, Split,
     Tokenizer,
 };
+pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use resolve::Overrides;

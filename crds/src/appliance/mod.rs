@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{CustomResource, KubeSchema};
-use millrace_params::ApplianceDocument;
+use millrace_params::{ApplianceDocument, ObjectName};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +96,7 @@ pub struct ClusterSpec {
 pub struct Storage {
     /// StorageClass of the claim; the cluster's default class where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(with = "ObjectName")]
     pub storage_class_name: Option<String>,
     /// How large the claim is.
     #[serde(default = "default_size", deserialize_with = "amount")]
@@ -142,7 +142,7 @@ pub enum PullPolicy {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SecretName {
     /// Name of the Secret.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(with = "ObjectName")]
     pub name: String,
 }
 

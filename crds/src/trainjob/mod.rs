@@ -18,7 +18,7 @@ use std::path::Path;
 
 use kube::core::{Reason, Rule};
 use kube::{CustomResource, KubeSchema};
-use millrace_params::Mode;
+use millrace_params::{Mode, ObjectName};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
@@ -120,7 +120,7 @@ pub struct TrainJobSpec {
 
     /// The Appliance to run on. Cannot be changed.
     #[serde(default = "default_appliance")]
-    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(with = "ObjectName", length(max = 63))]
     pub appliance: String,
 
     /// Whether the job is to pause. A running job saves its state, gives its systems back, and goes on from the same step
@@ -131,7 +131,7 @@ pub struct TrainJobSpec {
     /// PriorityClass of the job: jobs of a higher value are first in the queue, and among equals the older one. Without
     /// one the cluster's default class counts, or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(with = "ObjectName")]
     pub priority_class_name: Option<String>,
 
     /// Volumes with training data or checkpoints. Without any, checkpoints, metrics and logs go to a claim of the

@@ -2,6 +2,7 @@
 
 use kube::KubeSchema;
 use kube::core::Rule;
+use millrace_params::{LabelName, ObjectName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[x_kube(validation = one_source())]
 pub struct JobVolume {
     /// What mountDirs calls the volume.
-    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[schemars(with = "LabelName")]
     pub name: String,
     /// A claim in the job's namespace. A directory of a host is reached through a PersistentVolume and its claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,7 +27,7 @@ pub struct JobVolume {
 #[serde(rename_all = "camelCase")]
 pub struct ClaimSource {
     /// Name of the PersistentVolumeClaim.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(with = "ObjectName")]
     pub claim_name: String,
 }
 
@@ -34,7 +35,7 @@ pub struct ClaimSource {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigSource {
     /// Name of the ConfigMap.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(with = "ObjectName")]
     pub name: String,
 }
 
@@ -46,7 +47,7 @@ pub struct MountDir {
     #[schemars(length(min = 2, max = 1024), regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$"))]
     pub path: String,
     /// Which of the volumes is found there.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(with = "LabelName")]
     pub volume: String,
     /// The part of the volume that is mounted; all of it where this is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -18,7 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 PARAMS = ROOT / "tests/api/params.yaml"
-PROGRAMS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+PROGRAMS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / os.environ.get("MILLRACE_TEST_PROFILE", "release")
 
 Found = TypeVar("Found")
 

@@ -1,0 +1,249 @@
+//! Names that become a part of a path or the name of a Kubernetes object.
+//!
+//! ```
+//! use millrace_params::{FileName, LabelName, ObjectName};
+//!
+//! assert!(ObjectName::new("team-a.data").is_ok());
+//! assert!(LabelName::new("team-a").is_ok());
+//! assert!(FileName::new("0-0000-Genesis.txt").is_ok());
+//! for hostile in ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b", "%2e%2e", "é"] {
+//!     assert!(ObjectName::new(hostile).is_err() && LabelName::new(hostile).is_err() && FileName::new(hostile).is_err());
+//! }
+//! ```
+//!
+//! Guarantees: a value of these types exists only if its text is valid, whether it was made by `new`, parsed, or read by
+//! serde; as a path it is exactly one component, which is neither hidden (leading dot) nor `.` or `..`. Code that joins such a
+//! name to a path takes one of these types and no string.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Most characters of a rejected name that an error message repeats.
+const MAX_QUOTED_CHARS: usize = 64;
+
+/// A text that is not a valid name of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{quoted} is not a valid name: write {rule}")]
+pub struct InvalidName {
+    quoted: String,
+    rule: &'static str,
+}
+
+impl InvalidName {
+    fn new(text: &str, rule: &'static str) -> Self {
+        let mut quoted: String = text.chars().take(MAX_QUOTED_CHARS).collect();
+        if quoted.len() < text.len() {
+            quoted.push('…');
+        }
+        Self { quoted: format!("{quoted:?}"), rule }
+    }
+}
+
+fn is_lower_or_digit(byte: u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit()
+}
+
+/// Whether `text` is a label of RFC 1123 but for its length.
+fn is_label(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let (Some(&first), Some(&last)) = (bytes.first(), bytes.last()) else { return false };
+    is_lower_or_digit(first)
+        && is_lower_or_digit(last)
+        && bytes.iter().all(|&byte| is_lower_or_digit(byte) || byte == b'-')
+}
+
+/// Whether `text` consists of labels of RFC 1123 with dots between them.
+fn is_subdomain(text: &str) -> bool {
+    text.split('.').all(is_label)
+}
+
+fn is_file_name(text: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with('.')
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+}
+
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident, $max_bytes:literal, $pattern:literal, $rule:literal, $is_valid:path) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[serde(transparent)]
+        pub struct $name(String);
+
+        impl $name {
+            /// Longest name, in bytes.
+            pub const MAX_BYTES: usize = $max_bytes;
+            /// The names that are valid, as a regular expression; the length is bounded apart from it.
+            pub const PATTERN: &'static str = $pattern;
+            /// What a valid name looks like, to complete a sentence that begins with "write".
+            pub const RULE: &'static str = $rule;
+
+            /// Checks a name.
+            ///
+            /// # Errors
+            /// It is not a valid name; the message says what one looks like.
+            pub fn new(text: impl Into<String>) -> Result<Self, InvalidName> {
+                let text = text.into();
+                if text.len() <= Self::MAX_BYTES && $is_valid(&text) {
+                    Ok(Self(text))
+                } else {
+                    Err(InvalidName::new(&text, Self::RULE))
+                }
+            }
+
+            /// Returns the name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl AsRef<Path> for $name {
+            fn as_ref(&self) -> &Path {
+                Path::new(&self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidName;
+
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
+                Self::new(text)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = Cow::<'de, str>::deserialize(deserializer)?;
+                Self::new(text).map_err(serde::de::Error::custom)
+            }
+        }
+
+        #[cfg(feature = "schema")]
+        impl schemars::JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({
+                    "type": "string", "minLength": 1, "maxLength": Self::MAX_BYTES, "pattern": Self::PATTERN
+                })
+            }
+        }
+    };
+}
+
+name_type!(
+    /// The name of a Kubernetes object: a DNS subdomain of RFC 1123.
+    ObjectName,
+    253,
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+    "at most 253 lower-case letters, digits, hyphens and dots, where each part between dots begins and ends with a letter or \
+     a digit",
+    is_subdomain
+);
+
+name_type!(
+    /// The name of a namespace or of a volume: a DNS label of RFC 1123.
+    LabelName,
+    63,
+    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+    "at most 63 lower-case letters, digits and hyphens, with a letter or a digit at both ends",
+    is_label
+);
+
+name_type!(
+    /// The name of a file that the appliance makes: one component of a path, and a valid key of a ConfigMap.
+    FileName,
+    253,
+    "^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
+    "at most 253 letters, digits, hyphens, underscores and dots, without a dot at the beginning",
+    is_file_name
+);
+
+impl From<LabelName> for ObjectName {
+    /// Every label is a subdomain.
+    fn from(label: LabelName) -> Self {
+        Self(label.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_texts_are_no_names() {
+        let long = "x".repeat(254);
+        for hostile in [
+            "",
+            ".",
+            "..",
+            "...",
+            "a/b",
+            "/",
+            "/x",
+            "../x",
+            "x/",
+            "x/..",
+            "a\\b",
+            "a\0",
+            "\0",
+            "a b",
+            "a\n",
+            "%2e%2e",
+            "%2f",
+            "é",
+            "x\u{202e}y",
+            "．．",
+            "-",
+            "a:b",
+            "~",
+            "$HOME",
+            &long,
+        ] {
+            assert!(ObjectName::new(hostile).is_err(), "{hostile:?}");
+            assert!(LabelName::new(hostile).is_err(), "{hostile:?}");
+            assert!(FileName::new(hostile).is_err() || hostile == "-", "{hostile:?}");
+            let json = serde_json::Value::from(hostile);
+            assert!(serde_json::from_value::<ObjectName>(json).is_err(), "{hostile:?}");
+        }
+        for bad in ["A", "a_b", "-a", "a-", "a..b", ".a", "a.", "a.-b"] {
+            assert!(ObjectName::new(bad).is_err(), "{bad}");
+        }
+        assert!(LabelName::new("a.b").is_err() && LabelName::new("x".repeat(64)).is_err());
+        assert!(FileName::new(".hidden").is_err());
+    }
+
+    #[test]
+    fn names_are_single_components_of_paths() {
+        let root = Path::new("root");
+        for path in [
+            root.join(ObjectName::new("a.b-c.0").unwrap()),
+            root.join(LabelName::new("team-a").unwrap()),
+            root.join(FileName::new("0-0000-A_b.txt").unwrap()),
+        ] {
+            assert_eq!(path.parent(), Some(root));
+        }
+    }
+
+    #[test]
+    fn an_error_repeats_little_of_a_long_name_and_escapes_it() {
+        let error = LabelName::new("\0".repeat(1000)).unwrap_err().to_string();
+        assert!(error.contains("\\0") && error.contains("write at most 63") && error.len() < 300, "{error}");
+    }
+}

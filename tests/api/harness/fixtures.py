@@ -1,0 +1,74 @@
+"""Fixtures of tests/api and tests/security: servers, one job that is over for everybody to read, and what the same params come
+to without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import pytest
+from millrace import Job
+
+from . import BACKEND, Reference, Serve, Server, serving
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*capabilities): what the backend must be able to do for the case")
+    config.addinivalue_line("markers", "last: it would be in the way of the others")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        wanted = {each for mark in item.iter_markers("needs") for each in mark.args}
+        if missing := wanted - BACKEND.can:
+            item.add_marker(pytest.mark.skip(reason=f"this backend's tests have no: {', '.join(sorted(missing))}"))
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Each case's line has its time."""
+    if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
+        return None
+    return "passed", ".", f"PASSED in {report.duration:.1f} s"
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts servers for this case."""
+    with serving(tmp_path) as serve:
+        yield serve
+
+
+@pytest.fixture
+def server(serve: Serve) -> Server:
+    """A server of the case's own."""
+    return serve()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for cases that leave it as it is."""
+    with serving(tmp_path_factory.mktemp("shared")) as serve:
+        yield serve()
+
+
+@pytest.fixture(scope="session")
+def finished(shared: Server) -> Job:
+    """A job of the shared server that is over."""
+    job = shared.user.submit("finished", 200)
+    job.wait(120)
+    return job
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Reference]:
+    """What so many steps come to."""
+    home, numbers = tmp_path_factory.mktemp("reference"), count()
+
+    @cache
+    def train(steps: int) -> Reference:
+        return Reference.train(home / f"model_dir-{next(numbers)}", steps)
+
+    return train

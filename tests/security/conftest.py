@@ -1,0 +1,7 @@
+"""The fixtures are those of the harness."""
+
+import pytest
+
+pytest.register_assert_rewrite("harness")
+
+pytest_plugins = ["harness.fixtures"]
