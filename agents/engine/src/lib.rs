@@ -6,6 +6,7 @@
 //!
 //! * [`coordinator`]: membership, epochs, steps, the two-phase commit, checkpoints.
 //! * [`shard`]: a MemoryX shard: what to stream, what to gather, what it has promised.
+//! * [`store`]: a shard's chunks: when an update is applied, what a snapshot holds.
 //! * [`swarm`]: a SwarmX node: copies chunks down, joins partial sums on the way up.
 //! * [`system`]: a CS-2: in which order it receives, computes and sends.
 //! * [`course`], [`credit`]: positions on a link and the credits that admit them.
@@ -21,6 +22,7 @@ pub mod frame;
 pub mod message;
 pub mod payload;
 pub mod shard;
+pub mod store;
 pub mod swarm;
 pub mod system;
 pub mod types;

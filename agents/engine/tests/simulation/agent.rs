@@ -18,6 +18,8 @@ use crate::wires::{LinkKey, Packet, Wires};
 pub struct Job {
     pub plan: Arc<StreamPlan>,
     pub shards: u32,
+    /// Chunks that a store copies at a time for a snapshot.
+    pub copies: usize,
     /// Slots a receiver lets be in flight to it, by role.
     pub windows: BTreeMap<Role, u64>,
 }

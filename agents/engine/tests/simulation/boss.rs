@@ -9,7 +9,7 @@ use millrace_engine::types::{AgentId, CommitRecord};
 
 use crate::model::Parameters;
 use crate::setup::Task;
-use crate::wires::{Wires, Word};
+use crate::wires::{Coverage, Wires, Word};
 
 /// What a run has shown so far, over all its lives.
 #[derive(Default)]
@@ -21,9 +21,20 @@ pub struct History {
     pub restarts: u32,
     /// How often it was stopped.
     pub stops: u32,
+    /// How often it failed because a checkpoint could not be written.
+    pub failures: u32,
+    pub coverage: Coverage,
     /// Checkpoints.
     pub saved: BTreeSet<u64>,
     pub outcome: Option<Outcome>,
+}
+
+impl History {
+    /// The next run goes on from `step`: what came after it is done again.
+    pub fn forget_beyond(&mut self, step: u64) {
+        self.steps.retain(|record| record.step <= step);
+        self.evaluated.retain(|evaluated, _| *evaluated <= step);
+    }
 }
 
 /// Something the driver does on the side.

@@ -24,6 +24,8 @@ pub enum Fault {
     CutStream(Role),
     /// A link of the data tree breaks.
     CutLink,
+    /// The next write of a snapshot fails.
+    FailWrite,
     /// The user wants a checkpoint.
     Checkpoint,
     /// The user wants the run to end.
@@ -70,6 +72,8 @@ pub struct Life {
     pub windows: BTreeMap<Role, u64>,
     pub faults: Vec<(When, Fault)>,
     pub laggard: Option<Laggard>,
+    /// Chunks that a store copies at a time for a snapshot.
+    pub copies: usize,
 }
 
 impl Task {
@@ -137,7 +141,7 @@ impl Life {
     pub fn small(systems: u32, least_systems: u32, shards: u32, faults: &[(When, Fault)]) -> Self {
         let wanted = Wanted { systems, least_systems, shards, fan_out: 2, activation_servers: 1 };
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, 1)).collect();
-        Self { wanted, windows, faults: faults.to_vec(), laggard: None }
+        Self { wanted, windows, faults: faults.to_vec(), laggard: None, copies: 1 }
     }
 
     pub fn new(random: &mut Random, plan: &StreamPlan) -> Self {
@@ -152,7 +156,7 @@ impl Life {
         let window = |random: &mut Random| random.pick(&[1, 1, 1, 2, 3]).unwrap_or(1);
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, window(random))).collect();
         let faults = (0..random.within(0, 8)).map(|_| (When::Tick(moment(random)), fault(random))).collect();
-        Self { wanted, windows, faults, laggard: laggard(random) }
+        Self { wanted, windows, faults, laggard: laggard(random), copies: random.within(1, 3) }
     }
 }
 
@@ -181,8 +185,9 @@ fn fault(random: &mut Random) -> Fault {
         58..68 => Fault::Leave,
         68..74 => Fault::CutStream(Role::MemoryX),
         74..78 => Fault::CutStream(Role::Cs2),
-        78..86 => Fault::CutLink,
-        86..95 => Fault::Checkpoint,
+        78..84 => Fault::CutLink,
+        84..87 => Fault::FailWrite,
+        87..95 => Fault::Checkpoint,
         _ => Fault::Stop,
     }
 }

@@ -1,11 +1,12 @@
-//! A toy chunk store: one-pass updates just ahead of the next stream, and snapshots while training goes on.
+//! The arithmetic of the toy model for the store that ships, and the disk that snapshots are written to.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, StreamPlan};
-use millrace_engine::message::{ChunkDigests, Snapshot};
+use millrace_engine::message::{ChunkDigests, Report, Snapshot};
 use millrace_engine::payload::Payload;
+use millrace_engine::store::{Arithmetic, SnapshotCursor, Store, StoreError};
 use millrace_engine::types::CommitRecord;
 
 use crate::model::{Parameters, encode, numbers, squared_norm};
@@ -13,155 +14,113 @@ use crate::model::{Parameters, encode, numbers, squared_norm};
 /// What shards have written, by directory.
 pub type Disk = BTreeMap<String, BTreeMap<ChunkId, Parameters>>;
 
-/// What is reported of a snapshot: its step, and each chunk's digests.
-pub type Written = (u64, Vec<(ChunkId, ChunkDigests)>);
-
-struct Held {
+/// The numbers of one chunk.
+pub struct Numbers {
     parameters: Parameters,
-    /// Updates applied.
-    applied: u64,
     gradient: Vec<f32>,
 }
 
-/// A snapshot under way, or the last one.
-struct Writing {
-    snapshot: Snapshot,
-    /// Not written yet; those updated meanwhile with their old parameters.
-    left: BTreeMap<ChunkId, Option<Parameters>>,
-    digests: Vec<(ChunkId, ChunkDigests)>,
-    /// Whether the control stream of now has ordered it and got no answer.
-    wanted: bool,
+/// The toy model's updates.
+pub struct ToyArithmetic;
+
+impl Arithmetic for ToyArithmetic {
+    type Numbers = Numbers;
+    type Saved = Parameters;
+
+    fn update(&self, _: ChunkId, numbers: &mut Numbers, record: &CommitRecord) {
+        numbers.parameters.update(&numbers.gradient, record);
+    }
+
+    fn save(&self, numbers: &mut Numbers) -> Parameters {
+        numbers.parameters.clone()
+    }
 }
 
-/// The chunks of one shard.
-pub struct Store {
-    chunks: BTreeMap<ChunkId, Held>,
-    committed: u64,
-    writing: Option<Writing>,
-    /// Every commit since the parameters were loaded.
-    pub commits: Vec<CommitRecord>,
+pub type ToyStore = Store<ToyArithmetic>;
+
+/// A store of chunks `shard`, `shard + shards`, ... of `state`, the parameters after `step` updates.
+pub fn filled(
+    plan: &StreamPlan,
+    (shard, shards): (u32, u32),
+    step: u64,
+    state: &[Parameters],
+    copies: usize,
+) -> Result<ToyStore, StoreError> {
+    let numbers = |chunk: ChunkId| {
+        let gradient = vec![f32::NAN; plan.chunks[chunk].elements];
+        (chunk as u32 % shards == shard).then(|| Numbers { parameters: state[chunk].clone(), gradient })
+    };
+    let store = Store::new(ToyArithmetic, (0..plan.chunks.len()).map(numbers), copies);
+    store.own().try_for_each(|chunk| store.fill(chunk, step, |_| {}))?;
+    Ok(store)
 }
 
-impl Store {
-    /// Chunks `shard`, `shard + shards`, ... of `state`, the parameters after `step` updates.
-    pub fn new(plan: &StreamPlan, shard: u32, shards: u32, step: u64, state: &[Parameters]) -> Self {
-        let own = (0..plan.chunks.len()).filter(|chunk| *chunk as u32 % shards == shard);
-        let held = |chunk: ChunkId| Held {
-            parameters: state[chunk].clone(),
-            applied: step,
-            gradient: vec![f32::NAN; plan.chunks[chunk].elements],
-        };
-        let chunks = own.map(|chunk| (chunk, held(chunk))).collect();
-        Self { chunks, committed: step, writing: None, commits: Vec::new() }
-    }
+/// Weights to be streamed; `None` while no copy is free.
+pub fn read(store: &ToyStore, chunk: ChunkId) -> Result<Option<Bytes>, StoreError> {
+    store.read(chunk, |numbers| encode(&numbers.parameters.weights))
+}
 
-    fn chunk(&mut self, chunk: ChunkId) -> Result<&mut Held, String> {
-        self.chunks.get_mut(&chunk).ok_or_else(|| format!("chunk {chunk} is another shard's"))
-    }
-
-    /// Applies the pending update of `chunk`, if there is one; a snapshot keeps what it still needs.
-    fn settle(&mut self, chunk: ChunkId) -> Result<&mut Held, String> {
-        let (commit, committed) = (self.commits.last().copied(), self.committed);
-        let Some(held) = self.chunks.get_mut(&chunk) else { return Err(format!("chunk {chunk} is another shard's")) };
-        if held.applied == committed {
-            return Ok(held);
-        }
-        let commit = commit.filter(|commit| commit.step == held.applied + 1 && commit.step == committed);
-        let commit = commit.ok_or_else(|| format!("chunk {chunk} missed an update after {}", held.applied))?;
-        if let Some(left) = self.writing.as_mut().filter(|writing| writing.snapshot.step == held.applied)
-            && let Some(copy) = left.left.get_mut(&chunk)
-        {
-            *copy = Some(held.parameters.clone());
-        }
-        held.parameters.update(&held.gradient, &commit);
-        held.applied = committed;
-        Ok(held)
-    }
-
-    /// Weights to be streamed.
-    pub fn read(&mut self, chunk: ChunkId) -> Result<Bytes, String> {
-        Ok(encode(&self.settle(chunk)?.parameters.weights))
-    }
-
-    /// Adds a use's gradient; after the last the squared norm.
-    pub fn gather(&mut self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, String> {
-        let committed = self.committed;
-        let held = self.chunk(chunk)?;
-        if held.applied != committed {
-            return Err(format!("the gradient of chunk {chunk} came before its update was applied"));
-        }
-        let sum = numbers(sum);
+/// Adds a use's gradient; after the last the squared norm.
+pub fn gather(
+    store: &ToyStore,
+    chunk: ChunkId,
+    (first, last): (bool, bool),
+    sum: &Payload,
+) -> Result<Option<f64>, StoreError> {
+    let sum = numbers(sum);
+    store.gather(chunk, |numbers| {
         if first {
-            held.gradient = sum;
+            numbers.gradient = sum;
         } else {
-            held.gradient.iter_mut().zip(sum).for_each(|(all, one)| *all += one);
+            numbers.gradient.iter_mut().zip(sum).for_each(|(all, one)| *all += one);
         }
-        Ok(last.then(|| squared_norm(&held.gradient)))
+        last.then(|| squared_norm(&numbers.gradient))
+    })
+}
+
+/// Every chunk with all updates applied.
+pub fn finish(store: &ToyStore) -> Result<Vec<(ChunkId, Parameters)>, String> {
+    store.abandon_snapshot();
+    let parameters = |chunk| {
+        let read = store.read(chunk, |numbers| numbers.parameters.clone()).map_err(|error| error.to_string())?;
+        read.map(|parameters| (chunk, parameters)).ok_or_else(|| format!("no copy is free for chunk {chunk}"))
+    };
+    store.own().map(parameters).collect()
+}
+
+/// The thread that writes a snapshot.
+pub struct Writer {
+    snapshot: Snapshot,
+    cursor: SnapshotCursor,
+    digests: Vec<(ChunkId, ChunkDigests)>,
+}
+
+impl Writer {
+    /// Begins a snapshot of `store`.
+    pub fn new(store: &ToyStore, snapshot: Snapshot) -> Self {
+        Self { cursor: store.begin_snapshot(snapshot.step), snapshot, digests: Vec::new() }
     }
 
-    /// Makes the gathered gradients the pending update.
-    pub fn commit(&mut self, commit: CommitRecord) -> Result<(), String> {
-        if let Some((chunk, _)) = self.chunks.iter().find(|(_, held)| held.applied != self.committed) {
-            return Err(format!("step {} is committed, but chunk {chunk} missed the update before", commit.step));
-        }
-        self.committed = commit.step;
-        self.commits.push(commit);
-        Ok(())
-    }
-
-    /// The control stream broke: speak of no snapshot until it is ordered again.
-    pub fn hush(&mut self) {
-        self.writing.iter_mut().for_each(|writing| writing.wanted = false);
-    }
-
-    /// A snapshot is ordered, perhaps again.
-    pub fn snapshot(&mut self, snapshot: Snapshot) -> Result<(), String> {
-        if let Some(writing) = self.writing.as_mut().filter(|writing| writing.snapshot == snapshot) {
-            writing.wanted = true;
-            return Ok(());
-        }
-        if snapshot.step != self.committed {
-            return Err(format!("a snapshot of step {} is ordered at step {}", snapshot.step, self.committed));
-        }
-        let left = self.chunks.keys().map(|&chunk| (chunk, None)).collect();
-        self.writing = Some(Writing { snapshot, left, digests: Vec::new(), wanted: true });
-        Ok(())
-    }
-
-    /// Whether a snapshot has something to write or to answer.
-    pub fn is_writing(&self) -> bool {
-        self.writing.as_ref().is_some_and(|writing| writing.wanted)
-    }
-
-    /// Writes one more chunk; the answer once all are written.
-    pub fn write(&mut self, disk: &mut Disk) -> Result<Option<Written>, String> {
-        let Some(writing) = &mut self.writing else { return Ok(None) };
-        let (step, path) = (writing.snapshot.step, writing.snapshot.path.clone());
-        let Some((chunk, copy)) = writing.left.pop_first() else {
-            writing.wanted = false;
-            return Ok(Some((step, writing.digests.clone())));
+    /// Writes one more chunk, or fails to; once all are written or one is not, the snapshot and what is reported of it.
+    pub fn write(
+        &mut self,
+        store: &ToyStore,
+        disk: &mut Disk,
+        fails: bool,
+    ) -> Result<Option<(Snapshot, Report)>, StoreError> {
+        let Snapshot { step, path } = &self.snapshot;
+        let Some((chunk, parameters)) = self.cursor.next(store)? else {
+            let digests = std::mem::take(&mut self.digests);
+            return Ok(Some((self.snapshot.clone(), Report::Written { step: *step, digests })));
         };
-        let parameters = match copy {
-            Some(copy) => copy,
-            // The pending update may be one that the snapshot has, or already the next.
-            None => {
-                let held = if self.chunk(chunk)?.applied < step { self.settle(chunk)? } else { self.chunk(chunk)? };
-                if held.applied != step {
-                    return Err(format!("chunk {chunk} is at {} but the snapshot at {step}", held.applied));
-                }
-                held.parameters.clone()
-            }
-        };
-        if let Some(writing) = &mut self.writing {
-            writing.digests.push((chunk, parameters.digests()));
+        if fails {
+            store.abandon_snapshot();
+            let reason = "no space is left".to_owned();
+            let report = Report::NotWritten { step: *step, reason, cause: millrace_engine::message::Cause::NoSpace };
+            return Ok(Some((self.snapshot.clone(), report)));
         }
-        disk.entry(path).or_default().insert(chunk, parameters);
+        self.digests.push((chunk, parameters.digests()));
+        disk.entry(path.clone()).or_default().insert(chunk, parameters);
         Ok(None)
-    }
-
-    /// Every chunk with all updates applied.
-    pub fn finish(&mut self) -> Result<Vec<(ChunkId, Parameters)>, String> {
-        let chunks: Vec<ChunkId> = self.chunks.keys().copied().collect();
-        chunks.into_iter().map(|chunk| Ok((chunk, self.settle(chunk)?.parameters.clone()))).collect()
     }
 }

@@ -86,6 +86,28 @@ pub struct Link {
     pub up: Lane,
 }
 
+/// How often the situations came about that the store is there for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Coverage {
+    /// Commits while a snapshot was written.
+    pub committed_in_snapshots: usize,
+    /// Chunks copied for a snapshot before their update.
+    pub copied_for_snapshots: usize,
+    /// Reads that waited for a copy.
+    pub waited_for_copies: usize,
+    /// Snapshots that could not be written.
+    pub failed_writes: usize,
+}
+
+impl std::ops::AddAssign for Coverage {
+    fn add_assign(&mut self, more: Self) {
+        self.committed_in_snapshots += more.committed_in_snapshots;
+        self.copied_for_snapshots += more.copied_for_snapshots;
+        self.waited_for_copies += more.waited_for_copies;
+        self.failed_writes += more.failed_writes;
+    }
+}
+
 /// Everything between the agents, and what outlives them all: the disk.
 pub struct Wires {
     pub random: Random,
@@ -94,6 +116,9 @@ pub struct Wires {
     /// Links the lower end tries to open.
     pub dials: BTreeSet<LinkKey>,
     pub disk: Disk,
+    /// Writes to the disk that will fail.
+    pub failing_writes: usize,
+    pub coverage: Coverage,
     pub published: BTreeMap<u64, Vec<Parameters>>,
     /// The first frame sent without credit.
     pub overrun: Option<String>,
@@ -110,6 +135,8 @@ impl Wires {
             links: BTreeMap::new(),
             dials: BTreeSet::new(),
             disk: Disk::new(),
+            failing_writes: 0,
+            coverage: Coverage::default(),
             published,
             overrun: None,
             attempt,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use millrace_emulator::placement::swarm_nodes;
 use millrace_engine::coordinator::{Coordinator, Done, Known, Outcome};
-use millrace_engine::message::{Report, Source};
+use millrace_engine::message::{Cause, Report, Source};
 use millrace_engine::types::{AgentId, Role};
 
 use crate::agent::{Agent, Body, Job};
@@ -33,6 +33,8 @@ enum Action {
     Act(AgentId),
     /// A shard's store goes on.
     Work(AgentId),
+    /// A shard writes another chunk of its snapshot.
+    Write(AgentId),
     Chore(usize),
     Start(AgentId),
     Connect(AgentId),
@@ -68,7 +70,12 @@ impl<'a> World<'a> {
         let mut world = Self {
             task,
             life,
-            job: Job { plan: task.plan.clone(), shards: wanted.shards, windows: life.windows.clone() },
+            job: Job {
+                plan: task.plan.clone(),
+                shards: wanted.shards,
+                copies: life.copies,
+                windows: life.windows.clone(),
+            },
             source,
             wires,
             agents: BTreeMap::new(),
@@ -125,7 +132,9 @@ impl<'a> World<'a> {
 
     fn choose(&mut self) -> Result<Action, String> {
         let actions = self.actions(self.tick);
-        if self.life.laggard.is_some() && !self.wires.random.chance(3) {
+        // Storage may be so slow that several steps pass while one snapshot is written.
+        let turns = if self.life.laggard == Some(Laggard::Disk) { 300 } else { 33 };
+        if self.life.laggard.is_some() && self.wires.random.below(turns) > 0 {
             let others: Vec<Action> = actions.iter().copied().filter(|action| !self.lags(*action)).collect();
             if let Some(action) = self.wires.random.pick(&others) {
                 return Ok(action);
@@ -176,7 +185,10 @@ impl<'a> World<'a> {
         for (&id, agent) in &self.agents {
             match &agent.body {
                 Body::System(system) if system.is_ready() => actions.push(Action::Act(id)),
-                Body::Shard(shard) if shard.has_work() => actions.push(Action::Work(id)),
+                Body::Shard(shard) => {
+                    actions.extend(shard.has_work().then_some(Action::Work(id)));
+                    actions.extend(shard.is_writing().then_some(Action::Write(id)));
+                }
                 _ => {}
             }
             if agent.stream.is_none() && self.boss.is_some() {
@@ -203,8 +215,10 @@ impl<'a> World<'a> {
             Action::Packet(key, _) | Action::Grant(key, _) | Action::Dial(key) => {
                 all && (is(key.upper) || is(key.lower))
             }
-            Action::Work(agent) => disk || (all && is(agent)),
-            Action::Act(agent) | Action::Start(agent) | Action::Connect(agent) => all && is(agent),
+            Action::Write(agent) => disk || (all && is(agent)),
+            Action::Work(agent) | Action::Act(agent) | Action::Start(agent) | Action::Connect(agent) => {
+                all && is(agent)
+            }
             Action::Chore(_) => disk,
             Action::StartCoordinator => false,
         }
@@ -231,6 +245,11 @@ impl<'a> World<'a> {
                     Body::Shard(shard) => shard.work(&mut place),
                     _ => Ok(()),
                 }
+            }
+            Action::Write(id) => {
+                let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
+                let (Body::Shard(shard), mut place) = agent.split(&mut self.wires) else { return Ok(()) };
+                shard.write(&mut place)
             }
             Action::Chore(at) => match &mut self.boss {
                 Some(boss) => boss.chore(at, self.task, &mut self.wires, &mut self.history),
@@ -338,14 +357,15 @@ impl<'a> World<'a> {
         self.wires.cut_links(id, None);
         let Body::Shard(shard) = &mut agent.body else { return Ok(()) };
         let committed = shard.machine.state().committed;
-        let Some(store) = &mut shard.store else { return Ok(()) };
+        let commits = std::mem::take(&mut shard.commits);
+        let Some(parameters) = shard.finish()? else { return Ok(()) };
         let reference = &self.task.reference;
         let first = if self.task.policy.train { self.source.step() } else { committed };
-        if store.commits != reference.commits[first as usize..committed as usize] {
-            return Err(format!("{id} has recorded {:?}", store.commits));
+        if commits != reference.commits[first as usize..committed as usize] {
+            return Err(format!("{id} has recorded {commits:?}"));
         }
         let state = &reference.states[committed as usize];
-        if store.finish()?.iter().any(|(chunk, parameters)| *parameters != state[*chunk]) {
+        if parameters.iter().any(|(chunk, parameters)| *parameters != state[*chunk]) {
             return Err(format!("{id} ends with other parameters"));
         }
         self.ended.push(committed);
@@ -367,6 +387,9 @@ impl<'a> World<'a> {
         if told != committed {
             return Err(format!("step {committed} is committed, but {told} the last that was told"));
         }
+        if let Outcome::Failed { cause: Cause::NoSpace, .. } = outcome {
+            return Ok(outcome);
+        }
         let trained = committed > self.source.step();
         if trained && !self.wires.published.contains_key(&committed) {
             return Err(format!("step {committed} is lost: no checkpoint has it"));
@@ -387,7 +410,8 @@ impl<'a> World<'a> {
     }
 
     /// What outlives this life.
-    pub fn into_remains(self) -> (Wires, History) {
+    pub fn into_remains(mut self) -> (Wires, History) {
+        self.history.coverage += self.wires.coverage;
         (self.wires, self.history)
     }
 }
@@ -403,6 +427,7 @@ pub fn run(task: &Task, mut random: Random, mut next: impl FnMut(&mut Random) ->
         let mut world = World::new(task, &life, source.clone(), wires, history);
         match world.run() {
             Err(error) => return Err(format!("{error}\n{}", world.dump())),
+            Ok(Outcome::Failed { cause: Cause::NoSpace, .. }) => world.history.failures += 1,
             Ok(Outcome::Failed { reason, .. }) => return Err(format!("it failed: {reason}\n{}", world.dump())),
             Ok(Outcome::Complete) => return Ok(world.into_remains().1),
             Ok(Outcome::Stopped) => world.history.stops += 1,
@@ -412,6 +437,7 @@ pub fn run(task: &Task, mut random: Random, mut next: impl FnMut(&mut Random) ->
         history.outcome = None;
         if task.policy.train {
             source = source_of(published.keys().copied().max().unwrap_or(0));
+            history.forget_beyond(source.step());
         }
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock, mpsc as blocking};
 use millrace_emulator::placement::Placement;
 use millrace_engine::message::{Configure, Order, Report, Snapshot, Source};
 use millrace_engine::shard::{Command, Shard};
+use millrace_engine::store::{OnOrder, SnapshotOrders};
 use millrace_engine::types::{AgentId, Epoch, Role};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
@@ -49,19 +50,10 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
         results,
         link: None,
         loading: None,
-        snapshot: None,
+        snapshots: SnapshotOrders::default(),
         leaving: false,
     };
     driver.run().await
-}
-
-/// A snapshot that was ordered.
-struct Ordered {
-    snapshot: Snapshot,
-    /// Whether the coordinator of now has ordered it; no other is told of it, since its directory may be gone.
-    wanted: bool,
-    /// What to tell, once it is known.
-    answer: Option<Report>,
 }
 
 struct LinkInEpoch {
@@ -86,7 +78,7 @@ struct Driver {
     link: Option<LinkInEpoch>,
     /// What is being loaded, or was last.
     loading: Option<Loading>,
-    snapshot: Option<Ordered>,
+    snapshots: SnapshotOrders,
     /// Asked to leave: as soon as the coordinator has saved what only this shard has.
     leaving: bool,
 }
@@ -149,23 +141,18 @@ impl Driver {
     async fn rejoin(&mut self) -> Result<(), Failure> {
         self.context.ready.set(false);
         self.link = None;
-        if let Some(ordered) = &mut self.snapshot {
-            ordered.wanted = false;
-        }
+        self.snapshots.coordinator_lost();
         self.session.rejoin(Some(self.shard.state())).await
     }
 
     /// Begins a snapshot, unless it is the one ordered before on a stream that is lost.
     fn snapshot(&mut self, snapshot: Snapshot) {
-        match &mut self.snapshot {
-            Some(ordered) if ordered.snapshot == snapshot => {
-                ordered.wanted = true;
-                ordered.answer.iter().for_each(|report| self.session.outbox.report(report));
-            }
-            _ => {
-                self.snapshot = Some(Ordered { snapshot: snapshot.clone(), wanted: true, answer: None });
+        match self.snapshots.order(&snapshot) {
+            OnOrder::Begin => {
                 let _ = self.work.send(Job::Snapshot(snapshot));
             }
+            OnOrder::Wait => {}
+            OnOrder::Report(report) => self.session.outbox.report(&report),
         }
     }
 
@@ -193,10 +180,7 @@ impl Driver {
         let done = self.done.clone();
         spawn("load", move || {
             let result = match &source {
-                Source::Initial => {
-                    store.initialise();
-                    Ok(())
-                }
+                Source::Initial => store.initialise().map_err(Failure::own),
                 Source::Checkpoint { path, optimizer, step } => store.restore(path, *optimizer, *step),
             };
             let _ = done.send(Done::Loaded { source, result });
@@ -242,13 +226,9 @@ impl Driver {
             Done::Gathered { chunk, norm } => self.shard.gathered(chunk, norm, &mut out),
             Done::Loaded { source, result } => self.loaded(&source, result, &mut out)?,
             Done::Snapshot { snapshot, report } => {
-                if let Some(ordered) = self.snapshot.as_mut().filter(|ordered| ordered.snapshot == snapshot) {
-                    if ordered.wanted {
-                        self.session.outbox.report(&report);
-                    }
-                    ordered.answer = Some(report);
-                }
+                self.snapshots.finished(&snapshot, report).iter().for_each(|report| self.session.outbox.report(report));
             }
+            Done::Failed(error) => return Err(Failure::own(error)),
         }
         self.carry(out);
         Ok(())

@@ -1,12 +1,7 @@
 //! The chunk store: parameters, moments and gradients of one shard, in DRAM.
 //!
-//! Everything that touches a number of the model goes through here: read, the one-pass update, snapshot. A committed
-//! update is *pending* until a chunk is next read; it is applied then, once.
-//!
-//! A snapshot of step *t* may be under way while step *t + 1* runs. A chunk not yet written is copied before its next
-//! update, from a bounded pool; when that is empty the update waits, and the wait is counted.
-
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+//! When an update is applied and what a snapshot holds is decided by [`millrace_engine::store`]; here are the numbers:
+//! initial values, reading and writing checkpoints, the one-pass update.
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
@@ -14,12 +9,14 @@ use millrace_emulator::graph::Init;
 use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
 use millrace_emulator::placement::ShardId;
-use millrace_emulator::plan::{ChunkId, Encoding};
+use millrace_emulator::plan::{Chunk, ChunkId, Encoding};
 use millrace_engine::payload::{self, Payload};
+use millrace_engine::store::{self, SnapshotCursor, StoreError};
 use millrace_engine::types::CommitRecord;
 use millrace_params::OptimizerKind;
 use millrace_telemetry::stall::{StallClock, StallReason};
 
+use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 
@@ -29,18 +26,17 @@ const COPIES: usize = 16;
 /// caches, and an update costs several times as much.
 const STAGGER: usize = 272;
 
-/// The numbers of one chunk.
-struct Cell {
-    /// w, moments, g, a stagger apart.
+/// The numbers of one chunk: w, moments, g, a stagger apart.
+pub struct ChunkNumbers {
     numbers: Vec<f32>,
     elements: usize,
-    /// Updates applied.
-    step: u64,
-    /// The snapshot that still wants this chunk, and a copy made for it.
-    snapshot: Option<(u64, Option<Vec<f32>>)>,
 }
 
-impl Cell {
+impl ChunkNumbers {
+    fn zeros(arrays: usize, elements: usize) -> Self {
+        Self { numbers: vec![0.0; arrays * (elements + STAGGER)], elements }
+    }
+
     /// Array `index` of the chunk.
     fn array(&mut self, index: usize) -> &mut [f32] {
         let start = index * (self.elements + STAGGER);
@@ -54,21 +50,41 @@ impl Cell {
     }
 }
 
-/// See the module text.
-pub struct Store {
+/// Updates and copies of chunks, as the job wants them.
+struct ChunkArithmetic {
     job: CompiledJob,
     simd: Simd,
-    cells: Vec<Option<Mutex<Cell>>>,
     moments: Moments,
-    pending: RwLock<Option<CommitRecord>>,
-    copies: Mutex<usize>,
-    copy_returned: Condvar,
-    stall: StallClock,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere ends the process; the numbers themselves are never half-written under a lock that is released.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+impl store::Arithmetic for ChunkArithmetic {
+    type Numbers = ChunkNumbers;
+    /// Weights and moments, one after the other.
+    type Saved = Vec<f32>;
+
+    fn update(&self, chunk: ChunkId, numbers: &mut ChunkNumbers, record: &CommitRecord) {
+        let optimizer = self.job.optimizer();
+        let plan = &self.job.plan;
+        let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
+        for (tensor, _, range) in plan.chunk_pieces(chunk) {
+            let decay = if plan.graph.tensors[tensor].role.decays() { optimizer.weight_decay } else { 0.0 };
+            let mut pieces = arrays.iter_mut().map(|array| &mut array[range.clone()]);
+            apply(self.simd, &optimizer.kind, decay, record, &mut pieces);
+        }
+    }
+
+    fn save(&self, numbers: &mut ChunkNumbers) -> Vec<f32> {
+        let saved = 1 + self.moments.len();
+        let mut copy = Vec::with_capacity(saved * numbers.elements);
+        numbers.arrays().take(saved).for_each(|array| copy.extend_from_slice(array));
+        copy
+    }
+}
+
+/// See the module text.
+pub struct Store {
+    chunks: store::Store<ChunkArithmetic>,
+    stall: StallClock,
 }
 
 /// The moments an optimizer keeps.
@@ -88,49 +104,37 @@ impl Store {
     pub fn new(job: CompiledJob, id: ShardId, shards: u32, stall: StallClock) -> Result<Self, Failure> {
         let simd = Simd::new(job.profile.isa).map_err(Failure::own)?;
         let moments = moments_of(&job.optimizer().kind);
-        let arrays = 2 + moments.len();
-        let cell = |(chunk, plan): (usize, &millrace_emulator::plan::Chunk)| {
-            (chunk % shards.max(1) as usize == id as usize).then(|| {
-                let numbers = vec![0.0; arrays * (plan.elements + STAGGER)];
-                Mutex::new(Cell { numbers, elements: plan.elements, step: 0, snapshot: None })
-            })
+        let (plan, arrays) = (job.plan.clone(), 2 + moments.len());
+        let numbers = |(chunk, plan): (usize, &Chunk)| {
+            let owned = chunk % shards.max(1) as usize == id as usize;
+            owned.then(|| ChunkNumbers::zeros(arrays, plan.elements))
         };
-        Ok(Self {
-            simd,
-            cells: job.plan.chunks.iter().enumerate().map(cell).collect(),
-            moments,
-            pending: RwLock::new(None),
-            copies: Mutex::new(COPIES),
-            copy_returned: Condvar::new(),
-            stall,
-            job,
-        })
+        let arithmetic = ChunkArithmetic { job, simd, moments };
+        let chunks = store::Store::new(arithmetic, plan.chunks.iter().enumerate().map(numbers), COPIES);
+        Ok(Self { chunks, stall })
     }
 
-    /// The chunks of this shard.
-    pub fn own(&self) -> impl Iterator<Item = ChunkId> {
-        self.cells.iter().enumerate().filter_map(|(chunk, cell)| cell.is_some().then_some(chunk))
-    }
-
-    fn cell(&self, chunk: ChunkId) -> Option<MutexGuard<'_, Cell>> {
-        self.cells.get(chunk)?.as_ref().map(lock)
-    }
-
-    fn gradient_index(&self) -> usize {
-        1 + self.moments.len()
+    fn arithmetic(&self) -> &ChunkArithmetic {
+        self.chunks.arithmetic()
     }
 
     /// Fills the parameters with their initial values; the moments stay zero.
-    pub fn initialise(&self) {
-        let (plan, seed) = (&self.job.plan, self.job.job.run.seed);
-        for chunk in self.own() {
-            let Some(mut cell) = self.cell(chunk) else { continue };
-            let weights = cell.array(0);
-            for (tensor, first, range) in plan.chunk_pieces(chunk) {
-                let init = initializer(plan.graph.tensors[tensor].init);
-                init.fill(tensor_key(seed, tensor as u64), first as u64, &mut weights[range]);
-            }
+    ///
+    /// # Errors
+    /// None that a store has: it fills its own chunks.
+    pub fn initialise(&self) -> Result<(), StoreError> {
+        let ChunkArithmetic { job, .. } = self.arithmetic();
+        let (plan, seed) = (&job.plan, job.job.run.seed);
+        for chunk in self.chunks.own() {
+            self.chunks.fill(chunk, 0, |numbers| {
+                let weights = numbers.array(0);
+                for (tensor, first, range) in plan.chunk_pieces(chunk) {
+                    let init = initializer(plan.graph.tensors[tensor].init);
+                    init.fill(tensor_key(seed, tensor as u64), first as u64, &mut weights[range]);
+                }
+            })?;
         }
+        Ok(())
     }
 
     /// Fills parameters and moments from a checkpoint of `step` updates.
@@ -138,175 +142,97 @@ impl Store {
     /// # Errors
     /// The checkpoint is damaged or of another model.
     pub fn restore(&self, path: &str, optimizer: bool, step: u64) -> Result<(), Failure> {
-        let failed = |error: millrace_checkpoint::Error| crate::checkpoints::checkpoint_failure(&error);
+        let ChunkArithmetic { job, moments, .. } = self.arithmetic();
+        let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
         let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
-        let moments = if optimizer { self.moments.clone() } else { Moments::none() };
-        let strictness = crate::checkpoints::strictness(&self.job.job);
-        let mut reader = PlanReader::new(checkpoint, &self.job.plan, &moments, strictness).map_err(failed)?;
+        let moments = if optimizer { moments.clone() } else { Moments::none() };
+        let strictness = crate::checkpoints::strictness(&job.job);
+        let mut reader = PlanReader::new(checkpoint, &job.plan, &moments, strictness).map_err(failed)?;
         if !reader.absent_tensors().is_empty() {
             // What the checkpoint has not got keeps its initial values.
-            self.initialise();
+            self.initialise().map_err(Failure::own)?;
         }
-        for chunk in self.own() {
-            let Some(mut cell) = self.cell(chunk) else { continue };
-            cell.step = step;
-            for (index, section) in moments.sections().enumerate() {
-                reader.read_chunk(chunk, section, cell.array(index)).map_err(failed)?;
-            }
+        for chunk in self.chunks.own() {
+            let mut read = |numbers: &mut ChunkNumbers| {
+                let mut sections = moments.sections().enumerate();
+                sections.try_for_each(|(index, section)| reader.read_chunk(chunk, section, numbers.array(index)))
+            };
+            self.chunks.fill(chunk, step, &mut read).map_err(Failure::own)?.map_err(failed)?;
         }
         Ok(())
     }
 
     /// Takes the sum of one use of `chunk` into its gradient; after the last use returns its squared norm.
-    pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Option<f64> {
-        let mut cell = self.cell(chunk)?;
-        let gradient = cell.array(self.gradient_index());
-        take_sum(self.simd, sum, first, gradient)?;
-        last.then(|| elementwise::squared_norm(self.simd, gradient))
+    ///
+    /// # Errors
+    /// The chunk is another shard's, or still needs the gradient it has.
+    pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, StoreError> {
+        let ChunkArithmetic { simd, moments, .. } = self.arithmetic();
+        self.chunks.gather(chunk, |numbers| {
+            let gradient = numbers.array(1 + moments.len());
+            take_sum(*simd, sum, first, gradient)?;
+            last.then(|| elementwise::squared_norm(*simd, gradient))
+        })
     }
 
     /// Makes the gathered gradients the pending update.
     pub fn commit(&self, record: CommitRecord) {
-        *self.pending.write().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        self.chunks.commit(record);
     }
 
-    fn pending(&self) -> Option<CommitRecord> {
-        *self.pending.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The chunk's current weights as they travel.
-    pub fn read(&self, chunk: ChunkId) -> Option<(Encoding, Bytes)> {
-        self.bring_up(chunk);
-        let encoding = self.job.plan.chunk_encoding(chunk);
-        let mut cell = self.cell(chunk)?;
-        let weights = cell.array(0);
-        let bytes = match encoding {
-            Encoding::F32 => convert::f32_bytes(self.simd, weights),
-            Encoding::Bf16 => convert::bf16_bytes(self.simd, weights),
-        };
-        Some((encoding, bytes.into()))
-    }
-
-    /// Applies the pending update to `chunk` unless it has it.
-    fn bring_up(&self, chunk: ChunkId) {
-        let Some(record) = self.pending() else { return };
-        let mut ticket = false;
+    /// The chunk's current weights as they travel. Waits while a snapshot needs a copy of it and none is free.
+    ///
+    /// # Errors
+    /// The chunk is another shard's, or has missed an update.
+    pub fn read(&self, chunk: ChunkId) -> Result<(Encoding, Bytes), StoreError> {
+        let ChunkArithmetic { job, simd, .. } = self.arithmetic();
+        let encoding = job.plan.chunk_encoding(chunk);
         loop {
-            let Some(mut cell) = self.cell(chunk) else { return };
-            if cell.step >= record.step {
-                break;
+            let bytes = self.chunks.read(chunk, |numbers| match encoding {
+                Encoding::F32 => convert::f32_bytes(*simd, numbers.array(0)),
+                Encoding::Bf16 => convert::bf16_bytes(*simd, numbers.array(0)),
+            })?;
+            if let Some(bytes) = bytes {
+                return Ok((encoding, bytes.into()));
             }
-            if let Some((step, None)) = cell.snapshot
-                && cell.step >= step
-            {
-                if !ticket {
-                    // Wait for a copy without the cell's lock: whoever returns one may want this very chunk.
-                    drop(cell);
-                    self.take_copy();
-                    ticket = true;
-                    continue;
-                }
-                ticket = false;
-                let kept = self.saved_arrays(&mut cell);
-                cell.snapshot = Some((step, Some(kept)));
-            }
-            self.update(chunk, &mut cell, &record);
-            break;
-        }
-        if ticket {
-            self.return_copy();
-        }
-    }
-
-    fn take_copy(&self) {
-        let _waiting = self.stall.start(StallReason::Snapshot);
-        let mut free = lock(&self.copies);
-        while *free == 0 {
-            free = self.copy_returned.wait(free).unwrap_or_else(PoisonError::into_inner);
-        }
-        *free -= 1;
-    }
-
-    fn return_copy(&self) {
-        *lock(&self.copies) += 1;
-        self.copy_returned.notify_one();
-    }
-
-    /// Weights and moments, one after the other.
-    fn saved_arrays(&self, cell: &mut Cell) -> Vec<f32> {
-        let saved = 1 + self.moments.len();
-        let mut copy = Vec::with_capacity(saved * cell.elements);
-        cell.arrays().take(saved).for_each(|array| copy.extend_from_slice(array));
-        copy
-    }
-
-    fn update(&self, chunk: ChunkId, cell: &mut Cell, record: &CommitRecord) {
-        let optimizer = self.job.optimizer();
-        let plan = &self.job.plan;
-        cell.step = record.step;
-        let mut arrays: Vec<&mut [f32]> = cell.arrays().collect();
-        for (tensor, _, range) in plan.chunk_pieces(chunk) {
-            let decay = if plan.graph.tensors[tensor].role.decays() { optimizer.weight_decay } else { 0.0 };
-            let mut pieces = arrays.iter_mut().map(|array| &mut array[range.clone()]);
-            apply(self.simd, &optimizer.kind, decay, record, &mut pieces);
+            let _waiting = self.stall.start(StallReason::Snapshot);
+            self.chunks.wait_for_copy();
         }
     }
 
     /// Marks every chunk for a snapshot of `step`; to be done before the next turn is opened.
-    pub fn begin_snapshot(&self, step: u64) {
-        for chunk in self.own() {
-            if let Some(mut cell) = self.cell(chunk) {
-                cell.snapshot = Some((step, None));
-            }
-        }
+    pub fn begin_snapshot(&self, step: u64) -> SnapshotCursor {
+        self.chunks.begin_snapshot(step)
     }
 
-    /// Writes every chunk of the snapshot, while training goes on.
+    /// Writes every chunk of the snapshot, while training goes on; gives the snapshot up where that fails.
     ///
     /// # Errors
     /// The disk is full or broken.
-    pub fn write_snapshot(&self, path: &str) -> millrace_checkpoint::Result<ChunkDigestList> {
-        let mut writer = RangeWriter::open(path, &self.job.plan, &self.moments)?;
+    pub fn write_snapshot(&self, cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, Failure> {
+        self.write_chunks(cursor, path).inspect_err(|_| self.abandon_snapshot())
+    }
+
+    fn write_chunks(&self, mut cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, Failure> {
+        let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+        let ChunkArithmetic { job, moments, .. } = self.arithmetic();
+        let mut writer = RangeWriter::open(path, &job.plan, moments).map_err(failed)?;
         let mut digests = Vec::new();
-        for chunk in self.own() {
-            let (numbers, elements) = self.take_snapshot(chunk);
-            let mut of_chunk = Vec::with_capacity(1 + self.moments.len());
-            for (section, values) in self.moments.sections().zip(numbers.chunks(elements.max(1))) {
-                of_chunk.push(writer.write_chunk(chunk, section, values)?.0);
+        while let Some((chunk, numbers)) = cursor.next(&self.chunks).map_err(Failure::own)? {
+            let elements = job.plan.chunks[chunk].elements.max(1);
+            let mut of_chunk = Vec::with_capacity(1 + moments.len());
+            for (section, values) in moments.sections().zip(numbers.chunks(elements)) {
+                of_chunk.push(writer.write_chunk(chunk, section, values).map_err(failed)?.0);
             }
             digests.push((chunk, of_chunk));
         }
-        writer.finish()?;
+        writer.finish().map_err(failed)?;
         Ok(digests)
-    }
-
-    /// The chunk as of the snapshot's step.
-    fn take_snapshot(&self, chunk: ChunkId) -> (Vec<f32>, usize) {
-        let Some(mut cell) = self.cell(chunk) else { return (Vec::new(), 0) };
-        let elements = cell.elements;
-        let Some((step, copy)) = cell.snapshot.take() else { return (Vec::new(), 0) };
-        if let Some(copy) = copy {
-            drop(cell);
-            self.return_copy();
-            return (copy, elements);
-        }
-        // Without a copy the chunk is at the snapshot's step, or one update behind it. The pending update may be that
-        // one, or a later one, committed while the snapshot is written: that one must not get into the snapshot.
-        if let Some(record) = self.pending().filter(|record| record.step > cell.step && record.step <= step) {
-            self.update(chunk, &mut cell, &record);
-        }
-        (self.saved_arrays(&mut cell), elements)
     }
 
     /// Gives up a snapshot: updates need not copy for it any more.
     pub fn abandon_snapshot(&self) {
-        for chunk in self.own() {
-            let copied =
-                self.cell(chunk).and_then(|mut cell| cell.snapshot.take()).is_some_and(|(_, copy)| copy.is_some());
-            if copied {
-                self.return_copy();
-            }
-        }
+        self.chunks.abandon_snapshot();
     }
 }
 
@@ -437,41 +363,42 @@ mod tests {
         appliance.link.chunk_bytes = 1 << 14;
         let job = JobDocument { job, appliance }.compile(Isa::detect()).unwrap();
         let store = Store::new(job, 0, 1, StallClock::new()).unwrap();
-        store.initialise();
+        store.initialise().unwrap();
         store
     }
 
     /// Streams every chunk, gathers its gradient of `step`, and commits the step.
     fn train(store: &Store, step: u64) {
-        for chunk in store.own() {
+        for chunk in store.chunks.own() {
             store.read(chunk).unwrap();
-            let gradient = vec![step as f32 + chunk as f32; store.cell(chunk).unwrap().elements];
-            store.gather(chunk, true, true, &dense(&gradient)).unwrap();
+            let elements = store.arithmetic().job.plan.chunks[chunk].elements;
+            let gradient = vec![step as f32 + chunk as f32; elements];
+            store.gather(chunk, true, true, &dense(&gradient)).unwrap().unwrap();
         }
         let record = CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 1.0, norm: 1.0, tokens: 1 };
         store.commit(record);
     }
 
-    fn bits(numbers: &[f32]) -> Vec<u32> {
-        numbers.iter().map(|x| x.to_bits()).collect()
+    /// The bits of every chunk that `cursor` still gives.
+    fn rest_of(store: &Store, mut cursor: SnapshotCursor) -> Vec<(ChunkId, Vec<u32>)> {
+        let next = || cursor.next(&store.chunks).unwrap();
+        let bits = |(chunk, numbers): (ChunkId, Vec<f32>)| (chunk, numbers.iter().map(|x| x.to_bits()).collect());
+        std::iter::from_fn(next).map(bits).collect()
     }
 
     #[test]
     fn a_commit_during_a_snapshot_changes_no_byte_of_it() {
         let store = small_store();
         train(&store, 1);
-        let chunks: Vec<ChunkId> = store.own().collect();
         // What a snapshot of step 1 must hold: nothing else is committed while this one is taken.
-        store.begin_snapshot(1);
-        let expected: Vec<_> = chunks.iter().map(|&chunk| bits(&store.take_snapshot(chunk).0)).collect();
+        let expected = rest_of(&store, store.begin_snapshot(1));
 
-        // Storage so slow that step 2 is committed, and step 3 begun, before the first chunk is written. There are copies
-        // for some chunks only: step 3 has streamed no more than these.
-        store.begin_snapshot(1);
+        // Storage so slow that step 2 is committed, and step 3 begun, before the first chunk is written. Step 3 has
+        // streamed as many chunks as can be copied.
+        let snapshot = store.begin_snapshot(1);
         train(&store, 2);
-        assert!(chunks.len() > COPIES);
-        chunks[..COPIES].iter().for_each(|&chunk| drop(store.read(chunk).unwrap()));
-        let written: Vec<_> = chunks.iter().map(|&chunk| bits(&store.take_snapshot(chunk).0)).collect();
-        assert!(written == expected, "the snapshot of step 1 has numbers of step 2");
+        assert!(expected.len() > COPIES);
+        expected[..COPIES].iter().for_each(|(chunk, _)| drop(store.read(*chunk).unwrap()));
+        assert!(rest_of(&store, snapshot) == expected, "the snapshot of step 1 has numbers of step 2");
     }
 }

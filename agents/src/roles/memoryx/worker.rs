@@ -7,13 +7,13 @@ use millrace_emulator::plan::{ChunkId, PlanHash};
 use millrace_engine::frame::{Frame, Place};
 use millrace_engine::message::{Report, Snapshot, Source};
 use millrace_engine::payload::Payload;
+use millrace_engine::store::StoreError;
 use millrace_engine::types::CommitRecord;
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_telemetry::stall::{StallClock, StallReason};
 use tokio::sync::mpsc;
 
 use super::store::Store;
-use crate::checkpoints::checkpoint_failure;
 use crate::failure::Failure;
 use crate::links::End;
 
@@ -37,6 +37,8 @@ pub enum Done {
     Loaded { source: Source, result: Result<(), Failure> },
     /// Tells that a snapshot is written, or not.
     Snapshot { snapshot: Snapshot, report: Report },
+    /// The numbers can't be trusted any more.
+    Failed(StoreError),
 }
 
 /// Starts a thread that may compute.
@@ -68,28 +70,35 @@ impl StoreWorker {
         Self { store, done, stall, plan, writer: None }
     }
 
-    /// Works until nobody can give it work any more.
+    /// Works until nobody can give it work any more, or the store's numbers can't be trusted any more.
     pub fn run(mut self, jobs: blocking::Receiver<Job>) {
         loop {
             let waiting = self.stall.start(StallReason::Grads);
             let Ok(job) = jobs.recv() else { return };
             drop(waiting);
-            match job {
-                Job::Send { place, step, end } => {
-                    if let Some((encoding, payload)) = self.store.read(place.chunk) {
-                        let context = LinkContext { plan: self.plan, encoding, step };
-                        end.frame(codec::pack(Frame::new(place, payload), context));
-                    }
-                }
-                Job::Gather { chunk, first, last, sum } => {
-                    if let Some(norm) = self.store.gather(chunk, first, last, &sum) {
-                        let _ = self.done.send(Done::Gathered { chunk, norm });
-                    }
-                }
-                Job::Commit(record) => self.store.commit(record),
-                Job::Snapshot(snapshot) => self.snapshot(snapshot),
+            if let Err(error) = self.work(job) {
+                let _ = self.done.send(Done::Failed(error));
+                return;
             }
         }
+    }
+
+    fn work(&mut self, job: Job) -> Result<(), StoreError> {
+        match job {
+            Job::Send { place, step, end } => {
+                let (encoding, payload) = self.store.read(place.chunk)?;
+                let context = LinkContext { plan: self.plan, encoding, step };
+                end.frame(codec::pack(Frame::new(place, payload), context));
+            }
+            Job::Gather { chunk, first, last, sum } => {
+                if let Some(norm) = self.store.gather(chunk, first, last, &sum)? {
+                    let _ = self.done.send(Done::Gathered { chunk, norm });
+                }
+            }
+            Job::Commit(record) => self.store.commit(record),
+            Job::Snapshot(snapshot) => self.snapshot(snapshot),
+        }
+        Ok(())
     }
 
     /// Marks the chunks, so that no later update overtakes the snapshot, and writes them on another thread.
@@ -98,15 +107,12 @@ impl StoreWorker {
             // Only a snapshot of a coordinator that is lost can still be written: one is under way at a time.
             let _ = writer.join();
         }
-        self.store.begin_snapshot(snapshot.step);
+        let cursor = self.store.begin_snapshot(snapshot.step);
         let (store, done, ordered) = (self.store.clone(), self.done.clone(), snapshot.clone());
         let write = move || {
-            let report = match store.write_snapshot(&snapshot.path) {
+            let report = match store.write_snapshot(cursor, &snapshot.path) {
                 Ok(digests) => Report::Written { step: snapshot.step, digests },
-                Err(error) => {
-                    store.abandon_snapshot();
-                    not_written(&snapshot, &checkpoint_failure(&error))
-                }
+                Err(failure) => not_written(&snapshot, &failure),
             };
             let _ = done.send(Done::Snapshot { snapshot, report });
         };

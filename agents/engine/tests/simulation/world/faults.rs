@@ -52,6 +52,7 @@ impl World<'_> {
                     self.wires.cut_link(key);
                 }
             }
+            Fault::FailWrite => self.wires.failing_writes += 1,
             // Who asks in vain asks again.
             Fault::Checkpoint | Fault::Stop if self.boss.is_none() => {
                 self.faults.push((When::Tick(self.tick + 1), fault));
