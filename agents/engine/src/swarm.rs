@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
-use millrace_emulator::tree::{Node, PartialError, Partials};
+use millrace_emulator::tree::{LeafTree, Node, PartialError, Partials};
 
 use crate::course::{At, Courses, Cursor, Direction};
 use crate::credit::{Allowance, Window};
@@ -29,6 +29,25 @@ pub enum Command {
     GrantParent(usize, u64),
     /// Grant a child a running total of gradient slots.
     GrantChild(usize, u64),
+}
+
+/// A neighbour of a node, by its place in the node's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbour {
+    /// A parent link.
+    Parent(usize),
+    /// A child.
+    Child(usize),
+}
+
+/// A frame that can't be right, and who sent it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{source}")]
+pub struct LinkFault {
+    /// The sender.
+    pub from: Neighbour,
+    /// What is wrong.
+    pub source: FrameError,
 }
 
 struct Parent {
@@ -94,7 +113,7 @@ impl SwarmX {
     ///
     /// # Errors
     /// Frames that were waiting for it and don't fit.
-    pub fn open(&mut self, turn: Turn, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    pub fn open(&mut self, turn: Turn, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         self.down.open(turn);
         self.up.open(turn);
         self.pump(out)
@@ -104,7 +123,7 @@ impl SwarmX {
     ///
     /// # Errors
     /// The frame is not the next of the plan.
-    pub fn weights(&mut self, link: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    pub fn weights(&mut self, link: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         self.parents[link].frames.push_back(frame);
         self.pump_down(out)
     }
@@ -113,7 +132,7 @@ impl SwarmX {
     ///
     /// # Errors
     /// The frame is not the next of the plan, or its leaves don't fit.
-    pub fn gradient(&mut self, child: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    pub fn gradient(&mut self, child: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         self.children[child].frames.push_back(frame);
         self.pump_up(out)
     }
@@ -122,7 +141,7 @@ impl SwarmX {
     ///
     /// # Errors
     /// As for [`SwarmX::weights`].
-    pub fn child_grant(&mut self, child: usize, total: u64, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    pub fn child_grant(&mut self, child: usize, total: u64, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         self.children[child].allowance.grant(total);
         self.pump_down(out)
     }
@@ -131,7 +150,7 @@ impl SwarmX {
     ///
     /// # Errors
     /// As for [`SwarmX::gradient`].
-    pub fn parent_grant(&mut self, link: usize, total: u64, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    pub fn parent_grant(&mut self, link: usize, total: u64, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         self.parents[link].allowance.grant(total);
         self.pump_up(out)
     }
@@ -143,7 +162,7 @@ impl SwarmX {
         (weights.unwrap_or(0), sums.unwrap_or(0))
     }
 
-    fn pump(&mut self, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    fn pump(&mut self, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         self.pump_down(out)?;
         self.pump_up(out)
     }
@@ -153,7 +172,7 @@ impl SwarmX {
         if self.parents.len() == 1 { 0 } else { self.placement.shard_of(at.chunk) as usize }
     }
 
-    fn pump_down(&mut self, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    fn pump_down(&mut self, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         while let Some((turn, at)) = self.down.next() {
             let link = self.link_of(at);
             let ready = !self.parents[link].frames.is_empty() && self.children.iter().all(|c| c.allowance.open());
@@ -161,7 +180,8 @@ impl SwarmX {
                 break;
             }
             let Some(frame) = self.parents[link].frames.pop_front() else { break };
-            expect(&frame.place, turn, at)?;
+            let from = Neighbour::Parent(link);
+            expect(&frame.place, turn, at).map_err(|source| LinkFault { from, source })?;
             for (place, child) in self.children.iter_mut().enumerate() {
                 child.allowance.spend();
                 out.push(Command::Down(place, frame.clone()));
@@ -172,7 +192,7 @@ impl SwarmX {
         Ok(())
     }
 
-    fn pump_up(&mut self, out: &mut Vec<Command>) -> Result<(), FrameError> {
+    fn pump_up(&mut self, out: &mut Vec<Command>) -> Result<(), LinkFault> {
         while let Some((turn, at)) = self.up.next() {
             let round = at.round as usize;
             let link = self.link_of(at);
@@ -202,24 +222,16 @@ impl SwarmX {
     }
 
     /// Takes one slot's frames off every child and joins siblings.
-    fn join(&mut self, turn: Turn, at: At, out: &mut Vec<Command>) -> Result<Vec<(Node, Payload)>, FrameError> {
-        let mut partials = Partials::new(self.placement.tree);
+    fn join(&mut self, turn: Turn, at: At, out: &mut Vec<Command>) -> Result<Vec<(Node, Payload)>, LinkFault> {
+        let tree = self.placement.tree;
+        let mut partials = Partials::new(tree);
         let elements = self.plan.chunks[at.chunk].elements;
         for (number, child) in self.children.iter_mut().enumerate() {
             let nodes = &child.nodes[at.round as usize];
             for &node in nodes {
-                let Some(Frame { place, payload, .. }) = child.frames.pop_front() else { break };
-                expect(&place, turn, at)?;
-                if !payload.is_sum_of(elements) {
-                    return Err(FrameError::Length { chunk: at.chunk, elements });
-                }
-                if place.node != node {
-                    let source = PartialError::NotANode(place.node, self.placement.tree.leaves());
-                    return Err(FrameError::Partial { chunk: at.chunk, source });
-                }
-                partials
-                    .insert(node, payload, Payload::join)
-                    .map_err(|source| FrameError::Partial { chunk: at.chunk, source })?;
+                let Some(frame) = child.frames.pop_front() else { break };
+                take_sum(&mut partials, frame, (node, tree), (turn, at), elements)
+                    .map_err(|source| LinkFault { from: Neighbour::Child(number), source })?;
             }
             // A slot without frames on this link counts on neither end.
             if !nodes.is_empty() {
@@ -228,6 +240,28 @@ impl SwarmX {
         }
         Ok(partials.take())
     }
+}
+
+/// Joins the sum that is to come next, that of `node`.
+fn take_sum(
+    partials: &mut Partials<Payload>,
+    frame: Frame,
+    (node, tree): (Node, LeafTree),
+    (turn, at): (Turn, At),
+    elements: usize,
+) -> Result<(), FrameError> {
+    let Frame { place, payload, .. } = frame;
+    let chunk = at.chunk;
+    expect(&place, turn, at)?;
+    if !payload.is_sum_of(elements) {
+        return Err(FrameError::Length { chunk, elements });
+    }
+    let joined = if place.node == node {
+        partials.insert(node, payload, Payload::join)
+    } else {
+        Err(PartialError::NotANode(place.node, tree.leaves()))
+    };
+    joined.map_err(|source| FrameError::Partial { chunk, source })
 }
 
 /// Checks that a frame is the one that comes next.

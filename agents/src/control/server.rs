@@ -128,7 +128,10 @@ async fn listen(
         let event = match message.message {
             Some(from_agent::Message::Report(report)) => match codec::decode(&report) {
                 Ok(report) => ControlEvent::Report(agent, number, report),
-                Err(_) => break,
+                Err(error) => {
+                    log::warn!("{agent} counts as lost: {error}");
+                    break;
+                }
             },
             Some(from_agent::Message::Log(log)) => ControlEvent::Log(agent, log),
             Some(from_agent::Message::Usage(usage)) => ControlEvent::Usage(agent, usage),

@@ -9,13 +9,16 @@ use millrace_engine::message::{Order, Report};
 use millrace_protocol::{proto, transport};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
-use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Context;
 use crate::control::agent::{Heard, Work};
 use crate::failure::Failure;
 use crate::input::Inputs;
+
+/// Answers that wait on one stream for their system to take them.
+const ANSWERS: usize = 2;
 
 /// Runs the server until the job is over.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
@@ -71,26 +74,27 @@ struct SampleService {
 
 #[tonic::async_trait]
 impl proto::samples_server::Samples for SampleService {
-    type FetchStream = UnboundedReceiverStream<Result<proto::SamplesReply, Status>>;
+    type FetchStream = ReceiverStream<Result<proto::SamplesReply, Status>>;
 
     async fn fetch(
         &self,
         request: Request<Streaming<proto::SamplesRequest>>,
     ) -> Result<Response<Self::FetchStream>, Status> {
         let mut requests = request.into_inner();
-        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, receiver) = tokio::sync::mpsc::channel(ANSWERS);
         let mut inputs = self.inputs.clone();
         tokio::spawn(async move {
             // The data are opened while links come up.
             let Ok(inputs) = inputs.wait_for(Option::is_some).await.map(|inputs| inputs.clone()) else { return };
             let Some(inputs) = inputs else { return };
             while let Ok(Some(request)) = requests.message().await {
-                if sender.send(answer(&inputs, &request)).is_err() {
+                // Who does not take its answers is asked for nothing more.
+                if sender.send(answer(&inputs, &request)).await.is_err() {
                     return;
                 }
             }
         });
-        Ok(Response::new(UnboundedReceiverStream::new(receiver)))
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 

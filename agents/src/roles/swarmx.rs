@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use millrace_emulator::placement::{Child, Placement};
 use millrace_emulator::plan::Encoding;
 use millrace_engine::message::{Configure, Order, Report};
-use millrace_engine::swarm::{Command, SwarmX};
-use millrace_engine::types::{AgentId, Role};
+use millrace_engine::swarm::{Command, LinkFault, Neighbour, SwarmX};
+use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::transport;
 use tokio::signal::unix::Signal;
@@ -66,10 +66,10 @@ impl Driver {
             tokio::select! {
                 heard = self.session.next() => match heard? {
                     Heard::Order(Order::Finish) | Heard::Leave => break,
-                    Heard::Order(order) => self.order(order)?,
+                    Heard::Order(order) => self.order(order),
                     Heard::Lost => self.rejoin().await?,
                 },
-                Some(event) = self.mailbox.next() => self.link(event)?,
+                Some(event) = self.mailbox.next() => self.link(event),
             }
         }
         self.session.leave(&self.context.metrics, Work::default()).await;
@@ -83,19 +83,44 @@ impl Driver {
         self.session.rejoin(None).await
     }
 
-    fn order(&mut self, order: Order) -> Result<(), Failure> {
+    fn order(&mut self, order: Order) {
         match order {
             Order::Configure(configure) => self.configure(configure),
             Order::Open { epoch, turn } => {
-                let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == epoch) else { return Ok(()) };
+                let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == epoch) else { return };
                 node.steps.open(turn);
                 let mut out = Vec::new();
-                node.machine.open(turn, &mut out).map_err(Failure::own)?;
-                node.carry(out, &self.session.job);
+                let opened = node.machine.open(turn, &mut out);
+                self.carry(opened, out);
             }
             Order::Load(_) | Order::Commit { .. } | Order::Snapshot(_) | Order::Finish => {}
         }
-        Ok(())
+    }
+
+    /// Does what the machine wants, or gives up the epoch because of a neighbour whose frames can't be right.
+    fn carry(&mut self, result: Result<(), LinkFault>, commands: Vec<Command>) {
+        let Some(node) = &mut self.node else { return };
+        match result {
+            Ok(()) => node.carry(commands, &self.session.job),
+            Err(LinkFault { from, source }) => {
+                let peer = match from {
+                    Neighbour::Parent(link) => node.parents.get(link),
+                    Neighbour::Child(child) => node.children.get(child),
+                };
+                let (epoch, peer) = (node.configure.epoch, peer.copied());
+                self.link_lost(epoch, peer, &source);
+            }
+        }
+    }
+
+    /// Gives up the epoch, and tells the coordinator why.
+    fn link_lost(&mut self, epoch: Epoch, peer: Option<AgentId>, reason: &dyn std::fmt::Display) {
+        match peer {
+            Some(peer) => log::warn!("link to {peer} is gone: {reason}"),
+            None => log::warn!("a link is gone: {reason}"),
+        }
+        self.session.outbox.report(&Report::LinkLost { epoch, peer });
+        self.node = None;
     }
 
     fn configure(&mut self, configure: Box<Configure>) {
@@ -124,8 +149,8 @@ impl Driver {
         self.mailbox.enter(epoch);
     }
 
-    fn link(&mut self, LinkEvent { key, what }: LinkEvent) -> Result<(), Failure> {
-        let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == key.epoch) else { return Ok(()) };
+    fn link(&mut self, LinkEvent { key, what }: LinkEvent) {
+        let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == key.epoch) else { return };
         let parent = node.parents.iter().position(|peer| *peer == key.peer);
         let child = node.children.iter().position(|peer| *peer == key.peer);
         let mut out = Vec::new();
@@ -140,10 +165,8 @@ impl Driver {
                 Ok(())
             }
             (Happening::Broken(reason), ..) => {
-                log::warn!("link to {} is gone: {reason}", key.peer);
-                self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
-                self.node = None;
-                return Ok(());
+                self.link_lost(key.epoch, Some(key.peer), &reason);
+                return;
             }
             (Happening::Frame(frame), Some(link), _) => node.machine.weights(link, frame, &mut out),
             (Happening::Grant(total), Some(link), _) => node.machine.parent_grant(link, total, &mut out),
@@ -151,9 +174,7 @@ impl Driver {
             (Happening::Grant(total), _, Some(child)) => node.machine.child_grant(child, total, &mut out),
             (Happening::Frame(_) | Happening::Grant(_), None, None) => Ok(()),
         };
-        done.map_err(Failure::own)?;
-        node.carry(out, &self.session.job);
-        Ok(())
+        self.carry(done, out);
     }
 }
 

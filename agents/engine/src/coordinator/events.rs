@@ -1,6 +1,7 @@
 //! What the coordinator hears and says.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_emulator::placement::Placement;
 
@@ -58,6 +59,11 @@ pub enum Event {
     Published {
         /// Updates in it.
         step: u64,
+    },
+    /// The time of a [`Command::Pause`] is over.
+    PauseOver {
+        /// The epoch it was told for.
+        epoch: Epoch,
     },
 }
 
@@ -133,6 +139,27 @@ pub enum Command {
         epoch: Epoch,
         /// Its placement.
         placement: Arc<Placement>,
+    },
+    /// A link of `epoch` failed: answer [`Event::PauseOver`] after so long. No new epoch begins before, unless one of the
+    /// two ends comes or goes.
+    Pause {
+        /// The epoch that failed.
+        epoch: Epoch,
+        /// How long.
+        after: Duration,
+        /// Who reports it.
+        reporter: AgentId,
+        /// Who is at the other end, as far as it is known.
+        peer: Option<AgentId>,
+        /// How often this link has failed in a row.
+        failures: u32,
+    },
+    /// An agent can't go on, and the run does without it: end its stream.
+    Dismiss {
+        /// Who.
+        agent: AgentId,
+        /// Why, in one sentence.
+        reason: String,
     },
     /// Turns begin: every link of the epoch is up.
     Running,

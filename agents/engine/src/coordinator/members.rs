@@ -26,14 +26,19 @@ impl Coordinator {
             out.extend(missed.map(|order| Command::Send(agent, order)));
         }
         self.no_longer_loading(agent);
-        if self.serves(agent) || self.helps() {
+        self.failures.forget(agent);
+        if self.serves(agent) {
             self.regather();
+        } else {
+            // The turn in flight is worth more than a better placement for it.
+            self.joined_late = true;
         }
     }
 
     pub(super) fn lost(&mut self, agent: AgentId) {
         self.members.remove(&agent);
         self.no_longer_loading(agent);
+        self.failures.forget(agent);
         if self.serves(agent) {
             self.regather();
         }
@@ -44,7 +49,7 @@ impl Coordinator {
     }
 
     /// Whether more systems could work now than do.
-    fn helps(&self) -> bool {
+    pub(super) fn helps(&self) -> bool {
         let systems = self.placement.as_ref().map_or(0, |placement| placement.systems.len());
         matches!(self.phase, Phase::Linking(_) | Phase::Running)
             && systems < self.wanted.systems as usize

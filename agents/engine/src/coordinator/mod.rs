@@ -3,8 +3,10 @@
 //! ```text
 //! gather members -> load parameters -> configure (epoch + 1) -> all linked -> turns -> end
 //!        ^                                                                     |
-//!        '--------------- an agent is lost, or a wanted one joins -------------'
+//!        '-- an agent or a link is lost, or a wanted system joined by now -----'
 //! ```
+//! A system that joins waits for the end of the turn in flight. After a link was lost, the next epoch waits for a pause.
+//!
 //! A training turn is decided once every shard has reported it prepared and every leaf's loss is known; the commit is
 //! sent until every shard has acknowledged it, over any number of epochs. Everything before that decision may be thrown
 //! away and run again.
@@ -15,6 +17,7 @@
 //! the shards hold.
 
 mod events;
+mod links;
 mod members;
 mod program;
 mod saving;
@@ -27,12 +30,14 @@ use std::sync::Arc;
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 
-use crate::message::{Order, Report, ShardState, Source};
-use crate::types::{AgentId, CommitRecord, Epoch};
+use crate::message::{Cause, Order, Report, ShardState, Source};
+use crate::types::{AgentId, CommitRecord, Epoch, Role};
 
 pub use events::{Command, Evaluation, Event, Outcome, Wanted};
+pub use links::{FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES};
 pub use program::{Done, EvalPolicy, Known, LeafTable, LearningRate, LossScaling, Next, Policy, gradient_scale};
 
+use links::LinkFailures;
 use saving::Saving;
 use turns::{Current, Deciding, Evaluating};
 
@@ -67,6 +72,9 @@ pub struct Coordinator {
     phase: Phase,
     members: BTreeMap<AgentId, Member>,
     placement: Option<Arc<Placement>>,
+    /// Whether a system joined that may work from the next turn on.
+    joined_late: bool,
+    failures: LinkFailures,
     /// Updates committed, or decided to be.
     step: u64,
     /// The newest step told by [`Command::Step`], or known before.
@@ -107,6 +115,8 @@ impl Coordinator {
             phase: Phase::Gathering,
             members: BTreeMap::new(),
             placement: None,
+            joined_late: false,
+            failures: LinkFailures::default(),
             record: None,
             done,
             known,
@@ -160,6 +170,7 @@ impl Coordinator {
             Event::StopWanted => self.stop(),
             Event::Staged(snapshot) => self.staged(snapshot, out),
             Event::Published { step } => self.published(step),
+            Event::PauseOver { epoch } => self.failures.pause_over(epoch),
         }
         self.proceed(out);
     }
@@ -173,10 +184,8 @@ impl Coordinator {
             Report::Committed { step } => self.committed(agent, step, out),
             Report::Written { step, digests } => self.written(agent, step, digests, out),
             Report::NotWritten { step, reason, cause } => self.not_written(agent, step, &reason, cause, out),
-            Report::LinkLost { epoch, .. } if epoch == self.epoch => self.regather(),
-            Report::Failed { reason, cause } => {
-                self.end(Outcome::Failed { reason, agent: Some(agent), cause }, out);
-            }
+            Report::LinkLost { epoch, peer } if epoch == self.epoch => self.link_lost(agent, peer, out),
+            Report::Failed { reason, cause } => self.failed(agent, reason, cause, out),
             // Words of an older epoch.
             Report::Linked { .. } | Report::Leaves { .. } | Report::Prepared { .. } | Report::LinkLost { .. } => {}
         }
@@ -191,13 +200,31 @@ impl Coordinator {
             self.wind_up(out);
             return;
         }
-        if self.phase == Phase::Gathering {
-            self.gather(out);
-        }
-        while self.phase == Phase::Running && self.current.is_none() && !self.staging() {
-            if !self.next_turn(out) {
+        loop {
+            if self.joined_late && self.current.is_none() && self.evaluating.is_none() {
+                self.joined_late = false;
+                if self.helps() {
+                    self.regather();
+                }
+            }
+            if self.phase == Phase::Gathering && !self.failures.pauses() {
+                self.gather(out);
+            }
+            let runs = self.phase == Phase::Running && self.current.is_none() && !self.staging();
+            if !runs || !self.next_turn(out) {
                 break;
             }
+        }
+    }
+
+    /// An agent can't go on. The run ends where it can't do without that agent, or where the user has to act; else the
+    /// others go on.
+    fn failed(&mut self, agent: AgentId, reason: String, cause: Cause, out: &mut Vec<Command>) {
+        if cause == Cause::Other && matches!(agent.role, Role::Cs2 | Role::SwarmX) {
+            out.push(Command::Dismiss { agent, reason });
+            self.lost(agent);
+        } else {
+            self.end(Outcome::Failed { reason, agent: Some(agent), cause }, out);
         }
     }
 

@@ -123,6 +123,7 @@ impl Coordinator {
 
     fn eval_batch(&mut self, total: LeafResult, out: &mut Vec<Command>) {
         self.current = None;
+        self.failures.clear();
         let Some(evaluating) = &mut self.evaluating else { return };
         let Evaluating { sums, loss_sum } = evaluating;
         *loss_sum += total.loss;
@@ -178,6 +179,7 @@ impl Coordinator {
             tokens: total.tokens,
         };
         self.current = None;
+        self.failures.clear();
         self.resolve(record, out);
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use millrace_emulator::plan::ChunkId;
 use millrace_engine::coordinator::{Command, Coordinator, Evaluation, Event, Outcome};
 use millrace_engine::message::{ChunkDigests, Report, Snapshot};
-use millrace_engine::types::{AgentId, CommitRecord};
+use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 
 use crate::model::Parameters;
 use crate::setup::Task;
@@ -40,7 +40,13 @@ impl History {
 /// Something the driver does on the side.
 enum Chore {
     Stage(u64),
-    Publish { step: u64, digests: Vec<ChunkDigests>, record: Option<CommitRecord> },
+    Publish {
+        step: u64,
+        digests: Vec<ChunkDigests>,
+        record: Option<CommitRecord>,
+    },
+    /// The end of a pause, after it was waited for so many times more.
+    EndPause(Epoch, u64),
 }
 
 /// A running coordinator.
@@ -139,6 +145,9 @@ impl Boss {
                     self.chores.push(Chore::Publish { step, digests, record });
                 }
                 Command::Epoch { .. } => history.epochs += 1,
+                // Longer and longer, as by the clock: the end of a dead agent's stream arrives first.
+                Command::Pause { epoch, failures, .. } => self.chores.push(Chore::EndPause(epoch, 1 << failures)),
+                Command::Dismiss { agent, reason } => return Err(format!("{agent} is dismissed: {reason}")),
                 Command::Running | Command::Evaluating => {}
                 Command::Next(source) => {
                     let before = self.source.replace(source.step());
@@ -186,6 +195,11 @@ impl Boss {
     /// Does one thing on the side.
     pub fn chore(&mut self, at: usize, task: &Task, wires: &mut Wires, history: &mut History) -> Result<(), String> {
         let event = match self.chores.swap_remove(at) {
+            Chore::EndPause(epoch, 0) => Event::PauseOver { epoch },
+            Chore::EndPause(epoch, left) => {
+                self.chores.push(Chore::EndPause(epoch, left - 1));
+                return Ok(());
+            }
             Chore::Stage(step) => {
                 self.directories += 1;
                 let path = format!("{}/{step}/{}", wires.attempt, self.directories);

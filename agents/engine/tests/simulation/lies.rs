@@ -6,7 +6,7 @@ use millrace_emulator::placement::{Members, Placement};
 use millrace_engine::frame::{Frame, FrameError, Place};
 use millrace_engine::payload::Payload;
 use millrace_engine::shard::{Shard, ShardError};
-use millrace_engine::swarm::SwarmX;
+use millrace_engine::swarm::{LinkFault, Neighbour, SwarmX};
 use millrace_engine::system::System;
 use millrace_engine::types::{Epoch, Task, Turn};
 
@@ -43,7 +43,13 @@ fn numbers_that_are_not_the_plans_are_refused() {
     }
     let wrong = FrameError::Length { chunk, elements };
     for payload in sum(elements + 1).into_iter().chain([Payload::Dense(vec![0; 4 * elements + 1].into())]) {
-        assert_eq!(gather(payload), (Err(wrong.clone()), Err(ShardError::Frame(wrong.clone()))));
+        assert_eq!(
+            gather(payload),
+            (
+                Err(LinkFault { from: Neighbour::Child(0), source: wrong.clone() }),
+                Err(ShardError::Frame(wrong.clone()))
+            )
+        );
     }
 
     let chunk = plan.down_train[0].chunk;

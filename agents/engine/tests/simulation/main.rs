@@ -7,6 +7,7 @@
 mod agent;
 mod boss;
 mod lies;
+mod membership;
 mod model;
 mod random;
 mod reference;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
-use millrace_engine::frame::{Frame, FrameError};
-use millrace_engine::swarm::{Command, SwarmX};
+use millrace_engine::frame::Frame;
+use millrace_engine::swarm::{Command, LinkFault, SwarmX};
 use millrace_engine::types::{AgentId, Role, Turn};
 
 use crate::agent::{Job, Place, neighbours};
@@ -46,7 +46,7 @@ impl SwarmBody {
     fn drive(
         &mut self,
         place: &mut Place,
-        act: impl FnOnce(&mut Node, &mut Vec<Command>) -> Result<(), FrameError>,
+        act: impl FnOnce(&mut Node, &mut Vec<Command>) -> Result<(), LinkFault>,
     ) -> Result<(), String> {
         let Some(node) = &mut self.node else { return Ok(()) };
         let mut out = Vec::new();

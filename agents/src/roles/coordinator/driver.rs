@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use millrace_checkpoint::{ModelDirLock, Staging};
 use millrace_engine::coordinator::{Command, Coordinator, Event};
 use millrace_engine::message::{ChunkDigests, Order, Snapshot};
-use millrace_engine::types::{AgentId, CommitRecord, Role};
+use millrace_engine::types::{AgentId, CommitRecord, Epoch, Role};
 use millrace_protocol::proto;
 use millrace_telemetry::journal::Reason;
 use millrace_telemetry::logs::Record;
@@ -83,6 +83,8 @@ pub struct Driver {
     last_saved: Option<Saved>,
     /// Shards that are gone, since when.
     lost_shards: BTreeMap<AgentId, Instant>,
+    /// The epoch whose failed link is being waited out, and until when.
+    pause: Option<(Epoch, Instant)>,
     /// The run is to end though not everyone is there yet; by when it does in any case.
     stop_by: Option<Instant>,
     /// The shard whose leaving ends the run.
@@ -117,6 +119,7 @@ impl Driver {
             checkpoint_replies: Vec::new(),
             last_saved,
             lost_shards: BTreeMap::new(),
+            pause: None,
             stop_by: None,
             leaver: None,
             ending: None,
@@ -136,7 +139,8 @@ impl Driver {
     async fn turns(&mut self) -> Result<(), Failure> {
         while self.ending.is_none() {
             let lost = self.lost_shards.values().min().map(|&since| since + SHARD_GRACE);
-            let deadline = lost.into_iter().chain(self.stop_by).min();
+            let pause = self.pause.map(|(_, until)| until);
+            let deadline = lost.into_iter().chain(self.stop_by).chain(pause).min();
             tokio::select! {
                 Some(event) = self.inbox.agents.recv() => self.agent(event)?,
                 Some(command) = self.inbox.user.recv() => self.user(command)?,
@@ -151,8 +155,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Somebody has been waited for too long.
+    /// A pause is over, or somebody has been waited for too long.
     fn overdue(&mut self) -> Result<(), Failure> {
+        if let Some((epoch, _)) = self.pause.take_if(|(_, until)| *until <= Instant::now()) {
+            return self.event(Event::PauseOver { epoch });
+        }
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
             self.ending = Some(Ending::stopped(self.leaver));
             return Ok(());
@@ -274,6 +281,15 @@ impl Driver {
             Command::Epoch { epoch, placement } => {
                 self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len())?;
             }
+            Command::Pause { epoch, after, reporter, peer, failures } => {
+                let peer = peer.map_or_else(|| "another agent".to_owned(), |peer| peer.to_string());
+                let seconds = after.as_secs_f64();
+                log::warn!(
+                    "the link between {reporter} and {peer} failed ({failures} in a row); a new epoch begins in {seconds} s"
+                );
+                self.pause = Some((epoch, Instant::now() + after));
+            }
+            Command::Dismiss { agent, reason } => self.dismiss(agent, &reason),
             Command::Running => self.teller.running()?,
             Command::Next(_) => self.next_checkpoint(),
             Command::Evaluating => self.teller.evaluating()?,
@@ -297,6 +313,14 @@ impl Driver {
     fn send(&self, agent: AgentId, order: &Order) {
         if let Some((_, post)) = self.joined.get(&agent) {
             post.order(order);
+        }
+    }
+
+    /// Ends the stream of an agent that can't go on.
+    fn dismiss(&mut self, agent: AgentId, reason: &str) {
+        log::warn!("{agent} can't go on and is dismissed: {reason}");
+        if let Some((_, post)) = self.joined.remove(&agent) {
+            post.order(&Order::Finish);
         }
     }
 

@@ -12,7 +12,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::Report;
 use millrace_engine::payload::Payload;
 use millrace_engine::system::{Act, System, Wait};
-use millrace_engine::types::{LeafResult, Task, Turn};
+use millrace_engine::types::{AgentId, LeafResult, Role, Task, Turn};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
 use millrace_telemetry::metric_definitions::RoleMetrics;
@@ -33,12 +33,33 @@ pub(super) struct Worker {
     work: Work,
 }
 
+/// Rounds whose samples may be under way or waiting.
+pub(super) const ROUNDS_AHEAD: usize = 2;
+
+/// Why an epoch can't go on here.
+enum Fault {
+    /// A neighbour sent what can't be right.
+    Peer(AgentId, String),
+    /// This process can't go on.
+    Own(Failure),
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        Self::Own(failure)
+    }
+}
+
 /// The system in one epoch.
 struct InEpoch {
     start: Box<Start>,
     system: System,
     device: CpuDevice,
     samples: VecDeque<proto::SamplesReply>,
+    /// Rounds that were opened and not asked samples for.
+    unasked: VecDeque<(Turn, usize)>,
+    /// Rounds that were asked samples for and not begun.
+    asked: usize,
     /// A round that waits for its samples.
     begin: Option<Begin>,
     /// The step of the turn being run.
@@ -62,10 +83,27 @@ enum Next {
 }
 
 impl InEpoch {
+    /// The SwarmX node that sends weights.
+    fn parent(&self) -> AgentId {
+        let Start { placement, place, .. } = &*self.start;
+        AgentId::new(Role::SwarmX, placement.swarm[placement.systems[*place].parent].id)
+    }
+
+    /// The server of samples.
+    fn server(&self) -> AgentId {
+        let Start { placement, place, .. } = &*self.start;
+        AgentId::new(Role::Activation, placement.systems[*place].activation)
+    }
+
+    fn bad_weights(&self, error: impl std::fmt::Display) -> Fault {
+        Fault::Peer(self.parent(), error.to_string())
+    }
+
     /// The next thing that can be done, if nothing must come first.
-    fn next(&mut self) -> Result<Option<Next>, Failure> {
+    fn next(&mut self) -> Result<Option<Next>, Fault> {
         if self.begin.is_none() {
-            match self.system.next().map_err(Failure::own)? {
+            let act = self.system.next().map_err(|error| self.bad_weights(error))?;
+            match act {
                 Some(Act::Begin { turn, round, leaves }) => self.begin = Some(Begin { turn, round, leaves }),
                 act => return Ok(act.map(Next::Act)),
             }
@@ -105,27 +143,40 @@ impl Worker {
         millrace_emulator::kernels::ftz::enable();
         let mut here: Option<InEpoch> = None;
         loop {
-            let act = here.as_mut().map(InEpoch::next).transpose()?.flatten();
-            // Between two acts, take what has come; without an act, wait for it.
-            if let (Some(act), Some(here)) = (act, &mut here) {
-                self.act(here, act)?;
-            } else {
-                let reason = here.as_ref().map_or(StallReason::Epoch, InEpoch::waits_for);
-                let (began, waiting) = (Instant::now(), self.metrics.stall().start(reason));
-                let input = self.inputs.recv();
-                drop(waiting);
-                let Ok(input) = input else {
-                    self.work.idle_at_end =
-                        if reason == StallReason::Commit { began.elapsed().as_secs_f64() } else { 0.0 };
-                    break;
-                };
-                self.take(&mut here, input)?;
-            }
-            if !self.drain(&mut here)? {
-                break;
+            match self.advance(&mut here) {
+                Ok(true) => {}
+                Ok(false) => return Ok(self.work),
+                Err(Fault::Own(failure)) => return Err(failure),
+                Err(Fault::Peer(peer, reason)) => self.link_lost(here.take(), peer, &reason),
             }
         }
-        Ok(self.work)
+    }
+
+    /// Gives up the epoch because of what `peer` sent, and tells the coordinator.
+    fn link_lost(&self, here: Option<InEpoch>, peer: AgentId, reason: &str) {
+        let Some(here) = here else { return };
+        log::warn!("link to {peer} is gone: {reason}");
+        self.outbox.report(&Report::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
+    }
+
+    /// Does the next act, or waits for what it needs; false when nobody is there any more.
+    fn advance(&mut self, here: &mut Option<InEpoch>) -> Result<bool, Fault> {
+        let act = here.as_mut().map(InEpoch::next).transpose()?.flatten();
+        // Between two acts, take what has come; without an act, wait for it.
+        if let (Some(act), Some(here)) = (act, here.as_mut()) {
+            self.act(here, act)?;
+        } else {
+            let reason = here.as_ref().map_or(StallReason::Epoch, InEpoch::waits_for);
+            let (began, waiting) = (Instant::now(), self.metrics.stall().start(reason));
+            let input = self.inputs.recv();
+            drop(waiting);
+            let Ok(input) = input else {
+                self.work.idle_at_end = if reason == StallReason::Commit { began.elapsed().as_secs_f64() } else { 0.0 };
+                return Ok(false);
+            };
+            self.take(here, input)?;
+        }
+        Ok(self.drain(here)?)
     }
 
     /// Takes everything that has come already; false when nobody is there any more.
@@ -150,6 +201,8 @@ impl Worker {
                     start,
                     system,
                     samples: VecDeque::new(),
+                    unasked: VecDeque::new(),
+                    asked: 0,
                     device,
                     begin: None,
                     step: 0,
@@ -158,7 +211,10 @@ impl Worker {
             }
             (Input::Abandon, _) => *here = None,
             (Input::Open(epoch, turn), Some(here)) if here.start.epoch == epoch => {
-                self.request_samples(here, turn);
+                let Start { placement, .. } = &*here.start;
+                let rounds = if turn.task.trains() { &placement.rounds } else { &placement.eval_rounds };
+                here.unasked.extend((0..rounds.len()).map(|round| (turn, round)));
+                self.request_samples(here);
                 here.opened = true;
                 here.system.open(turn);
             }
@@ -193,13 +249,18 @@ impl Worker {
         }
     }
 
-    fn request_samples(&self, here: &InEpoch, turn: Turn) {
-        let Start { epoch, placement, place, samples, .. } = &*here.start;
-        let rounds = if turn.task.trains() { &placement.rounds } else { &placement.eval_rounds };
-        let (first, of_leaf, evaluation) = self.batch(turn.task);
-        for (round, owned) in rounds.iter().enumerate() {
-            let leaves = owned.owned[*place].clone();
-            let _ = samples.send(proto::SamplesRequest {
+    /// Asks for the samples of the next rounds, as far ahead as they may wait here.
+    fn request_samples(&self, here: &mut InEpoch) {
+        while here.asked < ROUNDS_AHEAD
+            && let Some((turn, round)) = here.unasked.pop_front()
+        {
+            let Start { epoch, placement, place, samples, .. } = &*here.start;
+            let rounds = if turn.task.trains() { &placement.rounds } else { &placement.eval_rounds };
+            let (first, of_leaf, evaluation) = self.batch(turn.task);
+            let leaves = rounds[round].owned[*place].clone();
+            here.asked += 1;
+            // As many as may be asked for at once have room.
+            let _ = samples.try_send(proto::SamplesRequest {
                 turn: turn.serial,
                 round: round as u32,
                 evaluation,
@@ -211,7 +272,7 @@ impl Worker {
         }
     }
 
-    fn act(&mut self, here: &mut InEpoch, next: Next) -> Result<(), Failure> {
+    fn act(&mut self, here: &mut InEpoch, next: Next) -> Result<(), Fault> {
         let act = match next {
             Next::Begin(begin, reply) => return self.begin(here, begin, &reply),
             Next::Act(act) => act,
@@ -221,7 +282,7 @@ impl Worker {
             Act::Begin { .. } => {}
             Act::Load { at, weights, grant } => {
                 let encoding = self.job.plan.chunk_encoding(at.chunk);
-                here.device.load(at.chunk, encoding, &weights).map_err(Failure::own)?;
+                here.device.load(at.chunk, encoding, &weights).map_err(|error| here.bad_weights(error))?;
                 here.start.grants.grant(grant);
             }
             Act::Compute { layer, pass } => {
@@ -259,7 +320,9 @@ impl Worker {
     }
 
     /// Starts a round.
-    fn begin(&self, here: &mut InEpoch, begin: Begin, reply: &proto::SamplesReply) -> Result<(), Failure> {
+    fn begin(&self, here: &mut InEpoch, begin: Begin, reply: &proto::SamplesReply) -> Result<(), Fault> {
+        here.asked = here.asked.saturating_sub(1);
+        self.request_samples(here);
         let Begin { turn, leaves, .. } = begin;
         let (Task::Train { step } | Task::Eval { step, .. }) = turn.task;
         here.step = step;
@@ -267,7 +330,8 @@ impl Worker {
         let (ids, labels) = (tokens(&reply.input_ids), tokens(&reply.labels));
         let length = of_leaf as usize * self.job.plan.sequence;
         if ids.len() != leaves.len() * length || labels.len() != ids.len() {
-            return Err(Failure::own("an activation server sent another number of samples than asked for"));
+            let reason = "it sent another number of samples than it was asked for".to_owned();
+            return Err(Fault::Peer(here.server(), reason));
         }
         let inputs: Vec<LeafInput<'_>> = leaves
             .clone()
@@ -280,6 +344,6 @@ impl Worker {
             })
             .collect();
         let nodes = if evaluation { Vec::new() } else { here.start.placement.tree.cover(leaves) };
-        here.device.begin(!evaluation, &nodes, &inputs).map_err(Failure::own)
+        Ok(here.device.begin(!evaluation, &nodes, &inputs).map_err(Failure::own)?)
     }
 }

@@ -5,10 +5,12 @@
 
 mod compute;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc as blocking};
 
 use bytes::Bytes;
 use millrace_emulator::placement::Placement;
+use millrace_emulator::plan::StreamPlan;
 use millrace_engine::frame::Frame;
 use millrace_engine::message::{Configure, Order, Report};
 use millrace_engine::types::{AgentId, Epoch, Role, Turn};
@@ -17,7 +19,8 @@ use millrace_protocol::transport;
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::Context;
 use super::tree::Ends;
@@ -54,7 +57,7 @@ pub(super) struct Start {
     /// Takes grants.
     pub grants: End,
     /// Takes requests for samples.
-    pub samples: mpsc::UnboundedSender<proto::SamplesRequest>,
+    pub samples: mpsc::Sender<proto::SamplesRequest>,
 }
 
 /// Runs the system until the job is over.
@@ -170,12 +173,12 @@ impl Driver {
         let parent = AgentId::new(Role::SwarmX, placement.swarm[system.parent].id);
         dial(me, parent, address(parent), epoch, self.settings.clone());
         let server = AgentId::new(Role::Activation, system.activation);
-        let (samples, requests) = mpsc::unbounded_channel();
+        let (samples, requests) = mpsc::channel(compute::ROUNDS_AHEAD);
         if let Some(inputs) = self.inputs.clone() {
             let outbox = self.session.outbox.clone();
-            let address = address(server);
+            let (address, most_bytes) = (address(server), most_sample_bytes(&self.session.job.plan));
             let fetching = tokio::spawn(async move {
-                if let Err(reason) = fetch(&address, requests, &inputs).await {
+                if let Err(reason) = fetch(&address, most_bytes, requests, &inputs).await {
                     log::info!("link to {server} is gone: {reason}");
                     outbox.report(&Report::LinkLost { epoch, peer: Some(server) });
                 }
@@ -215,18 +218,37 @@ impl Driver {
     }
 }
 
-/// Carries requests to the activation server and its answers to the compute thread; ends without error when nobody
-/// asks any more.
+/// Most bytes of the samples of a round: at most those of a whole batch, and some air.
+fn most_sample_bytes(plan: &StreamPlan) -> usize {
+    let samples = plan.leaves.batch().max(plan.eval_leaves.batch());
+    let bytes = samples.saturating_mul(8 * plan.sequence as u64).saturating_add(64 << 10);
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Carries requests to the activation server and its answers, one for each request, to the compute thread; ends without
+/// error when nobody asks any more.
 async fn fetch(
     address: &str,
-    requests: mpsc::UnboundedReceiver<proto::SamplesRequest>,
+    most_bytes: usize,
+    requests: mpsc::Receiver<proto::SamplesRequest>,
     inputs: &blocking::Sender<Input>,
 ) -> Result<(), String> {
     let channel = transport::dial(address).await.map_err(|error| error.to_string())?;
-    let mut client = SamplesClient::new(channel).max_decoding_message_size(usize::MAX);
+    let mut client = SamplesClient::new(channel).max_decoding_message_size(most_bytes);
     let refused = |status: tonic::Status| status.message().to_owned();
-    let mut replies = client.fetch(UnboundedReceiverStream::new(requests)).await.map_err(refused)?.into_inner();
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = asked.clone();
+    let requests = ReceiverStream::new(requests).map(move |request| {
+        count.fetch_add(1, Ordering::Relaxed);
+        request
+    });
+    let mut replies = client.fetch(requests).await.map_err(refused)?.into_inner();
+    let mut answered = 0;
     while let Some(reply) = replies.message().await.map_err(refused)? {
+        answered += 1;
+        if answered > asked.load(Ordering::Relaxed) {
+            return Err("it sent samples that nobody asked for".to_owned());
+        }
         if inputs.send(Input::Samples(Box::new(reply))).is_err() {
             break;
         }

@@ -21,7 +21,7 @@ use super::swarmx::serve;
 use super::tree::{Ends, TurnSteps};
 use crate::control::agent::{Heard, Session, Work};
 use crate::failure::Failure;
-use crate::links::{Happening, LinkEvent, Mailbox, Settings};
+use crate::links::{Happening, LinkEvent, LinkKey, Mailbox, Settings};
 use store::Store;
 use worker::{Done, Job, StoreWorker, spawn};
 
@@ -97,7 +97,10 @@ impl Driver {
             tokio::select! {
                 heard = self.session.next() => match heard? {
                     Heard::Order(Order::Finish) => break,
-                    Heard::Order(order) => self.order(order)?,
+                    Heard::Order(order) => {
+                        let done = self.order(order);
+                        self.report_failure(done);
+                    }
                     Heard::Lost if self.leaving => break,
                     Heard::Lost => self.rejoin().await?,
                     // Asked twice: at once, whatever is lost with it.
@@ -107,12 +110,23 @@ impl Driver {
                         self.session.outbox.leaving();
                     }
                 },
-                Some(done) = self.results.recv() => self.done(done)?,
-                Some(event) = self.mailbox.next() => self.link(event)?,
+                Some(done) = self.results.recv() => {
+                    let done = self.done(done);
+                    self.report_failure(done);
+                }
+                Some(event) = self.mailbox.next() => self.link(event),
             }
         }
         self.session.leave(&self.context.metrics, Work::default()).await;
         Ok(())
+    }
+
+    /// Tells the coordinator that this shard can't go on: a run needs all its shards, so it ends with the reason.
+    fn report_failure(&self, result: Result<(), Failure>) {
+        if let Err(failure) = result {
+            log::error!("{failure}");
+            self.session.outbox.report(&failure.report());
+        }
     }
 
     fn order(&mut self, order: Order) -> Result<(), Failure> {
@@ -247,8 +261,8 @@ impl Driver {
         Ok(())
     }
 
-    fn link(&mut self, LinkEvent { key, what }: LinkEvent) -> Result<(), Failure> {
-        let Some(link) = self.link.as_mut().filter(|link| link.epoch == key.epoch) else { return Ok(()) };
+    fn link(&mut self, LinkEvent { key, what }: LinkEvent) {
+        let Some(link) = self.link.as_mut().filter(|link| link.epoch == key.epoch) else { return };
         let mut out = Vec::new();
         match what {
             Happening::Open(end) => {
@@ -259,16 +273,22 @@ impl Driver {
                     self.session.outbox.report(&Report::Linked { epoch: key.epoch });
                 }
             }
-            Happening::Frame(frame) => self.shard.gradient(frame, &mut out).map_err(Failure::own)?,
-            Happening::Grant(total) => self.shard.grant(key.epoch, total, &mut out),
-            Happening::Broken(reason) => {
-                log::info!("link to {} is gone: {reason}", key.peer);
-                self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
-                self.link = None;
+            Happening::Frame(frame) => {
+                if let Err(error) = self.shard.gradient(frame, &mut out) {
+                    self.link_lost(key, &error);
+                }
             }
+            Happening::Grant(total) => self.shard.grant(key.epoch, total, &mut out),
+            Happening::Broken(reason) => self.link_lost(key, &reason),
         }
         self.carry(out);
-        Ok(())
+    }
+
+    /// Gives up the epoch, whose link is gone, or brought what can't be right.
+    fn link_lost(&mut self, key: LinkKey, reason: &dyn std::fmt::Display) {
+        log::warn!("link to {} is gone: {reason}", key.peer);
+        self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
+        self.link = None;
     }
 
     fn carry(&mut self, commands: Vec<Command>) {
