@@ -143,6 +143,10 @@ fn linked(package: &str) -> BTreeSet<String> {
 fn crates_know_only_what_they_may() {
     let metadata = metadata();
     let mut wrong = Vec::new();
+    let named = FORBIDDEN.iter().map(|(name, _)| name).chain(OWN.iter().map(|(name, _)| name)).chain(KERNELS);
+    for name in named.filter(|name| !metadata.own().any(|package| package.name == **name)) {
+        wrong.push(format!("there is no crate {name}: name it as it is called now"));
+    }
     for package in metadata.own() {
         let name = package.name.as_str();
         let Some((_, may)) = OWN.iter().find(|(owner, _)| *owner == name) else {
@@ -206,6 +210,10 @@ fn files_are_short_and_mains_only_parse_build_and_run() {
 #[test]
 fn what_decides_does_no_io() {
     let mut wrong = Vec::new();
+    // A path that was renamed would be checked no more.
+    for pure in PURE.iter().filter(|pure| !sources().iter().any(|path| path.starts_with(pure))) {
+        wrong.push(format!("there is no Rust file under {pure}: name its new place in PURE"));
+    }
     let decides = |path: &&PathBuf| PURE.iter().any(|pure| path.starts_with(pure)) && !path.ends_with("tests.rs");
     for path in sources().iter().filter(decides) {
         let text = std::fs::read_to_string(root().join(path)).unwrap();

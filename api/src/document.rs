@@ -5,7 +5,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_crds::{ConditionType, TrainJob};
 use millrace_store::Content;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::refusal::{Reason, Refusal, Result};
 
@@ -36,6 +38,29 @@ pub fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
     object.inspect_err(|error| log::warn!("{name} can't be read, perhaps it is a newer version's: {error}")).ok()
 }
 
+/// Says in the conditions of a job that this server can't read it, where it can't: what its status says was so when another
+/// release wrote it, and nobody runs the job now.
+pub fn tell_unreadable(job: &mut Value) {
+    let Err(error) = TrainJob::deserialize(&*job) else { return };
+    let message = format!(
+        "this server can't read the job ({error}) and does not run it: run the release that wrote it, or create the job again"
+    );
+    let Some(status) = job.as_object_mut().map(|job| job.entry("status").or_insert_with(|| json!({}))) else { return };
+    if !status.is_object() {
+        *status = json!({});
+    }
+    let told = [
+        (ConditionType::Accepted, "False"),
+        (ConditionType::Admitted, "False"),
+        (ConditionType::RolesReady, "False"),
+        (ConditionType::Progressing, "False"),
+        (ConditionType::Succeeded, "Unknown"),
+    ];
+    status["conditions"] = told
+        .map(|(of, status)| json!({"type": of.as_str(), "status": status, "reason": "Unreadable", "message": message}))
+        .into();
+}
+
 /// The job of a row, which is asked for by name and so must be readable. One that is deleted says so.
 ///
 /// # Errors
@@ -54,4 +79,41 @@ pub fn job_of(row: &millrace_store::Job) -> Result<TrainJob> {
 /// The version of an object, which only rises.
 pub fn version(object: &impl ResourceExt) -> u64 {
     object.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_crds::Appliance;
+
+    use super::*;
+
+    /// A document that the process backend of release 0.1.0 kept.
+    fn golden(name: &str) -> String {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/0.1.0").join(name);
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn what_the_first_release_kept_is_read() {
+        let job: TrainJob = serde_json::from_str(&golden("process-trainjob.json")).unwrap();
+        let status = job.status.unwrap();
+        assert!(status.is(ConditionType::Finished) && status.checkpoint.unwrap().step == Some(4));
+        let (resolved, machine) = millrace_control::launch::resolved_job(&status.resolved.unwrap()).unwrap();
+        assert_eq!((resolved.run.max_steps, machine.link.chunk_bytes), (4, 4096));
+        let appliance: Appliance = serde_json::from_str(&golden("process-appliance.json")).unwrap();
+        assert_eq!(appliance.metadata.name.as_deref(), Some("default"));
+    }
+
+    #[test]
+    fn a_job_that_cannot_be_read_says_so_in_its_conditions_and_not_that_it_trains() {
+        let mut job: Value = serde_json::from_str(&golden("process-trainjob.json")).unwrap();
+        let whole = job.clone();
+        tell_unreadable(&mut job);
+        assert_eq!(job, whole, "one that can be read is shown as it is");
+        job["spec"]["numCsx"] = json!({"of": "a later release"});
+        tell_unreadable(&mut job);
+        let conditions = job["status"]["conditions"].as_array().unwrap();
+        assert!(conditions.iter().all(|condition| condition["reason"] == "Unreadable"));
+        assert!(conditions[0]["message"].as_str().unwrap().contains("run the release that wrote it"));
+    }
 }

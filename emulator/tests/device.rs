@@ -89,6 +89,15 @@ fn the_same_bits_with_avx2_and_avx512() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let of = |simd: Simd| shared_out(&plan, &mut [device_on(&plan, 1, simd)], WHOLE);
     let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
+    // What the system says of the CPU, so that a set that is not detected any more is noticed.
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has = |flags: &[&str]| flags.iter().all(|flag| cpu.split_whitespace().any(|word| word == *flag));
+    let avx2 = has(&["avx2", "fma"]);
+    let avx512 = avx2 && has(&["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"]);
+    assert_eq!(fused.len(), usize::from(avx2) + usize::from(avx512), "sets detected, and sets of this CPU");
+    if fused.len() < 2 {
+        eprintln!("nothing compared: this CPU has no AVX-512");
+    }
     for two in fused.windows(2) {
         let ((losses, gradients), (there, other)) = (of(two[0]), of(two[1]));
         assert_eq!(losses, there);

@@ -200,7 +200,7 @@ impl Manifest {
         let format = serde_json::from_slice::<Format>(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
         if format.format > FORMAT {
             return Err(not_one(&format!(
-                "it has format {}, newer than this program's {FORMAT}; use a newer one",
+                "it has format {}, and this program reads formats up to {FORMAT}: use the release that wrote it, or a later one",
                 format.format
             )));
         }

@@ -12,7 +12,7 @@ use clap::Parser;
 use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
 use millrace_params::LogLevel;
-use millrace_protocol::launch::{BY_LAUNCHER, ROLE_VARIABLE};
+use millrace_protocol::launch::{BY_LAUNCHER, DocumentError, ROLE_VARIABLE};
 use millrace_telemetry::journal::Outcome;
 use millrace_telemetry::logs::Level;
 
@@ -159,8 +159,11 @@ fn read_launch(path: &Path) -> Result<Launch, Failure> {
             .hint("whoever starts the coordinator writes it; see that the file is there and may be read")
     })?;
     Launch::from_json(&text).map_err(|error| {
-        Failure::bad_input(format!("the launch document {name} can't be understood: {error}"))
-            .hint("start the coordinator with the version that wrote the document")
+        let hint = match error {
+            DocumentError::NewerVersion { .. } => "start it with the image of the release that wrote the document",
+            _ => "start it with what `millrace-operator` or `millrace-api` of this release writes",
+        };
+        Failure::bad_input(format!("the launch document {name} can't be read: {error}")).hint(hint)
     })
 }
 

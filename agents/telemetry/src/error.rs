@@ -29,6 +29,18 @@ pub enum Error {
         /// The newest attempt found on disk.
         newest: u64,
     },
+    /// A file of the journal that a later release wrote.
+    #[error(
+        "{} has version {found}, and this program reads versions up to {}: use the release that wrote it, or a later one",
+        path.display(),
+        crate::journal::VERSION
+    )]
+    NewerJournal {
+        /// The file.
+        path: PathBuf,
+        /// The version it names.
+        found: u32,
+    },
     /// A role name that cannot be part of a file name.
     #[error("{0:?} cannot be an agent's name: only lower-case letters, digits and '-' are allowed")]
     AgentName(String),
@@ -63,7 +75,7 @@ impl Error {
             Self::StaleAttempt { .. } => {
                 Some("another run owns this model_dir: let it end, or choose another --model_dir")
             }
-            Self::AgentName(_) | Self::LoggerInstalled => None,
+            Self::NewerJournal { .. } | Self::AgentName(_) | Self::LoggerInstalled => None,
         }
     }
 }

@@ -32,6 +32,11 @@ impl Appender {
         Ok(Self { file, path, whole, torn: false })
     }
 
+    /// Whether nothing was ever written to it.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.whole == 0
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -92,7 +92,9 @@ fn agents_refuse_the_coordinator_of_another_job() {
 fn one_system_with_less_pins_the_whole_job_to_what_it_has() {
     const STEPS: u64 = 4;
     let cases = [("cs2-1", Isa::Avx2), ("cs2-0", Isa::Portable)];
-    for (lesser, least) in cases.into_iter().filter(|(_, least)| *least < Isa::detect()) {
+    let cases: Vec<_> = cases.into_iter().filter(|(_, least)| *least < Isa::detect()).collect();
+    assert!(!cases.is_empty() || !cfg!(target_arch = "x86_64"), "this test needs a CPU with AVX2");
+    for (lesser, least) in cases {
         let place = Place::new();
         let mut job = Job::coordinator_only(&place, STEPS, &[]);
         job.join_with(lesser, &["--isa", &least.to_string()]);

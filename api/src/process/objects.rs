@@ -265,6 +265,14 @@ impl Objects {
                 }
                 return Ok(());
             }
+            if self.store.appliance(&name).await?.is_some() {
+                return Err(Refusal::new(
+                    Reason::Conflict,
+                    format!(
+                        "the appliance {name} in the database can't be read: run the release that wrote it, or a later one"
+                    ),
+                ));
+            }
             appliance.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
             claim.keep(&mut appliance)?;
             appliance.metadata.generation = Some(1);

@@ -41,6 +41,7 @@ pub use tokens::NewToken;
 pub use who::{Access, Role};
 
 use crate::backend::Backend;
+use crate::document::tell_unreadable;
 use crate::metrics::Traffic;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
@@ -176,6 +177,8 @@ pub fn shown(job: &Job) -> Value {
     let mut object: Value = serde_json::from_str(&job.content.document).unwrap_or_else(|_| json!({}));
     if let Some(deleted) = job.deleted_ms {
         object["metadata"]["deletionTimestamp"] = time(deleted).into();
+    } else {
+        tell_unreadable(&mut object);
     }
     object
 }

@@ -12,6 +12,8 @@ pub(super) struct Facts {
     pub message: String,
     /// Why the params were refused, if they were.
     pub refused: Option<String>,
+    /// Why the record of an earlier admission can't be used, if it can't.
+    pub unusable_record: Option<String>,
     /// The systems that are the job's.
     pub systems: Vec<String>,
     /// Its place in the queue.
@@ -21,6 +23,9 @@ pub(super) struct Facts {
     /// The newest checkpoint: step and digest.
     pub checkpoint: Option<(u64, String)>,
 }
+
+/// The reason of conditions of a job whose record can't be used by this program.
+const RECORD_UNUSABLE: &str = "RecordUnusable";
 
 /// A condition's status, reason and message.
 type Row = (&'static str, String, String);
@@ -44,15 +49,19 @@ pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
 }
 
 fn accepted(facts: &Facts) -> Row {
-    match &facts.refused {
-        Some(why) => row("False", State::BadParams.as_str(), why),
-        None => row("True", "PlanFits", "the params were understood and the model fits"),
+    match (&facts.refused, &facts.unusable_record) {
+        (Some(why), _) => row("False", State::BadParams.as_str(), why),
+        (None, Some(why)) => row("False", RECORD_UNUSABLE, why),
+        (None, None) => row("True", "PlanFits", "the params were understood and the model fits"),
     }
 }
 
 fn admitted(state: State, facts: &Facts) -> Row {
     if !facts.systems.is_empty() {
         return row("True", "Granted", format!("the job has {}", facts.systems.join(", ")));
+    }
+    if let (Some(why), State::Queued) = (&facts.unusable_record, state) {
+        return row("False", RECORD_UNUSABLE, why);
     }
     match (&facts.queue, state) {
         (Some(QueuePlace { reason: Some(reason), message, .. }), State::Queued) => {

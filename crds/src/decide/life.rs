@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::conditions::{Facts, update};
-use super::{AgentState, Command, Decision, Event, Observed, Outcome};
+use super::{AgentState, Command, Decision, Event, Observed, Outcome, Role};
 use crate::{CheckpointRecord, ConditionType, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus};
 use failing::beyond_retrying;
 
@@ -22,11 +22,12 @@ pub fn decide(job: &TrainJob, observed: &Observed) -> Decision {
         spec: &job.spec,
         observed,
         before: old.state(),
-        status: old,
         commands: Vec::new(),
         look_again: None,
         blocker: None,
         refused: None,
+        unusable_record: unusable_record(&old, observed),
+        status: old,
     };
     let (state, message) = visit.state();
     visit.conclude(state, message, job.metadata.generation)
@@ -45,6 +46,15 @@ struct Visit<'a> {
     /// What keeps agents from being ready.
     blocker: Option<(String, String)>,
     refused: Option<String>,
+    /// Why the record of an earlier admission can't be used. Nothing can then be started, and what an attempt consists of is
+    /// known only from the status.
+    unusable_record: Option<String>,
+}
+
+/// Why the record in `status` can't be used by this program, if there is one and it can't.
+fn unusable_record(status: &TrainJobStatus, observed: &Observed) -> Option<String> {
+    status.resolved.as_ref()?;
+    observed.resolution.as_ref().err().cloned()
 }
 
 impl Visit<'_> {
@@ -56,6 +66,15 @@ impl Visit<'_> {
             Some(state @ (State::Suspending | State::Resizing | State::Restarting)) => self.stopping(state),
             _ => self.running(),
         }
+    }
+
+    /// How many agents of each role the attempt has.
+    fn wanted(&self) -> Vec<(Role, u32)> {
+        if self.unusable_record.is_none() {
+            return self.observed.wanted.clone();
+        }
+        let roles = self.status.roles.iter();
+        roles.filter_map(|role| Some((Role::from_name(&role.name)?, role.desired))).collect()
     }
 
     fn attempt(&self) -> u32 {
@@ -97,8 +116,9 @@ impl Visit<'_> {
             return self.finish(State::BadParams, why);
         }
         let granted = self.observed.grant.as_ref().filter(|grant| grant.attempt == self.attempt() + 1);
-        let declined =
-            self.spec.suspend || granted.is_some_and(|grant| grant.systems.len() != self.spec.num_csx as usize);
+        let declined = self.spec.suspend
+            || self.unusable_record.is_some()
+            || granted.is_some_and(|grant| grant.systems.len() != self.spec.num_csx as usize);
         if let Some(grant) = granted.filter(|_| declined) {
             // Passed over, which tells the ledger that it was let go of.
             self.status.attempt = Some(grant.attempt);
@@ -110,6 +130,11 @@ impl Visit<'_> {
                 None => "the job is paused; it starts when spec.suspend is false".to_owned(),
             };
             return (State::Suspended, message);
+        }
+        if let Some(why) = self.unusable_record.clone() {
+            self.status.queue = None;
+            self.look_again = Some(HEARTBEAT);
+            return (State::Queued, why);
         }
         if self.status.resolved.is_some() && self.too_many() {
             self.status.queue = None;
@@ -158,6 +183,12 @@ impl Visit<'_> {
             self.commands.push(Command::Remove { grace: BRIEF });
             return (State::Starting, "agents of an earlier attempt are being removed".to_owned());
         }
+        if let Some(why) = self.unusable_record.clone().filter(|_| self.observed.agents.is_empty()) {
+            // Nothing runs, and nothing can be started.
+            self.end_attempt();
+            self.look_again = Some(HEARTBEAT);
+            return (State::Queued, why);
+        }
         if let Some((cause, counted)) = self.broken() {
             return self.restart(cause, counted);
         }
@@ -169,14 +200,16 @@ impl Visit<'_> {
         if self.spec.suspend {
             return self.stop(State::Suspending, "the job saves its state, to pause".to_owned());
         }
-        if self.spec.num_csx != num_csx && !self.too_many() {
+        if self.spec.num_csx != num_csx && self.unusable_record.is_none() && !self.too_many() {
             let wanted = self.spec.num_csx;
             return self.stop(
                 State::Resizing,
                 format!("the job saves its state, to go on with {wanted} system(s) instead of {num_csx}"),
             );
         }
-        self.commands.push(Command::Run { attempt, num_csx });
+        if self.unusable_record.is_none() {
+            self.commands.push(Command::Run { attempt, num_csx });
+        }
         self.look_again = Some(self.look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT));
         let report = self.observed.report.as_ref().filter(|report| report.attempt == attempt);
         let begun = ready || report.is_some_and(|report| report.advanced.is_some());
@@ -221,11 +254,12 @@ impl Visit<'_> {
 
     /// Counts who is ready into status; whether all are. What keeps the first of the others is put down.
     fn count_ready(&mut self) -> bool {
+        let wanted = self.wanted();
         let agents = &self.observed.agents;
         let of = |role, state: fn(&AgentState) -> bool| {
             agents.iter().filter(|agent| agent.role == role && state(&agent.state)).count() as u32
         };
-        let roles = self.observed.wanted.iter().map(|&(role, desired)| RoleStatus {
+        let roles = wanted.into_iter().map(|(role, desired)| RoleStatus {
             name: role.to_string(),
             desired,
             ready: of(role, |state| matches!(state, AgentState::Ready)),
@@ -241,7 +275,8 @@ impl Visit<'_> {
             let role = short?;
             Some(("Starting".to_owned(), format!("{} of {} {} agents are ready", role.ready, role.desired, role.name)))
         });
-        short.is_none()
+        // Nobody is ready where it is not known who must be.
+        short.is_none() && !self.status.roles.is_empty()
     }
 
     fn look_again_in(&mut self, seconds: i64) {
@@ -297,17 +332,32 @@ impl Visit<'_> {
 
     /// The last agent is gone. A job that only starts again keeps its systems.
     fn ended(&mut self, state: State) -> Now {
+        let same = self.spec.num_csx as usize == self.status.systems.len();
+        if state == State::Restarting && !self.spec.suspend && same && self.unusable_record.is_none() {
+            let systems = std::mem::take(&mut self.status.systems);
+            self.count_active_seconds();
+            return self.begin(systems);
+        }
+        self.end_attempt();
+        self.look_again = Some(HEARTBEAT);
+        if self.spec.suspend || self.unusable_record.is_some() {
+            self.wait()
+        } else {
+            (State::Queued, "the job is in the queue again".to_owned())
+        }
+    }
+
+    /// Adds what the attempt took to what earlier ones took.
+    fn count_active_seconds(&mut self) {
         let ran = self.seconds_since(self.status.attempt_start_time.as_ref());
         let active = self.status.active_seconds.unwrap_or(0) + u64::try_from(ran).unwrap_or(0);
         self.status.active_seconds = Some(active);
-        let same = self.spec.num_csx as usize == self.status.systems.len();
-        if state == State::Restarting && !self.spec.suspend && same {
-            let systems = std::mem::take(&mut self.status.systems);
-            return self.begin(systems);
-        }
+    }
+
+    /// Gives the systems of an attempt back that has no agents any more.
+    fn end_attempt(&mut self) {
+        self.count_active_seconds();
         self.release();
-        self.look_again = Some(HEARTBEAT);
-        if self.spec.suspend { self.wait() } else { (State::Queued, "the job is in the queue again".to_owned()) }
     }
 
     fn release(&mut self) {
@@ -359,6 +409,7 @@ impl Visit<'_> {
         let facts = Facts {
             message: message.clone(),
             refused: self.refused,
+            unusable_record: self.unusable_record.filter(|_| !state.is_final()),
             systems: self.status.systems.clone(),
             queue: self.status.queue.clone(),
             blocker: self.blocker,

@@ -18,6 +18,7 @@
 //! * A job that is not admitted has no agents: an attempt begins with a grant in the ledger and ends when its last agent
 //!   is gone.
 //! * `attempt` is raised, and that is recorded, before the first agent of the attempt exists.
+//! * A job whose record can't be used, because another release wrote it, starts no agents and is in no state that says so.
 //! * What is finished stays so, and is told before anything is cleaned up.
 
 mod agent;
@@ -46,11 +47,12 @@ pub struct Observed {
     pub place: Option<QueuePlace>,
     /// What the coordinator said last.
     pub report: Option<Report>,
-    /// What the params come to. `Err` holds a sentence for the user, whose job can never run as it is.
+    /// What the params come to. `Err` holds a sentence for the user: a new job can never run as it is, and one that was
+    /// resolved before can't be run by this program.
     pub resolution: Result<Resolution, String>,
     /// The most systems that have something to do, where that is known.
     pub largest_num_csx: Option<u32>,
-    /// How many agents of each role an attempt on `spec.numCsx` systems has.
+    /// How many agents of each role an attempt on `spec.numCsx` systems has; empty where `resolution` is an error.
     pub wanted: Vec<(Role, u32)>,
 }
 

@@ -93,6 +93,11 @@ pub struct TrainJobStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Resolution {
+    /// Version of this record, and of what the agents in its image understand. A record that names none is of version 1,
+    /// release 0.1.0. One of a later version than the operator's is left alone, with a condition that says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub version: Option<u32>,
     /// What the job does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,

@@ -1,7 +1,7 @@
 //! One file per operator, with everything that is particular to it.
 //!
-//! [`Operator`] is what the compiler asks: shapes, work, what the backward pass needs of the forward pass. Nothing
-//! outside this module matches on [`Op`]; a new operator is a variant of [`Op`] (or a new form of one), a file here and
+//! [`Operator`] is what the compiler asks: shapes, work, what the backward pass needs of the forward pass. Outside
+//! this module only the graph's families build an [`Op`], and only `device/activations.rs` looks at which one it is; a new operator is a variant of [`Op`] (or a new form of one), a file here and
 //! a line in [`operator`].
 //!
 //! What an operator *saves* is a contract with the [schedule](crate::schedule): of a layer that is not recomputed, exactly

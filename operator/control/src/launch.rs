@@ -5,19 +5,39 @@ use std::path::PathBuf;
 use kube::ResourceExt;
 use millrace_crds::Resolution;
 use millrace_params::{ApplianceSpec, Job, Resolved};
-use millrace_protocol::launch::Launch;
+use millrace_protocol::launch::{DocumentError, FIRST_VERSION, Launch, VERSION};
 
 use crate::world::Attempt;
 
-/// A record of what was resolved that this version can't read.
+/// Why the record of what was resolved at first admission is of no use to this program.
 #[derive(Debug, thiserror::Error)]
-#[error("status.resolved can't be read by this version ({0}): run the one that wrote it, or create the job again")]
-pub struct Unreadable(String);
+pub enum Unreadable {
+    /// A later release wrote it.
+    #[error(
+        "status.resolved has version {found}, and this operator reads versions up to {VERSION}: run the release that admitted \
+         the job or a later one, or create the job again"
+    )]
+    NewerVersion {
+        /// The version it names.
+        found: u32,
+    },
+    /// It is damaged, or of a version that wrote it otherwise.
+    #[error("status.resolved can't be read ({0}): run the release that admitted the job, or create the job again")]
+    Damaged(String),
+    /// Its agents can't be started with what the job says now.
+    #[error("the agents of the job's image can't be started: {0}")]
+    Launch(#[from] DocumentError),
+}
 
 impl From<serde_json::Error> for Unreadable {
     fn from(error: serde_json::Error) -> Self {
-        Self(error.to_string())
+        Self::Damaged(error.to_string())
     }
+}
+
+/// The version of a record, and of the agents in its image.
+pub fn version_of(resolution: &Resolution) -> u32 {
+    resolution.version.unwrap_or(FIRST_VERSION)
 }
 
 /// The job in a resolution.
@@ -25,10 +45,14 @@ impl From<serde_json::Error> for Unreadable {
 /// # Errors
 /// [`Unreadable`].
 pub fn resolved_job(resolution: &Resolution) -> Result<(Job, ApplianceSpec), Unreadable> {
+    let found = version_of(resolution);
+    if found > VERSION {
+        return Err(Unreadable::NewerVersion { found });
+    }
     let text = resolution.job.as_deref().unwrap_or_default();
     let job = serde_json::from_str(text)?;
     let document = resolution.appliance.clone().unwrap_or_default();
-    let appliance = document.resolve().map_err(|error| Unreadable(error.to_string()))?;
+    let appliance = document.resolve().map_err(|error| Unreadable::Damaged(error.to_string()))?;
     Ok((job, appliance))
 }
 

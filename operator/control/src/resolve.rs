@@ -8,7 +8,7 @@ use millrace_emulator::compile::{CompileError, compile_job};
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::report::PlanReport;
 use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
-
+use millrace_protocol::launch::VERSION;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -118,6 +118,7 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
     let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
     let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
     Ok(Resolution {
+        version: Some(VERSION),
         mode: Some(resolved.run.mode),
         num_csx: Some(spec.num_csx),
         model_dir: Some(model_dir.display().to_string()),

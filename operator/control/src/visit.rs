@@ -125,11 +125,11 @@ async fn carry_out<W: World>(
                 let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1 };
                 control.world.run(&attempt, &seen.there).await?;
                 // Where its coordinator is may be known only now; a job of a second has told all before a second try.
-                follow(job, control, Some(resolution), number)?;
+                follow(job, control, Some(resolution), number);
             }
             Command::Stop { attempt, reason } => {
                 // A loop that has just begun follows nobody yet.
-                follow(job, control, decision.status.resolved.as_ref(), *attempt)?;
+                follow(job, control, decision.status.resolved.as_ref(), *attempt);
                 control.followers.stop(&seen.uid, *attempt, reason);
             }
             Command::Remove { grace } => control.world.remove(job, &seen.there, *grace).await?,
@@ -143,14 +143,9 @@ async fn carry_out<W: World>(
 }
 
 /// Follows the attempt's coordinator, if that is not done yet.
-fn follow<W: World>(
-    job: &TrainJob,
-    control: &Control<W>,
-    resolution: Option<&Resolution>,
-    attempt: u32,
-) -> Result<(), Error<W>> {
-    let Some(resolution) = resolution else { return Ok(()) };
-    let (resolved, _) = resolved_job(resolution).map_err(|error| Error::<W>::Job(error.to_string()))?;
-    control.followers.follow(job, attempt, &resolved);
-    Ok(())
+fn follow<W: World>(job: &TrainJob, control: &Control<W>, resolution: Option<&Resolution>, attempt: u32) {
+    let Some(resolution) = resolution else { return };
+    // What its coordinator tells is heard even if this program can't read the record.
+    let resolved = resolved_job(resolution).ok().map(|(resolved, _)| resolved);
+    control.followers.follow(job, attempt, resolved.as_ref());
 }

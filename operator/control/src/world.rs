@@ -11,7 +11,7 @@ use millrace_crds::{Appliance, ApplianceStatus, ClusterSpec, Progress, Resolutio
 use millrace_params::{ApplianceSpec, Job};
 use millrace_protocol::journal::Tls;
 
-use crate::launch::{Unreadable, resolved_job};
+use crate::launch::{Unreadable, resolved_job, version_of};
 use crate::resolve::Needs;
 
 /// One attempt of a job, with all that its agents are made from.
@@ -33,6 +33,12 @@ impl Attempt<'_> {
     /// How many systems the attempt has.
     pub fn systems(&self) -> u32 {
         self.needs.wanted.iter().find(|(role, _)| *role == Role::Cs2).map_or(0, |(_, count)| *count)
+    }
+
+    /// The version of its agents: what they understand of a launch document and of arguments, and how their ports are
+    /// authenticated; see [`millrace_protocol::launch::VERSION`].
+    pub fn version(&self) -> u32 {
+        version_of(self.resolution)
     }
 
     /// The job with nothing left to decide, and the machine it is planned for.

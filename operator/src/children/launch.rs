@@ -11,7 +11,7 @@ use super::{Names, meta};
 /// # Errors
 /// [`Unreadable`].
 pub fn launch(attempt: &Attempt<'_>) -> Result<ConfigMap, Unreadable> {
-    let text = document(attempt)?.to_json()?;
+    let text = document(attempt)?.to_json_for(attempt.version())?;
     Ok(ConfigMap {
         metadata: meta(attempt, Names::of(attempt.job).launch(attempt.number)),
         data: Some([("launch.json".to_owned(), text)].into()),

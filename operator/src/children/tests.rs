@@ -10,6 +10,8 @@ use millrace_crds::{
 use millrace_control::{Needs, Unable, needs, resolve};
 use millrace_crds::decide::Role;
 
+use millrace_protocol::launch::VERSION;
+
 use super::*;
 use crate::site::Pods;
 
@@ -151,6 +153,44 @@ fn the_launch_document_says_what_holds_now() {
     let saved = millrace_crds::CheckpointRecord { step: Some(7), ..Default::default() };
     job.status = Some(TrainJobStatus { checkpoint: Some(saved), ..TrainJobStatus::default() });
     assert!(launch(&job).resume.checkpoint_path.is_none(), "the job has come further since");
+}
+
+/// A document of release 0.1.0.
+fn golden<T: serde::de::DeserializeOwned>(name: &str) -> T {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/0.1.0").join(name);
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_job_of_the_first_release_starts_its_agents_as_that_release_did() {
+    let (job, record): (TrainJob, Resolution) = (golden("trainjob.json"), golden("resolved.json"));
+    let (needs, cluster) = (needs(&record, job.spec.num_csx).unwrap(), ClusterSpec::default());
+    let attempt = Attempt { job: &job, resolution: &record, cluster: &cluster, number: 3, needs: &needs };
+    let map = launch(&attempt).unwrap().data.unwrap();
+    let document: serde_json::Value = serde_json::from_str(&map["launch.json"]).unwrap();
+    assert_eq!(document, golden::<serde_json::Value>("launch.json"));
+    let arguments: BTreeMap<String, Vec<String>> = pods(&attempt)
+        .iter()
+        .map(|pod| {
+            let labels = pod.metadata.labels.as_ref().unwrap();
+            let container = &pod.spec.as_ref().unwrap().containers[0];
+            assert_eq!(container.image.as_deref(), Some("localhost/millrace:0.1.0"));
+            (format!("{}-{}", labels[ROLE], labels[INDEX]), container.args.clone().unwrap())
+        })
+        .collect();
+    assert_eq!(arguments, golden::<BTreeMap<_, _>>("arguments.json"));
+}
+
+#[test]
+fn a_record_names_its_version_and_one_of_a_later_version_is_refused_with_a_remedy() {
+    let (mut record, _) = resolved(&job("job", "m"));
+    assert_eq!(record.version, Some(VERSION));
+    record.version = Some(VERSION + 1);
+    let refused = needs(&record, 2).unwrap_err().to_string();
+    assert!(refused.contains(&format!("version {}", VERSION + 1)), "{refused}");
+    assert!(refused.contains(&format!("up to {VERSION}")) && refused.contains("create the job again"), "{refused}");
+    let damaged = Resolution { version: None, job: Some("{".to_owned()), ..record };
+    assert!(needs(&damaged, 2).unwrap_err().to_string().contains("run the release that admitted the job"));
 }
 
 #[test]

@@ -132,6 +132,22 @@ fn sign(manifest: &Value) -> Vec<u8> {
 }
 
 #[test]
+fn a_manifest_of_a_later_version_is_refused_and_unknown_fields_are_passed_over() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    let mut manifest: Value = serde_json::from_slice(&fs::read(path.join("manifest.json")).unwrap()).unwrap();
+    manifest.as_object_mut().unwrap().remove("checksum");
+    manifest["of_a_later_release"] = Value::Bool(true);
+    replace(&path.join("manifest.json"), &sign(&manifest));
+    Checkpoint::open_verified(&path).unwrap();
+    manifest["format"] = (crate::FORMAT + 1).into();
+    replace(&path.join("manifest.json"), &sign(&manifest));
+    let refused = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(refused.contains(&format!("format {}", crate::FORMAT + 1)), "{refused}");
+    assert!(refused.contains(&format!("up to {}", crate::FORMAT)) && refused.contains("release"), "{refused}");
+}
+
+#[test]
 fn nothing_in_a_manifest_or_layout_panics_even_when_signed() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());

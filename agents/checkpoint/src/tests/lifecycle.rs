@@ -174,3 +174,32 @@ fn a_full_disk_is_named_as_such() {
     assert!(matches!(error, Error::NoSpace { .. }) && !error.is_bad_input());
     assert!(error.to_string().starts_with("no space is left for /dev/full; "), "{error}");
 }
+
+/// The model_dir of a run of release 0.1.0.
+fn model_dir_of_the_first_release() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/0.1.0/model_dir")
+}
+
+#[test]
+fn a_checkpoint_of_the_first_release_is_read_to_the_last_byte_and_its_model_dir_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&model_dir_of_the_first_release(), dir.path().to_owned());
+    let checkpoint = Checkpoint::open_verified(&dir.path().join("checkpoint_4")).unwrap();
+    let info = checkpoint.info();
+    assert_eq!((info.step, info.format, info.optimizer.as_str()), (4, 1, "adamw"));
+    let digest = "895ef4dcce8c537f0bc639c69ff60e71592af9c89b2b83f3786e269f086bced8";
+    assert_eq!(info.parameters_blake3.to_string(), digest);
+    assert_eq!(steps(dir.path()), [4]);
+    let (newest, passed) = newest_whole(dir.path(), Check::Full).unwrap();
+    assert_eq!((newest.unwrap().step(), passed.len()), (4, 0));
+
+    let request = LockRequest::job("04ee1378-51fb-49ca-aa63-bea509db754a", 2);
+    let lock = ModelDirLock::acquire(dir.path(), &request).unwrap();
+    assert_eq!(
+        (lock.attempt(), lock.previous().map(|owner| owner.attempt)),
+        (2, Some(1)),
+        "its attempts are counted on"
+    );
+    begin_line(&lock, Some(Point { attempt: 1, step: 4 })).unwrap();
+    assert_eq!(newest_whole(dir.path(), Check::Quick).unwrap().0.unwrap().step(), 4);
+}

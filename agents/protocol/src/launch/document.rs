@@ -1,4 +1,8 @@
 //! What a coordinator is started with: the job, nothing left to decide, and what the run around it is.
+//!
+//! The document names its [version](super::VERSION). A reader passes over fields that it does not know and takes defaults
+//! for those that later versions added, so a field may be added without a new version only if a job means the same to a
+//! reader that ignores it.
 
 use std::path::PathBuf;
 
@@ -7,10 +11,14 @@ use millrace_emulator::placement::swarm_nodes;
 use millrace_params::{ApplianceSpec, CheckpointStates, Job, Mode, Resolved};
 use serde::{Deserialize, Serialize};
 
+use super::version::{DocumentError, FIRST_VERSION, VERSION, first_version, to_first_version};
+
 /// One JSON document, given to the coordinator by `--launch`; the other roles learn all they need from the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Launch {
+    /// Version of the document; one that names none is of [`FIRST_VERSION`].
+    #[serde(default = "first_version")]
+    pub version: u32,
     /// The resolved job.
     pub job: Job,
     /// The machine it is planned for.
@@ -21,27 +29,32 @@ pub struct Launch {
     pub model_dir: PathBuf,
     /// The job's attempt, which no coordinator may use again; `None` takes the one after the last that used `model_dir`,
     /// once that is known to have ended.
+    #[serde(default)]
     pub attempt: Option<u32>,
     /// The job's unique id, by which a newer attempt takes `model_dir` over from an older one; `None` for a run that
     /// nobody restarts.
+    #[serde(default)]
     pub job_uid: Option<String>,
     /// What the run continues from.
     pub resume: Resume,
     /// How many agents the coordinator waits for.
     pub wanted: Wanted,
     /// Instruction set to pin the numerics profile to; `None` takes the best that all members share.
+    #[serde(default)]
     pub isa: Option<Isa>,
     /// Sentences to tell the user once.
+    #[serde(default)]
     pub notes: Vec<String>,
     /// Keys that were given and have no effect, to be named once.
+    #[serde(default)]
     pub without_effect: Vec<String>,
     /// The params as the user wrote them, kept beside the results.
+    #[serde(default)]
     pub params_yaml: String,
 }
 
 /// What a run continues from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Resume {
     /// The checkpoint named by the user.
     pub checkpoint_path: Option<PathBuf>,
@@ -55,7 +68,6 @@ pub struct Resume {
 
 /// How many agents of each role take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Wanted {
     /// Systems.
     pub systems: usize,
@@ -99,6 +111,7 @@ impl Launch {
                 .push("num_act_servers above 1 (a system reads from one activation server at a time)".to_owned());
         }
         Self {
+            version: VERSION,
             mode: run.mode,
             model_dir: PathBuf::from(&run.model_dir),
             attempt: None,
@@ -119,19 +132,42 @@ impl Launch {
         }
     }
 
-    /// The document on one line.
+    /// The document on one line, as this version writes it.
     ///
     /// # Errors
     /// None for a launch made from a resolved job: JSON refuses only paths that are not UTF-8.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string(self)
+        serde_json::to_string(&Self { version: VERSION, ..self.clone() })
     }
 
-    /// Reads the document back, bit for bit.
+    /// The document on one line, as agents of `version` read it: a job keeps the image of its first attempt, so that a newer
+    /// operator may start older agents.
     ///
     /// # Errors
-    /// JSON of anything but a launch.
-    pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
-        serde_json::from_str(json)
+    /// [`DocumentError::Inexpressible`] where an agent of that version would not do what the document says,
+    /// [`DocumentError::NewerVersion`] for a version that this program does not know.
+    pub fn to_json_for(&self, version: u32) -> Result<String, DocumentError> {
+        match version {
+            VERSION => Ok(self.to_json()?),
+            FIRST_VERSION => to_first_version(self),
+            found => Err(DocumentError::NewerVersion { found }),
+        }
+    }
+
+    /// Reads the document back, bit for bit; also one of an earlier version.
+    ///
+    /// # Errors
+    /// [`DocumentError::NewerVersion`], and JSON of anything but a launch.
+    pub fn from_json(json: &str) -> Result<Self, DocumentError> {
+        #[derive(Deserialize)]
+        struct Version {
+            #[serde(default = "first_version")]
+            version: u32,
+        }
+        let Version { version: found } = serde_json::from_str(json)?;
+        if found > VERSION {
+            return Err(DocumentError::NewerVersion { found });
+        }
+        Ok(serde_json::from_str(json)?)
     }
 }

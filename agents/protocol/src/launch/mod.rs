@@ -6,9 +6,11 @@
 
 mod document;
 mod exit;
+mod version;
 
 pub use document::{Launch, Resume, Wanted};
 pub use exit::Exit;
+pub use version::{DocumentError, FIRST_VERSION, VERSION};
 
 /// Present in the environment of every role: [`BY_LAUNCHER`] where a local launcher holds the other end of the role's
 /// standard input, anything else where something else runs it. It makes sure that no argument of a user's can turn a

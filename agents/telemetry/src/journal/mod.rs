@@ -1,9 +1,13 @@
 //! The journal: everything a follower of a job needs, numbered, in `model_dir/journal/attempt-<n>.jsonl`.
 //!
 //! ```json
+//! {"journal":{"version":2}}
 //! {"seq":1,"attempt":1,"unix_ms":1700000000000,"event":{"state":{"state":"Training","step":0,"total_steps":300,"num_csx":2,"epoch":"1.1"}}}
 //! {"seq":2,"attempt":1,"unix_ms":1700000000420,"event":{"metric":{"step":1,"loss":5.56,...}}}
 //! ```
+//!
+//! The first line of a file names its version; a file without that line is of version 1, release 0.1.0. Fields that a reader
+//! does not know are passed over, fields added later have defaults, and a file of a later version than the reader's is refused.
 //!
 //! Invariants:
 //! * Numbers start at 1 and only rise, over all attempts; a number never means two different things to a follower, not
@@ -17,6 +21,7 @@
 
 mod entry;
 mod follow;
+mod header;
 mod outcome;
 mod reader;
 
@@ -33,6 +38,7 @@ use std::{
 
 pub use entry::{Entry, Event, Stage, State};
 pub use follow::Follower;
+pub use header::VERSION;
 pub use outcome::{LAST_REPORT_BYTES, Outcome, Reason};
 pub use reader::JournalReader;
 
@@ -93,7 +99,10 @@ impl Journal {
             jsonl::repair(&reader::path(&directory, newest))?;
         }
         let last = last_entry(&directory, &attempts)?;
-        let file = Appender::open(reader::path(&directory, attempt))?;
+        let mut file = Appender::open(reader::path(&directory, attempt))?;
+        if file.is_empty() {
+            file.append(&header::line(), false)?;
+        }
         sync_directory(&directory).map_err(Error::io("sync", &directory))?;
 
         let last_seq = last.as_ref().map_or(0, |entry| entry.seq);

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DIRECTORY, Entry};
+use super::{DIRECTORY, Entry, header};
 use crate::{
     error::{Error, Result},
     jsonl::{Line, Lines},
@@ -59,7 +59,7 @@ impl JournalReader {
     /// The next entry; `None` if there is none yet.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`], [`Error::NewerJournal`].
     pub fn next_entry(&mut self) -> Result<Option<Entry>> {
         loop {
             if let Some(entry) = self.next_in_file()? {
@@ -77,12 +77,21 @@ impl JournalReader {
     }
 
     pub(super) fn next_in_file(&mut self) -> Result<Option<Entry>> {
-        let Some((_, lines)) = &mut self.current else {
+        let Some((attempt, lines)) = &mut self.current else {
             return Ok(None);
         };
         loop {
             let entry = match lines.next()? {
-                Line::Whole(line) => serde_json::from_slice::<Entry>(line).ok(),
+                Line::Whole(line) => match serde_json::from_slice::<Entry>(line) {
+                    Ok(entry) => Some(entry),
+                    Err(_) => match header::version(line) {
+                        Some(found) if found > header::VERSION => {
+                            return Err(Error::NewerJournal { path: path(&self.directory, *attempt), found });
+                        }
+                        Some(_) => continue,
+                        None => None,
+                    },
+                },
                 Line::Oversize => None,
                 Line::Torn | Line::End => return Ok(None),
             };

@@ -35,7 +35,9 @@ fn lines_as_documented() {
     journal.append(Event::Checkpoint { step: 1, digest: "ab".into() }).unwrap();
     journal.append(state(Stage::Evaluating)).unwrap();
     let text = fs::read_to_string(dir.path().join("journal/attempt-1.jsonl")).unwrap();
-    let events: Vec<_> = text.lines().map(|line| line.split_once("\"event\":").unwrap().1).collect();
+    let (header, entries) = text.split_once('\n').unwrap();
+    assert_eq!(header, r#"{"journal":{"version":2}}"#);
+    let events: Vec<_> = entries.lines().map(|line| line.split_once("\"event\":").unwrap().1).collect();
     assert_eq!(
         events,
         [
@@ -141,5 +143,48 @@ fn who_only_wants_to_know_how_things_stand_gets_the_newest_of_each_kind_and_what
     journal.append(metric(3)).unwrap();
     for follower in [&mut follower, &mut beyond] {
         assert_eq!(follower.poll(9).unwrap()[0].seq, 7);
+    }
+}
+
+/// The model_dir of a run of release 0.1.0.
+fn model_dir_of_the_first_release() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/0.1.0/model_dir")
+}
+
+#[test]
+fn the_journal_of_the_first_release_is_read_whole_and_continued() {
+    let mut reader = JournalReader::open(&model_dir_of_the_first_release(), 1).unwrap();
+    let mut last = None;
+    for number in 1..=32 {
+        let entry = reader.next_entry().unwrap().unwrap();
+        assert_eq!((entry.seq, entry.attempt), (number, 1));
+        last = Some(entry);
+    }
+    assert_eq!((reader.next_entry().unwrap(), reader.skipped()), (None, 0));
+    let Some(Entry { event: Event::Outcome(outcome), .. }) = last else { panic!("it ends with an outcome") };
+    assert_eq!((outcome.reason, outcome.step), (Reason::Succeeded, 4));
+
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(DIRECTORY)).unwrap();
+    let file = "journal/attempt-1.jsonl";
+    fs::copy(model_dir_of_the_first_release().join(file), dir.path().join(file)).unwrap();
+    assert_eq!(Journal::open(dir.path(), 2).unwrap().append(metric(5)).unwrap(), 33);
+    assert_eq!(read_all(dir.path(), 31), [(1, 31), (1, 32), (2, 33)]);
+}
+
+#[test]
+fn a_file_of_a_later_version_is_refused_and_unknown_fields_are_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(DIRECTORY)).unwrap();
+    let path = dir.path().join("journal/attempt-1.jsonl");
+    let entry =
+        r#"{"seq":1,"attempt":1,"unix_ms":7,"later":{},"event":{"checkpoint":{"step":1,"digest":"ab","later":1}}}"#;
+    fs::write(&path, format!("{{\"journal\":{{\"version\":2,\"later\":true}}}}\n{entry}\n")).unwrap();
+    assert_eq!(read_all(dir.path(), 1), [(1, 1)]);
+
+    fs::write(&path, format!("{{\"journal\":{{\"version\":3}}}}\n{entry}\n")).unwrap();
+    for error in [JournalReader::open(dir.path(), 1).unwrap_err(), Journal::open(dir.path(), 2).unwrap_err()] {
+        let said = error.to_string();
+        assert!(said.contains("version 3") && said.contains("up to 2") && said.contains("release"), "{said}");
     }
 }

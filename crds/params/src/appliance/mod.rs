@@ -20,7 +20,6 @@ const MOST_CHUNK_BYTES: u64 = 4 << 20;
 
 /// The machine, fully specified.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ApplianceSpec {
     /// How many systems exist.
     pub systems: usize,
@@ -40,7 +39,6 @@ pub struct ApplianceSpec {
 
 /// The modelled processor of a system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct WaferSpec {
     /// Memory, in bytes.
     pub memory_bytes: u64,
@@ -62,7 +60,6 @@ pub struct WaferSpec {
 
 /// The parameter and optimizer-state service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct MemoryXSpec {
     /// Shards.
     pub shards: usize,
@@ -74,7 +71,6 @@ pub struct MemoryXSpec {
 
 /// The broadcast and reduce tree between MemoryX and the systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct SwarmXSpec {
     /// Children of a node: 2 or 4.
     pub fan_out: usize,
@@ -84,7 +80,6 @@ pub struct SwarmXSpec {
 
 /// How agents send chunks to each other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct LinkSpec {
     /// Largest chunk, in bytes.
     pub chunk_bytes: u64,

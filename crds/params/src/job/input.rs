@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 /// One of the two inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct InputSpec {
     /// Where tokens come from.
     pub source: Source,
@@ -42,7 +41,7 @@ impl InputSpec {
 
 /// Where tokens come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Source {
     /// UTF-8 text files.
     Text {
@@ -83,7 +82,7 @@ impl Tokenizer {
 /// Which part of a source's tokens an input reads. The validation part is the last `fraction` of the tokens, the
 /// training part all before it. Of a synthetic source, the two are different streams.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "part", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "part", rename_all = "snake_case")]
 pub enum Split {
     /// All of it.
     All {},

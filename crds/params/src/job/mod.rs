@@ -21,7 +21,6 @@ use serde::{Deserialize, Serialize};
 
 /// A whole job, nothing left to decide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Job {
     /// The model.
     pub model: ModelSpec,

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 /// A GPT, fully specified: blocks that normalise their input, a final layer norm, and an output layer over the
 /// vocabulary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ModelSpec {
     /// The family's name, for reports and exports.
     pub family: Family,
@@ -107,7 +106,6 @@ pub enum LossScaling {
 
 /// Initial values of the weights, by what a weight is for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Initializers {
     /// Token and position embeddings.
     pub embedding: Initializer,
@@ -121,7 +119,7 @@ pub struct Initializers {
 
 /// A distribution of initial values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "name", rename_all = "snake_case")]
 pub enum Initializer {
     /// Normal distribution.
     Normal {

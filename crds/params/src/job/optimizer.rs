@@ -6,7 +6,6 @@ use super::Schedule;
 
 /// How a committed step changes the weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
     /// The rule.
     pub kind: OptimizerKind,
@@ -20,7 +19,7 @@ pub struct OptimizerSpec {
 
 /// The rule and its own numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "name", rename_all = "snake_case")]
 pub enum OptimizerKind {
     /// Adam, weight decay as part of the gradient.
     Adam {

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 /// The run of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RunSpec {
     /// What is done.
     pub mode: Mode,
@@ -103,7 +102,6 @@ impl fmt::Display for Mode {
 
 /// Which states of a checkpoint are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct CheckpointStates {
     /// The weights.
     pub model: bool,

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 /// Pieces that follow each other; at least one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Schedule {
     /// The pieces in order.
     pub segments: Vec<Segment>,
@@ -15,7 +14,6 @@ pub struct Schedule {
 
 /// A piece and how long it lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Segment {
     /// Steps until the next segment begins; the last one never ends.
     pub steps: u64,
@@ -25,7 +23,7 @@ pub struct Segment {
 
 /// The rate as a function of the steps since the piece began.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "name", rename_all = "snake_case")]
 pub enum Piece {
     /// Always the same.
     Constant {

@@ -55,7 +55,7 @@ impl Visit<'_> {
             return Some((self.gone(agent, "Deleted", message), !agent.moved));
         }
         if matches!(self.before, Some(State::Training | State::Evaluating)) {
-            for &(role, wanted) in &self.observed.wanted {
+            for (role, wanted) in self.wanted() {
                 let there = agents.iter().filter(|agent| agent.role == role).count();
                 if there < wanted as usize {
                     let cause = Failure {

@@ -49,8 +49,8 @@ struct Target {
     job: ObjectRef<TrainJob>,
     uid: String,
     attempt: u32,
-    /// Samples of a step.
-    batch: usize,
+    /// Samples of a step; `None` where the job's record can't be read.
+    batch: Option<usize>,
     /// The step the job trains to.
     total_steps: Option<u64>,
 }
@@ -66,7 +66,7 @@ impl<W: World> Followers<W> {
     }
 
     /// Follows an attempt of `job`, unless it is followed already; an older attempt of the job no more.
-    pub fn follow(&self, job: &TrainJob, attempt: u32, resolved: &Job) {
+    pub fn follow(&self, job: &TrainJob, attempt: u32, resolved: Option<&Job>) {
         let Some(uid) = job.uid() else { return };
         let mut all = self.following();
         if all.get(&uid).is_some_and(|known| known.attempt == attempt) {
@@ -76,8 +76,8 @@ impl<W: World> Followers<W> {
             job: ObjectRef::from_obj(job),
             uid: uid.clone(),
             attempt,
-            batch: resolved.train_input.batch_size,
-            total_steps: resolved.run.mode.trains().then_some(resolved.run.max_steps),
+            batch: resolved.map(|job| job.train_input.batch_size),
+            total_steps: resolved.filter(|job| job.run.mode.trains()).map(|job| job.run.max_steps),
         };
         let (reports, report) = watch::channel(Report { attempt, ..Report::default() });
         let (stop, stopped) = watch::channel(None);

@@ -16,7 +16,7 @@ const EVERY: Duration = Duration::from_secs(3);
 /// Collects what is heard and writes it now and then.
 pub(super) struct Writer {
     attempt: u32,
-    batch: f64,
+    batch: Option<f64>,
     total_steps: Option<u64>,
     /// Steps of this attempt, their seconds and tokens.
     steps: u64,
@@ -31,7 +31,7 @@ impl Writer {
     pub(super) fn new(target: &Target) -> Self {
         Self {
             attempt: target.attempt,
-            batch: target.batch as f64,
+            batch: target.batch.map(|samples| samples as f64),
             total_steps: target.total_steps,
             steps: 0,
             seconds: 0.0,
@@ -71,7 +71,7 @@ impl Writer {
             return;
         }
         let per_step = self.seconds / self.steps as f64;
-        self.progress.rate = Some(format!("{:.2}", self.batch / per_step));
+        self.progress.rate = self.batch.map(|samples| format!("{:.2}", samples / per_step));
         self.progress.tokens_per_second = Some((self.tokens as f64 / self.seconds) as u64);
         let left = self.total_steps.zip(self.progress.step).map(|(total, step)| total.saturating_sub(step));
         let left = left.and_then(|left| SignedDuration::try_from_secs_f64(left as f64 * per_step).ok());
