@@ -184,7 +184,7 @@ fn model_dir_of_the_first_release() -> PathBuf {
 fn a_checkpoint_of_the_first_release_is_read_to_the_last_byte_and_its_model_dir_taken_over() {
     let dir = tempfile::tempdir().unwrap();
     copy(&model_dir_of_the_first_release(), dir.path().to_owned());
-    let checkpoint = Checkpoint::open_verified(&dir.path().join("checkpoint_4")).unwrap();
+    let checkpoint = Checkpoint::open_verified(dir.path().join("checkpoint_4")).unwrap();
     let info = checkpoint.info();
     assert_eq!((info.step, info.format, info.optimizer.as_str()), (4, 1, "adamw"));
     let digest = "895ef4dcce8c537f0bc639c69ff60e71592af9c89b2b83f3786e269f086bced8";
