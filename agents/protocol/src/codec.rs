@@ -27,6 +27,8 @@ const SPARSE: u8 = 2;
 pub const HEADER_BYTES: usize = 72;
 /// Where in it the payload's length stands.
 const LENGTH_AT: usize = 4;
+/// Where in it the turn stands, followed by step, round and slot.
+const TURN_AT: usize = 24;
 
 /// What a link adds to a machine's frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,6 +165,13 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     Ok((Frame { place, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
 }
 
+/// Turn, round and slot in a frame's header; `None` where it is too short to be one.
+pub(crate) fn slot_of(head: &[u8]) -> Option<(u64, u32, u32)> {
+    let mut reader = Reader(head.get(TURN_AT..HEADER_BYTES)?);
+    let (turn, _step) = (reader.u64().ok()?, reader.u64().ok()?);
+    Some((turn, reader.u32().ok()?, reader.u32().ok()?))
+}
+
 /// The payload length that a header announces.
 pub(crate) fn payload_length(head: &[u8]) -> usize {
     let mut reader = Reader(head.get(LENGTH_AT..).unwrap_or_default());
@@ -220,6 +229,12 @@ mod tests {
         head[3] = SPARSE;
         let refused = unpack(Packet { head: head.into(), ..packet }, PlanHash(9)).err();
         assert!(matches!(refused, Some(CodecError::Payload { chunk: 6, .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn the_slot_is_read_from_a_header() {
+        let packet = packed(Encoding::F32, Bytes::from_static(b"weights!"));
+        assert_eq!((slot_of(&packet.head), slot_of(&packet.head[1..])), (Some((3, 4, 5)), None));
     }
 
     #[test]

@@ -8,14 +8,17 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body::{Body as _, Frame as Data};
+use millrace_engine::credit::SlotCount;
 use tokio::sync::mpsc;
 use tonic::body::Body;
 
-use crate::codec::{HEADER_BYTES, payload_length};
+use crate::codec::{HEADER_BYTES, payload_length, slot_of};
 
 /// Path of the service that shards and SwarmX nodes offer their children.
 pub const SERVICE: &str = "millrace.v1.Link";
@@ -31,6 +34,9 @@ pub const AGENT_KEY: &str = "millrace-agent";
 /// Most bytes of a payload: a chunk.
 pub const PAYLOAD_BYTES: usize = 4 << 20;
 const GRANT_BYTES: usize = 8;
+/// Most grants that wait for a peer to take them. A peer that takes its frames takes these too: together they are smaller
+/// than one.
+const MOST_WAITING_GRANTS: u64 = 1 << 16;
 
 /// What travels on a link, ready to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,15 +79,69 @@ pub enum PacketError {
 }
 
 /// A body that sends packets, and where to put them. It ends when the last sender is gone.
-pub fn outgoing() -> (mpsc::UnboundedSender<Packet>, Body) {
-    let (sender, packets) = mpsc::unbounded_channel();
-    (sender, Body::new(Outgoing { packets, payload: Bytes::new() }))
+pub fn outgoing() -> (PacketSender, Body) {
+    let (packets, receiver) = mpsc::unbounded_channel();
+    let taken = Arc::new(Taken::default());
+    let body = Outgoing { packets: receiver, payload: Bytes::new(), slots: SlotCount::default(), taken: taken.clone() };
+    (PacketSender { packets, taken }, Body::new(body))
+}
+
+/// What the connection has taken of the packets for one body.
+#[derive(Debug, Default)]
+struct Taken {
+    packets: AtomicU64,
+    slots: AtomicU64,
+    /// Packets sent, taken or not.
+    sent: AtomicU64,
+}
+
+/// Where packets for a body are put. What waits in it is bounded: frames by the peer's grants, each of which
+/// [`GrantCheck`](millrace_engine::credit::GrantCheck) compares with [`SendProgress::slots_taken`], and grants by
+/// [`PacketSender::grant`].
+#[derive(Clone, Debug)]
+pub struct PacketSender {
+    packets: mpsc::UnboundedSender<Packet>,
+    taken: Arc<Taken>,
+}
+
+impl PacketSender {
+    /// Sends a packet; one into a closed link is dropped.
+    pub fn send(&self, packet: Packet) {
+        self.taken.sent.fetch_add(1, Ordering::Relaxed);
+        let _ = self.packets.send(packet);
+    }
+
+    /// Sends a grant, unless the peer does not take those sent before: such a peer gets no more credit.
+    pub fn grant(&self, total: u64) {
+        let Taken { packets, sent, .. } = &*self.taken;
+        if sent.load(Ordering::Relaxed) - packets.load(Ordering::Relaxed) < MOST_WAITING_GRANTS {
+            self.send(Packet::grant(total));
+        }
+    }
+
+    /// A view of what the connection has taken, which does not keep the body open.
+    pub fn progress(&self) -> SendProgress {
+        SendProgress(self.taken.clone())
+    }
+}
+
+/// What a connection has taken of the packets for one body.
+#[derive(Clone, Debug)]
+pub struct SendProgress(Arc<Taken>);
+
+impl SendProgress {
+    /// Slots of which the connection has taken a frame, at least.
+    pub fn slots_taken(&self) -> u64 {
+        self.0.slots.load(Ordering::Relaxed)
+    }
 }
 
 struct Outgoing {
     packets: mpsc::UnboundedReceiver<Packet>,
     /// Of the packet whose head is gone already.
     payload: Bytes,
+    slots: SlotCount,
+    taken: Arc<Taken>,
 }
 
 impl http_body::Body for Outgoing {
@@ -94,6 +154,11 @@ impl http_body::Body for Outgoing {
         }
         self.packets.poll_recv(cx).map(|packet| {
             let Packet { head, payload } = packet?;
+            self.taken.packets.fetch_add(1, Ordering::Relaxed);
+            if let Some(slot) = slot_of(&head) {
+                let slots = self.slots.frame(slot);
+                self.taken.slots.store(slots, Ordering::Relaxed);
+            }
             self.payload = payload;
             Some(Ok(Data::data(head)))
         })
@@ -264,8 +329,21 @@ mod tests {
     async fn what_is_received_in_one_piece_is_not_copied() {
         let (sender, body) = outgoing();
         let sent = packet(&[1; 1000]);
-        sender.send(sent.clone()).unwrap();
+        sender.send(sent.clone());
         let received = Incoming::new(body).frame().await.unwrap().unwrap();
         assert_eq!(received.payload.as_ptr(), sent.payload.as_ptr());
+        assert_eq!(sender.progress().slots_taken(), 1);
+    }
+
+    #[tokio::test]
+    async fn grants_that_a_peer_does_not_take_are_bounded() {
+        let (sender, body) = outgoing();
+        (1..=2 * MOST_WAITING_GRANTS).for_each(|total| sender.grant(total));
+        drop(sender);
+        let (mut incoming, mut grants) = (Incoming::new(body), 0);
+        while incoming.grant().await.unwrap().is_some() {
+            grants += 1;
+        }
+        assert_eq!(grants, MOST_WAITING_GRANTS);
     }
 }

@@ -19,7 +19,7 @@ use millrace_telemetry::stall::StallReason;
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::job::{CompiledJob, JobDocument};
@@ -47,28 +47,35 @@ pub struct Introduction {
     pub uid: String,
 }
 
+/// Words that may wait for the coordinator to take them. A run has a few at a time; the lines of a log, of which there may
+/// be any number, get half of the room, and are dropped beyond it.
+const WORDS: usize = 8192;
+
 /// Where an agent's words go. Clones share the stream, and follow it to the next coordinator; words into a broken one
 /// are dropped, the break is seen by [`Session::next`].
 #[derive(Clone, Debug)]
-pub struct Outbox(Arc<Mutex<mpsc::UnboundedSender<proto::FromAgent>>>);
+pub struct Outbox(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
 
 impl Outbox {
     /// An outbox, and the stream its words come out of.
-    fn new() -> (Self, mpsc::UnboundedReceiver<proto::FromAgent>) {
-        let (sender, words) = mpsc::unbounded_channel();
+    fn new() -> (Self, mpsc::Receiver<proto::FromAgent>) {
+        let (sender, words) = mpsc::channel(WORDS);
         (Self(Arc::new(Mutex::new(sender))), words)
     }
 
     /// From now on words go into another stream, which is returned.
-    fn turn(&self) -> mpsc::UnboundedReceiver<proto::FromAgent> {
-        let (sender, words) = mpsc::unbounded_channel();
+    fn turn(&self) -> mpsc::Receiver<proto::FromAgent> {
+        let (sender, words) = mpsc::channel(WORDS);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
         words
     }
 
     fn send(&self, message: from_agent::Message) {
         let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = sender.send(proto::FromAgent { message: Some(message) });
+        if matches!(message, from_agent::Message::Log(_)) && sender.capacity() <= WORDS / 2 {
+            return;
+        }
+        let _ = sender.try_send(proto::FromAgent { message: Some(message) });
     }
 
     /// Reports to the coordinator.
@@ -237,7 +244,7 @@ impl Door {
     async fn knock(
         &mut self,
         outbox: &Outbox,
-        words: mpsc::UnboundedReceiver<proto::FromAgent>,
+        words: mpsc::Receiver<proto::FromAgent>,
     ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
         let Self { address, introduction, terminate } = self;
         tokio::select! {
@@ -251,7 +258,7 @@ async fn knock(
     address: &str,
     introduction: &Introduction,
     outbox: &Outbox,
-    words: mpsc::UnboundedReceiver<proto::FromAgent>,
+    words: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
     let mut deadline = Instant::now() + JOIN_PATIENCE;
     let mut pause = FIRST_PAUSE;
@@ -298,7 +305,7 @@ async fn knock(
 async fn introduce(
     channel: tonic::transport::Channel,
     introduction: &Introduction,
-    words: mpsc::UnboundedReceiver<proto::FromAgent>,
+    words: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
     let Introduction { me, address, isa, shard, uid } = introduction;
     let hello = from_agent::Message::Hello(proto::Hello {
@@ -311,7 +318,7 @@ async fn introduce(
     });
     let hello = tokio_stream::once(proto::FromAgent { message: Some(hello) });
     let mut client = ControlClient::new(channel).max_decoding_message_size(CONTROL_BYTES);
-    let mut stream = client.join(hello.chain(UnboundedReceiverStream::new(words))).await?.into_inner();
+    let mut stream = client.join(hello.chain(ReceiverStream::new(words))).await?.into_inner();
     match stream.message().await?.and_then(|message| message.message) {
         Some(to_agent::Message::Welcome(welcome)) => Ok((welcome, stream)),
         Some(to_agent::Message::Order(_)) => Err(Status::invalid_argument("it gives orders before it tells the job")),

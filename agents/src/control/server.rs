@@ -9,10 +9,14 @@ use millrace_engine::message::{Order, Report, ShardState};
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::codec;
 use millrace_protocol::proto::{self, from_agent, to_agent};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use millrace_telemetry::stall::StallReason;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
+
+use super::agent::CONTROL_BYTES;
 
 /// Numbers the streams, so that the end of an old one is not taken for the end of its successor.
 pub type StreamNumber = u64;
@@ -34,25 +38,44 @@ pub struct Hello {
     pub post: Post,
 }
 
+/// Events of all agents that may wait for the coordinator; while so many do, nothing more is read from their streams.
+const EVENTS: usize = 1024;
+/// Bytes of messages that may wait for it, in KiB: four of the largest.
+const EVENT_KIB: u32 = 4 * (CONTROL_BYTES >> 10) as u32;
+/// Orders that may wait for an agent to take them: more than a run has under way. An agent that takes none is lost.
+const ORDERS: usize = 1024;
+/// Most bytes of a line of an agent's log; the rest is cut off.
+const LOG_BYTES: usize = 16 << 10;
+
 /// Words to one agent. Words into a broken stream are dropped; its end comes as [`ControlEvent::Gone`].
 #[derive(Clone, Debug)]
-pub struct Post(mpsc::UnboundedSender<Result<proto::ToAgent, Status>>);
+pub struct Post {
+    words: mpsc::Sender<Result<proto::ToAgent, Status>>,
+    /// Ends the stream of an agent that takes nothing.
+    cut: Arc<Notify>,
+}
 
 impl Post {
+    fn send(&self, word: Result<proto::ToAgent, Status>) {
+        if let Err(TrySendError::Full(_)) = self.words.try_send(word) {
+            self.cut.notify_one();
+        }
+    }
+
     /// Tells the job.
     pub fn welcome(&self, welcome: proto::Welcome) {
-        let _ = self.0.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) }));
+        self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) }));
     }
 
     /// Gives an order.
     pub fn order(&self, order: &Order) {
         let order = codec::encode(order);
-        let _ = self.0.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Order(order)) }));
+        self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Order(order)) }));
     }
 
     /// Sends the agent away with a reason.
     pub fn refuse(&self, reason: &str) {
-        let _ = self.0.send(Err(Status::failed_precondition(reason)));
+        self.send(Err(Status::failed_precondition(reason)));
     }
 }
 
@@ -73,17 +96,46 @@ pub enum ControlEvent {
     Gone(AgentId, StreamNumber),
 }
 
+/// Where the coordinator takes events from.
+#[derive(Debug)]
+pub struct ControlEvents(mpsc::Receiver<(ControlEvent, OwnedSemaphorePermit)>);
+
+impl ControlEvents {
+    /// The next event. Safe to cancel.
+    pub async fn recv(&mut self) -> Option<ControlEvent> {
+        self.0.recv().await.map(|(event, _room)| event)
+    }
+}
+
+/// Where streams put events: bounded in number and bytes, so that whoever sends more than is taken is not read.
+#[derive(Clone, Debug)]
+struct Events {
+    queue: mpsc::Sender<(ControlEvent, OwnedSemaphorePermit)>,
+    room: Arc<Semaphore>,
+}
+
+impl Events {
+    /// Waits for room for an event of so many bytes; false when the coordinator takes no more.
+    async fn send(&self, event: ControlEvent, bytes: usize) -> bool {
+        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1).min(EVENT_KIB);
+        let Ok(room) = self.room.clone().acquire_many_owned(kib).await else { return false };
+        self.queue.send((event, room)).await.is_ok()
+    }
+}
+
 /// The `Control` service.
 #[derive(Clone, Debug)]
 pub struct ControlService {
-    events: mpsc::UnboundedSender<ControlEvent>,
+    events: Events,
     streams: Arc<AtomicU64>,
 }
 
 impl ControlService {
-    /// Puts events into `events`.
-    pub fn new(events: mpsc::UnboundedSender<ControlEvent>) -> Self {
-        Self { events, streams: Arc::new(AtomicU64::new(0)) }
+    /// A service, and where its events come from.
+    pub fn new() -> (Self, ControlEvents) {
+        let (queue, events) = mpsc::channel(EVENTS);
+        let events_in = Events { queue, room: Arc::new(Semaphore::new(EVENT_KIB as usize)) };
+        (Self { events: events_in, streams: Arc::new(AtomicU64::new(0)) }, ControlEvents(events))
     }
 }
 
@@ -98,12 +150,14 @@ impl proto::control_server::Control for ControlService {
             return Err(Status::invalid_argument("an agent begins with its hello"));
         };
         let number = self.streams.fetch_add(1, Ordering::Relaxed);
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let hello = read_hello(hello, Post(sender))?;
+        let (words, receiver) = mpsc::channel(ORDERS);
+        let cut = Arc::new(Notify::new());
+        let bytes = hello.address.len() + hello.uid.len();
+        let hello = read_hello(hello, Post { words, cut: cut.clone() })?;
         let agent = hello.agent;
-        let _ = self.events.send(ControlEvent::Hello(number, Box::new(hello)));
-        tokio::spawn(listen(agent, number, stream, self.events.clone()));
-        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
+        self.events.send(ControlEvent::Hello(number, Box::new(hello)), bytes).await;
+        tokio::spawn(listen(agent, number, stream, self.events.clone(), cut));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
 
@@ -118,29 +172,106 @@ fn read_hello(hello: proto::Hello, post: Post) -> Result<Hello, Status> {
     Ok(Hello { agent, address: hello.address, isa, shard, uid: hello.uid, post })
 }
 
+/// Turns what an agent says into events until its stream ends, or is ended because the agent takes no orders.
 async fn listen(
     agent: AgentId,
     number: StreamNumber,
     mut stream: Streaming<proto::FromAgent>,
-    events: mpsc::UnboundedSender<ControlEvent>,
+    events: Events,
+    cut: Arc<Notify>,
 ) {
-    while let Ok(Some(message)) = stream.message().await {
-        let event = match message.message {
-            Some(from_agent::Message::Report(report)) => match codec::decode(&report) {
+    loop {
+        let message = tokio::select! {
+            message = stream.message() => message,
+            () = cut.notified() => {
+                log::warn!("{agent} counts as lost: it takes no orders, and {ORDERS} wait");
+                break;
+            }
+        };
+        let Ok(Some(proto::FromAgent { message: Some(message) })) = message else { break };
+        let bytes = message.encoded_len();
+        let event = match message {
+            from_agent::Message::Report(report) => match codec::decode(&report) {
                 Ok(report) => ControlEvent::Report(agent, number, report),
                 Err(error) => {
                     log::warn!("{agent} counts as lost: {error}");
                     break;
                 }
             },
-            Some(from_agent::Message::Log(log)) => ControlEvent::Log(agent, log),
-            Some(from_agent::Message::Usage(usage)) => ControlEvent::Usage(agent, usage),
-            Some(from_agent::Message::Leaving(_)) => ControlEvent::Leaving(agent, number),
-            Some(from_agent::Message::Goodbye(_) | from_agent::Message::Hello(_)) | None => break,
+            from_agent::Message::Log(log) => ControlEvent::Log(agent, shortened(log)),
+            from_agent::Message::Usage(usage) => ControlEvent::Usage(agent, known_reasons(usage)),
+            from_agent::Message::Leaving(_) => ControlEvent::Leaving(agent, number),
+            from_agent::Message::Goodbye(_) | from_agent::Message::Hello(_) => break,
         };
-        if events.send(event).is_err() {
+        if !events.send(event, bytes).await {
             return;
         }
     }
-    let _ = events.send(ControlEvent::Gone(agent, number));
+    events.send(ControlEvent::Gone(agent, number), 0).await;
+}
+
+/// A line of a log that is no longer than [`LOG_BYTES`].
+fn shortened(mut log: proto::Log) -> proto::Log {
+    let end = log.message.floor_char_boundary(LOG_BYTES);
+    log.message.truncate(end);
+    log
+}
+
+/// What was used, with the waits that this build knows.
+fn known_reasons(mut usage: proto::Usage) -> proto::Usage {
+    usage.stall_seconds.retain(|name, _| StallReason::ALL.iter().any(|reason| reason.as_str() == name));
+    usage
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+
+    use super::*;
+
+    const AGENT: AgentId = AgentId::new(Role::Cs2, 0);
+
+    /// Whether `future` is over without waiting for anything.
+    async fn is_ready(future: impl Future) -> bool {
+        let mut future = pin!(future);
+        tokio::select! {
+            biased;
+            _ = &mut future => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn streams_are_not_read_while_too_many_events_or_bytes_wait() {
+        for (bytes, most) in [(100, EVENTS), (CONTROL_BYTES - 1, 4)] {
+            let (service, mut taken) = ControlService::new();
+            let say = || service.events.send(ControlEvent::Gone(AGENT, 0), bytes);
+            for _ in 0..most {
+                assert!(is_ready(say()).await);
+            }
+            assert!(!is_ready(say()).await);
+            taken.recv().await.unwrap();
+            assert!(is_ready(say()).await && !is_ready(say()).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_takes_no_orders_is_cut_off() {
+        let (words, _waiting) = mpsc::channel(ORDERS);
+        let post = Post { words, cut: Arc::new(Notify::new()) };
+        (0..ORDERS).for_each(|_| post.order(&Order::Finish));
+        assert!(!is_ready(post.cut.notified()).await);
+        post.order(&Order::Finish);
+        assert!(is_ready(post.cut.notified()).await);
+    }
+
+    #[test]
+    fn lines_of_logs_are_cut_and_unknown_waits_left_out() {
+        let log = proto::Log { message: "\u{e9}".repeat(LOG_BYTES), ..proto::Log::default() };
+        assert_eq!(shortened(log).message.len(), LOG_BYTES);
+        let stall_seconds = ["credit", "nonsense"].map(|name| (name.to_owned(), 1.0)).into();
+        let usage = known_reasons(proto::Usage { stall_seconds, ..proto::Usage::default() });
+        assert_eq!(usage.stall_seconds.len(), 1);
+    }
 }

@@ -11,7 +11,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::transport::Channel;
 
-use super::{DirectionKey, End, Happening, LinkKey, Settings, read_frames, read_grants, send};
+use super::{DirectionKey, Happening, LinkKey, Settings, receive_frames, receive_grants, send};
 
 /// Opens the link from `me` to `peer` at `address` for `epoch`; what happens to it comes as events.
 pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings: Settings) {
@@ -20,12 +20,12 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
         let broken = |reason: String| send(&settings.events, key(DirectionKey::Down), Happening::Broken(reason));
         let channel = match transport::dial(&address).await {
             Ok(channel) => channel,
-            Err(error) => return broken(format!("{peer} at {address} can't be reached: {error}")),
+            Err(error) => return broken(format!("{peer} at {address} can't be reached: {error}")).await,
         };
         let down = open_down(me, key(DirectionKey::Down), channel.clone(), settings.clone());
         let up = open_up(me, key(DirectionKey::Up), channel, settings.clone());
         if let Err(reason) = tokio::try_join!(down, up) {
-            broken(format!("{peer} at {address} refused the link: {reason}"));
+            broken(format!("{peer} at {address} refused the link: {reason}")).await;
         }
     });
 }
@@ -33,16 +33,14 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
 async fn open_down(me: AgentId, key: LinkKey, channel: Channel, settings: Settings) -> Result<(), String> {
     let (sender, body) = packet::outgoing();
     let frames = open(packet::DOWN, me, key, body, channel).await?;
-    send(&settings.events, key, Happening::Open(End::Grants(sender)));
-    tokio::spawn(read_frames(key, frames, settings));
+    tokio::spawn(receive_frames(key, sender, frames, settings));
     Ok(())
 }
 
 async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: Settings) -> Result<(), String> {
     let (sender, body) = packet::outgoing();
     let grants = open(packet::UP, me, key, body, channel).await?;
-    send(&settings.events, key, Happening::Open(settings.frames(key, sender)));
-    tokio::spawn(read_grants(key, grants, settings.events));
+    tokio::spawn(receive_grants(key, sender, grants, settings));
     Ok(())
 }
 

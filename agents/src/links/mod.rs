@@ -2,23 +2,30 @@
 //!
 //! Whoever dials or accepts, an agent sees the same thing: [`LinkEvent`]s on one channel, and for each open link an
 //! [`End`] to send into. Events carry the epoch of their link; [`Mailbox`] hands out those of the current epoch, keeps
-//! those of a coming one and drops the rest. Queues are bounded by the credits the machines grant, not here.
+//! those of a coming one and drops the rest.
+//!
+//! No peer can make an agent grow: a frame without credit, or a grant of more than a window, ends the link it came on
+//! ([`FrameCheck`], [`GrantCheck`]). While [`EVENTS`] events wait for the agent, nothing more is read from the network.
 
 mod dial;
 mod mailbox;
 mod serve;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_emulator::plan::PlanHash;
 use millrace_engine::course::Direction;
+use millrace_engine::credit::{FrameCheck, GrantCheck};
 use millrace_engine::frame::Frame;
 use millrace_engine::types::{AgentId, Epoch};
 use millrace_protocol::codec;
-use millrace_protocol::packet::{Incoming, Packet};
+use millrace_protocol::packet::{Incoming, Packet, PacketSender, SendProgress};
 use millrace_telemetry::metric_definitions::{Direction as Way, RoleMetrics};
 use millrace_telemetry::prometheus::Counter;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+
+use crate::control::job::CompiledJob;
 
 pub use dial::dial;
 pub use mailbox::Mailbox;
@@ -57,10 +64,13 @@ impl From<Direction> for DirectionKey {
 #[derive(Clone)]
 pub enum End {
     /// This agent sends frames and receives grants.
-    Frames(mpsc::UnboundedSender<Packet>, Counter),
+    Frames(PacketSender, Counter),
     /// This agent receives frames and sends grants.
-    Grants(mpsc::UnboundedSender<Packet>),
+    Grants(PacketSender, Granted),
 }
+
+/// Slots granted on a link, as its reader sees them.
+pub type Granted = Arc<AtomicU64>;
 
 /// What happens on a link.
 #[derive(Clone)]
@@ -84,19 +94,38 @@ pub struct LinkEvent {
     pub what: Happening,
 }
 
-/// Where links put their events.
-pub type Events = mpsc::UnboundedSender<LinkEvent>;
+/// Events that may wait for an agent; frames among them are bounded by credits, too.
+pub const EVENTS: usize = 1024;
 
-/// The plan every frame must be of; known once the coordinator has told the job.
-pub type PlanCell = Arc<OnceLock<PlanHash>>;
+/// Where links put their events.
+pub type Events = mpsc::Sender<LinkEvent>;
+
+/// What links know of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkJob {
+    /// The plan every frame must be of.
+    pub plan: PlanHash,
+    /// Slots a receiver lets be in flight to it.
+    pub window: u64,
+}
+
+impl LinkJob {
+    /// Of a compiled job.
+    pub fn of(job: &CompiledJob) -> Self {
+        Self { plan: job.hash, window: job.window() }
+    }
+}
+
+/// [`LinkJob`], known once the coordinator has told the job. Links opened before are not read until then.
+pub type JobCell = Arc<watch::Sender<Option<LinkJob>>>;
 
 /// What every link of a process shares.
 #[derive(Clone)]
 pub struct Settings {
     /// Where events go.
     pub events: Events,
-    /// The job's plan.
-    pub plan: PlanCell,
+    /// The job.
+    pub job: JobCell,
     /// Counts bytes.
     pub metrics: RoleMetrics,
 }
@@ -106,53 +135,82 @@ impl End {
     pub fn frame(&self, frame: Packet) {
         if let End::Frames(sender, bytes) = self {
             bytes.add(frame.len() as u64);
-            let _ = sender.send(frame);
+            sender.send(frame);
         }
     }
 
     /// Sends a grant; as for frames.
     pub fn grant(&self, total: u64) {
-        if let End::Grants(sender) = self {
-            let _ = sender.send(Packet::grant(total));
+        if let End::Grants(sender, granted) = self {
+            granted.fetch_max(total, Ordering::Relaxed);
+            sender.grant(total);
         }
     }
 }
 
-/// Reads incoming frames into events until the stream ends.
-async fn read_frames(key: LinkKey, mut incoming: Incoming, settings: Settings) {
-    let Settings { events, plan, metrics } = settings;
-    let bytes = metrics.bytes(Way::In, &key.peer.to_string());
-    let reason = loop {
+/// Takes a direction of a link on which frames come, until it ends.
+async fn receive_frames(key: LinkKey, sender: PacketSender, incoming: Incoming, settings: Settings) {
+    let granted = Granted::default();
+    send(&settings.events, key, Happening::Open(End::Grants(sender, granted.clone()))).await;
+    let reason = read_frames(key, incoming, &granted, &settings).await;
+    send(&settings.events, key, Happening::Broken(reason)).await;
+}
+
+/// Reads frames into events; why it ended.
+async fn read_frames(key: LinkKey, mut incoming: Incoming, granted: &Granted, settings: &Settings) -> String {
+    let bytes = settings.metrics.bytes(Way::In, &key.peer.to_string());
+    let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
+    let mut check = FrameCheck::default();
+    loop {
         let packet = match incoming.frame().await {
             Ok(Some(packet)) => packet,
-            Ok(None) => break "the peer closed the link".to_owned(),
-            Err(error) => break error.to_string(),
+            Ok(None) => return "the peer closed the link".to_owned(),
+            Err(error) => return error.to_string(),
         };
         bytes.add(packet.len() as u64);
-        // A link is opened for an epoch, an epoch comes after the job: the plan is known by then.
-        let Some(&plan) = plan.get() else { break "a frame came before the job".to_owned() };
-        match codec::unpack(packet, plan) {
-            Ok((frame, _)) => send(&events, key, Happening::Frame(frame)),
-            Err(error) => break error.to_string(),
+        let frame = match codec::unpack(packet, job.plan) {
+            Ok((frame, _)) => frame,
+            Err(error) => return error.to_string(),
+        };
+        if frame.place.epoch != key.epoch {
+            return format!("a frame of epoch {} came on a link of epoch {}", frame.place.epoch, key.epoch);
         }
-    };
-    send(&events, key, Happening::Broken(reason));
+        if let Err(error) = check.frame(&frame.place, granted.load(Ordering::Relaxed)) {
+            return error.to_string();
+        }
+        send(&settings.events, key, Happening::Frame(frame)).await;
+    }
 }
 
-/// Reads incoming grants into events until the stream ends.
-async fn read_grants(key: LinkKey, mut incoming: Incoming, events: Events) {
-    let reason = loop {
-        match incoming.grant().await {
-            Ok(Some(total)) => send(&events, key, Happening::Grant(total)),
-            Ok(None) => break "the peer closed the link".to_owned(),
-            Err(error) => break error.to_string(),
-        }
-    };
-    send(&events, key, Happening::Broken(reason));
+/// Takes a direction of a link on which grants come, until it ends.
+async fn receive_grants(key: LinkKey, sender: PacketSender, incoming: Incoming, settings: Settings) {
+    // The link closes when the agent drops its end: nothing here keeps it open.
+    let progress = sender.progress();
+    let end = End::Frames(sender, settings.metrics.bytes(Way::Out, &key.peer.to_string()));
+    send(&settings.events, key, Happening::Open(end)).await;
+    let reason = read_grants(key, incoming, &progress, &settings).await;
+    send(&settings.events, key, Happening::Broken(reason)).await;
 }
 
-fn send(events: &Events, key: LinkKey, what: Happening) {
-    let _ = events.send(LinkEvent { key, what });
+/// Reads grants into events; why it ended.
+async fn read_grants(key: LinkKey, mut incoming: Incoming, progress: &SendProgress, settings: &Settings) -> String {
+    let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
+    let mut check = GrantCheck::new(job.window);
+    loop {
+        let total = match incoming.grant().await {
+            Ok(Some(total)) => total,
+            Ok(None) => return "the peer closed the link".to_owned(),
+            Err(error) => return error.to_string(),
+        };
+        if let Err(error) = check.grant(total, progress.slots_taken()) {
+            return error.to_string();
+        }
+        send(&settings.events, key, Happening::Grant(total)).await;
+    }
+}
+
+async fn send(events: &Events, key: LinkKey, what: Happening) {
+    let _ = events.send(LinkEvent { key, what }).await;
 }
 
 /// `attempt.number` back into an epoch.
@@ -168,7 +226,12 @@ fn parse_agent(text: &str) -> Option<AgentId> {
 }
 
 impl Settings {
-    fn frames(&self, key: LinkKey, sender: mpsc::UnboundedSender<Packet>) -> End {
-        End::Frames(sender, self.metrics.bytes(Way::Out, &key.peer.to_string()))
+    /// The job, once it is known; `None` when the agent ends before.
+    async fn job(&self) -> Option<LinkJob> {
+        let mut job = self.job.subscribe();
+        job.wait_for(Option::is_some).await.ok().and_then(|job| *job)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,9 +10,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-use super::{
-    DirectionKey, End, Happening, LinkKey, Settings, parse_agent, parse_epoch, read_frames, read_grants, send,
-};
+use super::{DirectionKey, LinkKey, Settings, parse_agent, parse_epoch, receive_frames, receive_grants};
 
 /// The service that shards and SwarmX nodes offer their children.
 #[derive(Clone)]
@@ -32,19 +30,11 @@ impl LinkService {
         let (epoch, peer) = (parse_epoch(text(EPOCH_KEY)?)?, parse_agent(text(AGENT_KEY)?)?);
         let key = |direction| LinkKey { epoch, peer, direction };
         let (sender, body) = packet::outgoing();
-        match request.uri().path() {
-            packet::DOWN => {
-                let key = key(DirectionKey::Down);
-                send(&self.settings.events, key, Happening::Open(self.settings.frames(key, sender)));
-                let grants = Incoming::new(request.into_body());
-                tokio::spawn(read_grants(key, grants, self.settings.events.clone()));
-            }
-            packet::UP => {
-                let key = key(DirectionKey::Up);
-                send(&self.settings.events, key, Happening::Open(End::Grants(sender)));
-                let frames = Incoming::new(request.into_body());
-                tokio::spawn(read_frames(key, frames, self.settings.clone()));
-            }
+        let (path, settings) = (request.uri().path().to_owned(), self.settings.clone());
+        let incoming = Incoming::new(request.into_body());
+        match path.as_str() {
+            packet::DOWN => drop(tokio::spawn(receive_grants(key(DirectionKey::Down), sender, incoming, settings))),
+            packet::UP => drop(tokio::spawn(receive_frames(key(DirectionKey::Up), sender, incoming, settings))),
             _ => return None,
         }
         Some(body)

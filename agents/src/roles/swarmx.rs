@@ -1,6 +1,6 @@
 //! SwarmX: drives one node of the tree.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use millrace_emulator::placement::{Child, Placement};
 use millrace_emulator::plan::Encoding;
@@ -17,16 +17,16 @@ use super::tree::{Ends, TurnSteps};
 use crate::control::agent::{Heard, Session, Work};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
-use crate::links::{Happening, LinkEvent, LinkService, Mailbox, Settings, dial};
+use crate::links::{Happening, JobCell, LinkEvent, LinkJob, LinkService, Mailbox, Settings, dial};
 
 /// Runs the node until the job is over.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
-    let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
+    let settings = Settings { events, job: JobCell::default(), metrics: context.metrics.clone() };
     serve(listener, settings.clone());
     let session = context.join(address, None, terminate).await?;
-    let _ = settings.plan.set(session.job.hash);
+    settings.job.send_replace(Some(LinkJob::of(&session.job)));
     Driver { context, session, settings, mailbox, node: None }.run().await
 }
 

@@ -49,7 +49,7 @@ impl Ends {
 
     /// The end that takes grants for `peer`: of its two links, one does.
     pub fn grants(&self, peer: AgentId) -> Option<End> {
-        self.of(peer).find(|end| matches!(end, End::Grants(_))).cloned()
+        self.of(peer).find(|end| matches!(end, End::Grants(..))).cloned()
     }
 
     /// Grants slots to `peer`.

@@ -25,7 +25,7 @@ use super::resume::Beginning;
 use super::saver::{Saved, Saver};
 use super::teller::Teller;
 use crate::control::job::CompiledJob;
-use crate::control::server::{ControlEvent, Hello, Post, StreamNumber};
+use crate::control::server::{ControlEvent, ControlEvents, Hello, Post, StreamNumber};
 use crate::failure::Failure;
 use crate::launch::{Exit, Launch};
 
@@ -39,11 +39,11 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Where events come from.
 pub struct Inbox {
     /// Agents.
-    pub agents: mpsc::UnboundedReceiver<ControlEvent>,
+    pub agents: ControlEvents,
     /// Users.
-    pub user: mpsc::UnboundedReceiver<UserCommand>,
+    pub user: mpsc::Receiver<UserCommand>,
     /// The coordinator's own log.
-    pub logs: mpsc::UnboundedReceiver<Record>,
+    pub logs: mpsc::Receiver<Record>,
     /// SIGTERM.
     pub terminate: Signal,
 }
@@ -203,6 +203,9 @@ impl Driver {
     }
 
     fn user(&mut self, command: UserCommand) -> Result<(), Failure> {
+        // Who has gone away waits for nothing.
+        self.replies.retain(|reply| !reply.is_closed());
+        self.checkpoint_replies.retain(|reply| !reply.is_closed());
         match command {
             UserCommand::Stop(reply) => {
                 self.replies.push(reply);

@@ -34,7 +34,7 @@ pub struct JobJournal {
 /// Serves `journal`, once it is there, and hands commands to `commands`.
 pub struct JournalService {
     journal: watch::Receiver<Option<JobJournal>>,
-    commands: mpsc::UnboundedSender<UserCommand>,
+    commands: mpsc::Sender<UserCommand>,
 }
 
 /// The service at work.
@@ -55,13 +55,16 @@ impl Served {
 /// Entries read from the journal at a time.
 const BATCH: usize = 256;
 
+/// Commands of users that may wait for the coordinator.
+pub const COMMANDS: usize = 64;
+
 impl JournalService {
     /// Serves on `listener`, in `server`'s way, until the process ends or [`Served::finish`] is called.
     pub fn serve(
         mut server: Server,
         listener: tokio::net::TcpListener,
         journal: watch::Receiver<Option<JobJournal>>,
-        commands: mpsc::UnboundedSender<UserCommand>,
+        commands: mpsc::Sender<UserCommand>,
     ) -> Served {
         let service = proto::journal_server::JournalServer::new(Self { journal, commands });
         let (end, ended) = oneshot::channel::<()>();
@@ -80,7 +83,7 @@ impl JournalService {
         command: impl FnOnce(oneshot::Sender<proto::CommandReply>) -> UserCommand,
     ) -> Result<Response<proto::CommandReply>, Status> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(command(reply));
+        let _ = self.commands.send(command(reply)).await;
         answer.await.map(Response::new).map_err(|_| Status::unavailable("the run has ended"))
     }
 }

@@ -34,7 +34,7 @@ use super::{LastReport, RoleArgs, TlsFiles};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::CONTROL_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
-use crate::control::server::{ControlEvent, ControlService};
+use crate::control::server::ControlService;
 use crate::failure::Failure;
 use crate::http::{self, Readiness};
 use crate::input::Inputs;
@@ -47,6 +47,8 @@ use journal::{JobJournal, JournalService, UserCommand};
 const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// For those who follow the journal to hear its last entry.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The coordinator's own log records that may wait to be written into its files.
+const LOG_RECORDS: usize = 4096;
 /// Pause between two looks at the lock.
 const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -83,12 +85,12 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
         announce(&listening).map_err(Failure::own)?;
     }
 
-    let (events, agents) = mpsc::unbounded_channel();
-    serve_control(control, events);
+    let (service, agents) = ControlService::new();
+    serve_control(control, service);
     // Agents find it by a name that leads to whoever is ready: it is as soon as they may join, and stays so.
     ready.set(true);
     let (journal, journal_ready) = watch::channel(None);
-    let (commands, mut user) = mpsc::unbounded_channel();
+    let (commands, mut user) = mpsc::channel(journal::COMMANDS);
     let served = JournalService::serve(journal_server, journal_port, journal_ready, commands);
 
     let prepared = tokio::select! {
@@ -100,9 +102,10 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     };
     let before = prepared.lock.before().into();
     let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), before }));
-    let (records, logs) = mpsc::unbounded_channel::<Record>();
+    let (records, logs) = mpsc::channel::<Record>(LOG_RECORDS);
     logger.forward(move |record| {
-        let _ = records.send(record);
+        // Lines beyond what may wait reach stderr only.
+        let _ = records.try_send(record);
     });
     let exit = Driver::new(prepared, console, metrics, driver::Inbox { agents, user, logs, terminate }).run().await?;
     served.finish(LAST_WORDS).await;
@@ -110,7 +113,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
 }
 
 /// Waits until somebody wants the run to end, while nothing has been done that could be saved.
-async fn asked_to_stop(terminate: &mut Signal, user: &mut mpsc::UnboundedReceiver<UserCommand>) {
+async fn asked_to_stop(terminate: &mut Signal, user: &mut mpsc::Receiver<UserCommand>) {
     loop {
         tokio::select! {
             Some(()) = terminate.recv() => return,
@@ -142,8 +145,8 @@ fn journal_server(files: Option<&TlsFiles>) -> Result<Server, Failure> {
     })
 }
 
-fn serve_control(listener: TcpListener, events: mpsc::UnboundedSender<ControlEvent>) {
-    let service = proto::control_server::ControlServer::new(ControlService::new(events))
+fn serve_control(listener: TcpListener, service: ControlService) {
+    let service = proto::control_server::ControlServer::new(service)
         .max_decoding_message_size(CONTROL_BYTES)
         .max_encoding_message_size(CONTROL_BYTES);
     tokio::spawn(async move {

@@ -6,7 +6,7 @@
 mod compute;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, mpsc as blocking};
+use std::sync::{Arc, mpsc as blocking};
 
 use bytes::Bytes;
 use millrace_emulator::placement::Placement;
@@ -15,7 +15,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::{Configure, Order, Report};
 use millrace_engine::types::{AgentId, Epoch, Role, Turn};
 use millrace_protocol::proto::{self, samples_client::SamplesClient};
-use millrace_protocol::transport;
+use millrace_protocol::{packet, transport};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -26,7 +26,7 @@ use super::Context;
 use super::tree::Ends;
 use crate::control::agent::{Heard, Session, Work};
 use crate::failure::Failure;
-use crate::links::{End, Happening, LinkEvent, Mailbox, Settings, dial};
+use crate::links::{End, Granted, Happening, JobCell, LinkEvent, LinkJob, Mailbox, Settings, dial};
 
 /// What the compute thread is told.
 pub(super) enum Input {
@@ -63,9 +63,9 @@ pub(super) struct Start {
 /// Runs the system until the job is over.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (mailbox, events) = Mailbox::new();
-    let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
+    let settings = Settings { events, job: JobCell::default(), metrics: context.metrics.clone() };
     let session = context.join(String::new(), None, terminate).await?;
-    let _ = settings.plan.set(session.job.hash);
+    settings.job.send_replace(Some(LinkJob::of(&session.job)));
     let (inputs, receiver) = blocking::channel();
     let (ended, mut end) = mpsc::unbounded_channel();
     let worker = compute::Worker::new(
@@ -185,7 +185,7 @@ impl Driver {
             });
             self.fetching = Some(Fetching(fetching.abort_handle()));
         }
-        let nowhere = End::Grants(mpsc::unbounded_channel().0);
+        let nowhere = End::Grants(packet::outgoing().0, Granted::default());
         let start = Start { epoch, placement, place, frames: nowhere.clone(), grants: nowhere, samples };
         self.epoch = Some(InEpoch { epoch, parent, ends: Ends::new([parent]), start: Some(Box::new(start)) });
         self.mailbox.enter(epoch);

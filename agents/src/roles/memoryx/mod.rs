@@ -6,7 +6,7 @@
 mod store;
 mod worker;
 
-use std::sync::{Arc, OnceLock, mpsc as blocking};
+use std::sync::{Arc, mpsc as blocking};
 
 use millrace_emulator::placement::Placement;
 use millrace_engine::message::{Configure, Order, Report, Snapshot, Source};
@@ -20,24 +20,31 @@ use super::Context;
 use super::swarmx::serve;
 use super::tree::{Ends, TurnSteps};
 use crate::control::agent::{Heard, Session, Work};
+use crate::control::job::CompiledJob;
 use crate::failure::Failure;
-use crate::links::{Happening, LinkEvent, LinkKey, Mailbox, Settings};
+use crate::links::{Happening, JobCell, LinkEvent, LinkJob, LinkKey, Mailbox, Settings};
 use store::Store;
-use worker::{Done, Job, StoreWorker, spawn};
+use worker::{Backlog, Done, Job, StoreWorker, spawn};
 
 pub use store::moments_of;
+
+/// Sums may wait for the store's thread up to a window.
+fn backlog_of(job: &CompiledJob) -> Backlog {
+    Backlog::new(usize::try_from(job.window()).unwrap_or(usize::MAX))
+}
 
 /// Runs the shard until the job is over.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
-    let settings = Settings { events, plan: Arc::new(OnceLock::new()), metrics: context.metrics.clone() };
+    let settings = Settings { events, job: JobCell::default(), metrics: context.metrics.clone() };
     serve(listener, settings.clone());
     let session = context.join(address, Some(Default::default()), terminate).await?;
-    let _ = settings.plan.set(session.job.hash);
+    settings.job.send_replace(Some(LinkJob::of(&session.job)));
     let shard = Shard::new(context.me().index, session.job.plan.clone());
     let (work, jobs) = blocking::channel();
     let (done, results) = mpsc::unbounded_channel();
+    let backlog = Arc::new(backlog_of(&session.job));
     let driver = Driver {
         context,
         session,
@@ -48,6 +55,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
         work,
         done,
         results,
+        backlog,
         link: None,
         loading: None,
         snapshots: SnapshotOrders::default(),
@@ -63,6 +71,8 @@ struct LinkInEpoch {
     steps: TurnSteps,
     linked: bool,
     first: Vec<Command>,
+    /// The newest total that is held back until the store's thread has caught up.
+    held_grant: Option<u64>,
 }
 
 struct Driver {
@@ -75,6 +85,7 @@ struct Driver {
     work: blocking::Sender<Job>,
     done: mpsc::UnboundedSender<Done>,
     results: mpsc::UnboundedReceiver<Done>,
+    backlog: Arc<Backlog>,
     link: Option<LinkInEpoch>,
     /// What is being loaded, or was last.
     loading: Option<Loading>,
@@ -188,6 +199,7 @@ impl Driver {
             // Filled once already: the new parameters get a new store, so that nothing of the old ones stays.
             let (work, jobs) = blocking::channel();
             (self.store, self.work, self.jobs) = (None, work, Some(jobs));
+            self.backlog = Arc::new(backlog_of(&self.session.job));
         }
         let store = self.store()?;
         self.loading = Some(Loading { source: source.clone(), done: false, next: None });
@@ -214,7 +226,7 @@ impl Driver {
         let store = Arc::new(store);
         if let Some(jobs) = self.jobs.take() {
             let (plan, done) = (self.session.job.hash, self.done.clone());
-            let worker = StoreWorker::new(store.clone(), done, stall.clone(), plan);
+            let worker = StoreWorker::new(store.clone(), done, self.backlog.clone(), stall.clone(), plan);
             spawn("store", move || worker.run(jobs)).map(drop)?;
         }
         self.store = Some(store.clone());
@@ -230,7 +242,7 @@ impl Driver {
         let root = AgentId::new(Role::SwarmX, placement.swarm.first().map_or(0, |root| root.id));
         let first = self.shard.configure(placement, epoch, job.window());
         let (ends, steps) = (Ends::new([root]), TurnSteps::default());
-        self.link = Some(LinkInEpoch { epoch, root, ends, steps, linked: false, first });
+        self.link = Some(LinkInEpoch { epoch, root, ends, steps, linked: false, first, held_grant: None });
         self.mailbox.enter(epoch);
     }
 
@@ -241,6 +253,11 @@ impl Driver {
             Done::Loaded { source, result } => self.loaded(&source, result, &mut out)?,
             Done::Snapshot { snapshot, report } => {
                 self.snapshots.finished(&snapshot, report).iter().for_each(|report| self.session.outbox.report(report));
+            }
+            Done::CaughtUp => {
+                if let Some(total) = self.link.as_mut().and_then(|link| link.held_grant.take()) {
+                    self.grant(total);
+                }
             }
             Done::Failed(error) => return Err(Failure::own(error)),
         }
@@ -291,6 +308,17 @@ impl Driver {
         self.link = None;
     }
 
+    /// Grants the root gradient slots; later, while the store's thread is a window behind with the sums of earlier ones.
+    fn grant(&mut self, total: u64) {
+        let Some(link) = &mut self.link else { return };
+        if self.backlog.exceeded() {
+            link.held_grant = Some(total);
+        } else {
+            link.held_grant = None;
+            link.ends.grant(link.root, total);
+        }
+    }
+
     fn carry(&mut self, commands: Vec<Command>) {
         for command in commands {
             match command {
@@ -301,16 +329,13 @@ impl Driver {
                     let _ = self.work.send(Job::Send { place, step, end });
                 }
                 Command::Gather { chunk, first, last, sum } => {
+                    self.backlog.add();
                     let _ = self.work.send(Job::Gather { chunk, first, last, sum });
                 }
                 Command::Commit(record) => {
                     let _ = self.work.send(Job::Commit(record));
                 }
-                Command::Grant(total) => {
-                    if let Some(link) = &self.link {
-                        link.ends.grant(link.root, total);
-                    }
-                }
+                Command::Grant(total) => self.grant(total),
                 Command::Report(report) => self.session.outbox.report(&report),
             }
         }

@@ -1,5 +1,6 @@
 //! The thread that works through the chunk store, and the one that writes a snapshot.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc as blocking};
 use std::thread::JoinHandle;
 
@@ -37,8 +38,48 @@ pub enum Done {
     Loaded { source: Source, result: Result<(), Failure> },
     /// Tells that a snapshot is written, or not.
     Snapshot { snapshot: Snapshot, report: Report },
+    /// The store's thread has worked off sums that grants were held back for.
+    CaughtUp,
     /// The numbers can't be trusted any more.
     Failed(StoreError),
+}
+
+/// Sums that wait for the store's thread, as both threads see them.
+#[derive(Debug)]
+pub struct Backlog {
+    /// Beyond so many sums grants are held back; at half of it they are given again.
+    most: usize,
+    sums: AtomicUsize,
+    /// Whether the driver waits for [`Done::CaughtUp`].
+    held: AtomicBool,
+}
+
+impl Backlog {
+    /// Nothing waits; see [`Backlog::exceeded`] for `most`.
+    pub const fn new(most: usize) -> Self {
+        Self { most, sums: AtomicUsize::new(0), held: AtomicBool::new(false) }
+    }
+
+    /// A sum was given to the store's thread.
+    pub fn add(&self) {
+        self.sums.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether more sums wait than may. If so, [`Done::CaughtUp`] follows.
+    pub fn exceeded(&self) -> bool {
+        if self.sums.load(Ordering::SeqCst) <= self.most {
+            return false;
+        }
+        self.held.store(true, Ordering::SeqCst);
+        // The store's thread may have caught up meanwhile, and not have seen that grants are held.
+        self.sums.load(Ordering::SeqCst) > self.most / 2 || !self.held.swap(false, Ordering::SeqCst)
+    }
+
+    /// The store's thread is done with a sum; whether the driver is to be told.
+    fn take(&self) -> bool {
+        let left = self.sums.fetch_sub(1, Ordering::SeqCst) - 1;
+        left <= self.most / 2 && self.held.swap(false, Ordering::SeqCst)
+    }
 }
 
 /// Starts a thread that may compute.
@@ -58,6 +99,7 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHan
 pub struct StoreWorker {
     store: Arc<Store>,
     done: mpsc::UnboundedSender<Done>,
+    backlog: Arc<Backlog>,
     stall: StallClock,
     plan: PlanHash,
     /// Writes the last snapshot.
@@ -66,8 +108,14 @@ pub struct StoreWorker {
 
 impl StoreWorker {
     /// A thread for `store`, whose results go to `done`.
-    pub const fn new(store: Arc<Store>, done: mpsc::UnboundedSender<Done>, stall: StallClock, plan: PlanHash) -> Self {
-        Self { store, done, stall, plan, writer: None }
+    pub const fn new(
+        store: Arc<Store>,
+        done: mpsc::UnboundedSender<Done>,
+        backlog: Arc<Backlog>,
+        stall: StallClock,
+        plan: PlanHash,
+    ) -> Self {
+        Self { store, done, backlog, stall, plan, writer: None }
     }
 
     /// Works until nobody can give it work any more, or the store's numbers can't be trusted any more.
@@ -93,6 +141,9 @@ impl StoreWorker {
             Job::Gather { chunk, first, last, sum } => {
                 if let Some(norm) = self.store.gather(chunk, first, last, &sum)? {
                     let _ = self.done.send(Done::Gathered { chunk, norm });
+                }
+                if self.backlog.take() {
+                    let _ = self.done.send(Done::CaughtUp);
                 }
             }
             Job::Commit(record) => self.store.commit(record),
@@ -129,4 +180,22 @@ impl StoreWorker {
 
 fn not_written(snapshot: &Snapshot, failure: &Failure) -> Report {
     Report::NotWritten { step: snapshot.step, reason: failure.to_string(), cause: failure.kind() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grants_held_back_for_waiting_sums_are_given_later() {
+        let backlog = Backlog::new(4);
+        (0..4).for_each(|_| backlog.add());
+        assert!(!backlog.exceeded());
+        backlog.add();
+        assert!(backlog.exceeded());
+        let told: Vec<bool> = (0..5).map(|_| backlog.take()).collect();
+        assert_eq!(told, [false, false, true, false, false]);
+        backlog.add();
+        assert!(!backlog.take(), "nobody waits");
+    }
 }

@@ -1,0 +1,153 @@
+//! Peers that do not keep to the rules of a link, over bodies in memory.
+
+use millrace_emulator::plan::Encoding;
+use millrace_emulator::tree::Node;
+use millrace_engine::frame::Place;
+use millrace_engine::types::Role;
+use millrace_protocol::codec::LinkContext;
+use millrace_protocol::packet::outgoing;
+
+use super::*;
+
+const JOB: LinkJob = LinkJob { plan: PlanHash(9), window: 3 };
+
+fn epoch(number: u32) -> Epoch {
+    Epoch { attempt: 1, number }
+}
+
+fn key(peer: u32, number: u32) -> LinkKey {
+    LinkKey { epoch: epoch(number), peer: AgentId::new(Role::Cs2, peer), direction: DirectionKey::Up }
+}
+
+fn settings(events: Events) -> Settings {
+    let job = JobCell::default();
+    job.send_replace(Some(JOB));
+    Settings { events, job, metrics: RoleMetrics::new("swarmx", 0, "0") }
+}
+
+fn frame(slot: u32, number: u32) -> Packet {
+    let place = Place { epoch: epoch(number), turn: 0, round: 0, slot, chunk: 0, node: Node::new(0, 1) };
+    let context = LinkContext { plan: JOB.plan, encoding: Encoding::F32, step: 1 };
+    codec::pack(Frame::new(place, bytes::Bytes::from(vec![0; 1000])), context)
+}
+
+/// The end of a link on which `packets` come, and everything that happens on it in the current epoch. `granted` slots
+/// are granted before the first is read.
+async fn read(packets: impl IntoIterator<Item = Packet>, granted: u64) -> Vec<Happening> {
+    let (mut mailbox, events) = Mailbox::new();
+    mailbox.enter(epoch(1));
+    let (peer, body) = outgoing();
+    let (grants, _kept) = outgoing();
+    let settings = settings(events);
+    settings.job.send_replace(None);
+    tokio::spawn(receive_frames(key(0, 1), grants, Incoming::new(body), settings.clone()));
+    packets.into_iter().for_each(|packet| peer.send(packet));
+    let mut happened = Vec::new();
+    while let Some(LinkEvent { what, .. }) = mailbox.next().await {
+        if let Happening::Open(end) = &what {
+            end.grant(granted);
+            settings.job.send_replace(Some(JOB));
+        }
+        let broken = matches!(what, Happening::Broken(_));
+        happened.push(what);
+        if broken {
+            break;
+        }
+    }
+    happened
+}
+
+fn reason(happened: &[Happening]) -> &str {
+    let Some(Happening::Broken(reason)) = happened.last() else { panic!("the link goes on") };
+    reason
+}
+
+#[tokio::test]
+async fn frames_without_credit_end_the_link() {
+    let happened = read((0..1000).map(|slot| frame(slot, 1)), 2).await;
+    let frames = happened.iter().filter(|what| matches!(what, Happening::Frame(_))).count();
+    assert_eq!(frames, 2);
+    assert!(reason(&happened).contains("beyond the credits"), "{}", reason(&happened));
+    let happened = read(std::iter::repeat_with(|| frame(0, 1)).take(1000), 2).await;
+    assert!(reason(&happened).contains("for one slot"), "{}", reason(&happened));
+    let happened = read([frame(0, 2)], 2).await;
+    assert!(reason(&happened).contains("of epoch 1.2 came on a link of epoch 1.1"), "{}", reason(&happened));
+}
+
+#[tokio::test]
+async fn grants_beyond_a_window_and_those_that_do_not_rise_end_the_link() {
+    for (grants, why) in
+        [(vec![3, 4], "a window has 3"), (vec![2, 2], "after one of 2"), (vec![3, 1], "after one of 3")]
+    {
+        let (mut mailbox, events) = Mailbox::new();
+        mailbox.enter(epoch(1));
+        let (peer, body) = outgoing();
+        let (frames, _kept) = outgoing();
+        tokio::spawn(receive_grants(key(0, 1), frames, Incoming::new(body), settings(events)));
+        grants.iter().for_each(|total| peer.grant(*total));
+        let mut happened = Vec::new();
+        while !matches!(happened.last(), Some(Happening::Broken(_))) {
+            happened.push(mailbox.next().await.unwrap().what);
+        }
+        assert!(reason(&happened).contains(why), "{}", reason(&happened));
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_is_busy_is_sent_no_more_than_it_has_room_for() {
+    let (mailbox, events) = Mailbox::new();
+    let (peer, body) = outgoing();
+    let (grants, _kept) = outgoing();
+    // Granted without end, as by an agent that trusts its peer.
+    let granted = Arc::new(AtomicU64::new(u64::MAX));
+    let settings = settings(events);
+    tokio::spawn(async move { read_frames(key(0, 1), Incoming::new(body), &granted, &settings).await });
+    (0..4 * EVENTS as u32).for_each(|slot| peer.send(frame(slot, 1)));
+    let progress = peer.progress();
+    let mut before = u64::MAX;
+    while before != progress.slots_taken() {
+        before = progress.slots_taken();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(before, EVENTS as u64 + 1, "one is held by the reader");
+    drop((mailbox, grants));
+}
+
+/// Takes in what has come; nothing of it is of the current epoch.
+async fn sort_all(mailbox: &mut Mailbox) {
+    // The runtime lets a task take only so much at a time.
+    tokio::task::yield_now().await;
+    tokio::select! {
+        biased;
+        event = mailbox.next() => panic!("an event of {} came too early", event.unwrap().key.epoch),
+        () = std::future::ready(()) => {}
+    }
+}
+
+#[tokio::test]
+async fn links_that_come_early_are_kept_in_bounds() {
+    let (mut mailbox, events) = Mailbox::new();
+    let open = |peer, number| {
+        let end = End::Grants(outgoing().0, Granted::default());
+        LinkEvent { key: key(peer, number), what: Happening::Open(end) }
+    };
+    let grant = |peer, number, total| LinkEvent { key: key(peer, number), what: Happening::Grant(total) };
+    for number in 2..100 {
+        for event in [open(0, number), grant(0, number, 1), grant(0, number, 2)] {
+            events.try_send(event).unwrap();
+        }
+        sort_all(&mut mailbox).await;
+        assert_eq!(mailbox.kept(), 2);
+    }
+    for peer in 0..5_000 {
+        events.try_send(open(peer, 99)).unwrap();
+        sort_all(&mut mailbox).await;
+    }
+    assert_eq!(mailbox.kept(), 4096 + 2, "a second link of the same name is kept, too");
+    // What came early is there when its epoch comes.
+    mailbox.enter(epoch(99));
+    assert!(matches!(mailbox.next().await.unwrap().what, Happening::Open(_)));
+    assert!(matches!(mailbox.next().await.unwrap().what, Happening::Grant(2)));
+}
