@@ -13,7 +13,9 @@ use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
 use millrace_emulator::families;
 use millrace_emulator::kernels::{Pool, Simd, peak};
 use millrace_emulator::plan::{CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
-use millrace_params::{Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision};
+use millrace_params::{
+    ApplianceSpec, Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
+};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -69,6 +71,7 @@ impl Model {
             encoding: Encoding::F32,
             wafer_memory: 40_000_000_000,
             chunk_elements: CHUNK_ELEMENTS,
+            window_chunks: 8,
             memoryx_memory: u64::MAX,
         })?)
     }
@@ -180,7 +183,7 @@ fn main() -> Result<(), Failure> {
         );
     }
     println!("{:>16} {:9.2}", "loading", of(loading));
-    let bytes = system_bytes(&plan, leaves as u32, true).host;
+    let bytes = system_bytes(&plan, leaves as u32, true, &ApplianceSpec::default().link).host;
     println!("{:?}; the plan has {} of activations", device.memory(), bytes.activations);
     Ok(())
 }

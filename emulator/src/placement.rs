@@ -2,6 +2,12 @@
 //!
 //! A placement is made from a plan and the agents at hand, holds for one epoch and never reaches a checkpoint.
 //! Changing it changes no bit of the result: every sum follows the leaf tree, whoever owns the leaves.
+//!
+//! Rounds and shares begin and end at boundaries of subtrees where that is cheap: the owner of a whole subtree sends one
+//! partial sum of a chunk, the owner of n leaves anywhere in the tree up to 2 log2 n. Aligning may cost at most one
+//! sixteenth ([`ALIGNMENT_SLACK`]): that much larger a share for the busiest system, that many more rounds. For instance, 16
+//! systems share 24 leaves as 1, 2, 1, 2, ... (single subtrees) and not as 2, 1, 2, 1, ...; 3 systems share 8 leaves as
+//! 2, 3, 3, since whole subtrees (4, 2, 2) would keep the busiest system at work for a third longer.
 
 use std::ops::Range;
 
@@ -67,11 +73,11 @@ pub struct SystemPlace {
     pub activation: u32,
 }
 
-/// Part of a step for which the weights are streamed once: a node of the leaf tree, divided among the systems.
+/// Part of a step for which the weights are streamed once: contiguous leaves, divided among the systems.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Round {
     /// The leaves of the round.
-    pub leaves: Node,
+    pub leaves: Range<u32>,
     /// Each system's leaves, by its place in [`Placement::systems`]; contiguous, ascending, together all of `leaves`.
     pub owned: Vec<Range<u32>>,
 }
@@ -206,15 +212,27 @@ impl Placement {
     }
 }
 
-/// Rounds of `leaves` leaves: nodes of the leaf tree, all of one depth, the shallowest at which no system holds more
-/// than `per_system` leaves.
+/// One part in this many: how much larger a share, or how many more rounds, alignment with subtrees may cost.
+pub const ALIGNMENT_SLACK: u32 = 16;
+
+/// Rounds of `leaves` leaves in which no system holds more than `per_system`: nodes of the leaf tree, all of one depth, or,
+/// where these would be too many, as few contiguous ranges as there can be.
 fn rounds(leaves: u32, systems: usize, per_system: u32) -> Vec<Round> {
+    let tree = LeafTree::new(leaves);
     let most = u64::from(per_system.max(1)) * systems as u64;
-    let mut nodes = vec![LeafTree::new(leaves).root()];
+    let mut nodes = vec![tree.root()];
     while nodes.iter().any(|node| u64::from(node.leaves()) > most) {
         nodes = nodes.into_iter().flat_map(halves).collect();
     }
-    nodes.into_iter().map(|leaves| Round { leaves, owned: divide(leaves, systems) }).collect()
+    let fewest = u64::from(leaves).div_ceil(most);
+    let bearable = fewest + fewest / u64::from(ALIGNMENT_SLACK);
+    let ranges = if nodes.len() as u64 <= bearable {
+        nodes.into_iter().map(Node::range).collect()
+    } else {
+        cut(tree, 0..leaves, bearable as usize, most)
+    };
+    let round = |leaves: Range<u32>| Round { owned: divide(tree, leaves.clone(), systems, per_system), leaves };
+    ranges.into_iter().map(round).collect()
 }
 
 fn halves(node: Node) -> Vec<Node> {
@@ -224,11 +242,36 @@ fn halves(node: Node) -> Vec<Node> {
     }
 }
 
-/// Contiguous shares of a node's leaves, as equal as can be, the larger ones first.
-fn divide(node: Node, systems: usize) -> Vec<Range<u32>> {
-    let (leaves, systems) = (u64::from(node.leaves()), systems as u64);
-    let bound = |at: u64| node.start + (leaves * at).div_ceil(systems) as u32;
-    (0..systems).map(|at| bound(at)..bound(at + 1)).collect()
+/// Shares of `leaves` for `systems` systems, none of more than `per_system` leaves: contiguous, ascending, and as equal as
+/// can be but for [`ALIGNMENT_SLACK`].
+fn divide(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: u32) -> Vec<Range<u32>> {
+    let (count, parts) = (u64::from(leaves.end - leaves.start), systems as u64);
+    if count < parts {
+        // Some have nothing to do: spread them.
+        let bound = |at: u64| leaves.start + (count * at).div_ceil(parts) as u32;
+        return (0..parts).map(|at| bound(at)..bound(at + 1)).collect();
+    }
+    let equal = count.div_ceil(parts);
+    let most = (equal + equal / u64::from(ALIGNMENT_SLACK)).min(u64::from(per_system.max(1))).max(equal);
+    cut(tree, leaves, systems, most)
+}
+
+/// Cuts `range`, of at least `parts` leaves and at most `parts * most`, into `parts` ranges of at most `most` leaves, from
+/// left to right, each time at the boundary of the largest subtrees that leaves enough, and not too much, for the rest.
+fn cut(tree: LeafTree, range: Range<u32>, parts: usize, most: u64) -> Vec<Range<u32>> {
+    let end = u64::from(range.end);
+    let mut start = u64::from(range.start);
+    let mut ranges = Vec::with_capacity(parts);
+    for rest in (0..parts as u64).rev() {
+        // A share much smaller than its equal part would make all others larger.
+        let equal = (end - start) / (rest + 1);
+        let least = (start + (equal - equal / 4).max(1)).max(end.saturating_sub(rest * most));
+        let highest = (start + most).min(end - rest);
+        let at = if rest == 0 { end } else { u64::from(tree.boundary(least.min(highest) as u32..=highest as u32)) };
+        ranges.push(start as u32..at as u32);
+        start = at;
+    }
+    ranges
 }
 
 /// The tree over `systems` systems, root first, and each system's parent.
@@ -288,20 +331,62 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_are_tree_nodes_and_every_leaf_has_one_owner() {
-        for leaves in 1..=16 {
+    fn every_leaf_has_one_owner_and_no_system_more_than_it_can_hold() {
+        for leaves in 1..=24 {
             for systems in 1..=leaves as usize {
                 for per_system in 1..=4 {
                     let rounds = rounds(leaves, systems, per_system);
+                    let fewest = leaves.div_ceil(per_system * systems as u32) as usize;
+                    assert!(rounds.len() <= fewest + fewest / ALIGNMENT_SLACK as usize, "{leaves} on {systems}");
                     let owned: Vec<u32> = rounds.iter().flat_map(|r| r.owned.iter().cloned().flatten()).collect();
                     assert_eq!(owned, (0..leaves).collect::<Vec<_>>());
                     for round in &rounds {
-                        assert!(LeafTree::new(leaves).contains(round.leaves));
+                        assert_eq!(round.owned.first().unwrap().start, round.leaves.start);
+                        assert_eq!(round.owned.last().unwrap().end, round.leaves.end);
                         assert!(round.owned.iter().all(|range| range.len() as u32 <= per_system));
                     }
                 }
             }
         }
+    }
+
+    fn sums(leaves: u32, owned: &[Range<u32>]) -> Vec<usize> {
+        owned.iter().map(|share| LeafTree::new(leaves).cover(share.clone()).len()).collect()
+    }
+
+    /// Where it costs no balance, every system owns one subtree and sends one sum.
+    #[test]
+    fn shares_are_subtrees_where_that_costs_nothing() {
+        for (leaves, systems) in [(16, 12), (24, 16), (18, 4), (48, 32), (96, 64), (1536, 512), (1000, 8), (20, 12)] {
+            let owned = divide(LeafTree::new(leaves), 0..leaves, systems, leaves);
+            assert!(sums(leaves, &owned).iter().all(|&sums| sums == 1), "{leaves} on {systems}: {owned:?}");
+            let most = owned.iter().map(ExactSizeIterator::len).max().unwrap();
+            assert_eq!(most, leaves.div_ceil(systems as u32) as usize);
+        }
+    }
+
+    /// Alignment makes the busiest system's share at most a sixteenth larger, and saves sums.
+    #[test]
+    fn alignment_costs_a_bounded_balance() {
+        let (mut aligned, mut even) = (0, 0);
+        for leaves in (1..=200).chain([1000, 1536, 4096]) {
+            let tree = LeafTree::new(leaves);
+            for systems in 1..=leaves.min(48) as usize {
+                let owned = divide(tree, 0..leaves, systems, leaves);
+                assert_eq!(owned.len(), systems);
+                assert_eq!((owned[0].start, owned[systems - 1].end), (0, leaves));
+                assert!(owned.windows(2).all(|two| two[0].end == two[1].start));
+                let equal = leaves.div_ceil(systems as u32);
+                let largest = owned.iter().map(|share| share.end - share.start).max().unwrap();
+                assert!(largest <= equal + equal / ALIGNMENT_SLACK, "{leaves} on {systems}: {owned:?}");
+                assert!(owned.iter().all(|share| !share.is_empty()), "{leaves} on {systems}: {owned:?}");
+                let bound = |at: u64| (u64::from(leaves) * at).div_ceil(systems as u64) as u32;
+                let equal: Vec<_> = (0..systems as u64).map(|at| bound(at)..bound(at + 1)).collect();
+                aligned += sums(leaves, &owned).iter().sum::<usize>();
+                even += sums(leaves, &equal).iter().sum::<usize>();
+            }
+        }
+        assert!(aligned * 10 < even * 8, "{aligned} sums aligned, {even} in equal shares");
     }
 
     #[test]

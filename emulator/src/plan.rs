@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::compile::CompileError;
 use crate::graph::{Graph, LayerId, TensorId};
 use crate::tree::LeafTree;
 
@@ -27,6 +28,9 @@ pub type ChunkId = usize;
 
 /// Most elements of a chunk: 1 MiB of f32, the size at which a link costs least per byte.
 pub const CHUNK_ELEMENTS: usize = 1 << 18;
+
+/// Most elements that a link carries in one frame: 4 MiB of f32.
+pub const MOST_FRAME_ELEMENTS: usize = 1 << 20;
 
 /// How weights travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -211,6 +215,19 @@ impl StreamPlan {
     /// Number of trained scalars.
     pub fn parameters(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.elements as u64).sum()
+    }
+
+    /// Checks that links can carry its chunks; a plan of more than 1.1e12 parameters has larger ones and is for planning only.
+    ///
+    /// # Errors
+    /// [`CompileError::TooLargeToStream`].
+    pub fn check_streamable(&self) -> Result<(), CompileError> {
+        match self.chunks.iter().map(|chunk| chunk.elements).max() {
+            Some(elements) if elements > MOST_FRAME_ELEMENTS => {
+                Err(CompileError::TooLargeToStream { parameters: self.parameters() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The element range of `chunk` in its group.

@@ -1,6 +1,6 @@
 //! Model sizes for tests.
 
-use millrace_params::{Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision};
+use millrace_params::{Family, Initializer, Initializers, LinkSpec, LossScaling, ModelSpec, Nonlinearity, Precision};
 
 use crate::compile::{Batch, CompileError, Request, compile};
 use crate::families;
@@ -31,6 +31,7 @@ pub const GPT2_124M: Size = Size { sequence: 1024, batch: 4, mixed: false, ..siz
 pub const GPT3_1_3B: Size = size("GPT-3 1.3B", 24, 2048, 16, 528);
 pub const GPT3_6_7B: Size = size("GPT-3 6.7B", 32, 4096, 32, 1040);
 pub const GPT3_13B: Size = size("GPT-3 13B", 40, 5120, 40, 1080);
+pub const GPT3_175B: Size = size("GPT-3 175B", 96, 12_288, 96, 1536);
 pub const GPT_20B: Size = size("20B", 44, 6144, 64, 1024);
 /// Two blocks, byte vocabulary.
 pub const TINY: Size = Size {
@@ -49,6 +50,9 @@ pub const TINY_WAFER: u64 = 3 << 20;
 
 /// Bytes of a CS-2's wafer.
 pub const CS2: u64 = 40_000_000_000;
+
+/// The default appliance's links, which [`Size::request`] assumes.
+pub const LINK: LinkSpec = LinkSpec { chunk_bytes: 4 << 20, window_chunks: 8 };
 
 /// About 1,024 tokens.
 pub fn leaf_bound(size: &Size) -> usize {
@@ -99,7 +103,8 @@ impl Size {
             encoding: if self.mixed { Encoding::Bf16 } else { Encoding::F32 },
             wafer_memory,
             chunk_elements: CHUNK_ELEMENTS,
-            memoryx_memory: 4_000_000_000_000,
+            window_chunks: LINK.window_chunks,
+            memoryx_memory: 2_400_000_000_000_000,
         }
     }
 

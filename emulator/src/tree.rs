@@ -6,7 +6,7 @@
 //!
 //! Invariant: the bits of the root's sum depend on K alone, never on who summed or in which order sums arrived.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
@@ -100,6 +100,19 @@ impl LeafTree {
     /// Whether `node` is a node of this tree.
     pub fn contains(self, node: Node) -> bool {
         node.start < node.end && (node == self.root() || self.join_of(node).is_some())
+    }
+
+    /// The one of `positions` that ends the largest subtrees: the shallowest midpoint among them; the first if there is
+    /// none, as with positions at the ends of the tree.
+    pub fn boundary(self, positions: RangeInclusive<u32>) -> u32 {
+        let mut node = self.root();
+        while let Some((left, right)) = node.children() {
+            if positions.contains(&left.end) {
+                return left.end;
+            }
+            node = if *positions.end() < left.end { left } else { right };
+        }
+        *positions.start()
     }
 
     /// The maximal nodes inside `[range.start, range.end)`, left to right: what the owner of these leaves sends.

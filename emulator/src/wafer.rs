@@ -1,18 +1,24 @@
-//! How fast the modelled wafer works: products, memory and network in seconds.
+//! How fast the modelled wafer works: products, memory, fabric and network in seconds.
 //!
-//! One law, no table: features lie along one side of the grid of cores, `sqrt(cores)` long. A product over `w` features
-//! does `w` steps of work on that side and one pass along it to broadcast and reduce, so it keeps the cores busy for
-//! `w / (w + sqrt(cores))` of the time. One number is measured rather than derived: the appliance's `utilisation`, what
-//! public runs of models about [`REFERENCE_WIDTH`] wide reached.
+//! Features lie along one side of the square grid of cores, `sqrt(cores)` long, and tokens along the other. Each weight
+//! that arrives is multiplied into all tokens at once, at the peak. Each number that a product makes is then summed over
+//! the cores that share its features: the sum visits one side of the grid, and every core on the way spends
+//! [`PARTIAL_SUM_CYCLES`] on it. That work does not shrink with the features a core has, so narrow products keep the wafer
+//! less busy: over `w` features by a factor of `w / (w + constant * side)`. The fabric carries the sums meanwhile, and takes
+//! over as the bound where it is slow.
+//!
+//! One constant is fitted, to the public figures that [`crate::time`] marks so: the appliance's `utilisation`, the share of
+//! this rate that public runs sustained. [`PARTIAL_SUM_CYCLES`] is derived from the maker's description of the core, and all
+//! else is the appliance's.
 
 use millrace_params::WaferSpec;
 
-/// Width of the models that the appliance's utilisation was measured on.
-pub const REFERENCE_WIDTH: f64 = 4096.0;
-
-/// Operations executed for each one that a published rate counts. Those count no recomputation; but saved activations of
-/// their batches would not fit on the wafer (67 GB for GPT-2 117M at batch 112), so that about a fifth was done twice.
-const EXECUTED_PER_COUNTED: f64 = 1.2;
+/// Cycles that a core spends on a partial sum that passes through it, per number: the maker describes four cycles (one to
+/// copy the sum, one to clear it, two for a double-wide addition), and a double-wide operation of a core whose arithmetic is
+/// four numbers wide takes eight.
+pub const PARTIAL_SUM_CYCLES: f64 = 4.0 / 8.0;
+/// Bytes of a partial sum on the fabric.
+const PARTIAL_SUM_BYTES: f64 = 4.0;
 
 /// A wafer at work.
 #[derive(Clone, Copy, Debug)]
@@ -26,17 +32,18 @@ impl<'a> Wafer<'a> {
         Self { spec }
     }
 
-    /// Share of the peak that products over `width` features reach.
-    pub fn efficiency(self, width: u64) -> f64 {
-        let side = (self.spec.cores as f64).sqrt();
-        let busy = |width: f64| width / (width + side);
-        let reference = self.spec.utilisation * EXECUTED_PER_COUNTED;
-        (reference * busy(width as f64) / busy(REFERENCE_WIDTH)).min(1.0)
+    /// Cores on one side of the grid.
+    fn side(self) -> f64 {
+        (self.spec.cores as f64).sqrt()
     }
 
-    /// Seconds for `flops` operations in products over `width` features.
-    pub fn product_seconds(self, flops: f64, width: u64) -> f64 {
-        if flops == 0.0 { 0.0 } else { flops / (self.spec.peak_flops * self.efficiency(width)) }
+    /// Seconds for `flops` operations in products that make `sums` numbers.
+    pub fn product_seconds(self, flops: f64, sums: f64) -> f64 {
+        let visits = sums * self.side();
+        let multiplying = flops / self.spec.peak_flops;
+        let adding = visits * PARTIAL_SUM_CYCLES / (self.spec.cores as f64 * self.spec.clock_hz);
+        let carrying = visits * PARTIAL_SUM_BYTES / self.spec.fabric_bandwidth;
+        (multiplying + adding).max(carrying) / self.spec.utilisation
     }
 
     /// Seconds to read or write `bytes` of wafer memory.
@@ -48,6 +55,11 @@ impl<'a> Wafer<'a> {
     pub fn link_seconds(self, bytes: f64) -> f64 {
         bytes / self.spec.link_bytes_per_s
     }
+
+    /// Seconds to receive `bytes` of weights and to pass them along one side of the grid, at the same time.
+    pub fn broadcast_seconds(self, bytes: f64) -> f64 {
+        self.link_seconds(bytes).max(bytes * self.side() / self.spec.fabric_bandwidth)
+    }
 }
 
 #[cfg(test)]
@@ -56,13 +68,34 @@ mod tests {
 
     use super::*;
 
+    /// A product of many rows over `width` features, as a share of the peak.
+    fn efficiency(spec: &WaferSpec, width: f64) -> f64 {
+        let (rows, flops) = (2048.0, 2.0 * 2048.0 * width * width);
+        flops / spec.peak_flops / Wafer::new(spec).product_seconds(flops, rows * width)
+    }
+
     #[test]
     fn wider_products_fill_the_wafer_better_up_to_its_peak() {
         let mut spec = ApplianceSpec::default().wafer;
-        let rates: Vec<f64> = [64, 768, 2048, 4096, 12_288].map(|width| Wafer::new(&spec).efficiency(width)).into();
-        assert!(rates.is_sorted() && rates[0] > 0.0, "{rates:?}");
-        assert!((rates[3] - 1.2 * spec.utilisation).abs() < 1e-12);
+        let rates = [64.0, 768.0, 2048.0, 4096.0, 12_288.0].map(|width| efficiency(&spec, width));
+        assert!(rates.is_sorted() && rates[0] > 0.0 && rates[4] < spec.utilisation, "{rates:?}");
         spec.utilisation = 1.0;
-        assert_eq!(Wafer::new(&spec).efficiency(1 << 20), 1.0);
+        assert!((0.99..1.0).contains(&efficiency(&spec, 1e6)));
+    }
+
+    /// Every number of the wafer that the model reads slows it down when it is made worse.
+    #[test]
+    fn clock_cores_and_fabric_take_part() {
+        let spec = ApplianceSpec::default().wafer;
+        let whole = efficiency(&spec, 2048.0);
+        for worse in [
+            WaferSpec { clock_hz: spec.clock_hz / 2.0, ..spec.clone() },
+            WaferSpec { fabric_bandwidth: spec.fabric_bandwidth / 20.0, ..spec.clone() },
+            WaferSpec { utilisation: spec.utilisation / 2.0, ..spec.clone() },
+        ] {
+            assert!(efficiency(&worse, 2048.0) < 0.9 * whole, "{worse:?}");
+        }
+        let slow_fabric = WaferSpec { fabric_bandwidth: spec.fabric_bandwidth / 1000.0, ..spec.clone() };
+        assert!(Wafer::new(&slow_fabric).broadcast_seconds(1e9) > 2.0 * Wafer::new(&spec).broadcast_seconds(1e9));
     }
 }

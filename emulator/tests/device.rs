@@ -13,6 +13,7 @@ use millrace_emulator::numerics::Isa;
 use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
 use millrace_emulator::tree::Node;
 use millrace_emulator::{kernels, ops};
+use millrace_params::ApplianceSpec;
 
 const WORDS: usize = 64;
 
@@ -169,7 +170,8 @@ fn memory_is_what_the_plan_says() {
         let leaves = plan.leaves_per_round.min(plan.leaves.count);
         let mut device = device(&plan, 1);
         round(&mut device, &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 256, 2), 0..leaves);
-        let (memory, expected) = (device.memory(), system_bytes(&plan, plan.leaves.count, true).host);
+        let (memory, expected) =
+            (device.memory(), system_bytes(&plan, plan.leaves.count, true, &ApplianceSpec::default().link).host);
         let apart = memory.activations as f64 / expected.activations as f64 - 1.0;
         assert!(apart.abs() < 0.01, "{layers} layers: {} for {}", memory.activations, expected.activations);
         // The next layer's weights, which the plan counts, come early only where links bring them; copies are padded to

@@ -93,6 +93,7 @@ impl Fixture {
                 encoding,
                 wafer_memory: LARGE,
                 chunk_elements: CHUNK_ELEMENTS,
+                window_chunks: 8,
                 memoryx_memory: u64::MAX,
             })
             .unwrap(),

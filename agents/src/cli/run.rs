@@ -30,6 +30,7 @@ pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
         super::say(prepared.report()?);
         return Ok(Exit::Done);
     }
+    prepared.plan.check_streamable()?;
     check_inputs(&prepared, flags)?;
     Ok(run_local(local_run(flags, prepared)))
 }

@@ -41,6 +41,7 @@ impl JobDocument {
     /// The model does not fit; the user's to mend.
     pub fn compile(self, isa: Isa) -> Result<CompiledJob, Failure> {
         let plan = compile_job(&self.job, &self.appliance)?;
+        plan.check_streamable()?;
         let hash = plan.hash();
         let precision = match plan.encoding {
             Encoding::F32 => Precision::F32,

@@ -39,9 +39,15 @@ pub enum CompileError {
         /// Bytes of all shards together.
         available: u64,
     },
+    /// More parameters than the emulation can stream.
+    #[error("a model of {parameters} parameters can be planned, but is too large for this emulation to stream")]
+    TooLargeToStream {
+        /// Trained scalars.
+        parameters: u64,
+    },
     /// One sample is too large for the wafer.
     #[error(
-        "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for weights and gradients), but the wafer has {}",
+        "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for windows of weights and gradients), but the wafer has {}",
         bytes(*.needed), bytes(*.weights), bytes(*.available)
     )]
     DoesNotFit {
@@ -49,7 +55,7 @@ pub enum CompileError {
         layer: String,
         /// Bytes needed, everything recomputed.
         needed: u64,
-        /// Bytes of that which weights and gradients take.
+        /// Bytes of that which the windows of weights and gradients take.
         weights: u64,
         /// Bytes of the wafer.
         available: u64,
@@ -70,13 +76,14 @@ impl CompileError {
             Self::Batch { .. } => Some("give batch_size and micro_batch_size as numbers of samples, at least 1"),
             Self::SequencesDiffer { .. } => Some("give both inputs the same max_sequence_length"),
             Self::MemoryXTooSmall { .. } => Some("choose a smaller model, or an appliance with more MemoryX memory"),
+            Self::TooLargeToStream { .. } => Some("use `plan` or `train --compile_only`, or choose a smaller model"),
             Self::DoesNotFit { needed, weights, available, .. }
                 if weights.saturating_mul(2) > (*needed).min(*available) =>
             {
-                Some("choose a smaller hidden_size, filter_size or vocab_size, or an appliance with a larger wafer")
+                Some("choose smaller link.chunkBytes or link.windowChunks, or an appliance with a larger wafer")
             }
             Self::DoesNotFit { .. } => {
-                Some("choose a smaller max_sequence_length or hidden_size, or an appliance with a larger wafer")
+                Some("choose a smaller hidden_size or max_sequence_length, or an appliance with a larger wafer")
             }
         }
     }

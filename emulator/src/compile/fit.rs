@@ -9,6 +9,11 @@ use super::{CompileError, wafer_activation_bytes};
 use crate::graph::Graph;
 use crate::plan::{Encoding, GroupId, Leaves};
 
+/// Bytes of a gradient, on every machine.
+const GRADIENT_BYTES: u64 = 4;
+/// Bytes of a weight in the emulating process.
+const HOST_WEIGHT_BYTES: u64 = 4;
+
 /// What was decided.
 pub(super) struct Fit {
     pub train: Leaves,
@@ -18,14 +23,14 @@ pub(super) struct Fit {
     pub leaves_per_round: u32,
 }
 
-/// Numbers of weights that a system holds at once.
+/// Numbers of weights that a system works with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightElements {
     /// Of resident groups.
     pub resident: u64,
-    /// Of the window: the streamed groups of a layer and the next one, where these are largest.
-    pub window: u64,
-    /// Of the largest layer, resident or not: the size of a partial sum.
+    /// The streamed groups of a layer and of the next one, where these are largest.
+    pub two_layers: u64,
+    /// Of the largest layer, resident or not.
     pub largest_layer: u64,
 }
 
@@ -34,9 +39,9 @@ pub struct WeightElements {
 pub struct WeightBytes {
     /// Weights that stay from forward to backward.
     pub resident: u64,
-    /// Weights of the layer at work and of the next one.
+    /// Weights on their way through: on the wafer a window of chunks, in the process the layer at work and the next one.
     pub window: u64,
-    /// Open partial sums of gradients, f32.
+    /// Gradients, f32: on the wafer a window of chunks, in the process the open partial sums of the layer at work.
     pub gradients: u64,
 }
 
@@ -54,27 +59,40 @@ impl WeightElements {
         elements: impl Fn(GroupId) -> u64,
         resident: &[GroupId],
     ) -> Self {
-        let (mut window, mut largest_layer, mut before) = (0, 0, 0);
+        let (mut two_layers, mut largest_layer, mut before) = (0, 0, 0);
         for groups in layers {
             let streamed = groups.iter().filter(|group| !resident.contains(group)).map(|&group| elements(group)).sum();
-            window = window.max(before + streamed);
+            two_layers = two_layers.max(before + streamed);
             largest_layer = largest_layer.max(groups.iter().map(|&group| elements(group)).sum());
             before = streamed;
         }
-        Self { resident: resident.iter().map(|&group| elements(group)).sum(), window, largest_layer }
+        Self { resident: resident.iter().map(|&group| elements(group)).sum(), two_layers, largest_layer }
     }
 
-    /// Bytes while a system works on `leaves` leaves, with weights of `weight_bytes` each.
+    /// Bytes on the wafer: weights pass through a window of `window` elements, and gradients leave through another, a
+    /// chunk as soon as it is complete, however large the layer is.
+    ///
+    /// A real system adds up the gradients of all its samples in one accumulator, so partial sums, which exist only
+    /// because of the leaf tree, take no wafer memory.
+    pub fn on_wafer(self, weight_bytes: u64, window: u64) -> WeightBytes {
+        WeightBytes {
+            resident: self.resident.saturating_mul(weight_bytes),
+            window: self.two_layers.min(window).saturating_mul(weight_bytes),
+            gradients: self.largest_layer.min(window).saturating_mul(GRADIENT_BYTES),
+        }
+    }
+
+    /// Bytes in the emulating process while it works on `leaves` leaves; it holds whole layers, in f32.
     ///
     /// Gradients: of the layer at work, each leaf's is joined with its siblings as soon as it is there. Of a contiguous
     /// run of n leaves, at most 2 log2(n + 1) sums stay open while one more is computed, and never more than n.
-    pub fn bytes(self, weight_bytes: u64, leaves: u32) -> WeightBytes {
+    pub fn on_host(self, leaves: u32) -> WeightBytes {
         let leaves = u64::from(leaves);
         let sums = leaves.min(2 * u64::from((leaves + 1).next_power_of_two().ilog2()) + 1);
         WeightBytes {
-            resident: self.resident * weight_bytes,
-            window: self.window * weight_bytes,
-            gradients: self.largest_layer * 4 * sums,
+            resident: self.resident.saturating_mul(HOST_WEIGHT_BYTES),
+            window: self.two_layers.saturating_mul(HOST_WEIGHT_BYTES),
+            gradients: self.largest_layer.saturating_mul(GRADIENT_BYTES).saturating_mul(sums),
         }
     }
 }
@@ -86,7 +104,14 @@ pub(super) struct Search<'a> {
     pub encoding: Encoding,
     /// Bytes of the wafer.
     pub memory: u64,
+    /// Weights, and gradients, in flight on the wafer.
+    pub window: u64,
 }
+
+/// How many last layers stay on the wafer, best first.
+const RESIDENT_LAYERS: [usize; 3] = [2, 1, 0];
+/// One part in this many: how many fewer leaves a round may have for the sake of weights that stay.
+const RESIDENT_SLACK: u32 = 16;
 
 impl Search<'_> {
     /// Tries what the module text of [`super`] says, in its order.
@@ -96,20 +121,28 @@ impl Search<'_> {
         let bytes = wafer_activation_bytes(self.encoding);
         let analysed = [none, all].map(|flags| (memory::analyse(self.graph, &flags, bytes), flags));
         let [saving, recomputing] = &analysed;
+        let streamed = self.weights(&[]);
         for leaves in train.cuts() {
-            for resident in [self.resident(2), self.resident(1)] {
-                let weights = self.weights(&resident);
-                let whole = self.most_leaves(&saving.0, weights, leaves, Pass::Training) == leaves.count;
-                let (layers, recompute) = if whole { saving } else { recomputing };
-                let most = self.most_leaves(layers, weights, leaves, Pass::Training);
-                let evaluation = self.eval_leaves(layers, weights, eval);
-                if let (1.., Some((eval, most_eval))) = (most, evaluation) {
-                    // A bound that is the whole batch of one kind must not force rounds on the other.
-                    let unbound = leaves.count.max(eval.count);
-                    let or_any = |most, leaves: Leaves| if most == leaves.count { unbound } else { most };
-                    let leaves_per_round = or_any(most, leaves).min(or_any(most_eval, eval));
-                    return Ok(Fit { train: leaves, eval, resident, recompute: recompute.clone(), leaves_per_round });
-                }
+            let whole = self.most_leaves(&saving.0, streamed, leaves, Pass::Training) == leaves.count;
+            let (layers, recompute) = if whole { saving } else { recomputing };
+            let most = self.most_leaves(layers, streamed, leaves, Pass::Training);
+            let evaluation = self.eval_leaves(layers, streamed, eval);
+            if let (1.., Some((eval, most_eval))) = (most, evaluation) {
+                let of_both = |weights| {
+                    let fitting = |leaves, pass| self.most_leaves(layers, weights, leaves, pass);
+                    (fitting(leaves, Pass::Training), fitting(eval, Pass::Evaluation))
+                };
+                let is_cheap = |weights| {
+                    let (fitting, fitting_eval) = of_both(weights);
+                    fitting >= most - most / RESIDENT_SLACK && fitting_eval >= most_eval - most_eval / RESIDENT_SLACK
+                };
+                let resident = self.resident_where(is_cheap);
+                let (most, most_eval) = of_both(self.weights(&resident));
+                // A bound that is the whole batch of one kind must not force rounds on the other.
+                let unbound = leaves.count.max(eval.count);
+                let or_any = |most, leaves: Leaves| if most == leaves.count { unbound } else { most };
+                let leaves_per_round = or_any(most, leaves).min(or_any(most_eval, eval));
+                return Ok(Fit { train: leaves, eval, resident, recompute: recompute.clone(), leaves_per_round });
             }
         }
         Err(self.refusal(&recomputing.0, Pass::Training))
@@ -120,13 +153,21 @@ impl Search<'_> {
     pub fn fit_evaluation(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
         let recompute = vec![false; self.graph.layers.len()];
         let layers = memory::analyse(self.graph, &recompute, wafer_activation_bytes(self.encoding));
-        for resident in [self.resident(2), self.resident(1)] {
-            let fitting = self.eval_leaves(&layers, self.weights(&resident), eval);
-            if let (Some((eval, leaves_per_round)), Some(train)) = (fitting, train.cuts().next()) {
-                return Ok(Fit { train, eval, resident, recompute, leaves_per_round });
-            }
+        let fitting = self.eval_leaves(&layers, self.weights(&[]), eval);
+        if let (Some((eval, leaves_per_round)), Some(train)) = (fitting, train.cuts().next()) {
+            let fitting = |weights| self.most_leaves(&layers, weights, eval, Pass::Evaluation);
+            let least = leaves_per_round - leaves_per_round / RESIDENT_SLACK;
+            let resident = self.resident_where(|weights| fitting(weights) >= least);
+            let leaves_per_round = fitting(self.weights(&resident));
+            return Ok(Fit { train, eval, resident, recompute, leaves_per_round });
         }
         Err(self.refusal(&layers, Pass::Evaluation))
+    }
+
+    /// The most groups that may stay on the wafer.
+    fn resident_where(&self, is_cheap: impl Fn(WeightElements) -> bool) -> Vec<GroupId> {
+        let candidates = RESIDENT_LAYERS.map(|layers| self.resident(layers));
+        candidates.into_iter().find(|resident| is_cheap(self.weights(resident))).unwrap_or_default()
     }
 
     /// The groups of the last `layers` layers, and those that several layers share, ascending.
@@ -165,12 +206,12 @@ impl Search<'_> {
             (leaves.saturating_mul(samples), at)
         });
         let (activations, at) = peak.max().unwrap_or_default();
-        (activations.saturating_add(self.weight_bytes(weights, count as u32, pass).total()), at)
+        (activations.saturating_add(self.weight_bytes(weights, pass).total()), at)
     }
 
-    /// Bytes of weights and gradients while a system works on `leaves` leaves.
-    fn weight_bytes(&self, weights: WeightElements, leaves: u32, pass: Pass) -> WeightBytes {
-        let bytes = weights.bytes(self.encoding.bytes() as u64, leaves);
+    /// Bytes of weights and gradients on the wafer.
+    fn weight_bytes(&self, weights: WeightElements, pass: Pass) -> WeightBytes {
+        let bytes = weights.on_wafer(self.encoding.bytes() as u64, self.window);
         if pass == Pass::Evaluation { WeightBytes { gradients: 0, ..bytes } } else { bytes }
     }
 
@@ -193,12 +234,12 @@ impl Search<'_> {
     }
 
     fn refusal(&self, layers: &[LayerMemory], pass: Pass) -> CompileError {
-        let weights = self.weights(&self.resident(1));
+        let weights = self.weights(&[]);
         let (needed, at) = self.need(layers, weights, 1, 1, pass);
         CompileError::DoesNotFit {
             layer: self.graph.layers.get(at).map_or_else(String::new, |layer| layer.name.clone()),
             needed,
-            weights: self.weight_bytes(weights, 1, pass).total(),
+            weights: self.weight_bytes(weights, pass).total(),
             available: self.memory,
         }
     }

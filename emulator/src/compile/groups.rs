@@ -4,11 +4,14 @@ use std::ops::Range;
 
 use crate::graph::{Graph, LayerId, TensorId};
 use crate::ops::operator;
+#[cfg(doc)]
+use crate::plan::StreamPlan;
 use crate::plan::{CHUNK_ELEMENTS, Chunk, Encoding, Group, GroupId};
 
 /// Chunks begin at multiples of this many elements in their group: a cache line of f32 and a vector of every width.
 const CHUNK_ALIGNMENT: usize = 64;
-/// About as many chunks as a plan may have, however small they are asked to be: a plan must fit in memory.
+/// About as many chunks as a plan may have, however small they are asked to be and however large the model is: a plan must
+/// fit in memory. Beyond 2.7e11 parameters chunks are larger than asked for; see [`StreamPlan::check_streamable`].
 const MOST_CHUNKS: usize = 1 << 20;
 
 /// The tensors of a graph in groups, not yet cut into chunks.
@@ -106,10 +109,10 @@ impl Cut {
         groups
     }
 
-    /// Lays the groups out and cuts them into chunks of at most `most` elements.
+    /// Lays the groups out and cuts them into chunks of at most `most` elements, or into about [`MOST_CHUNKS`].
     pub fn into_chunks(self, graph: &Graph, most: usize) -> (Vec<Group>, Vec<Chunk>) {
         let all: usize = self.groups.iter().map(|members| members.elements).sum();
-        let most = most.max(all / MOST_CHUNKS).min(CHUNK_ELEMENTS).next_multiple_of(CHUNK_ALIGNMENT);
+        let most = most.min(CHUNK_ELEMENTS).max(all.div_ceil(MOST_CHUNKS)).next_multiple_of(CHUNK_ALIGNMENT);
         let mut chunks = Vec::new();
         let groups = self.groups.into_iter().enumerate().map(|(id, members)| {
             let Members { name, tensors, elements, .. } = members;

@@ -6,14 +6,16 @@
 //!   rounds that follow from it are the placement's.
 //! * Layers are as fine as the graph's, so that little is waited for at both ends of a step. Where they are recomputed, the
 //!   parts of a block are joined: only what passes between layers is held then, and that is half as much.
+//! * The wafer holds activations, a window of weights and one of gradients, both counted in chunks, and what is kept
+//!   resident. How large a layer is does not matter.
 //! * What does not fit is made to fit in a fixed order: layers are recomputed inside; then the batch goes in rounds;
-//!   then a leaf gets smaller (a given `micro_batch_size` is an upper bound); then the last block is streamed twice like
-//!   any other. Recomputation is chosen when one system could not hold the whole batch without it. What fits in none of
-//!   these ways is refused with layer, bytes and remedy.
+//!   then a leaf gets smaller (a given `micro_batch_size` is an upper bound). Recomputation is chosen when one system
+//!   could not hold the whole batch without it. The last layers' weights, and those that layers share, stay on the wafer
+//!   where that costs at most a sixteenth of the leaves of a round. What fits in none of these ways is refused with layer, bytes and remedy.
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
-use crate::plan::{Encoding, LayerPlan, MachineBytes, StreamPlan};
+use crate::plan::{CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StreamPlan};
 
 mod error;
 mod fit;
@@ -49,6 +51,8 @@ pub struct Request {
     pub wafer_memory: u64,
     /// Most elements of a chunk, at most [`CHUNK_ELEMENTS`](crate::plan::CHUNK_ELEMENTS).
     pub chunk_elements: usize,
+    /// Chunks of weights, and as many of gradients, that are in flight on the wafer.
+    pub window_chunks: usize,
     /// Memory of all MemoryX shards of the modelled machine together, bytes.
     pub memoryx_memory: u64,
 }
@@ -61,7 +65,8 @@ pub const MEMORYX_BYTES: u64 = 16;
 /// # Errors
 /// When the graph is no model, a batch is empty, or one sample does not fit on the wafer.
 pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
-    let Request { graph, train, trains, eval, encoding, wafer_memory, chunk_elements, memoryx_memory } = request;
+    let Request { graph, train, trains, eval, encoding, wafer_memory, chunk_elements, window_chunks, memoryx_memory } =
+        request;
     graph.validate()?;
     let eval = eval.unwrap_or(train);
     train.check("train_input")?;
@@ -71,8 +76,9 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
         return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
     }
 
+    let window = window_elements(chunk_elements, window_chunks);
     let search = |graph: &Graph, cut: &groups::Cut| {
-        let search = fit::Search { graph, cut, encoding, memory: wafer_memory };
+        let search = fit::Search { graph, cut, encoding, memory: wafer_memory, window };
         if trains { search.fit(train, eval) } else { search.fit_evaluation(train, eval) }
     };
     let (mut cut, mut graph) = (groups::Cut::new(&graph, encoding), graph);
@@ -102,6 +108,12 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
         down_eval: orders.down_eval,
         up: orders.up,
     })
+}
+
+/// Weights, or gradients, in flight on the wafer.
+const fn window_elements(chunk_elements: usize, window_chunks: usize) -> u64 {
+    let chunk = if chunk_elements < CHUNK_ELEMENTS { chunk_elements } else { CHUNK_ELEMENTS };
+    (chunk as u64).saturating_mul(window_chunks as u64)
 }
 
 /// Bytes of an activation on the modelled wafer.

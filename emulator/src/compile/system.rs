@@ -1,9 +1,10 @@
 //! What a system holds while it works, of a finished plan.
 
+use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
 use super::memory::{self, LayerMemory};
-use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, wafer_activation_bytes};
+use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, job, wafer_activation_bytes, window_elements};
 use crate::graph::OpNode;
 use crate::ops::{Signature, operator};
 use crate::plan::StreamPlan;
@@ -35,13 +36,28 @@ pub struct SystemMemory {
     pub host: SystemBytes,
 }
 
-/// What a system needs that holds `leaves` leaves of a training round, or of an evaluation round.
-pub fn system_bytes(plan: &StreamPlan, leaves: u32, training: bool) -> SystemMemory {
-    let encoded = plan.encoding.bytes() as u64;
-    let host = bytes(plan, leaves, training, HOST_ACTIVATION_BYTES, 4);
+/// What a system needs that holds `leaves` leaves of a training round, or of an evaluation round, behind links as in
+/// `link`.
+pub fn system_bytes(plan: &StreamPlan, leaves: u32, training: bool, link: &LinkSpec) -> SystemMemory {
+    let layers = plan.layers.iter().map(|layer| layer.groups.as_slice());
+    let elements = WeightElements::new(layers, |group| plan.groups[group].elements as u64, &plan.resident);
+    let window = window_elements(job::chunk_elements(link), link.window_chunks);
+    let (mut wafer, mut host) = (elements.on_wafer(plan.encoding.bytes() as u64, window), elements.on_host(leaves));
+    if !training {
+        (wafer.gradients, host.gradients) = (0, 0);
+    }
+    let activations = |bytes: u64| activations(plan, leaves, training, bytes);
     SystemMemory {
-        wafer: bytes(plan, leaves, training, wafer_activation_bytes(plan.encoding), encoded),
-        host: SystemBytes { packed: packed_bytes(plan, training), ..host },
+        wafer: SystemBytes {
+            weights: wafer,
+            packed: 0,
+            activations: activations(wafer_activation_bytes(plan.encoding)),
+        },
+        host: SystemBytes {
+            weights: host,
+            packed: packed_bytes(plan, training),
+            activations: activations(HOST_ACTIVATION_BYTES),
+        },
     }
 }
 
@@ -53,7 +69,8 @@ fn packed_bytes(plan: &StreamPlan, training: bool) -> u64 {
     layers.max().unwrap_or(0) * 4 * if training { 2 } else { 1 }
 }
 
-fn bytes(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64, weight_bytes: u64) -> SystemBytes {
+/// Bytes of the activations of `leaves` leaves, where they need most, and the working memory of one.
+fn activations(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64) -> u64 {
     let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
     let samples = u64::from(if training { plan.leaves.samples } else { plan.eval_leaves.samples });
     let peak = |layer: &LayerMemory| {
@@ -61,12 +78,5 @@ fn bytes(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64, 
             if training { (layer.held, layer.working()) } else { (layer.held_eval, layer.working_eval) };
         (held * u64::from(leaves) + working) * samples
     };
-    let activations = memory::analyse(&plan.graph, &recompute, activation_bytes).iter().map(peak).max().unwrap_or(0);
-    let layers = plan.layers.iter().map(|layer| layer.groups.as_slice());
-    let elements = WeightElements::new(layers, |group| plan.groups[group].elements as u64, &plan.resident);
-    let mut weights = elements.bytes(weight_bytes, leaves);
-    if !training {
-        weights.gradients = 0;
-    }
-    SystemBytes { weights, packed: 0, activations }
+    memory::analyse(&plan.graph, &recompute, activation_bytes).iter().map(peak).max().unwrap_or(0)
 }

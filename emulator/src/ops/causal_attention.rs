@@ -39,7 +39,18 @@ impl Operator for CausalAttention {
         // Row i attends to i + 1 rows; of each pair a product of H for the score and one for the value.
         let (rows, columns) = io.input(0);
         let pairs = rows.saturating_mul(rows + 1) / 2;
-        Flops::product([pairs, columns / 3, 2], columns / 3)
+        let width = columns / 3;
+        let forward = 4u64.saturating_mul(pairs).saturating_mul(width);
+        // A head's features lie on 1 / heads of the cores that the whole width lies on, so the sums of its scores cost that
+        // much less: all heads' together as much as one number a pair. Values and the gradients of queries, keys and values
+        // are summed over rows.
+        let (row, pair) = (rows.saturating_mul(width), pairs);
+        Flops {
+            forward,
+            backward: forward.saturating_mul(2),
+            forward_sums: pair.saturating_add(row),
+            backward_sums: pair.saturating_add(row.saturating_mul(3)),
+        }
     }
 
     fn saved(&self, io: &Signature<'_>) -> Saved {

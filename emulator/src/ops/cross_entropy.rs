@@ -30,7 +30,7 @@ impl Operator for CrossEntropy {
 
     fn flops(&self, io: &Signature<'_>) -> Flops {
         let ((rows, columns), (entries, _)) = (io.input(0), io.matrix(0));
-        Flops::product([rows, columns, entries], columns.min(entries))
+        Flops::product(rows, columns, entries)
     }
 
     fn saved(&self, io: &Signature<'_>) -> Saved {

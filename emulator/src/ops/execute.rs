@@ -218,7 +218,8 @@ pub trait Execute: Operator {
     /// Computes the output.
     fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>);
 
-    /// Computes gradients of inputs and tensors. Never called for an operator all of whose input gradients are
+    /// Computes gradients of inputs and tensors. Where the gradient of an input replaces it, called twice: for the tensors
+    /// without targets, then for the target without inputs and tensors. Never called for an operator all of whose input gradients are
     /// [`Same`](super::GradientForm::Same) and that has no tensors.
     fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>);
 

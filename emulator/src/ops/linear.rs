@@ -21,7 +21,7 @@ impl Operator for Linear {
 
     fn flops(&self, io: &Signature<'_>) -> Flops {
         let ((rows, _), (outputs, inputs)) = (io.input(0), io.matrix(0));
-        Flops::product([rows, inputs, outputs], inputs.min(outputs))
+        Flops::product(rows, inputs, outputs)
     }
 
     fn saved(&self, _: &Signature<'_>) -> Saved {
@@ -39,6 +39,10 @@ impl Operator for Linear {
 
     fn gradient(&self, _: usize) -> GradientForm {
         GradientForm::StoreOrAdd
+    }
+
+    fn gradient_replaces_input(&self) -> bool {
+        true
     }
 }
 
@@ -95,11 +99,12 @@ mod run {
         fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
             let (outputs, inputs) = io.shape.matrix();
             let rows = kit.samples * io.shape.rows();
-            let (x, dy) = (io.inputs[0].values(), &*io.gradient);
+            let dy = &*io.gradient;
             let gradient = MatRef::row_major(dy, rows, outputs);
             let [weight, bias] = io.tensors;
             if let Some(TensorGradient { data, accumulate }) = weight {
-                let (x, dw) = (MatRef::row_major(x, rows, inputs), MatMut::row_major(data, outputs, inputs));
+                let x = MatRef::row_major(io.inputs[0].values(), rows, inputs);
+                let dw = MatMut::row_major(data, outputs, inputs);
                 gemm(kit.cx, gradient.t(), x, dw, accumulate, None, kit.products);
             }
             if let Some(bias) = bias {

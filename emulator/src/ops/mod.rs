@@ -233,16 +233,23 @@ pub struct Flops {
     pub forward: u64,
     /// Of the backward pass.
     pub backward: u64,
-    /// The narrowest feature dimension of the products: what limits how well a wafer is filled.
-    pub width: u64,
+    /// Numbers of the forward pass that are summed over the cores which share a feature dimension.
+    pub forward_sums: u64,
+    /// The same of the backward pass; gradients of tensors are not among them, as all samples share these.
+    pub backward_sums: u64,
 }
 
 impl Flops {
-    /// A product of three dimensions, of which `width` is the narrower feature dimension; its backward pass is two such
-    /// products.
-    fn product(dimensions: [u64; 3], width: u64) -> Self {
-        let forward = dimensions.into_iter().fold(2u64, u64::saturating_mul);
-        Self { forward, backward: forward.saturating_mul(2), width }
+    /// The product of `rows x inputs` with a matrix that makes `outputs` columns of it; its backward pass is two such
+    /// products, of which that with the matrix sums over `outputs`.
+    fn product(rows: u64, inputs: u64, outputs: u64) -> Self {
+        let forward = [rows, inputs, outputs].into_iter().fold(2u64, u64::saturating_mul);
+        Self {
+            forward,
+            backward: forward.saturating_mul(2),
+            forward_sums: rows.saturating_mul(outputs),
+            backward_sums: rows.saturating_mul(inputs),
+        }
     }
 }
 
@@ -308,6 +315,12 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         if self.makes_gradient(input) { GradientForm::Store } else { GradientForm::None }
     }
 
+    /// Whether the gradient of input 0 may be written over that input: its backward pass makes the gradients of tensors,
+    /// for which it reads the input, and that of the input, for which it does not, one after the other.
+    fn gradient_replaces_input(&self) -> bool {
+        false
+    }
+
     /// Inputs whose memory the output may take, where nobody else needs them: an input is read before, element by
     /// element, its place is written.
     fn overwrites(&self) -> &'static [usize] {
@@ -355,15 +368,15 @@ pub fn node_flops(graph: &Graph, node: NodeId) -> Flops {
     operator(&node.op).flops(&Signature::of(graph, node))
 }
 
-/// Work of all operators of a valid graph's layer on one sample; its width is that of the narrowest product.
+/// Work of all operators of a valid graph's layer on one sample.
 pub fn layer_flops(graph: &Graph, layer: LayerId) -> Flops {
     let nodes = graph.layers[layer].nodes.clone().map(|node| node_flops(graph, node));
-    let sum = nodes.filter(|flops| flops.forward > 0).reduce(|sum, flops| Flops {
+    nodes.fold(Flops::default(), |sum, flops| Flops {
         forward: sum.forward.saturating_add(flops.forward),
         backward: sum.backward.saturating_add(flops.backward),
-        width: sum.width.min(flops.width),
-    });
-    sum.unwrap_or_default()
+        forward_sums: sum.forward_sums.saturating_add(flops.forward_sums),
+        backward_sums: sum.backward_sums.saturating_add(flops.backward_sums),
+    })
 }
 
 /// Checks a probability of zeroing: in `[0, 1)`.

@@ -55,7 +55,8 @@ fn products_count_two_operations_a_multiply_add() {
     };
     let x = Shape::float(8, 4);
     let linear = flops(&Op::Linear, &[x], &[&[12, 4]]);
-    assert_eq!(linear, Flops { forward: 2 * 8 * 4 * 12, backward: 4 * 8 * 4 * 12, width: 4 });
+    let (forward, backward) = (2 * 8 * 4 * 12, 4 * 8 * 4 * 12);
+    assert_eq!(linear, Flops { forward, backward, forward_sums: 8 * 12, backward_sums: 8 * 4 });
     // 8 rows attend to 1, 2, ... 8 rows: 36 pairs, scores and values over 4 features.
     let attention = flops(&Op::CausalAttention { heads: 2, scale: 0.5, dropout: 0.0 }, &[Shape::float(8, 12)], &[]);
     assert_eq!(attention.forward, 36 * 2 * 2 * 4);

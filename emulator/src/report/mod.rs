@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::placement::{Placement, PlacementError};
 use crate::plan::{Encoding, Leaves, MachineBytes, StreamPlan};
-use crate::time::{AnchorError, Projection, anchor_errors, nominal_placement, project};
+use crate::time::{AnchorError, Projection, anchor_errors, nominal_placement, project_placement};
 
 mod roles;
 mod text;
@@ -128,8 +128,8 @@ impl PlanReport {
             placement: PlacementReport::new(&placement),
             bytes: RoleBytes::new(plan, &placement, &appliance.link),
             traffic: traffic(plan, &placement),
-            projection: project(plan, appliance, systems)?,
-            anchors: anchor_errors(),
+            projection: project_placement(plan, appliance, &placement),
+            anchors: anchor_errors().to_vec(),
         })
     }
 

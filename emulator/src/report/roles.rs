@@ -38,20 +38,18 @@ impl RoleBytes {
             memoryx_shards,
             swarmx: swarm_bytes(placement, link),
             activation: activation_bytes(plan, placement),
-            cs2: most_system_bytes(plan, placement),
+            cs2: most_system_bytes(plan, placement, link),
             process: PROCESS_BYTES,
         }
     }
 }
 
-/// Weights, moments and gradients of each shard's chunks, and the partial sums that rounds keep open.
-///
-/// Rounds arrive left to right, each a node of the same depth of the leaf tree: of R rounds at most log2 R sums are open
-/// when the next one arrives, each use of a group having a tree of its own; the first of them is the gradient itself.
+/// Weights, moments and gradients of each shard's chunks, and the partial sums that rounds keep open: those over the leaves
+/// so far, each use of a group having a tree of its own; the first of them is the gradient itself.
 fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     let mut uses = vec![0u64; plan.groups.len()];
     plan.layers.iter().flat_map(|layer| &layer.groups).for_each(|&group| uses[group] += 1);
-    let depth = u64::from(placement.rounds.len().next_power_of_two().ilog2());
+    let depth = most_open_sums(placement);
     let further = |group: GroupId| if depth == 0 { 0 } else { uses[group] * depth - 1 };
     let mut shards = vec![0; placement.shards as usize];
     for (id, chunk) in plan.chunks.iter().enumerate() {
@@ -59,6 +57,13 @@ fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
         shards[placement.shard_of(id) as usize] += bytes * chunk.elements as u64;
     }
     shards
+}
+
+/// The most partial sums that a shard holds of a gradient between two rounds.
+fn most_open_sums(placement: &Placement) -> u64 {
+    let tree = placement.tree;
+    let ends = placement.rounds.iter().map(|round| round.leaves.end).filter(|&end| end < tree.leaves());
+    ends.map(|end| tree.cover(0..end).len() as u64).max().unwrap_or(0)
 }
 
 /// Windows of the busiest node: of weights from each of its parents, and of each child's partial sums, of which a slot
@@ -96,9 +101,9 @@ pub fn busiest(rounds: &[Round]) -> u32 {
     rounds.iter().flat_map(|round| &round.owned).map(|owned| owned.end - owned.start).max().unwrap_or(0)
 }
 
-fn most_system_bytes(plan: &StreamPlan, placement: &Placement) -> SystemMemory {
-    let train = system_bytes(plan, busiest(&placement.rounds), true);
-    let eval = system_bytes(plan, busiest(&placement.eval_rounds), false);
+fn most_system_bytes(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> SystemMemory {
+    let train = system_bytes(plan, busiest(&placement.rounds), true, link);
+    let eval = system_bytes(plan, busiest(&placement.eval_rounds), false, link);
     SystemMemory {
         wafer: if eval.wafer.total() > train.wafer.total() { eval.wafer } else { train.wafer },
         host: if eval.host.total() > train.host.total() { eval.host } else { train.host },

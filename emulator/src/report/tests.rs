@@ -23,10 +23,14 @@ fn memoryx_holds_sixteen_bytes_a_parameter_and_four_for_each_open_sum() {
     assert_eq!(report.bytes.memoryx, 16 * one_round.parameters());
     assert_eq!(report.bytes.memoryx, report.bytes.memoryx_shards.iter().sum::<u64>());
 
-    let rounds = TINY.plan(16, 2, TINY_WAFER).unwrap();
+    let smaller = (0..).map_while(|n| TINY.plan(16, 2, TINY_WAFER - n * (64 << 10)).ok());
+    let rounds = smaller.into_iter().find(|plan| plan.leaves_per_round == 1).unwrap();
     let report = PlanReport::new(&rounds, &appliance, 1).unwrap();
     let shared = rounds.graph.tensors[0].elements() as u64;
-    let depth = u64::from((report.placement.rounds as u32).ilog2());
+    let placement = crate::time::nominal_placement(&rounds, &appliance, 1).unwrap();
+    let ends = placement.rounds[..placement.rounds.len() - 1].iter().map(|round| round.leaves.end);
+    let depth = ends.map(|end| rounds.leaves.tree().cover(0..end).len()).max().unwrap() as u64;
+    assert!(depth > 1);
     // Every group keeps `depth` sums open, the tied table for each of its two uses; one of them is the gradient.
     let extra = 4 * (depth - 1) * rounds.parameters() + 4 * depth * shared;
     assert_eq!(report.bytes.memoryx, 16 * rounds.parameters() + extra);
@@ -61,9 +65,11 @@ fn traffic_counts_every_use_over_every_link_and_round() {
     assert_eq!(two.weights_down, 3 * 4 * (elements + streamed_twice));
     assert_eq!(two.gradients_up, 3 * 4 * (elements + table));
     assert_eq!(two.samples, 16 * 2 * TINY.sequence as u64 * 4);
-    // Three systems share 8 leaves as 3, 3, 2: covers of 2, 2 and 1 nodes, and one sum up to MemoryX.
+    assert_eq!(two.most_sums, 1);
+    // Three systems share 8 leaves as 2, 3, 3: covers of 1, 2 and 2 nodes, and one sum up to MemoryX.
     let three = PlanReport::new(&plan, &appliance, 3).unwrap().traffic;
-    assert_eq!(three.gradients_up, (2 + 2 + 1 + 1) * 4 * (elements + table));
+    assert_eq!(three.gradients_up, (1 + 2 + 2 + 1) * 4 * (elements + table));
+    assert_eq!(three.most_sums, 2);
 }
 
 #[test]
@@ -79,7 +85,9 @@ fn the_text_has_what_a_user_looks_for_and_json_reads_back() {
         "wte.weight, h.3.mlp, head",
         "and 6 more like these",
         "Projection",
-        "GPT-2 117M",
+        "bound by",
+        "fitted to       GPT-2 117M",
+        "checked by      GPT-J 6B on 1",
     ] {
         assert!(text.contains(part), "{part:?} is missing:\n{text}");
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use super::{LayerReport, PlanReport};
 use crate::compile::{SystemBytes, bytes};
 use crate::plan::Encoding;
+use crate::time::{AnchorUse, Bound};
 
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,7 +48,8 @@ impl PlanReport {
             place.leaves,
             leaves.count
         )?;
-        writeln!(f, "  on the wafer    {} stay from forward to backward", self.resident.join(", "))?;
+        let resident = if self.resident.is_empty() { "nothing".to_owned() } else { self.resident.join(", ") };
+        writeln!(f, "  on the wafer    {resident} stays from forward to backward")?;
         let again = if self.recompute { "layers recomputed inside" } else { "everything saved" };
         writeln!(f, "  activations     {again}, {:.3e} FLOP a step", self.step_flops as f64)?;
         writeln!(f, "\n  layer             parameters  chunks   FLOP/sample   saved/sample: wafer, host   recomputed")?;
@@ -76,7 +78,7 @@ impl PlanReport {
             let weights = system.weights;
             let parts = [
                 (weights.resident, "resident weights"),
-                (weights.window, "window"),
+                (weights.window, "weights in flight"),
                 (system.packed, "packed copies"),
                 (weights.gradients, "gradients"),
                 (system.activations, "activations"),
@@ -105,6 +107,39 @@ impl PlanReport {
             bytes(traffic.weights_down),
             bytes(traffic.gradients_up),
             bytes(traffic.samples)
+        )?;
+        writeln!(
+            f,
+            "  partial sums    at most {} of each gradient on a link and in a round, each over a subtree of the leaves",
+            traffic.most_sums
+        )
+    }
+
+    /// What bounds the rate, and how busy links are.
+    fn bound(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = &self.projection;
+        let (bound, share) = time.bound();
+        let percent = 100.0 * share;
+        match bound {
+            Bound::Compute => writeln!(f, "  bound by        compute, {percent:.0}% of the step")?,
+            Bound::WeightsDown => writeln!(
+                f,
+                "  bound by        weights on the links down (MemoryX to SwarmX to systems): systems wait for them for {percent:.0}% of the step"
+            )?,
+            Bound::GradientsUp => writeln!(
+                f,
+                "  bound by        gradients on the links up (systems to SwarmX to MemoryX): systems wait for them for {percent:.0}% of the step"
+            )?,
+            Bound::MemoryX => writeln!(
+                f,
+                "  bound by        MemoryX's memory: systems wait for updates of weights for {percent:.0}% of the step"
+            )?,
+        }
+        writeln!(
+            f,
+            "  links           carry weights down for {:.0}% of the step and gradients up for {:.0}%",
+            100.0 * time.weights_link_seconds / time.step_seconds,
+            100.0 * time.gradients_link_seconds / time.step_seconds
         )
     }
 
@@ -126,10 +161,15 @@ impl PlanReport {
             grouped(time.tokens_per_second as u64),
             time.utilisation * 100.0
         )?;
+        self.bound(f)?;
         for anchor in &self.anchors {
+            let used_for = match anchor.used_for {
+                AnchorUse::Fit => "fitted to      ",
+                AnchorUse::Check => "checked by     ",
+            };
             writeln!(
                 f,
-                "  check           {}: {:.1} samples/s projected, {:.1} published, {:+.0}%",
+                "  {used_for} {}: {:.1} samples/s projected, {:.1} published, {:+.0}%",
                 anchor.name,
                 anchor.projected,
                 anchor.measured,

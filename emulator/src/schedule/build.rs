@@ -142,7 +142,14 @@ impl<'a> Builder<'a> {
         let mut later = Vec::new();
         let mut targets = Vec::with_capacity(forms.len());
         for (&input, &form) in node.inputs.iter().zip(&forms) {
-            targets.push(self.target(input, form, gradient, &mut later));
+            let target = match self.replaceable(id, input, form) {
+                Some(place) => {
+                    later.push((input, place));
+                    Target::Replace(place)
+                }
+                None => self.target(input, form, gradient, &mut later),
+            };
+            targets.push(target);
         }
         if !node.params.is_empty() || targets.iter().any(|target| *target != Target::None) {
             self.backward_step(id, &*operator, gradient, targets);
@@ -153,6 +160,20 @@ impl<'a> Builder<'a> {
         if let Some(gradient) = gradient {
             self.shares[gradient] -= 1;
         }
+    }
+
+    /// The memory of `input`, where the first contribution to its gradient may be written over it: the operator `id`
+    /// allows it, and no backward step still to come reads the input.
+    fn replaceable(&self, id: NodeId, input: ValueId, form: GradientForm) -> Option<StorageId> {
+        let node = &self.graph.nodes[id];
+        let allowed = form == GradientForm::StoreOrAdd && operator(&node.op).gradient_replaces_input();
+        if !allowed || self.gradient[input].is_some() || self.lives.readers(input).first() != Some(&id) {
+            return None;
+        }
+        // Its maker's backward step is still to come, in this layer or, where it belongs to an earlier one, in another pass.
+        let maker = &self.graph.nodes[self.lives.maker(input)?];
+        let saved = operator(&maker.op).saved(&Signature::of(self.graph, maker));
+        if saved.output || self.lives.made_in(input) != self.lives.layer_of(id) { None } else { self.place[input] }
     }
 
     /// Decides where a step writes the gradient of `input`. What must be joined with earlier contributions by a step of
@@ -280,7 +301,7 @@ impl<'a> Builder<'a> {
             Step::Backward(step) => {
                 read(&step.inputs, [step.output, step.extra, step.scratch, step.gradient]);
                 for target in &step.targets {
-                    if let Target::Store(id) | Target::Add(id) = target {
+                    if let Target::Store(id) | Target::Add(id) | Target::Replace(id) = target {
                         touch(*id);
                     }
                 }

@@ -30,6 +30,16 @@ impl Lives {
         Self { layer_of, maker, readers }
     }
 
+    /// The operator that makes `value`; `None` for tokens and labels.
+    pub fn maker(&self, value: ValueId) -> Option<NodeId> {
+        self.maker[value]
+    }
+
+    /// The layer of an operator.
+    pub fn layer_of(&self, node: NodeId) -> Option<LayerId> {
+        self.layer_of.get(node).copied()
+    }
+
     /// The layer that makes `value`; `None` for tokens and labels.
     pub fn made_in(&self, value: ValueId) -> Option<LayerId> {
         self.maker[value].map(|node| self.layer_of[node])

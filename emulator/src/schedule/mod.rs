@@ -9,7 +9,8 @@
 //! * What lives on from the forward to the backward pass of a layer that is not recomputed: its inputs, what its operators
 //!   say they save, nothing else. A recomputed layer keeps its inputs only and carries out those forward steps again
 //!   that lead to something needed; the numbers that a loss saves (one a row) are kept even then.
-//! * An operator writes over its input where it can and nobody needs that input any more; gradients that are equal share
+//! * An operator writes over its input where it can and nobody needs that input any more, and a gradient over the input
+//!   that it is the gradient of where the operator was the last to need that; gradients that are equal share
 //!   their memory until one of them is written to.
 //! * The gradient of a value used several times is summed in the order of the backward pass: last use first.
 
@@ -80,6 +81,8 @@ pub enum Target {
     Store(StorageId),
     /// It is added to what is here.
     Add(StorageId),
+    /// It is stored here, where the input lies, once the gradients of tensors are made.
+    Replace(StorageId),
 }
 
 /// An operator's forward step.

@@ -1,14 +1,21 @@
 //! How long the modelled machine would take: a projection, never a measurement.
 //!
-//! A step is its rounds one after the other, and the commit. In a round every system works on its leaves layer by layer,
-//! while the next layer's weights come in and the last one's gradients go out: a layer takes as long as the slowest of
-//! the three. What can't be hidden: the first weights, the last gradients, and the tree's hops. MemoryX updates each
-//! layer just ahead of streaming it, so that only the first update shows. See [`crate::wafer`] for the rates.
+//! A step is its rounds one after the other, and the commit. In a round every system works on its leaves layer by layer.
+//! The weights of a layer stream in while it computes and its gradients leave meanwhile, chunk by chunk, so that a pass over
+//! a layer takes as long as the slowest of these. What can't be hidden: the tree's hops, and MemoryX's update of the first
+//! layer, since it updates each layer just ahead of streaming it. See [`crate::wafer`] for the rates.
+//!
+//! Down each link travel the weights of every pass; the backward pass of a recomputed layer takes them twice, as the wafer
+//! holds no layer. Up travels one gradient of each parameter, 32 bits, in each round: a real system adds up the gradients
+//! of all its samples, and SwarmX those of its children. That an emulated system may have to send several partial sums of
+//! the leaf tree is not the modelled machine's; [`Traffic`](crate::report::Traffic) counts these.
+
+use std::collections::BTreeMap;
 
 use millrace_params::ApplianceSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::graph::LayerId;
+use crate::compile::recomputed_nodes;
 use crate::ops::{Signature, node_flops, operator};
 use crate::placement::{Members, Placement, PlacementError, swarm_nodes};
 use crate::plan::{CHUNK_ELEMENTS, Pass, StreamPlan};
@@ -16,7 +23,7 @@ use crate::wafer::Wafer;
 
 mod anchors;
 
-pub use anchors::{ANCHORS, Anchor, AnchorError, anchor_errors};
+pub use anchors::{ANCHORS, Anchor, AnchorError, AnchorModel, AnchorUse, anchor_errors};
 
 /// Bytes that MemoryX moves to update one parameter: weight, two moments and gradient read, the first three written.
 const UPDATE_BYTES: f64 = 28.0;
@@ -36,10 +43,16 @@ pub struct Projection {
     pub step_seconds: f64,
     /// Of these, seconds in which the busiest system computes.
     pub compute_seconds: f64,
-    /// Seconds in which it waits for weights, or for its gradients to leave.
+    /// Seconds in which it waits for links: the sum of `waits` but for MemoryX's.
     pub link_seconds: f64,
     /// Seconds between the last gradient and the next step's first weights.
     pub boundary_seconds: f64,
+    /// What the busiest system waits for in a step.
+    pub waits: Waits,
+    /// Seconds of a step in which a link carries weights down: all links carry the same.
+    pub weights_link_seconds: f64,
+    /// Seconds of a step in which a link carries gradients up.
+    pub gradients_link_seconds: f64,
     /// Samples of all systems together, per second.
     pub samples_per_second: f64,
     /// Tokens of all systems together, per second.
@@ -48,33 +61,111 @@ pub struct Projection {
     pub utilisation: f64,
 }
 
+/// Seconds of a step in which a system waits, by what for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Waits {
+    /// Weights on the links down.
+    pub weights: f64,
+    /// Gradients on the links up.
+    pub gradients: f64,
+    /// MemoryX updating weights ahead of the first round.
+    pub memoryx: f64,
+    /// The hops of the tree, at both ends of a round.
+    pub hops: f64,
+}
+
+/// What a step is bound by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// The systems' arithmetic.
+    Compute,
+    /// Weights on the links from MemoryX through SwarmX to the systems.
+    WeightsDown,
+    /// Gradients on the links from the systems through SwarmX to MemoryX.
+    GradientsUp,
+    /// MemoryX's memory, in which weights are updated.
+    MemoryX,
+}
+
+/// Share of a step that waiting for one thing must take before that, and not compute, is called its bound.
+const BOUND_SHARE: f64 = 0.05;
+
+impl Waits {
+    const fn total(&self) -> f64 {
+        self.weights + self.gradients + self.memoryx + self.hops
+    }
+
+    fn add(&mut self, other: &Self, times: f64) {
+        self.weights += other.weights * times;
+        self.gradients += other.gradients * times;
+        self.memoryx += other.memoryx * times;
+        self.hops += other.hops * times;
+    }
+}
+
+impl Projection {
+    /// What bounds the rate, and the share of a step by which a machine without that bound would be faster; for compute the
+    /// share of a step that it takes.
+    pub fn bound(&self) -> (Bound, f64) {
+        let waits = [
+            (Bound::WeightsDown, self.waits.weights),
+            (Bound::GradientsUp, self.waits.gradients),
+            (Bound::MemoryX, self.waits.memoryx),
+        ];
+        let (bound, longest) = waits.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Bound::Compute, 0.0));
+        let share = longest / self.step_seconds;
+        if share > BOUND_SHARE { (bound, share) } else { (Bound::Compute, self.compute_seconds / self.step_seconds) }
+    }
+}
+
 /// Projects a step of `plan` on `systems` systems of `appliance`.
 ///
 /// # Errors
 /// When there can be no such placement: no systems, or more than leaves.
 pub fn project(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Projection, PlacementError> {
-    let placement = nominal_placement(plan, appliance, systems)?;
-    let model = Model::new(plan, appliance, &placement);
-    let (mut compute, mut link) = (0.0, 0.0);
-    for round in 0..placement.rounds.len() {
-        let (busy, total) = model.round(round);
-        compute += busy;
-        link += total - busy;
+    Ok(project_placement(plan, appliance, &nominal_placement(plan, appliance, systems)?))
+}
+
+/// Projects a step of `plan` under `placement`.
+pub fn project_placement(plan: &StreamPlan, appliance: &ApplianceSpec, placement: &Placement) -> Projection {
+    let model = Model::new(plan, appliance, placement);
+    let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
+    for round in &placement.rounds {
+        *sizes.entry(round.owned.iter().map(ExactSizeIterator::len).max().unwrap_or(0)).or_default() += 1;
+    }
+    let (mut compute, mut waits) = (0.0, Waits::default());
+    for (&leaves, &rounds) in &sizes {
+        let (busy, waited) = model.round(leaves, false);
+        compute += busy * rounds as f64;
+        waits.add(&waited, rounds as f64);
+    }
+    if let Some(first) = placement.rounds.first() {
+        // The first round's weights are updated just ahead of it.
+        let leaves = first.owned.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        waits.add(&model.round(leaves, false).1, -1.0);
+        waits.add(&model.round(leaves, true).1, 1.0);
     }
     let boundary = model.boundary();
-    let step = compute + link + boundary;
+    let step = compute + waits.total() + boundary;
     let samples = plan.leaves.batch() as f64;
     let counted: f64 = plan.layers.iter().map(|layer| (layer.forward_flops + layer.backward_flops) as f64).sum();
-    Ok(Projection {
+    let (rounds, systems) = (placement.rounds.len() as f64, placement.systems.len() as u32);
+    let down: f64 = model.layers.iter().map(|layer| layer.down_forward + layer.down_backward).sum();
+    let up: f64 = model.layers.iter().map(|layer| layer.up).sum();
+    Projection {
         systems,
         step_seconds: step,
         compute_seconds: compute,
-        link_seconds: link,
+        link_seconds: waits.total() - waits.memoryx,
         boundary_seconds: boundary,
+        waits,
+        weights_link_seconds: rounds * model.wafer.link_seconds(down),
+        gradients_link_seconds: rounds * model.wafer.link_seconds(up),
         samples_per_second: samples / step,
         tokens_per_second: samples * plan.sequence as f64 / step,
         utilisation: counted * samples / step / (appliance.wafer.peak_flops * f64::from(systems)),
-    })
+    }
 }
 
 /// A placement on `systems` systems with as many SwarmX nodes as they need.
@@ -102,21 +193,23 @@ pub fn nominal_placement(
 }
 
 /// Per layer of the plan, what does not depend on the round.
+#[derive(Clone, Copy, Default)]
 struct LayerTime {
     /// Seconds a sample takes forward.
     forward: f64,
     /// Seconds a sample takes backward, recomputation included.
     backward: f64,
+    /// Seconds that the gradients of its tensors take to be summed over the wafer, whatever the samples.
+    summing: f64,
     /// Weight bytes streamed for the forward pass.
     down_forward: f64,
     /// Weight bytes streamed for the backward pass.
     down_backward: f64,
-    /// Bytes of one partial sum of its gradients.
+    /// Bytes of its gradients.
     up: f64,
 }
 
 struct Model<'a> {
-    placement: &'a Placement,
     leaf_samples: f64,
     wafer: Wafer<'a>,
     memoryx_bandwidth: f64,
@@ -127,29 +220,19 @@ struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    fn new(plan: &'a StreamPlan, appliance: &'a ApplianceSpec, placement: &'a Placement) -> Self {
+    fn new(plan: &'a StreamPlan, appliance: &'a ApplianceSpec, placement: &Placement) -> Self {
         let wafer = Wafer::new(&appliance.wafer);
-        let mut layers: Vec<LayerTime> = (0..plan.layers.len()).map(|layer| layer_time(plan, layer, wafer)).collect();
-        for slot in &plan.down_train {
-            let bytes = (plan.chunks[slot.chunk].elements * plan.chunk_encoding(slot.chunk).bytes()) as f64;
-            let layer = &mut layers[slot.layer];
-            *(if slot.pass == Pass::Forward { &mut layer.down_forward } else { &mut layer.down_backward }) += bytes;
-        }
-        for slot in &plan.up {
-            layers[slot.layer].up += plan.chunks[slot.chunk].elements as f64 * GRADIENT_BYTES;
-        }
         let mut depth = 1.0;
         let mut node = placement.systems.first().map_or(0, |system| system.parent);
         while let Some(parent) = placement.swarm.get(node).and_then(|node| node.parent) {
             (node, depth) = (parent, depth + 1.0);
         }
         Self {
-            placement,
             leaf_samples: f64::from(plan.leaves.samples),
             wafer,
             memoryx_bandwidth: appliance.memoryx.memory_bandwidth,
             weight_bytes: plan.encoding.bytes() as f64,
-            layers,
+            layers: layer_times(plan, wafer),
             depth,
         }
     }
@@ -159,66 +242,76 @@ impl<'a> Model<'a> {
         self.depth * (HOP_SECONDS + self.wafer.link_seconds((CHUNK_ELEMENTS as f64) * self.weight_bytes))
     }
 
-    /// Seconds of a round in which the busiest system computes, and all its seconds.
-    fn round(&self, round: usize) -> (f64, f64) {
-        let leaves = self.placement.rounds[round].owned.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+    /// Seconds of a round in which a system with `leaves` leaves computes, and what it waits for.
+    fn round(&self, leaves: usize, updated: bool) -> (f64, Waits) {
         let samples = leaves as f64 * self.leaf_samples;
-        let sums = self.most_sums(round);
-        let link = |bytes| self.wafer.link_seconds(bytes);
-        let last = self.layers.len() - 1;
-
+        let mut waits = Waits { hops: 2.0 * self.hops(), ..Waits::default() };
         let mut busy = 0.0;
-        let mut total = self.hops() + link(self.layers[0].down_forward);
-        for (at, layer) in self.layers.iter().enumerate() {
-            let next = match self.layers.get(at + 1) {
-                Some(next) => next.down_forward,
-                None => layer.down_backward,
-            };
-            busy += layer.forward * samples;
-            total += (layer.forward * samples).max(link(next));
+        for layer in &self.layers {
+            let compute = layer.forward * samples;
+            let down = self.wafer.broadcast_seconds(layer.down_forward);
+            let update = if updated { layer.down_forward / self.weight_bytes * UPDATE_BYTES } else { 0.0 };
+            let update = update / self.memoryx_bandwidth;
+            busy += compute;
+            let over = down.max(update).max(compute) - compute;
+            *(if update > down { &mut waits.memoryx } else { &mut waits.weights }) += over;
         }
-        for at in (0..=last).rev() {
-            let layer = &self.layers[at];
-            let next = if at > 0 { self.layers[at - 1].down_backward } else { 0.0 };
-            let before = self.layers.get(at + 1).map_or(0.0, |before| before.up * sums);
-            busy += layer.backward * samples;
-            total += (layer.backward * samples).max(link(next)).max(link(before));
+        for layer in &self.layers {
+            let compute = layer.backward * samples + layer.summing;
+            let down = self.wafer.broadcast_seconds(layer.down_backward);
+            let up = self.wafer.link_seconds(layer.up);
+            busy += compute;
+            let over = down.max(up).max(compute) - compute;
+            *(if down > up { &mut waits.weights } else { &mut waits.gradients }) += over;
         }
-        (busy, total + link(self.layers[0].up * sums) + self.hops())
-    }
-
-    /// The most partial sums of a chunk that any link carries in a round.
-    fn most_sums(&self, round: usize) -> f64 {
-        let systems = (0..self.placement.systems.len()).map(|place| self.placement.system_nodes(place, round).len());
-        let swarm = (0..self.placement.swarm.len()).map(|place| self.placement.swarm_nodes(place, round).len());
-        systems.chain(swarm).max().unwrap_or(1) as f64
+        (busy, waits)
     }
 
     /// The commit, and the update of the first layer.
     fn boundary(&self) -> f64 {
-        let first = self.layers[0].down_forward / self.weight_bytes;
+        let first = self.layers.first().map_or(0.0, |layer| layer.down_forward) / self.weight_bytes;
         COMMIT_SECONDS + first * UPDATE_BYTES / self.memoryx_bandwidth
     }
 }
 
-/// Seconds a sample takes in a layer: products at the wafer's efficiency, and every value once through its memory.
-fn layer_time(plan: &StreamPlan, layer: LayerId, wafer: Wafer<'_>) -> LayerTime {
+/// The times of all layers: products at the wafer's rate, and every value once through its memory.
+fn layer_times(plan: &StreamPlan, wafer: Wafer<'_>) -> Vec<LayerTime> {
     let graph = &plan.graph;
-    let (mut forward, mut backward) = (0.0, 0.0);
-    let mut narrowest = u64::MAX;
-    for id in graph.layers[layer].nodes.clone() {
-        let flops = node_flops(graph, id);
-        let node = &graph.nodes[id];
-        let io = Signature::of(graph, node);
-        let output = operator(&node.op).output(&io).ok().flatten().map_or(0, |shape| shape.elements());
-        let elements = io.inputs.iter().map(|shape| shape.elements()).sum::<u64>() + output;
-        let memory = wafer.memory_seconds((elements * plan.encoding.bytes() as u64) as f64);
-        forward += wafer.product_seconds(flops.forward as f64, flops.width) + memory;
-        backward += wafer.product_seconds(flops.backward as f64, flops.width) + 2.0 * memory;
-        narrowest = if flops.forward > 0 { narrowest.min(flops.width) } else { narrowest };
+    let mut layers = vec![LayerTime::default(); plan.layers.len()];
+    let again = recomputed_nodes(graph);
+    for (at, layer) in layers.iter_mut().enumerate() {
+        let recompute = plan.layers[at].recompute;
+        for id in graph.layers[at].nodes.clone() {
+            let flops = node_flops(graph, id);
+            let node = &graph.nodes[id];
+            let io = Signature::of(graph, node);
+            let output = operator(&node.op).output(&io).ok().flatten().map_or(0, |shape| shape.elements());
+            let elements = io.inputs.iter().map(|shape| shape.elements()).sum::<u64>() + output;
+            let memory = wafer.memory_seconds((elements * plan.encoding.bytes() as u64) as f64);
+            let forward = wafer.product_seconds(flops.forward as f64, flops.forward_sums as f64) + memory;
+            layer.forward += forward;
+            layer.backward += wafer.product_seconds(flops.backward as f64, flops.backward_sums as f64) + 2.0 * memory;
+            if recompute && again[at].contains(&id) {
+                layer.backward += forward;
+            }
+        }
+        let weights: usize = plan.layers[at].groups.iter().map(|&group| plan.groups[group].elements).sum();
+        layer.summing = wafer.product_seconds(0.0, weights as f64);
     }
-    backward += wafer.product_seconds(plan.layers[layer].recompute_flops as f64, narrowest);
-    LayerTime { forward, backward, down_forward: 0.0, down_backward: 0.0, up: 0.0 }
+    for slot in &plan.down_train {
+        let bytes = (plan.chunks[slot.chunk].elements * plan.chunk_encoding(slot.chunk).bytes()) as f64;
+        let layer = &mut layers[slot.layer];
+        match slot.pass {
+            Pass::Forward => layer.down_forward += bytes,
+            // Once to compute the layer again, once for gradients.
+            Pass::Backward if plan.layers[slot.layer].recompute => layer.down_backward += 2.0 * bytes,
+            Pass::Backward => layer.down_backward += bytes,
+        }
+    }
+    for slot in &plan.up {
+        layers[slot.layer].up += plan.chunks[slot.chunk].elements as f64 * GRADIENT_BYTES;
+    }
+    layers
 }
 
 #[cfg(test)]

@@ -65,9 +65,17 @@ pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: Batch, wafer: u64) -> 
 
 /// The plan of any graph.
 pub fn plan(graph: Graph, train: Batch, encoding: Encoding, wafer_memory: u64) -> Arc<StreamPlan> {
-    let (chunk_elements, memoryx_memory) = (CHUNK_ELEMENTS, u64::MAX);
-    let request =
-        Request { graph, train, trains: true, eval: None, encoding, wafer_memory, chunk_elements, memoryx_memory };
+    let request = Request {
+        graph,
+        train,
+        trains: true,
+        eval: None,
+        encoding,
+        wafer_memory,
+        chunk_elements: CHUNK_ELEMENTS,
+        window_chunks: 8,
+        memoryx_memory: u64::MAX,
+    };
     Arc::new(compile(request).unwrap())
 }
 
@@ -85,6 +93,7 @@ pub fn recomputing(graph: Graph, train: Batch) -> Arc<StreamPlan> {
             encoding: Encoding::F32,
             wafer_memory: wafer,
             chunk_elements,
+            window_chunks: 8,
             memoryx_memory,
         };
         match compile(request) {

@@ -71,7 +71,9 @@ impl From<CompileError> for Unable {
     fn from(error: CompileError) -> Self {
         let why = error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"));
         match error {
-            CompileError::MemoryXTooSmall { .. } | CompileError::DoesNotFit { .. } => Self::TooLarge(why),
+            CompileError::MemoryXTooSmall { .. }
+            | CompileError::DoesNotFit { .. }
+            | CompileError::TooLargeToStream { .. } => Self::TooLarge(why),
             CompileError::Graph(_) | CompileError::Batch { .. } | CompileError::SequencesDiffer { .. } => {
                 Self::BadParams(why)
             }
@@ -115,6 +117,7 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
         .resolve()
         .map_err(|error| format!("the appliance's spec is wrong: {}", error.report().trim_end()))?;
     let plan = compile_job(&resolved, &appliance)?;
+    plan.check_streamable()?;
     let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
     let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
     Ok(Resolution {

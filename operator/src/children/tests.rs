@@ -220,7 +220,8 @@ fn what_can_never_run_is_refused_in_one_sentence() {
     let why = resolve_here(&bad).unwrap_err().to_string();
     assert!(why.contains("num_csx"), "{why}");
     let mut large = job("job", "m");
-    large.spec.params.0["model"]["hidden_size"] = 100_000.into();
+    large.spec.params.0["train_input"]["max_sequence_length"] = (1 << 24).into();
+    large.spec.params.0["model"]["max_position_embeddings"] = (1 << 24).into();
     match resolve_here(&large).unwrap_err() {
         Unable::TooLarge(why) => assert!(why.contains("the wafer has") && why.contains("smaller hidden_size"), "{why}"),
         Unable::BadParams(why) => panic!("it is the machine that is too small: {why}"),

@@ -43,11 +43,11 @@ section! {
         fabric_bandwidth: f64,
         /// Cores; 850,000 by default.
         cores: u64,
-        /// Clock in hertz; 1.1e9 by default.
+        /// Clock in hertz, which paces the sums over cores; 1.1e9 by default.
         clock_hz: f64,
         /// Dense 16-bit peak in FLOP per second; 7.5e15 by default.
         peak_flops: f64,
-        /// Share of the peak that a large model reaches; 0.22 by default.
+        /// Share of the wafer's modelled rate that real runs sustain; 0.346 by default, fitted to public ones.
         utilisation: f64,
         /// Bandwidth of the system's network in each direction in bytes per second; 150e9 by default.
         link_bytes_per_s: f64,
@@ -62,7 +62,7 @@ section! {
     pub struct MemoryXDocument {
         /// Shards; 2 by default.
         shards: u64,
-        /// Memory of all shards together; 4TB by default.
+        /// Memory of all shards together; 2.4PB by default.
         memory_bytes: Bytes,
         /// Bandwidth of that memory in bytes per second; 4e12 by default.
         memory_bandwidth: f64,

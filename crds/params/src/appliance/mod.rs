@@ -52,7 +52,7 @@ pub struct WaferSpec {
     pub clock_hz: f64,
     /// Dense 16-bit peak, in FLOP per second.
     pub peak_flops: f64,
-    /// Share of the peak that a large model reaches, in (0, 1].
+    /// Share of the wafer's modelled rate that real runs sustain, in (0, 1].
     pub utilisation: f64,
     /// Bandwidth of the system's network in each direction, in bytes per second.
     pub link_bytes_per_s: f64,
@@ -95,9 +95,12 @@ impl LinkSpec {
 }
 
 impl Default for ApplianceSpec {
-    /// A cluster of CS-2s as its maker describes it: 850,000 cores at 1.1 GHz, 40 GB at 20 PB/s, a fabric of 28 PB/s,
-    /// 7.5 PFLOP/s dense, 1.2 Tb/s of network, up to 192 systems, MemoryX of at least 4 TB at 4 TB/s. The utilisation is
-    /// what public runs of models of 1.3 to 13 billion parameters reached.
+    /// The largest cluster of CS-2s that its maker describes: 192 systems of 850,000 cores at 1.1 GHz, 40 GB at 20 PB/s,
+    /// a fabric of 28 PB/s (220 Pb/s) and 1.2 Tb/s of network each; MemoryX of 2.4 PB at 4 TB/s.
+    ///
+    /// The peak is 7.5 PFLOP/s dense: a core multiplies and adds four 16-bit numbers a cycle, so 850,000 of them do 7.48
+    /// PFLOP/s at 1.1 GHz, and 16 systems are sold as 120. An earlier text has 5.8 PFLOP/s of "raw throughput", which is
+    /// what the same cores do at 0.85 GHz. The utilisation is fitted to public rates, and goes with this peak.
     fn default() -> Self {
         Self {
             systems: 192,
@@ -108,10 +111,10 @@ impl Default for ApplianceSpec {
                 cores: 850_000,
                 clock_hz: 1.1e9,
                 peak_flops: 7.5e15,
-                utilisation: 0.22,
+                utilisation: 0.346,
                 link_bytes_per_s: 150e9,
             },
-            memoryx: MemoryXSpec { shards: 2, memory_bytes: 4_000_000_000_000, memory_bandwidth: 4e12 },
+            memoryx: MemoryXSpec { shards: 2, memory_bytes: 2_400_000_000_000_000, memory_bandwidth: 4e12 },
             swarmx: SwarmXSpec { fan_out: 4, nodes: None },
             activation_servers: 1,
             threads: 0,

@@ -39,6 +39,17 @@ pub(super) struct Runner<'a> {
     pub seed: u64,
 }
 
+/// How much of a backward step is carried out in one call of its operator.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// All of it.
+    Whole,
+    /// The gradients of tensors, which read the input.
+    Tensors,
+    /// The gradient that is then written over the input.
+    ReplacedInput,
+}
+
 impl Runner<'_> {
     /// All steps of a pass for the leaf at place `leaf` of the round; returns what a loss said of it.
     pub fn leaf(mut self, pass: Pass, leaf: usize) -> LossSums {
@@ -93,18 +104,31 @@ impl Runner<'_> {
     }
 
     fn backward(&mut self, step: &BackwardStep, leaf: usize) {
+        if step.targets.iter().any(|target| matches!(target, Target::Replace(_))) {
+            self.backward_part(step, leaf, Part::Tensors);
+            self.backward_part(step, leaf, Part::ReplacedInput);
+        } else {
+            self.backward_part(step, leaf, Part::Whole);
+        }
+    }
+
+    fn backward_part(&mut self, step: &BackwardStep, leaf: usize, part: Part) {
         let node = step.node;
         let at = |storage: Option<StorageId>| self.range(storage, leaf);
-        let [a, b] = self.inputs(&step.inputs, leaf);
+        let sources: &[Source] = if part == Part::ReplacedInput { &[] } else { &step.inputs };
+        let [a, b] = self.inputs(sources, leaf);
         let target = |at: usize| match step.targets.get(at) {
+            Some(Target::Replace(storage)) if part == Part::ReplacedInput => {
+                (self.range(Some(*storage), leaf), Some(Accumulate::Store))
+            }
             Some(Target::Store(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Store)),
             Some(Target::Add(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Add)),
-            Some(Target::None | Target::Overwrite) | None => (0..0, None),
+            Some(Target::None | Target::Overwrite | Target::Replace(_)) | None => (0..0, None),
         };
         let [(first, how_first), (second, how_second)] = [target(0), target(1)];
         let ranges = [a, b, at(step.output), at(step.extra), at(step.scratch), at(step.gradient), first, second];
         let [a, b, output, extra, scratch, gradient, first, second] = split(self.arena, ranges);
-        let inputs = read(&step.inputs, self.samples, leaf, a, b);
+        let inputs = read(sources, self.samples, leaf, a, b);
         let weights = weights(self.plan, self.weights, self.packs, node);
         let mut kit = kit(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
         let place = node - self.plan.graph.layers[self.layer].nodes.start;
@@ -117,7 +141,10 @@ impl Runner<'_> {
             scratch,
             gradient,
             targets: [target_of(first, how_first), target_of(second, how_second)],
-            tensors: self.gradients.tensors(self.about, place),
+            tensors: match part {
+                Part::ReplacedInput => Default::default(),
+                Part::Whole | Part::Tensors => self.gradients.tensors(self.about, place),
+            },
         };
         self.operators.executors[node].backward(&mut kit, io);
     }
