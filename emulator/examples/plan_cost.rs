@@ -1,0 +1,85 @@
+//! What planning costs: seconds and memory of compiling a GPT and of the report on it.
+//!
+//! `cargo run --release -p millrace-emulator --example plan_cost -- LAYERS HIDDEN SEQUENCE BATCH SYSTEMS`
+
+use std::time::Instant;
+
+use millrace_emulator::compile::{Batch, Request, compile};
+use millrace_emulator::families;
+use millrace_emulator::plan::{CHUNK_ELEMENTS, Encoding};
+use millrace_emulator::report::PlanReport;
+use millrace_params::{
+    ApplianceSpec, Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
+};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let numbers: Vec<usize> = std::env::args().skip(1).map(|number| number.parse()).collect::<Result<_, _>>()?;
+    let &[layers, hidden, sequence, batch, systems] = &numbers[..] else {
+        return Err("give LAYERS HIDDEN SEQUENCE BATCH SYSTEMS".into());
+    };
+    let appliance = ApplianceSpec::default();
+    let mut clock = Instant::now();
+    let mut lap = |what: &str| {
+        println!("{what:<8} {:.3} s, peak {}", clock.elapsed().as_secs_f64(), peak_memory());
+        clock = Instant::now();
+    };
+    lap("start");
+    let graph = families::gpt(&model(layers, hidden, sequence), sequence)?;
+    lap("graph");
+    let plan = compile(Request {
+        graph,
+        train: Batch { samples: batch, leaf_bound: 1 },
+        trains: true,
+        eval: None,
+        encoding: Encoding::Bf16,
+        wafer_memory: appliance.wafer.memory_bytes,
+        chunk_elements: CHUNK_ELEMENTS,
+        window_chunks: appliance.link.window_chunks,
+        memoryx_memory: appliance.memoryx.memory_bytes,
+    })?;
+    lap("compile");
+    println!("         {} parameters, {} chunks, plan {}", plan.parameters(), plan.chunks.len(), plan.hash());
+    lap("hash");
+    let report = PlanReport::new(&plan, &appliance, u32::try_from(systems)?)?;
+    lap("report");
+    println!("{report}");
+    lap("text");
+    Ok(())
+}
+
+/// The most memory this process has had, as the kernel writes it.
+fn peak_memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.map_or_else(|| "unknown".to_owned(), |line| line.trim().to_owned())
+}
+
+fn model(layers: usize, hidden: usize, sequence: usize) -> ModelSpec {
+    let zero = Initializer::Constant { val: 0.0 };
+    ModelSpec {
+        family: Family::Gpt3,
+        vocab_size: 50_257,
+        hidden_size: hidden,
+        num_hidden_layers: layers,
+        num_heads: 1,
+        filter_size: 4 * hidden,
+        max_position_embeddings: sequence,
+        use_position_embedding: true,
+        share_embedding_weights: true,
+        dropout_rate: 0.0,
+        embedding_dropout_rate: 0.0,
+        attention_dropout_rate: 0.0,
+        layer_norm_epsilon: 1e-5,
+        attention_scale: 1.0,
+        nonlinearity: Nonlinearity::Gelu,
+        use_projection_bias_in_attention: true,
+        use_ffn_bias_in_attention: true,
+        use_ffn_bias: true,
+        use_bias_in_output: false,
+        initializers: Initializers { embedding: zero, hidden: zero, residual_output: zero, lm_head: zero },
+        precision: Precision::Bf16,
+        loss_scaling: LossScaling::NumTokens,
+        loss_weight: 1.0,
+        compute_eval_metrics: false,
+    }
+}
