@@ -118,6 +118,22 @@ pub enum PlacementError {
         /// K.
         leaves: u32,
     },
+    /// Far more rounds than any step has.
+    #[error(
+        "a batch of {leaves} leaves on {systems} systems, each of which holds {per_system} at once, would take {rounds} rounds a step; {most} are the most: give a smaller batch_size or an appliance with a larger wafer"
+    )]
+    TooManyRounds {
+        /// Leaves of the batch.
+        leaves: u32,
+        /// Systems.
+        systems: usize,
+        /// Leaves that a system holds at once.
+        per_system: u32,
+        /// Rounds needed.
+        rounds: u64,
+        /// Most rounds on so many systems.
+        most: u64,
+    },
     /// The SwarmX tree can't be built.
     #[error(
         "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {have} are at hand"
@@ -169,6 +185,9 @@ impl Placement {
             let (fan_out, have) = (members.fan_out, members.swarmx.len());
             return Err(PlacementError::TooFewSwarm { systems, fan_out, needed, have });
         }
+        for leaves in [plan.leaves.count, plan.eval_leaves.count] {
+            check_rounds(leaves, systems, plan.leaves_per_round)?;
+        }
         let (swarm, parents) = swarm_tree(systems, members.fan_out.max(2) as usize, &members.swarmx);
         let servers = members.activation_servers.max(1);
         let place =
@@ -209,6 +228,19 @@ impl Placement {
             Child::System(place) => self.system_nodes(place, round),
             Child::Swarm(place) => self.swarm_nodes(place, round),
         }
+    }
+}
+
+/// Most shares of systems in all rounds of a step together: keeps placements small.
+const MOST_SHARES: u64 = 1 << 20;
+
+fn check_rounds(leaves: u32, systems: usize, per_system: u32) -> Result<(), PlacementError> {
+    let rounds = u64::from(leaves).div_ceil(u64::from(per_system.max(1)) * systems as u64);
+    let most = (MOST_SHARES / systems as u64).max(1);
+    if rounds <= most {
+        Ok(())
+    } else {
+        Err(PlacementError::TooManyRounds { leaves, systems, per_system, rounds, most })
     }
 }
 
@@ -352,6 +384,15 @@ mod tests {
 
     fn sums(leaves: u32, owned: &[Range<u32>]) -> Vec<usize> {
         owned.iter().map(|share| LeafTree::new(leaves).cover(share.clone()).len()).collect()
+    }
+
+    #[test]
+    fn a_placement_stays_small() {
+        assert!(check_rounds(1 << 20, 1, 1).is_ok() && check_rounds(1 << 24, 192, 17).is_ok());
+        for (leaves, systems, per_system) in [((1 << 20) + 1, 1, 1), (1 << 24, 192, 15)] {
+            let error = check_rounds(leaves, systems, per_system).unwrap_err();
+            assert!(matches!(error, PlacementError::TooManyRounds { .. }), "{error}");
+        }
     }
 
     /// Where it costs no balance, every system owns one subtree and sends one sum.

@@ -1,10 +1,12 @@
 //! Making a job fit on the wafer.
 
+use std::cell::LazyCell;
+
 use serde::{Deserialize, Serialize};
 
 use super::groups::Cut;
 use super::leaves::Batch;
-use super::memory::{self, LayerMemory};
+use super::memory::{Analysis, LayerMemory};
 use super::{CompileError, wafer_activation_bytes};
 use crate::graph::Graph;
 use crate::plan::{Encoding, GroupId, Leaves};
@@ -117,14 +119,18 @@ impl Search<'_> {
     /// Tries what the module text of [`super`] says, in its order.
     pub fn fit(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
         let none = vec![false; self.graph.layers.len()];
-        let all = memory::recompute_helps(self.graph);
         let bytes = wafer_activation_bytes(self.encoding);
-        let analysed = [none, all].map(|flags| (memory::analyse(self.graph, &flags, bytes), flags));
-        let [saving, recomputing] = &analysed;
+        let analysis = Analysis::new(self.graph, &none);
+        let saving = (analysis.layers(bytes), none);
+        // Not made where everything can be saved.
+        let recomputing = LazyCell::new(|| {
+            let flags = analysis.recompute_helps();
+            (analysis.with(&flags).layers(bytes), flags)
+        });
         let streamed = self.weights(&[]);
         for leaves in train.cuts() {
             let whole = self.most_leaves(&saving.0, streamed, leaves, Pass::Training) == leaves.count;
-            let (layers, recompute) = if whole { saving } else { recomputing };
+            let (layers, recompute) = if whole { &saving } else { &*recomputing };
             let most = self.most_leaves(layers, streamed, leaves, Pass::Training);
             let evaluation = self.eval_leaves(layers, streamed, eval);
             if let (1.., Some((eval, most_eval))) = (most, evaluation) {
@@ -152,7 +158,7 @@ impl Search<'_> {
     /// which no leaf is ever computed, is cut as if it fitted.
     pub fn fit_evaluation(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
         let recompute = vec![false; self.graph.layers.len()];
-        let layers = memory::analyse(self.graph, &recompute, wafer_activation_bytes(self.encoding));
+        let layers = Analysis::new(self.graph, &recompute).layers(wafer_activation_bytes(self.encoding));
         let fitting = self.eval_leaves(&layers, self.weights(&[]), eval);
         if let (Some((eval, leaves_per_round)), Some(train)) = (fitting, train.cuts().next()) {
             let fitting = |weights| self.most_leaves(&layers, weights, eval, Pass::Evaluation);

@@ -3,6 +3,8 @@
 //! Each value is counted once. What lives between forward and backward passes is `saved` by the layer whose backward pass
 //! is the last to need it: its inputs, and what its operators save unless it is recomputed. Samples are there all along.
 
+use std::rc::Rc;
+
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::schedule::{Lives, Schedule, Storage, StorageKind};
 
@@ -34,28 +36,56 @@ impl LayerMemory {
     }
 }
 
-/// The memory of every layer of a valid graph, on a machine whose activations have `activation_bytes`.
-pub(super) fn analyse(graph: &Graph, recompute: &[bool], activation_bytes: u64) -> Vec<LayerMemory> {
-    let size = |piece: &Storage| match piece.kind {
-        StorageKind::Values => piece.elements * activation_bytes,
-        StorageKind::Numbers => piece.elements * NUMBER_BYTES,
-    };
-    let (training, evaluation) = (Schedule::training(graph, recompute), Schedule::evaluation(graph));
-    let (train, eval) = (training.demand(size), evaluation.demand(size));
-    let saved = saved(graph, &training, size);
-    let samples = token_bytes(graph, graph.tokens) + token_bytes(graph, graph.labels);
-    let layer = |layer: usize| {
-        let (forward, backward) = (train[layer], train[training.backward_pass(layer)]);
-        LayerMemory {
-            saved: saved[layer],
-            forward: forward.working,
-            backward: backward.working,
-            held: samples + forward.held.max(backward.held),
-            held_eval: samples + eval[layer].held,
-            working_eval: eval[layer].working,
-        }
-    };
-    (0..graph.layers.len()).map(layer).collect()
+/// The schedules of a valid graph, from which its memory follows on any machine. Of a large model they take more memory than
+/// its graph, so they are made once and not kept.
+pub(super) struct Analysis<'a> {
+    graph: &'a Graph,
+    training: Schedule,
+    evaluation: Rc<Schedule>,
+}
+
+impl<'a> Analysis<'a> {
+    /// With the layers recomputed that `recompute` says.
+    pub fn new(graph: &'a Graph, recompute: &[bool]) -> Self {
+        let evaluation = Rc::new(Schedule::evaluation(graph));
+        Self { graph, training: Schedule::training(graph, recompute), evaluation }
+    }
+
+    /// The same graph with other layers recomputed.
+    pub fn with(&self, recompute: &[bool]) -> Self {
+        let training = Schedule::training(self.graph, recompute);
+        Self { graph: self.graph, training, evaluation: Rc::clone(&self.evaluation) }
+    }
+
+    /// Whether recomputing each layer inside keeps less than this, which saves all of it.
+    pub fn recompute_helps(&self) -> Vec<bool> {
+        let recomputing = Schedule::training(self.graph, &vec![true; self.graph.layers.len()]);
+        let saved = |schedule: &Schedule| saved(self.graph, schedule, |piece| piece.elements);
+        saved(&recomputing).iter().zip(saved(&self.training)).map(|(with, without)| *with < without).collect()
+    }
+
+    /// The memory of every layer on a machine whose activations have `activation_bytes`.
+    pub fn layers(&self, activation_bytes: u64) -> Vec<LayerMemory> {
+        let size = |piece: &Storage| match piece.kind {
+            StorageKind::Values => piece.elements * activation_bytes,
+            StorageKind::Numbers => piece.elements * NUMBER_BYTES,
+        };
+        let (train, eval) = (self.training.demand(size), self.evaluation.demand(size));
+        let saved = saved(self.graph, &self.training, size);
+        let samples = token_bytes(self.graph, self.graph.tokens) + token_bytes(self.graph, self.graph.labels);
+        let layer = |layer: usize| {
+            let (forward, backward) = (train[layer], train[self.training.backward_pass(layer)]);
+            LayerMemory {
+                saved: saved[layer],
+                forward: forward.working,
+                backward: backward.working,
+                held: samples + forward.held.max(backward.held),
+                held_eval: samples + eval[layer].held,
+                working_eval: eval[layer].working,
+            }
+        };
+        (0..self.graph.layers.len()).map(layer).collect()
+    }
 }
 
 /// What each layer keeps from its forward to its backward pass; samples count where they are read first.
@@ -80,15 +110,6 @@ fn saved(graph: &Graph, schedule: &Schedule, size: impl Fn(&Storage) -> u64) -> 
 
 fn token_bytes(graph: &Graph, value: ValueId) -> u64 {
     graph.values[value].rows as u64 * NUMBER_BYTES
-}
-
-/// Whether recomputing each layer inside keeps less than saving what its backward pass needs.
-pub(super) fn recompute_helps(graph: &Graph) -> Vec<bool> {
-    let saved = |recompute: bool| {
-        let schedule = Schedule::training(graph, &vec![recompute; graph.layers.len()]);
-        saved(graph, &schedule, |piece| piece.elements)
-    };
-    saved(true).iter().zip(saved(false)).map(|(with, without)| *with < without).collect()
 }
 
 /// For each layer, the operators that it carries out again in its backward pass when it is recomputed, in order: those

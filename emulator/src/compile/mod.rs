@@ -32,7 +32,7 @@ pub use fit::{WeightBytes, WeightElements};
 pub use job::{compile_job, request};
 pub use leaves::Batch;
 pub use memory::recomputed_nodes;
-pub use system::{SystemBytes, SystemMemory, system_bytes};
+pub use system::{PlanMemory, SystemBytes, SystemMemory, system_bytes};
 
 /// What a plan is compiled from.
 #[derive(Clone, Debug)]
@@ -125,8 +125,9 @@ pub(crate) const fn wafer_activation_bytes(encoding: Encoding) -> u64 {
 pub(crate) const HOST_ACTIVATION_BYTES: u64 = 4;
 
 fn layer_plans(graph: &Graph, cut: &groups::Cut, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {
-    let wafer = memory::analyse(graph, &fit.recompute, wafer_activation_bytes(encoding));
-    let host = memory::analyse(graph, &fit.recompute, HOST_ACTIVATION_BYTES);
+    let analysis = memory::Analysis::new(graph, &fit.recompute);
+    let [wafer, host] = [wafer_activation_bytes(encoding), HOST_ACTIVATION_BYTES].map(|bytes| analysis.layers(bytes));
+    drop(analysis);
     let repeated = memory::recomputed_nodes(graph);
     let leaf = u64::from(fit.train.samples);
     let plan = |layer: usize| {

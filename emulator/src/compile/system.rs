@@ -3,7 +3,7 @@
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{self, LayerMemory};
+use super::memory::{Analysis, LayerMemory};
 use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, job, wafer_activation_bytes, window_elements};
 use crate::graph::OpNode;
 use crate::ops::{Signature, operator};
@@ -39,25 +39,50 @@ pub struct SystemMemory {
 /// What a system needs that holds `leaves` leaves of a training round, or of an evaluation round, behind links as in
 /// `link`.
 pub fn system_bytes(plan: &StreamPlan, leaves: u32, training: bool, link: &LinkSpec) -> SystemMemory {
-    let layers = plan.layers.iter().map(|layer| layer.groups.as_slice());
-    let elements = WeightElements::new(layers, |group| plan.groups[group].elements as u64, &plan.resident);
-    let window = window_elements(job::chunk_elements(link), link.window_chunks);
-    let (mut wafer, mut host) = (elements.on_wafer(plan.encoding.bytes() as u64, window), elements.on_host(leaves));
-    if !training {
-        (wafer.gradients, host.gradients) = (0, 0);
+    PlanMemory::new(plan).system_bytes(leaves, training, link)
+}
+
+/// The memory of every layer of a plan, on both machines.
+pub struct PlanMemory<'a> {
+    plan: &'a StreamPlan,
+    wafer: Vec<LayerMemory>,
+    host: Vec<LayerMemory>,
+}
+
+impl<'a> PlanMemory<'a> {
+    /// Of `plan`.
+    pub fn new(plan: &'a StreamPlan) -> Self {
+        let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
+        let analysis = Analysis::new(&plan.graph, &recompute);
+        let wafer = analysis.layers(wafer_activation_bytes(plan.encoding));
+        Self { plan, wafer, host: analysis.layers(HOST_ACTIVATION_BYTES) }
     }
-    let activations = |bytes: u64| activations(plan, leaves, training, bytes);
-    SystemMemory {
-        wafer: SystemBytes {
-            weights: wafer,
-            packed: 0,
-            activations: activations(wafer_activation_bytes(plan.encoding)),
-        },
-        host: SystemBytes {
-            weights: host,
-            packed: packed_bytes(plan, training),
-            activations: activations(HOST_ACTIVATION_BYTES),
-        },
+
+    /// As [`system_bytes`].
+    pub fn system_bytes(&self, leaves: u32, training: bool, link: &LinkSpec) -> SystemMemory {
+        let plan = self.plan;
+        let layers = plan.layers.iter().map(|layer| layer.groups.as_slice());
+        let elements = WeightElements::new(layers, |group| plan.groups[group].elements as u64, &plan.resident);
+        let window = window_elements(job::chunk_elements(link), link.window_chunks);
+        let (mut wafer, mut host) = (elements.on_wafer(plan.encoding.bytes() as u64, window), elements.on_host(leaves));
+        if !training {
+            (wafer.gradients, host.gradients) = (0, 0);
+        }
+        let samples = u64::from(if training { plan.leaves.samples } else { plan.eval_leaves.samples });
+        let peak = |layer: &LayerMemory| {
+            let (held, working) =
+                if training { (layer.held, layer.working()) } else { (layer.held_eval, layer.working_eval) };
+            (held * u64::from(leaves) + working) * samples
+        };
+        let activations = |layers: &[LayerMemory]| layers.iter().map(peak).max().unwrap_or(0);
+        SystemMemory {
+            wafer: SystemBytes { weights: wafer, packed: 0, activations: activations(&self.wafer) },
+            host: SystemBytes {
+                weights: host,
+                packed: packed_bytes(plan, training),
+                activations: activations(&self.host),
+            },
+        }
     }
 }
 
@@ -67,16 +92,4 @@ fn packed_bytes(plan: &StreamPlan, training: bool) -> u64 {
     let of = |node: &OpNode| operator(&node.op).packed(&Signature::of(graph, node));
     let layers = graph.layers.iter().map(|layer| graph.nodes[layer.nodes.clone()].iter().map(of).sum::<u64>());
     layers.max().unwrap_or(0) * 4 * if training { 2 } else { 1 }
-}
-
-/// Bytes of the activations of `leaves` leaves, where they need most, and the working memory of one.
-fn activations(plan: &StreamPlan, leaves: u32, training: bool, activation_bytes: u64) -> u64 {
-    let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
-    let samples = u64::from(if training { plan.leaves.samples } else { plan.eval_leaves.samples });
-    let peak = |layer: &LayerMemory| {
-        let (held, working) =
-            if training { (layer.held, layer.working()) } else { (layer.held_eval, layer.working_eval) };
-        (held * u64::from(leaves) + working) * samples
-    };
-    memory::analyse(&plan.graph, &recompute, activation_bytes).iter().map(peak).max().unwrap_or(0)
 }

@@ -3,7 +3,7 @@
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::compile::{MEMORYX_BYTES, SystemMemory, system_bytes};
+use crate::compile::{MEMORYX_BYTES, PlanMemory, SystemMemory};
 use crate::placement::{Child, Placement, Round};
 use crate::plan::{GroupId, StreamPlan};
 
@@ -102,8 +102,9 @@ pub fn busiest(rounds: &[Round]) -> u32 {
 }
 
 fn most_system_bytes(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> SystemMemory {
-    let train = system_bytes(plan, busiest(&placement.rounds), true, link);
-    let eval = system_bytes(plan, busiest(&placement.eval_rounds), false, link);
+    let memory = PlanMemory::new(plan);
+    let train = memory.system_bytes(busiest(&placement.rounds), true, link);
+    let eval = memory.system_bytes(busiest(&placement.eval_rounds), false, link);
     SystemMemory {
         wafer: if eval.wafer.total() > train.wafer.total() { eval.wafer } else { train.wafer },
         host: if eval.host.total() > train.host.total() { eval.host } else { train.host },
