@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
 use millrace_control::Attempt;
 use millrace_crds::TrainJob;
@@ -86,7 +86,7 @@ impl Here<'_> {
             )));
         }
         log::warn!("pod {name} has lost its labels and is replaced");
-        self.delete::<Pod>(&name).await
+        self.delete::<Pod>(&name, found.uid()).await
     }
 
     /// Makes `child` as it should be.
@@ -103,17 +103,20 @@ impl Here<'_> {
     async fn sweep(&self, attempt: &Attempt<'_>) -> Result<(), Error> {
         let Some(before) = attempt.number.checked_sub(1).filter(|number| *number > 0) else { return Ok(()) };
         let names = Names::of(attempt.job);
-        self.delete::<ConfigMap>(&names.launch(before)).await?;
-        self.delete::<Secret>(&names.identity(before)).await
+        // Their names say the attempt: nothing of a later one is called so.
+        self.delete::<ConfigMap>(&names.launch(before), None).await?;
+        self.delete::<Secret>(&names.identity(before), None).await
     }
 
-    async fn delete<K>(&self, name: &str) -> Result<(), Error>
+    /// Deletes the object of this name, if it has this UID.
+    async fn delete<K>(&self, name: &str, uid: Option<String>) -> Result<(), Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
-        match self.api::<K>().delete(name, &DeleteParams::default()).await {
+        let preconditions = uid.map(|uid| Preconditions { uid: Some(uid), resource_version: None });
+        match self.api::<K>().delete(name, &DeleteParams { preconditions, ..DeleteParams::default() }).await {
             Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             Err(error) => Err(Error::api("delete a child of the job")(error)),
         }
     }

@@ -12,16 +12,16 @@ use kube::{Api, Client, Resource, ResourceExt};
 use millrace_control::world::Error as Ended;
 use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::Event;
-use millrace_crds::{Appliance, ApplianceStatus, Progress, TrainJob, TrainJobStatus};
+use millrace_crds::{Appliance, ApplianceStatus, Grant, Progress, TrainJob, TrainJobStatus};
 use millrace_protocol::journal::Tls;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::authority::{Authority, AuthorityError};
-use crate::children::{ENDING, MANAGER, Names, UID, cs2_selector, journal_address};
+use crate::children::{APPLIANCE, ENDING, MANAGER, Names, SYSTEM, UID, cs2_selector, journal_address};
 use crate::error::Error;
 use crate::observe::{agent, last_report};
-use crate::{apply, archive, events, missing};
+use crate::{apply, archive, events, missing, protect};
 
 /// Field manager of `status.progress`: what is decided and how far a job is are written apart.
 const PROGRESS: &str = "millrace-progress";
@@ -85,10 +85,13 @@ impl World for Cluster {
             if ends_in.is_some_and(|seconds| seconds <= i64::from(grace)) {
                 continue;
             }
-            let params = DeleteParams { grace_period_seconds: Some(grace), ..DeleteParams::default() };
+            // This pod, not one of the next attempt, which has the same name.
+            let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
+            let params =
+                DeleteParams { grace_period_seconds: Some(grace), preconditions, ..DeleteParams::default() };
             match pods.delete(&pod.name_any(), &params).await {
                 Ok(_) => {}
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
                 Err(error) => return Err(Error::api("delete a pod")(error)),
             }
         }
@@ -114,6 +117,17 @@ impl World for Cluster {
         let selector = ListParams::default().labels(&format!("{UID}={uid}")).limit(1);
         let left = self.pods(namespace).list_metadata(&selector).await;
         Ok(!left.map_err(Error::api("list pods of a job that is gone"))?.items.is_empty())
+    }
+
+    async fn left_behind(&self, appliance: &str) -> Result<Vec<Grant>, Error> {
+        let selector = ListParams::default().labels(&format!("{APPLIANCE}={appliance},{SYSTEM}"));
+        let pods = Api::<Pod>::all(self.client.clone()).list_metadata(&selector).await;
+        let pods = pods.map_err(Error::api("list pods that hold systems"))?.items;
+        Ok(protect::grants_of_pods(pods.iter().map(|pod| &pod.metadata)))
+    }
+
+    async fn protect(&self, appliance: &Appliance, in_use: bool) -> Result<bool, Error> {
+        protect::protect(&self.client, appliance, in_use).await.map_err(Error::api("protect the appliance"))
     }
 
     async fn record(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Error> {
@@ -152,6 +166,10 @@ impl World for Cluster {
 
     async fn publish(&self, job: &TrainJob, event: &Event) {
         events::publish(&self.recorder, &job.object_ref(&()), event).await;
+    }
+
+    async fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) {
+        events::publish(&self.recorder, &appliance.object_ref(&()), event).await;
     }
 
     async fn forget(&self, job: &TrainJob) -> Result<(), Error> {

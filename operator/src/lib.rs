@@ -7,8 +7,8 @@
 //! * [`apply`] makes an attempt's children, which [`children`] builds.
 //! * [`archive`]: what holds a deleted job until its history is kept.
 //! * [`authority`]: the certificates that coordinators and whoever follows them show.
-//! * [`seed`]: the appliance that the chart's values describe.
-//! * [`leader`]: one operator at a time; [`watch`]: watches that no object can stop; [`run`](mod@run): everything put together.
+//! * [`seed`]: the appliance that the chart's values describe; [`protect`]: what keeps its ledger from being lost.
+//! * [`leader`]: one operator at a time; [`term`]: it changes nothing after its time. [`watch`]: watches that no object can stop; [`run`](mod@run): everything put together.
 
 pub mod apply;
 pub mod archive;
@@ -22,6 +22,7 @@ pub mod http;
 pub mod leader;
 pub mod missing;
 pub mod observe;
+pub mod protect;
 pub mod run;
 pub mod seed;
 pub mod site;

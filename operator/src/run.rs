@@ -36,7 +36,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;
     client.apiserver_version().await.context("the API server can't be reached")?;
     if let Some(path) = &args.appliance {
-        seed::apply(&client, path).await?;
+        seed::apply(&client, path, &Recorder::new(client.clone(), reporter.clone())).await?;
     }
     ready.store(true, Ordering::Relaxed);
 

@@ -1,20 +1,31 @@
-//! The appliance of the chart's values, applied whenever an operator starts.
+//! The appliance of the chart's values, applied once for each change of the values.
 //!
 //! The chart can't make it: its kind is defined by the same release, and what would create it anew at an upgrade would lose
 //! its status, the ledger. Server-side apply changes what the values name, takes back what they named before, and leaves the
 //! rest of the spec to others.
+//!
+//! A digest of the values is kept in an annotation of the appliance. While it is that of the values nothing is applied, so
+//! that what a person changes by hand outlives a restart and a change of leadership. When the values change and take the
+//! place of something that was set by hand, an event says what it was.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::core::Status;
+use kube::runtime::events::Recorder;
+use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::Appliance;
+use millrace_crds::decide::Event;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use crate::events::publish;
 
 /// Field manager of what the chart's values say.
 const MANAGER: &str = "millrace-chart";
+/// Annotation of the appliance: digest of the values that were applied last, in hexadecimal.
+pub const VALUES_DIGEST: &str = "millrace.dev/values-digest";
 /// Between two tries while the API server does not serve the kind yet.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -64,24 +75,72 @@ struct Metadata {
     name: String,
 }
 
-/// Applies the Appliance in the JSON file at `path`. Waits while the API server does not serve the kind yet, as in the first
-/// second after an install.
+/// Applies the Appliance in the JSON file at `path`, unless it is what was applied last. Waits while the API server does not
+/// serve the kind yet, as in the first second after an install.
 ///
 /// # Errors
 /// [`SeedError`]. The cluster's Appliance is then what it was.
-pub async fn apply(client: &Client, path: &Path) -> Result<(), SeedError> {
+pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<(), SeedError> {
     let text = std::fs::read(path).map_err(|cause| SeedError::File { path: path.to_owned(), cause })?;
     let document = read(&text).map_err(|cause| SeedError::Document { path: path.to_owned(), cause })?;
     let appliances: Api<Appliance> = Api::all(client.clone());
-    let params = PatchParams::apply(MANAGER).force().validation_strict();
-    let name = &document.metadata.name;
     loop {
-        match appliances.patch(name, &params, &Patch::Apply(&document)).await {
-            Ok(_) => return Ok(()),
+        match apply_once(&appliances, &document, recorder).await {
+            Ok(()) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => log::info!("Appliance is not a known kind yet"),
-            Err(cause) => return Err(SeedError::Refused { name: name.clone(), cause }),
+            Err(cause) => return Err(SeedError::Refused { name: document.metadata.name, cause }),
         }
         tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn apply_once(
+    appliances: &Api<Appliance>,
+    document: &Document,
+    recorder: &Recorder,
+) -> Result<(), kube::Error> {
+    let name = &document.metadata.name;
+    let digest = document.digest();
+    let there = appliances.get_metadata_opt(name).await?;
+    if there.is_some_and(|there| there.annotations().get(VALUES_DIGEST) == Some(&digest)) {
+        log::info!("the values of the Appliance {name} were applied before: what was changed since is left alone");
+        return Ok(());
+    }
+    let patch = Patch::Apply(document.with_digest(&digest));
+    let params = PatchParams::apply(MANAGER).validation_strict();
+    match appliances.patch(name, &params, &patch).await {
+        // Somebody else has set what the values say otherwise.
+        Err(kube::Error::Api(refused)) if refused.is_conflict() => {
+            let appliance = appliances.patch(name, &params.force(), &patch).await?;
+            let message = overwritten(&refused);
+            log::warn!("the Appliance {name}: {message}");
+            let event = Event { warning: true, reason: "ValuesReplacedEdit".to_owned(), message };
+            publish(recorder, &appliance.object_ref(&()), &event).await;
+            Ok(())
+        }
+        applied => applied.map(drop),
+    }
+}
+
+/// What the values took the place of, by the API server's refusal to apply them beside it.
+fn overwritten(conflict: &Status) -> String {
+    let causes = conflict.details.iter().flat_map(|details| &details.causes);
+    let fields: Vec<String> =
+        causes.map(|cause| format!("{} ({})", cause.field.trim_start_matches('.'), cause.message)).collect();
+    let what = if fields.is_empty() { conflict.message.clone() } else { fields.join(", ") };
+    format!("the chart's values have changed and took the place of what was set by hand: {what}")
+}
+
+impl Document {
+    /// Of all it says.
+    fn digest(&self) -> String {
+        blake3::hash(json!(self).to_string().as_bytes()).to_hex().to_string()
+    }
+
+    fn with_digest(&self, digest: &str) -> Value {
+        let mut document = json!(self);
+        document["metadata"]["annotations"] = json!({VALUES_DIGEST: digest});
+        document
     }
 }
 
@@ -105,8 +164,27 @@ mod tests {
         });
         let document = read(written.to_string().as_bytes()).unwrap();
         assert_eq!(serde_json::to_value(&document).unwrap(), written, "no defaults are added");
+        let digest = document.digest();
+        let applied = document.with_digest(&digest);
+        assert_eq!(applied["metadata"]["annotations"][VALUES_DIGEST], digest);
+        written["spec"]["systems"] = json!(5);
+        assert_ne!(read(written.to_string().as_bytes()).unwrap().digest(), digest, "other values, another digest");
         written["status"] = json!({"grants": []});
         let error = read(written.to_string().as_bytes()).unwrap_err();
         assert!(error.to_string().contains("unknown field `status`"), "{error}");
+    }
+
+    #[test]
+    fn what_was_set_by_hand_is_named_when_values_take_its_place() {
+        let refused = json!({
+            "status": "Failure", "reason": "Conflict", "code": 409,
+            "message": "Apply failed with 1 conflict: conflict with \"kubectl-edit\" using millrace.dev/v1alpha1: .spec.systems",
+            "details": {"causes": [{
+                "reason": "FieldManagerConflict", "message": "conflict with \"kubectl-edit\" using millrace.dev/v1alpha1",
+                "field": ".spec.systems",
+            }]},
+        });
+        let said = overwritten(&serde_json::from_value(refused).unwrap());
+        assert!(said.ends_with("by hand: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"), "{said}");
     }
 }

@@ -14,7 +14,7 @@ use millrace_control::launch::launch;
 use millrace_control::world::Error as Ended;
 use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::{Event, Report};
-use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Progress, TrainJob, TrainJobStatus};
+use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, Progress, TrainJob, TrainJobStatus};
 use millrace_params::{Job, Source};
 use millrace_telemetry::journal::Outcome;
 use tokio::sync::mpsc::UnboundedSender;
@@ -227,6 +227,16 @@ impl World for Machine {
         Ok(self.aboard(uid).and_then(|aboard| aboard.crew).is_some_and(|crew| !crew.is_over()))
     }
 
+    async fn left_behind(&self, _: &str) -> Result<Vec<Grant>, Refusal> {
+        // Processes end with the server that started them.
+        Ok(Vec::new())
+    }
+
+    async fn protect(&self, _: &Appliance, _: bool) -> Result<bool, Refusal> {
+        // Nothing here deletes an appliance.
+        Ok(false)
+    }
+
     async fn record(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Refusal> {
         let old = job.status.clone().unwrap_or_default();
         let mut status = decided.clone();
@@ -258,6 +268,10 @@ impl World for Machine {
         let uid = job.uid().unwrap_or_default();
         // The database's own words are logged already.
         let _ = self.objects.add_event(&uid, event.warning, &event.reason, &event.message).await;
+    }
+
+    async fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) {
+        log::warn!("the appliance {}: {}: {}", appliance.name_any(), event.reason, event.message);
     }
 
     async fn forget(&self, job: &TrainJob) -> Result<(), Refusal> {

@@ -23,6 +23,7 @@
 
 mod agent;
 mod conditions;
+pub mod ledger;
 mod life;
 mod schedule;
 

@@ -191,7 +191,7 @@ fn plural(number: u32, of: &str) -> String {
     format!("{number} {of}{}", if number == 1 { "" } else { "s" })
 }
 
-fn gigabytes(bytes: u64) -> String {
+pub(super) fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }
 

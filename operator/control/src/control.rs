@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use millrace_crds::{Appliance, QueuePlace, TrainJob};
+use millrace_crds::{Appliance, Grant, QueuePlace, TrainJob};
 use tokio::sync::mpsc;
 
 use crate::follow::Followers;
@@ -28,8 +28,24 @@ pub struct Control<W: World> {
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Places in the queues, by UID; the ledger's last word.
     places: Mutex<HashMap<String, QueuePlace>>,
+    /// Grants that this leader has confirmed and written, by appliance: jobs take up no others.
+    confirmed: Mutex<HashMap<String, Vec<Grant>>>,
+    /// UIDs of jobs that are being visited, other than to delete them.
+    visited: Mutex<HashSet<String>>,
     /// What jobs come to.
     pub understanding: Arc<Understanding>,
+}
+
+/// A visit to a job, until it is dropped.
+pub(crate) struct UnderWay<'a, W: World> {
+    control: &'a Control<W>,
+    uid: String,
+}
+
+impl<W: World> Drop for UnderWay<'_, W> {
+    fn drop(&mut self) {
+        lock(&self.control.visited).remove(&self.uid);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,6 +82,8 @@ impl<W: World> Control<W> {
             metrics,
             visits,
             places: Mutex::default(),
+            confirmed: Mutex::default(),
+            visited: Mutex::default(),
             understanding: Arc::new(Understanding::new(site)),
         }
     }
@@ -96,6 +114,32 @@ impl<W: World> Control<W> {
             None => places.remove(uid),
         };
         before != place
+    }
+
+    /// Takes note of the ledger of an appliance as it was written.
+    pub(crate) fn confirm(&self, appliance: &str, grants: Vec<Grant>) {
+        lock(&self.confirmed).insert(appliance.to_owned(), grants);
+    }
+
+    /// The ledger of an appliance as this leader wrote it last; `None` before the first time.
+    pub(crate) fn confirmed(&self, appliance: &str) -> Option<Vec<Grant>> {
+        lock(&self.confirmed).get(appliance).cloned()
+    }
+
+    /// What the ledger of `appliance` has for the job of this UID.
+    pub(crate) fn grant(&self, appliance: &str, uid: &str) -> Option<Grant> {
+        lock(&self.confirmed).get(appliance)?.iter().find(|grant| grant.uid == uid).cloned()
+    }
+
+    /// A visit to the job of this UID begins. A job has one visit at a time.
+    pub(crate) fn begin_visit(&self, uid: &str) -> UnderWay<'_, W> {
+        lock(&self.visited).insert(uid.to_owned());
+        UnderWay { control: self, uid: uid.to_owned() }
+    }
+
+    /// Whether a job is being visited.
+    pub(crate) fn is_visited(&self, uid: &str) -> bool {
+        lock(&self.visited).contains(uid)
     }
 
     /// Has a job visited soon.

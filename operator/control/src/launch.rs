@@ -62,7 +62,7 @@ pub fn resolved_job(resolution: &Resolution) -> Result<(Job, ApplianceSpec), Unr
 /// [`Unreadable`].
 pub fn launch(attempt: &Attempt<'_>) -> Result<Launch, Unreadable> {
     let (mut job, appliance) = attempt.resolved()?;
-    job.run.num_csx = attempt.systems() as usize;
+    job.run.num_csx = attempt.system_count() as usize;
     let params = serde_json::to_string_pretty(&attempt.job.spec.params)?;
     let notes = attempt.resolution.notes.clone();
     let mut launch = Launch::new(Resolved { job, notes, without_effect: Vec::new() }, appliance, params);

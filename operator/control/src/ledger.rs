@@ -4,8 +4,12 @@
 //! job takes it up by raising its `attempt`; it is taken out again when the job has let go of that attempt, which it does
 //! when the attempt's last agent is gone, or when the job and all of its agents are gone. Each of these facts never becomes
 //! false again once it is true, so that a view of the jobs that is behind can only let a grant stand too long.
+//!
+//! What the appliance's status says is checked against the jobs each time ([`millrace_crds::decide::ledger`]): it may have
+//! been lost with the object, or edited. A job takes up a grant only after this leader has confirmed it, never by a view of
+//! the appliance alone.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +17,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
-use millrace_crds::decide::{Ask, Place, schedule, used};
-use millrace_crds::{Amounts, Appliance, ConditionType, Grant, QueuePlace, TrainJob, set_condition};
+use millrace_crds::decide::ledger::{Held, Holder, Records, held, names, over_committed};
+use millrace_crds::decide::{Ask, Event, Place, Schedule, schedule, used};
+use millrace_crds::{
+    Amounts, Appliance, ApplianceStatus, ConditionType, Grant, QueuePlace, QueueReason, TrainJob, set_condition,
+};
 use millrace_params::ApplianceSpec;
 
 use crate::control::Control;
@@ -26,52 +33,213 @@ use crate::world::{Error, Priorities, World};
 const HEARTBEAT: Duration = Duration::from_secs(30);
 /// And so often while agents of a job that is gone hold something: nothing else tells when they are gone too.
 const WHILE_AGENTS_LINGER: Duration = Duration::from_secs(2);
+/// After a write that was refused because somebody else wrote meanwhile.
+const AFTER_CONFLICT: Duration = Duration::from_millis(100);
+
+/// Condition: the spec was understood, and jobs are admitted.
+const ACCEPTED: &str = "Accepted";
+/// Condition: jobs hold more than there is.
+const OVER_COMMITTED: &str = "OverCommitted";
+/// Condition: the appliance is deleted, and jobs hold systems of it.
+const DELETING: &str = "Deleting";
 
 /// Brings an appliance's ledger up to date, and its queue.
 ///
 /// # Errors
 /// The world's.
 pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
+    // A list that is not whole shows jobs as gone that hold systems.
+    if control.jobs.wait_until_ready().await.is_err() {
+        return Ok(Action::await_change());
+    }
     control.forget_the_gone();
     let now = Timestamp::now();
-    let old = appliance.status.clone().unwrap_or_default();
-    let machine = match appliance.spec.machine.resolve() {
-        Ok(machine) => machine,
-        Err(error) => {
-            let mut status = old;
-            let wrong = error.report().trim_end().to_owned();
-            set_condition(&mut status.conditions, accepted("False", "BadSpec", wrong, &appliance, now));
-            control.world.record_ledger(&appliance, status).await?;
-            return Ok(Action::requeue(HEARTBEAT));
-        }
-    };
     let name = appliance.name_any();
     let jobs: Vec<Arc<TrainJob>> = control.jobs.state().into_iter().filter(|job| job.spec.appliance == name).collect();
-    let capacity = capacity(&machine);
-    tell_granted(&jobs, &old.grants, &control);
-    let mut ledger = still_held(&old.grants, &jobs, &control).await?;
+    let old = appliance.status.clone().unwrap_or_default();
+    let Held { grants: mut ledger, adopted, rejected } = look(&appliance, &jobs, &control).await?;
     let linger = ledger.iter().any(|grant| existing(&jobs, grant).is_none());
-    let asks = asks(&jobs, &ledger, &appliance, &control).await?;
-    let decided = schedule(&capacity, &ledger, &asks);
+
+    let machine = appliance.spec.machine.resolve();
+    let capacity = machine.as_ref().map(capacity).ok();
+    let decided = decide(&appliance, capacity.as_ref(), &jobs, &ledger, &control).await?;
     ledger.extend(decided.grants.into_iter().map(|grant| Grant { since: Some(Time(now)), ..grant }));
 
-    let mut status = old;
-    let words = format!("{} system(s) of {}", used(&ledger).systems, capacity.systems);
-    set_condition(&mut status.conditions, accepted("True", "Ready", format!("in use: {words}"), &appliance, now));
+    // Before the first grant is written, and until no grant is.
+    let in_use = !ledger.is_empty() || !old.grants.is_empty();
+    if control.world.protect(&appliance, in_use).await? {
+        return Ok(Action::requeue(AFTER_CONFLICT));
+    }
+    let mut status = old.clone();
+    let wrong = machine.err().map(|error| error.report().trim_end().to_owned());
+    update_conditions(&mut status, &appliance, capacity.as_ref(), &ledger, wrong, now);
     status.observed_generation = appliance.metadata.generation;
-    status.capacity = Some(capacity);
+    status.capacity = capacity.or(status.capacity);
     status.used = Some(used(&ledger));
     status.waiting = u32::try_from(decided.places.len()).ok();
-    status.grants = ledger;
+    status.grants.clone_from(&ledger);
+    let events = events(&old, &status, &adopted, &rejected);
     if !control.world.record_ledger(&appliance, status).await? {
-        return Ok(Action::requeue(Duration::from_millis(100)));
+        return Ok(Action::requeue(AFTER_CONFLICT));
+    }
+    control.confirm(&name, ledger.clone());
+    tell_granted(&jobs, &ledger, &control);
+    for event in &events {
+        control.world.publish_of_appliance(&appliance, event).await;
     }
     tell_places(&jobs, decided.places, &control);
     Ok(Action::requeue(if linger { WHILE_AGENTS_LINGER } else { HEARTBEAT }))
 }
 
-/// Has every job visited that has not taken up what it is granted. Its own watch may tell it of the grant before this program's
-/// view of the appliance has it; this is called from that view, and again as long as the grant waits.
+/// Who holds what, before anything new is granted.
+async fn look<W: World>(
+    appliance: &Appliance,
+    jobs: &[Arc<TrainJob>],
+    control: &Control<W>,
+) -> Result<Held, Error<W>> {
+    let name = appliance.name_any();
+    let confirmed = control.confirmed(&name);
+    let left_behind = match &confirmed {
+        Some(_) => Vec::new(),
+        // Nothing is remembered: what agents of jobs that are gone hold, they alone say.
+        None => control.world.left_behind(&name).await?,
+    };
+    let mut holders: Vec<Holder> = jobs.iter().filter_map(|job| holder(job)).collect();
+    let recorded = appliance.status.as_ref().map(|status| status.grants.clone()).unwrap_or_default();
+    let confirmed = confirmed.unwrap_or_default();
+    let known = Records { jobs: &[], confirmed: &confirmed, recorded: &recorded, left_behind: &left_behind };
+    for (holder, job) in holders.iter_mut().zip(jobs.iter().filter(|job| job.uid().is_some())) {
+        if !holder.systems.is_empty() && !known.has(holder) {
+            let num_csx = u32::try_from(holder.systems.len()).unwrap_or(u32::MAX);
+            if let Ok(known) = control.understanding.of(job, &holder.uid, &appliance.spec, num_csx) {
+                (holder.memoryx_bytes, holder.swarmx_nodes) = (known.1.memoryx_bytes, known.1.swarmx_nodes);
+            }
+        }
+    }
+    let records = Records { jobs: &holders, ..known };
+    let mut left = BTreeSet::new();
+    for (uid, namespace) in records.absent_jobs() {
+        // A visit that began before the deletion was seen may be making agents.
+        if control.is_visited(&uid) || control.world.any_left(&namespace, &uid).await? {
+            left.insert(uid);
+        }
+    }
+    Ok(held(&records, &left))
+}
+
+/// A job as the ledger sees it; `None` for an object without a UID, which no API server gives.
+fn holder(job: &TrainJob) -> Option<Holder> {
+    let status = job.status.clone().unwrap_or_default();
+    Some(Holder {
+        uid: job.uid()?,
+        namespace: job.namespace().unwrap_or_default(),
+        name: job.name_any(),
+        attempt: status.attempt.unwrap_or(0),
+        finished: status.is(ConditionType::Finished),
+        deleted: gone(job),
+        systems: status.systems,
+        since: status.attempt_start_time,
+        ..Holder::default()
+    })
+}
+
+/// What is granted beyond `ledger`, and who waits.
+async fn decide<W: World>(
+    appliance: &Appliance,
+    capacity: Option<&Amounts>,
+    jobs: &[Arc<TrainJob>],
+    ledger: &[Grant],
+    control: &Control<W>,
+) -> Result<Schedule, Error<W>> {
+    let asking = asking(jobs, ledger);
+    if appliance.metadata.deletion_timestamp.is_some() {
+        let message = format!("the Appliance {} is being deleted and grants nothing", appliance.name_any());
+        let place = |job: &&Arc<TrainJob>| {
+            Some(Place {
+                uid: job.uid()?,
+                position: None,
+                reason: QueueReason::NoAppliance,
+                message: message.clone(),
+            })
+        };
+        return Ok(Schedule { places: asking.iter().filter_map(place).collect(), ..Schedule::default() });
+    }
+    let Some(capacity) = capacity.filter(|_| !asking.is_empty()) else { return Ok(Schedule::default()) };
+    let priorities = control.world.priorities().await?;
+    let asks: Vec<Ask> =
+        asking.into_iter().filter_map(|job| ask(job, appliance, &control.understanding, &priorities)).collect();
+    Ok(schedule(capacity, ledger, &asks))
+}
+
+/// The jobs that ask for systems and have no grant.
+fn asking<'a>(jobs: &'a [Arc<TrainJob>], ledger: &[Grant]) -> Vec<&'a Arc<TrainJob>> {
+    let has_grant = |job: &TrainJob| ledger.iter().any(|grant| job.metadata.uid.as_ref() == Some(&grant.uid));
+    jobs.iter().filter(|job| waits(job) && !gone(job) && !job.spec.suspend && !has_grant(job)).collect()
+}
+
+/// Brings the appliance's conditions in line with what is so. `wrong` is what is wrong with its spec.
+fn update_conditions(
+    status: &mut ApplianceStatus,
+    appliance: &Appliance,
+    capacity: Option<&Amounts>,
+    ledger: &[Grant],
+    wrong: Option<String>,
+    now: Timestamp,
+) {
+    let mut set = |of: &str, status_word: &str, reason: &str, message: String| {
+        let condition = Condition {
+            type_: of.to_owned(),
+            status: status_word.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            observed_generation: appliance.metadata.generation,
+            last_transition_time: Time(now),
+        };
+        set_condition(&mut status.conditions, condition);
+    };
+    let systems = used(ledger).systems;
+    match (wrong, capacity) {
+        (Some(wrong), _) => set(ACCEPTED, "False", "BadSpec", wrong),
+        (None, capacity) => {
+            let all = capacity.map_or(0, |capacity| capacity.systems);
+            set(ACCEPTED, "True", "Ready", format!("in use: {systems} system(s) of {all}"));
+        }
+    }
+    match capacity.and_then(|capacity| over_committed(capacity, ledger)) {
+        Some(why) => set(OVER_COMMITTED, "True", "MoreInUseThanThereIs", why),
+        None => set(OVER_COMMITTED, "False", "Fits", "what is in use fits".to_owned()),
+    }
+    if appliance.metadata.deletion_timestamp.is_some() {
+        let message = format!(
+            "deletion waits until no job holds systems: they are {}; let these jobs end, suspend them or delete them",
+            names(ledger)
+        );
+        set(DELETING, "True", "SystemsInUse", message);
+    }
+}
+
+/// What is to be told of the appliance.
+fn events(old: &ApplianceStatus, new: &ApplianceStatus, adopted: &[String], rejected: &[Grant]) -> Vec<Event> {
+    let is = |status: &ApplianceStatus, of: &str| {
+        status.conditions.iter().find(|condition| condition.type_ == of && condition.status == "True").cloned()
+    };
+    let warning = |reason: &str, message: String| Event { warning: true, reason: reason.to_owned(), message };
+    let begun = [OVER_COMMITTED, DELETING].into_iter().filter(|of| is(old, of).is_none());
+    let mut events: Vec<Event> =
+        begun.filter_map(|of| is(new, of)).map(|it| warning(&it.reason, it.message)).collect();
+    if !adopted.is_empty() {
+        let jobs = adopted.join(", ");
+        let message = format!("the ledger was rebuilt: it lacked the systems that the status of {jobs} names");
+        events.push(warning("LedgerRebuilt", message));
+    }
+    events.extend(rejected.iter().map(|grant| {
+        let message = format!("a grant to {}/{} of systems that others hold was removed", grant.namespace, grant.name);
+        warning("GrantRejected", message)
+    }));
+    events
+}
+
+/// Has every job visited that has not taken up what it is granted.
 fn tell_granted<W: World>(jobs: &[Arc<TrainJob>], grants: &[Grant], control: &Control<W>) {
     for grant in grants {
         let waits =
@@ -99,63 +267,13 @@ fn tell_places<W: World>(jobs: &[Arc<TrainJob>], places: Vec<Place>, control: &C
     }
 }
 
-/// The grants that have not been let go of.
-async fn still_held<W: World>(
-    grants: &[Grant],
-    jobs: &[Arc<TrainJob>],
-    control: &Control<W>,
-) -> Result<Vec<Grant>, Error<W>> {
-    let mut held = Vec::with_capacity(grants.len());
-    for grant in grants {
-        let stays = match existing(jobs, grant) {
-            Some(job) => holds(job, grant),
-            None => control.world.any_left(&grant.namespace, &grant.uid).await?,
-        };
-        if stays {
-            held.push(grant.clone());
-        }
-    }
-    Ok(held)
-}
-
 /// The job that was granted something, unless it is gone or going.
 fn existing<'a>(jobs: &'a [Arc<TrainJob>], grant: &Grant) -> Option<&'a Arc<TrainJob>> {
     jobs.iter().find(|job| job.uid().as_deref() == Some(&grant.uid) && !gone(job))
 }
 
-/// Whether a job that exists may still be using what it was granted, or take it up: a grant it wants no more is declined
-/// by the job itself, which passes that attempt over.
-fn holds(job: &TrainJob, grant: &Grant) -> bool {
-    let Some(status) = &job.status else { return true };
-    if status.attempt.unwrap_or(0) < grant.attempt {
-        return !status.is(ConditionType::Finished);
-    }
-    status.is(ConditionType::Admitted)
-}
-
 fn gone(job: &TrainJob) -> bool {
     job.metadata.deletion_timestamp.is_some()
-}
-
-/// What jobs ask for that hold nothing.
-async fn asks<W: World>(
-    jobs: &[Arc<TrainJob>],
-    ledger: &[Grant],
-    appliance: &Appliance,
-    control: &Control<W>,
-) -> Result<Vec<Ask>, Error<W>> {
-    let asking = |job: &&Arc<TrainJob>| {
-        waits(job)
-            && !gone(job)
-            && !job.spec.suspend
-            && !ledger.iter().any(|grant| job.uid().as_ref() == Some(&grant.uid))
-    };
-    let asking: Vec<&Arc<TrainJob>> = jobs.iter().filter(asking).collect();
-    if asking.is_empty() {
-        return Ok(Vec::new());
-    }
-    let priorities = control.world.priorities().await?;
-    Ok(asking.into_iter().filter_map(|job| ask(job, appliance, &control.understanding, &priorities)).collect())
 }
 
 /// What an appliance has.
@@ -196,15 +314,4 @@ pub fn ask_for(job: &TrainJob, needs: &Needs, priorities: &Priorities) -> Option
         memoryx_bytes: needs.memoryx_bytes,
         swarmx_nodes: needs.swarmx_nodes,
     })
-}
-
-fn accepted(status: &str, reason: &str, message: String, appliance: &Appliance, now: Timestamp) -> Condition {
-    Condition {
-        type_: ConditionType::Accepted.as_str().to_owned(),
-        status: status.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        observed_generation: appliance.metadata.generation,
-        last_transition_time: Time(now),
-    }
 }

@@ -47,6 +47,7 @@ async fn visit<W: World>(job: &TrainJob, control: &Control<W>) -> Result<Action,
         let again = control.world.leave(job).await?;
         return Ok(again.map_or_else(Action::await_change, Action::requeue));
     }
+    let _under_way = control.begin_visit(&uid);
     let seen = dereference(job, control, uid).await?;
     let decision = decide(job, &seen.observed);
     if !control.world.record(job, &decision.status).await? {
@@ -68,8 +69,7 @@ async fn dereference<W: World>(job: &TrainJob, control: &Control<W>, uid: String
     let num_csx = status.num_csx.unwrap_or(job.spec.num_csx);
     let understood = control.understanding.of(job, &uid, &cluster, num_csx);
     let Found { agents, last, there } = control.world.find(job).await?;
-    let ledger = appliance.as_ref().and_then(|appliance| appliance.status.as_ref());
-    let grant = ledger.and_then(|ledger| ledger.grants.iter().find(|grant| grant.uid == uid));
+    let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
     let attempt = status.attempt.unwrap_or(0);
     let place = match &appliance {
         Some(_) => control.place(&uid),
@@ -78,7 +78,7 @@ async fn dereference<W: World>(job: &TrainJob, control: &Control<W>, uid: String
     let observed = Observed {
         now: Timestamp::now(),
         agents,
-        grant: grant.map(|grant| Granted { attempt: grant.attempt, systems: grant.systems.clone() }),
+        grant: grant.map(|grant| Granted { attempt: grant.attempt, systems: grant.systems }),
         place,
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
         resolution: understood.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string),
@@ -122,7 +122,9 @@ async fn carry_out<W: World>(
                 let known = control.understanding.of(job, &seen.uid, &seen.cluster, *num_csx);
                 let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
                 let number = *attempt;
-                let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1 };
+                let systems = &decision.status.systems;
+                let attempt =
+                    Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
                 control.world.run(&attempt, &seen.there).await?;
                 // Where its coordinator is may be known only now; a job of a second has told all before a second try.
                 follow(job, control, Some(resolution), number);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::{Agent, Event, Report, Role};
-use millrace_crds::{Appliance, ApplianceStatus, ClusterSpec, Progress, Resolution, TrainJob, TrainJobStatus};
+use millrace_crds::{Appliance, ApplianceStatus, ClusterSpec, Grant, Progress, Resolution, TrainJob, TrainJobStatus};
 use millrace_params::{ApplianceSpec, Job};
 use millrace_protocol::journal::Tls;
 
@@ -27,11 +27,13 @@ pub struct Attempt<'a> {
     pub number: u32,
     /// Its agents and their bytes.
     pub needs: &'a Needs,
+    /// The names of its systems, in the order of their agents.
+    pub systems: &'a [String],
 }
 
 impl Attempt<'_> {
     /// How many systems the attempt has.
-    pub fn systems(&self) -> u32 {
+    pub fn system_count(&self) -> u32 {
         self.needs.wanted.iter().find(|(role, _)| *role == Role::Cs2).map_or(0, |(_, count)| *count)
     }
 
@@ -146,6 +148,13 @@ pub trait World: Send + Sync + 'static {
     /// Whether agents of a job that is gone are left.
     fn any_left(&self, namespace: &str, uid: &str) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
+    /// What agents of jobs that are gone hold of an appliance, as they themselves say.
+    fn left_behind(&self, appliance: &str) -> impl Future<Output = Result<Vec<Grant>, Self::Error>> + Send;
+
+    /// Sees to it that `appliance` can't go while it is `in_use`, and can when it is not. Whether that took a write, so that
+    /// `appliance` is not the newest version any more.
+    fn protect(&self, appliance: &Appliance, in_use: bool) -> impl Future<Output = Result<bool, Self::Error>> + Send;
+
     /// Records what was decided from `job`, whose progress it leaves alone; false where `job` is not its newest version any
     /// more, and nothing was recorded.
     fn record(
@@ -171,6 +180,9 @@ pub trait World: Send + Sync + 'static {
 
     /// Tells the job's user of something. That it can't be told is logged: nothing depends on it.
     fn publish(&self, job: &TrainJob, event: &Event) -> impl Future<Output = ()> + Send;
+
+    /// Tells whoever runs the appliance of something, as [`World::publish`] does of a job.
+    fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) -> impl Future<Output = ()> + Send;
 
     /// Deletes `job`, whose time to live is over.
     fn forget(&self, job: &TrainJob) -> impl Future<Output = Result<(), Self::Error>> + Send;

@@ -20,7 +20,7 @@ pub use claim::claim;
 pub use identity::{Identity, secret};
 pub use launch::launch;
 pub use mounts::MODEL_DIR;
-pub use names::{ATTEMPT, INDEX, JOB, MANAGER, Names, ROLE, UID, cs2_selector};
+pub use names::{APPLIANCE, ATTEMPT, INDEX, JOB, MANAGER, Names, ROLE, SYSTEM, UID, cs2_selector};
 pub use network_policy::network_policy;
 pub use pod::{CONTAINER, ENDING, pods};
 pub use reader::{API, READER, Reader, reader_name, reader_policy};

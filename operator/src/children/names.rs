@@ -16,6 +16,10 @@ pub const ATTEMPT: &str = "millrace.dev/attempt";
 pub const ROLE: &str = "millrace.dev/role";
 /// Label: its number within the role.
 pub const INDEX: &str = "millrace.dev/index";
+/// Label of a system's pod: which system it is, as csx-0.
+pub const SYSTEM: &str = "millrace.dev/system";
+/// Label of a system's pod: the appliance the system is of.
+pub const APPLIANCE: &str = "millrace.dev/appliance";
 /// Field manager and `app.kubernetes.io/managed-by` of everything the operator makes.
 pub const MANAGER: &str = "millrace-operator";
 

@@ -14,7 +14,7 @@ use millrace_protocol::launch::{ALLOCATOR, ROLE_VARIABLE};
 
 use super::mounts::Mounts;
 use super::resources::resources;
-use super::{ATTEMPT, INDEX, Names, ROLE, control_address, meta, ports};
+use super::{APPLIANCE, ATTEMPT, INDEX, Names, ROLE, SYSTEM, control_address, meta, ports};
 
 /// The one container of a pod.
 pub const CONTAINER: &str = "agent";
@@ -46,6 +46,11 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
         labels.insert(key.to_owned(), value);
     }
     labels.insert("app.kubernetes.io/component".to_owned(), role.to_string());
+    if let Some(system) = attempt.systems.get(index as usize).filter(|_| role == Role::Cs2) {
+        // For who finds the pod when its job is gone.
+        labels.insert(SYSTEM.to_owned(), system.clone());
+        labels.insert(APPLIANCE.to_owned(), attempt.job.spec.appliance.clone());
+    }
     let (volumes, mounts) = volumes(attempt, role);
     let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds + ENDING);
     Pod {

@@ -45,7 +45,15 @@ fn resolved(job: &TrainJob) -> (Resolution, Needs) {
 fn built<T>(job: &TrainJob, with: impl FnOnce(&Attempt<'_>) -> T) -> T {
     let (resolution, needs) = resolved(job);
     let cluster = ClusterSpec::default();
-    with(&Attempt { job, resolution: &resolution, cluster: &cluster, number: 3, needs: &needs })
+    let systems = ["csx-4".to_owned(), "csx-7".to_owned()];
+    with(&Attempt {
+        job,
+        resolution: &resolution,
+        cluster: &cluster,
+        number: 3,
+        needs: &needs,
+        systems: &systems,
+    })
 }
 
 fn pod<'a>(pods: &'a [Pod], role: &str) -> &'a Pod {
@@ -97,6 +105,15 @@ fn every_pod_is_restricted_owned_labelled_and_has_no_credentials() {
         let resources = container.resources.clone().unwrap();
         assert!(resources.requests.unwrap().contains_key("memory") && resources.limits.unwrap().contains_key("memory"));
     }
+}
+
+#[test]
+fn a_systems_pod_says_which_system_it_is() {
+    let pods = built(&job("job", "m"), pods);
+    let labels = pods.iter().filter_map(|pod| pod.metadata.labels.as_ref());
+    let systems: Vec<_> = labels.filter_map(|labels| Some((labels.get(SYSTEM)?, labels.get(APPLIANCE)?))).collect();
+    let default = "default".to_owned();
+    assert_eq!(systems, [(&"csx-4".to_owned(), &default), (&"csx-7".to_owned(), &default)]);
 }
 
 #[test]

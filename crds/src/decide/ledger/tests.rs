@@ -1,0 +1,354 @@
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::*;
+use crate::decide::{Ask, schedule};
+
+fn systems(indices: &[u32]) -> Vec<String> {
+    indices.iter().map(|index| format!("csx-{index}")).collect()
+}
+
+fn grant(uid: &str, attempt: u32, indices: &[u32]) -> Grant {
+    Grant {
+        uid: uid.to_owned(),
+        namespace: "team".to_owned(),
+        name: uid.to_owned(),
+        attempt,
+        systems: systems(indices),
+        ..Grant::default()
+    }
+}
+
+fn job(uid: &str, attempt: u32, indices: &[u32]) -> Holder {
+    Holder {
+        uid: uid.to_owned(),
+        namespace: "team".to_owned(),
+        name: uid.to_owned(),
+        attempt,
+        systems: systems(indices),
+        ..Holder::default()
+    }
+}
+
+#[test]
+fn who_holds_what_by_each_record() {
+    let deleted = Holder { deleted: true, ..job("a", 1, &[0]) };
+    let finished = Holder { finished: true, ..job("a", 0, &[]) };
+    struct Row {
+        what: &'static str,
+        jobs: Vec<Holder>,
+        confirmed: Vec<Grant>,
+        recorded: Vec<Grant>,
+        left_behind: Vec<Grant>,
+        left: &'static [&'static str],
+        held: Vec<Grant>,
+        adopted: usize,
+        rejected: usize,
+    }
+    let row = |what: &'static str, jobs: Vec<Holder>, recorded: Vec<Grant>, held: Vec<Grant>| Row {
+        what,
+        jobs,
+        confirmed: Vec::new(),
+        recorded,
+        left_behind: Vec::new(),
+        left: &[],
+        held,
+        adopted: 0,
+        rejected: 0,
+    };
+    let one = grant("a", 1, &[0]);
+    let table = [
+        row("a grant that is taken up", vec![job("a", 1, &[0])], vec![one.clone()], vec![one.clone()]),
+        row("a restart keeps it", vec![job("a", 4, &[0])], vec![one.clone()], vec![one.clone()]),
+        row("a pending one stays", vec![job("a", 0, &[])], vec![one.clone()], vec![one.clone()]),
+        row("one that is let go of", vec![job("a", 1, &[])], vec![one.clone()], vec![]),
+        row("one of a job that is over", vec![finished], vec![one.clone()], vec![]),
+        row("one of another attempt", vec![job("a", 0, &[])], vec![grant("a", 7, &[0])], vec![]),
+        row("one of a job that is gone", vec![], vec![one.clone()], vec![]),
+        Row { left: &["a"], ..row("of which agents are left", vec![], vec![one.clone()], vec![one.clone()]) },
+        Row {
+            adopted: 1,
+            ..row("the appliance was created anew", vec![job("a", 1, &[0])], vec![], vec![one.clone()])
+        },
+        Row {
+            adopted: 1,
+            ..row("its status was edited", vec![job("a", 1, &[0])], vec![grant("a", 1, &[5])], vec![one.clone()])
+        },
+        Row {
+            adopted: 1,
+            left: &["a"],
+            ..row("created anew while a deleted job ends", vec![deleted.clone()], vec![], vec![one.clone()])
+        },
+        row("a deleted job whose agents are gone", vec![deleted], vec![one.clone()], vec![]),
+        Row {
+            rejected: 1,
+            ..row(
+                "a forged grant of what another holds",
+                vec![job("a", 1, &[0]), job("b", 0, &[])],
+                vec![one.clone(), grant("b", 1, &[0])],
+                vec![one.clone()],
+            )
+        },
+        Row {
+            confirmed: vec![one.clone()],
+            ..row("a pending grant outlives the appliance", vec![job("a", 0, &[])], vec![], vec![one.clone()])
+        },
+        Row {
+            confirmed: vec![one.clone()],
+            rejected: 1,
+            ..row(
+                "what is confirmed comes before what is written",
+                vec![job("a", 0, &[]), job("b", 0, &[])],
+                vec![grant("b", 1, &[0])],
+                vec![one.clone()],
+            )
+        },
+        Row {
+            left_behind: vec![one.clone()],
+            left: &["a"],
+            ..row("known by its agents alone", vec![], vec![], vec![one.clone()])
+        },
+    ];
+    for row in table {
+        let records = Records {
+            jobs: &row.jobs,
+            confirmed: &row.confirmed,
+            recorded: &row.recorded,
+            left_behind: &row.left_behind,
+        };
+        let left = row.left.iter().map(|uid| (*uid).to_owned()).collect();
+        let held = held(&records, &left);
+        assert_eq!(held.grants, row.held, "{}", row.what);
+        assert_eq!((held.adopted.len(), held.rejected.len()), (row.adopted, row.rejected), "{}", row.what);
+    }
+}
+
+#[test]
+fn over_use_is_a_sentence() {
+    let capacity = |systems| Amounts { systems, memoryx_bytes: 10, swarmx_nodes: Some(1) };
+    let ledger = [grant("a", 1, &[0, 1]), grant("b", 1, &[2])];
+    assert_eq!(over_committed(&capacity(3), &ledger), None);
+    let said = over_committed(&capacity(2), &ledger).unwrap();
+    assert!(said.starts_with("3 systems are in use, and the appliance has 2:"), "{said}");
+    assert!(said.ends_with("held by team/a (csx-0 csx-1), team/b (csx-2)"), "{said}");
+    let said = over_committed(&capacity(2), &ledger[1..]).unwrap();
+    assert!(said.starts_with("systems beyond the first 2"), "{said}");
+    let large = [Grant { memoryx_bytes: 11, ..grant("a", 1, &[0]) }];
+    assert!(over_committed(&capacity(2), &large).unwrap().contains("of MemoryX"));
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}
+
+/// A job of the simulation, which may be gone while its agents are not.
+#[derive(Clone, Debug)]
+struct Model {
+    job: Holder,
+    asks: u32,
+    exists: bool,
+    /// What its agents run on.
+    agents: Vec<String>,
+}
+
+/// A cluster: jobs, the appliance's object, and what its leader remembers.
+struct World {
+    random: Random,
+    jobs: BTreeMap<String, Model>,
+    /// The size and the grants of the appliance, where it exists.
+    appliance: Option<(u32, Vec<Grant>)>,
+    confirmed: Option<Vec<Grant>>,
+    created: u32,
+}
+
+impl World {
+    fn pick(&mut self) -> Option<String> {
+        let count = self.jobs.len() as u64;
+        if count == 0 {
+            return None;
+        }
+        let index = self.random.below(count) as usize;
+        self.jobs.keys().nth(index).cloned()
+    }
+
+    /// One step of the ledger; a write of it may fail, before or after it arrives.
+    fn look(&mut self) {
+        let Some((size, recorded)) = self.appliance.clone() else { return };
+        let existing: Vec<&Model> = self.jobs.values().filter(|model| model.exists).collect();
+        let jobs: Vec<Holder> = existing.iter().map(|model| model.job.clone()).collect();
+        let running = |model: &&Model| !model.agents.is_empty();
+        let left_behind: Vec<Grant> = match &self.confirmed {
+            Some(_) => Vec::new(),
+            None => self
+                .jobs
+                .values()
+                .filter(running)
+                .map(|model| Grant { systems: model.agents.clone(), ..grant(&model.job.uid, model.job.attempt, &[]) })
+                .collect(),
+        };
+        let confirmed = self.confirmed.clone().unwrap_or_default();
+        let records =
+            Records { jobs: &jobs, confirmed: &confirmed, recorded: &recorded, left_behind: &left_behind };
+        let left = self.jobs.values().filter(running).map(|model| model.job.uid.clone()).collect();
+        let mut ledger = held(&records, &left).grants;
+        let asks: Vec<Ask> = existing
+            .iter()
+            .filter(|model| model.job.systems.is_empty() && !model.job.finished && !model.job.deleted)
+            .map(|model| Ask {
+                uid: model.job.uid.clone(),
+                namespace: "team".to_owned(),
+                name: model.job.name.clone(),
+                attempt: model.job.attempt + 1,
+                priority: 0,
+                created: Timestamp::UNIX_EPOCH,
+                systems: model.asks,
+                memoryx_bytes: 0,
+                swarmx_nodes: 0,
+            })
+            .collect();
+        let capacity = Amounts { systems: size, memoryx_bytes: 0, swarmx_nodes: None };
+        let granted = schedule(&capacity, &ledger, &asks).grants;
+        if !granted.is_empty() {
+            ledger.extend(granted);
+            assert!(used(&ledger).systems <= size, "nothing is granted above the size");
+        }
+        match self.random.below(8) {
+            // Refused: somebody else has written meanwhile.
+            0 => {}
+            // It arrives, and the answer is lost with the leader.
+            1 => {
+                self.appliance = Some((size, ledger));
+                self.confirmed = None;
+            }
+            _ => {
+                self.appliance = Some((size, ledger.clone()));
+                self.confirmed = Some(ledger);
+            }
+        }
+    }
+
+    /// A visit to a job: it takes up what is confirmed for its next attempt, or lets go.
+    fn visit(&mut self, uid: &str) {
+        let confirmed = self.confirmed.clone().unwrap_or_default();
+        let chance = self.random.below(4);
+        let Some(model) = self.jobs.get_mut(uid).filter(|model| model.exists) else { return };
+        if model.job.deleted {
+            return;
+        }
+        if model.job.systems.is_empty() {
+            let grant = confirmed.iter().find(|grant| grant.uid == uid && grant.attempt == model.job.attempt + 1);
+            if let Some(grant) = grant.filter(|_| !model.job.finished && model.agents.is_empty()) {
+                model.job.attempt = grant.attempt;
+                if chance > 0 {
+                    model.job.systems.clone_from(&grant.systems);
+                    model.agents.clone_from(&grant.systems);
+                }
+            }
+        } else if chance == 0 {
+            // The last agent is gone: it is over, or it waits again.
+            model.agents.clear();
+            model.job.systems.clear();
+            model.job.finished = uid.len() % 2 == 0;
+        } else if chance == 1 {
+            model.job.attempt += 1;
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.below(14) {
+            0 => {
+                self.created += 1;
+                let uid = format!("{:0width$}", self.created, width = 3 + self.created as usize % 2);
+                let asks = 1 + self.random.below(4) as u32;
+                let model = Model { job: job(&uid, 0, &[]), asks, exists: true, agents: Vec::new() };
+                self.jobs.insert(uid, model);
+            }
+            1 => {
+                if let Some(model) = self.pick().and_then(|uid| self.jobs.get_mut(&uid)) {
+                    // Deleted, then gone; its agents end later.
+                    model.exists = !model.job.deleted;
+                    model.job.deleted = true;
+                }
+            }
+            2 => {
+                if let Some(model) = self.pick().and_then(|uid| self.jobs.get_mut(&uid)).filter(|it| it.job.deleted) {
+                    model.agents.clear();
+                }
+            }
+            3 => self.appliance = None,
+            4 => self.appliance = Some((1 + self.random.below(8) as u32, Vec::new())),
+            5 => {
+                let size = 1 + self.random.below(8) as u32;
+                if let Some(appliance) = &mut self.appliance {
+                    appliance.0 = size;
+                }
+            }
+            6 => self.forge(),
+            7 if self.random.below(3) == 0 => self.confirmed = None,
+            8..=10 => self.look(),
+            _ => {
+                if let Some(uid) = self.pick() {
+                    self.visit(&uid);
+                }
+            }
+        }
+        self.jobs.retain(|_, model| model.exists || !model.agents.is_empty());
+    }
+
+    /// Somebody edits the ledger by hand.
+    fn forge(&mut self) {
+        let (victim, index) = (self.pick(), self.random.below(8) as u32);
+        let drop = self.random.below(2) == 0;
+        let Some((_, grants)) = &mut self.appliance else { return };
+        if drop && !grants.is_empty() {
+            grants.remove(index as usize % grants.len());
+        } else if let Some(model) = victim.and_then(|uid| self.jobs.get(&uid)) {
+            grants.retain(|grant| grant.uid != model.job.uid);
+            grants.push(grant(&model.job.uid, model.job.attempt + 1, &[index]));
+        }
+    }
+
+    fn check(&self, seed: u64, step: u32) {
+        let mut holders: BTreeMap<&String, &String> = BTreeMap::new();
+        for (uid, model) in &self.jobs {
+            let own: BTreeSet<&String> = model.job.systems.iter().chain(&model.agents).collect();
+            for system in own.into_iter().filter(|_| model.exists || !model.agents.is_empty()) {
+                if model.job.deleted && model.agents.is_empty() {
+                    continue;
+                }
+                let other = holders.insert(system, uid);
+                assert_eq!(other, None, "seed {seed}, step {step}: {system} is also held by {uid}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_system_is_granted_twice_whatever_becomes_of_the_appliance() {
+    let mut taken_up = 0;
+    for seed in 0..300 {
+        let mut world = World {
+            random: Random(seed),
+            jobs: BTreeMap::new(),
+            appliance: Some((4, Vec::new())),
+            confirmed: None,
+            created: 0,
+        };
+        for step in 0..300 {
+            world.step();
+            world.check(seed, step);
+            taken_up += world.jobs.values().filter(|model| !model.job.systems.is_empty()).count();
+        }
+    }
+    assert!(taken_up > 10_000, "the jobs ran at all: {taken_up}");
+}

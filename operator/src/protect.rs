@@ -1,0 +1,106 @@
+//! What keeps the ledger from being lost: a finalizer holds an appliance for as long as jobs hold systems of it, and pods say
+//! which systems they are.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use millrace_crds::{Appliance, Grant};
+use serde_json::json;
+
+use crate::children::{ATTEMPT, JOB, SYSTEM, UID};
+
+/// The finalizer. It stands only while systems are in use: an appliance that nobody uses can go without an operator.
+pub const IN_USE: &str = "millrace.dev/systems-in-use";
+
+/// The finalizers that `appliance` should have; `None` where it has them, or may be given no more.
+fn wanted(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
+    let there = appliance.finalizers();
+    let protected = there.iter().any(|name| name == IN_USE);
+    match (protected, in_use) {
+        (false, true) if appliance.metadata.deletion_timestamp.is_none() => {
+            Some(there.iter().cloned().chain([IN_USE.to_owned()]).collect())
+        }
+        (true, false) => Some(there.iter().filter(|name| *name != IN_USE).cloned().collect()),
+        _ => None,
+    }
+}
+
+/// Sets the finalizer, or takes it off; whether there was anything to do. Where somebody else has written meanwhile nothing
+/// is done: a newer version will be seen.
+///
+/// # Errors
+/// The API server refused, or can't be reached.
+pub async fn protect(client: &Client, appliance: &Appliance, in_use: bool) -> Result<bool, kube::Error> {
+    let Some(finalizers) = wanted(appliance, in_use) else { return Ok(false) };
+    let metadata = json!({
+        "uid": appliance.uid(), "resourceVersion": appliance.resource_version(), "finalizers": finalizers,
+    });
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    let appliances: Api<Appliance> = Api::all(client.clone());
+    match appliances.patch_metadata(&appliance.name_any(), &PatchParams::default(), &patch).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// The grants that pods with the label [`SYSTEM`] come to, one for each job.
+pub fn grants_of_pods<'a>(pods: impl Iterator<Item = &'a ObjectMeta>) -> Vec<Grant> {
+    let mut grants: BTreeMap<String, Grant> = BTreeMap::new();
+    for pod in pods {
+        let label = |key: &str| pod.labels.as_ref()?.get(key).cloned();
+        let (Some(uid), Some(system)) = (label(UID), label(SYSTEM)) else { continue };
+        let grant = grants.entry(uid.clone()).or_insert_with(|| Grant {
+            uid,
+            namespace: pod.namespace.clone().unwrap_or_default(),
+            name: label(JOB).unwrap_or_default(),
+            attempt: label(ATTEMPT).and_then(|attempt| attempt.parse().ok()).unwrap_or(1),
+            ..Grant::default()
+        });
+        grant.systems.push(system);
+    }
+    grants.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
+    use millrace_crds::ClusterSpec;
+
+    use super::*;
+
+    #[test]
+    fn an_appliance_is_held_while_it_is_in_use_and_not_longer() {
+        let mut appliance = Appliance::new("default", ClusterSpec::default());
+        let finalizers = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!(wanted(&appliance, false), None);
+        assert_eq!(wanted(&appliance, true), finalizers(&[IN_USE]));
+        appliance.metadata.finalizers = finalizers(&["other", IN_USE]);
+        assert_eq!(wanted(&appliance, true), None);
+        assert_eq!(wanted(&appliance, false), finalizers(&["other"]));
+        appliance.metadata.finalizers = finalizers(&["other"]);
+        appliance.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        assert_eq!(wanted(&appliance, true), None, "an API server takes no new one of an object that is deleted");
+    }
+
+    #[test]
+    fn pods_tell_which_systems_they_are() {
+        let pod = |uid: &str, system: &str| ObjectMeta {
+            namespace: Some("team".to_owned()),
+            labels: Some(
+                [(UID, uid), (SYSTEM, system), (ATTEMPT, "3"), (JOB, "job")]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+            ),
+            ..ObjectMeta::default()
+        };
+        let pods = [pod("a", "csx-0"), pod("b", "csx-2"), pod("a", "csx-1"), ObjectMeta::default()];
+        let grants = grants_of_pods(pods.iter());
+        assert_eq!(grants.len(), 2);
+        assert_eq!((grants[0].uid.as_str(), grants[0].attempt, grants[0].name.as_str()), ("a", 3, "job"));
+        assert_eq!(grants[0].systems, ["csx-0", "csx-1"]);
+    }
+}
