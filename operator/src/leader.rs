@@ -1,8 +1,9 @@
 //! One leader among the operators, by a Lease.
 //!
 //! The number of changes of leadership is the *fencing epoch* that goes with every status write: the API server refuses
-//! one that is lower than what stands there, so that a leader that was asleep while another took over changes nothing. An
-//! operator that can't renew in time ends its process; it is started again as a candidate.
+//! one that is lower than what stands there, so that a leader that was asleep while another took over changes nothing. For
+//! everything else, deletions above all, there is the [`Term`]: it ends before the lease does. An operator that can't renew
+//! in time ends its process; it is started again as a candidate.
 
 use std::time::Duration;
 
@@ -11,13 +12,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::said;
+use crate::term::Term;
 
 /// How long a leader counts as one without renewing.
 const LEASE: SignedDuration = SignedDuration::from_secs(15);
-/// A leader that has not renewed for so long steps down, before others may take over.
-const RENEW_WITHIN: Duration = Duration::from_secs(10);
+/// A leader may write for so long after it sent its last renewal. Others may take over after [`LEASE`]: what lies between
+/// is for requests that the API server still works on, and for clocks that differ.
+const TERM: Duration = Duration::from_secs(10);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -35,11 +39,13 @@ impl Candidate {
         Self { leases: Api::namespaced(client, namespace), name: name.to_owned(), me: me.to_owned() }
     }
 
-    /// Waits until this one leads; the fencing epoch, from 1.
-    pub async fn elected(&self) -> u64 {
+    /// Waits until this one leads; the fencing epoch, from 1, and the term that has begun.
+    pub async fn elected(&self) -> (u64, Term) {
         loop {
+            let sent = Instant::now();
             match self.try_lead().await {
-                Ok(Some(epoch)) => return epoch,
+                Ok(Some(epoch)) if sent.elapsed() < TERM => return (epoch, Term::begin(sent, TERM)),
+                Ok(Some(_)) => log::warn!("the lease was taken too late to be of use"),
                 Ok(None) => {}
                 Err(error) => log::warn!("the lease can't be read or written: {}", said(&error)),
             }
@@ -62,18 +68,9 @@ impl Candidate {
         Ok(u64::try_from(transitions).unwrap_or(0))
     }
 
-    /// Keeps leading; returns when that is over.
-    pub async fn lead(&self) {
-        let mut renewed = tokio::time::Instant::now();
-        while renewed.elapsed() < RENEW_WITHIN {
-            tokio::time::sleep(RETRY).await;
-            match tokio::time::timeout(RENEW_WITHIN, self.try_lead()).await {
-                Ok(Ok(Some(_))) => renewed = tokio::time::Instant::now(),
-                Ok(Ok(None)) => return,
-                Ok(Err(error)) => log::warn!("the lease could not be renewed: {}", said(&error)),
-                Err(_) => {}
-            }
-        }
+    /// Keeps leading; returns when the term is over, at the latest [`TERM`] after the last renewal that succeeded was sent.
+    pub async fn lead(&self, term: &Term) {
+        keep(term, || self.try_lead()).await;
     }
 
     /// Gives the lease back, so that the next one need not wait for it to run out.
@@ -104,6 +101,23 @@ impl Candidate {
             Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_conflict() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// Renews a term again and again by `renew`, which says whether this candidate still leads, until the term is over.
+async fn keep<R>(term: &Term, mut renew: impl FnMut() -> R)
+where
+    R: Future<Output = Result<Option<u64>, kube::Error>>,
+{
+    while !term.is_over() {
+        let sent = Instant::now();
+        match timeout_at(term.ends(), renew()).await {
+            Ok(Ok(Some(_))) => term.renewed(sent, TERM),
+            Ok(Ok(None)) => term.end(),
+            Ok(Err(error)) => log::warn!("the lease could not be renewed: {}", said(&error)),
+            Err(_) => log::warn!("the lease could not be renewed in time"),
+        }
+        sleep_until(term.ends().min(Instant::now() + RETRY)).await;
     }
 }
 
@@ -138,6 +152,41 @@ mod tests {
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
+    }
+
+    /// How long a leader goes on whose renewals take so long each, the last of them for ever.
+    async fn leads_for(renewals: &[Duration]) -> Duration {
+        let (began, term) = (Instant::now(), Term::begin(Instant::now(), TERM));
+        let mut delays = renewals.iter().copied();
+        let renew = || {
+            let delay = delays.next();
+            async move {
+                match delay {
+                    Some(delay) => tokio::time::sleep(delay).await,
+                    None => std::future::pending().await,
+                }
+                Ok(Some(1))
+            }
+        };
+        keep(&term, renew).await;
+        assert!(term.is_over());
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_steps_down_before_the_lease_can_be_taken() {
+        let seconds = Duration::from_secs;
+        assert_eq!(leads_for(&[]).await, seconds(10), "no renewal ever answers");
+        assert_eq!(leads_for(&[seconds(9)]).await, seconds(10), "it counts from when it was sent, not answered");
+        assert_eq!(leads_for(&[seconds(1), seconds(6)]).await, seconds(13), "the second is sent at 3");
+        assert!(TERM < Duration::try_from(LEASE).unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_whose_lease_is_taken_steps_down_at_once() {
+        let (began, term) = (Instant::now(), Term::begin(Instant::now(), TERM));
+        keep(&term, || async { Ok(None) }).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 
     #[test]

@@ -26,4 +26,5 @@ pub mod protect;
 pub mod run;
 pub mod seed;
 pub mod site;
+pub mod term;
 pub mod watch;

@@ -35,6 +35,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let ready = Arc::new(AtomicBool::new(false));
     http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;
     client.apiserver_version().await.context("the API server can't be reached")?;
+    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity.clone()) };
     if let Some(path) = &args.appliance {
         seed::apply(&client, path, &Recorder::new(client.clone(), reporter.clone())).await?;
     }
@@ -43,8 +44,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let ending = end_signals().context("can't listen for signals")?;
     let candidate = Candidate::new(client.clone(), &args.namespace, &args.lease, &args.identity);
     let mut end = ending.clone();
-    let epoch = tokio::select! {
-        epoch = candidate.elected() => epoch,
+    let (epoch, term) = tokio::select! {
+        elected = candidate.elected() => elected,
         _ = end.wait_for(|ended| *ended) => return Ok(()),
     };
     let epoch = match highest_epoch(&client).await.context("the appliances and jobs can't be read")? {
@@ -53,10 +54,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     log::info!("this operator leads, with fencing epoch {epoch}");
     metrics.set_leads(true);
+    let fenced = term.client(&client);
+    let recorder = Recorder::new(fenced.clone(), reporter);
+    let leading = lead(fenced, recorder, args, epoch, metrics, ending);
     let lost = tokio::select! {
-        led = lead(client, args, epoch, metrics, ending) => { led?; false }
-        () = candidate.lead() => true,
+        biased;
+        () = candidate.lead(&term) => true,
+        led = leading => { led?; false }
     };
+    // Whatever still runs changes nothing any more; only then may another lead.
+    term.end();
     if lost {
         anyhow::bail!(
             "the leadership is lost: another operator has it, or the API server could not be reached in time"
@@ -80,6 +87,7 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
 /// What the leader does, until it is told to end.
 async fn lead(
     client: Client,
+    recorder: Recorder,
     args: Args,
     epoch: u64,
     metrics: Arc<Metrics>,
@@ -87,8 +95,6 @@ async fn lead(
 ) -> anyhow::Result<()> {
     let authority = Authority::load_or_make(&client, &args.namespace, &args.authority).await?;
     authority.vouch(&client, &args.namespace, &args.api_identity).await?;
-    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity) };
-    let recorder = Recorder::new(client.clone(), reporter);
     let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
     let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
     let world = Cluster::new(client.clone(), authority, recorder, epoch)?;

@@ -1,0 +1,146 @@
+//! The term of a leader: until when it may write, and a client that writes nothing after that.
+//!
+//! A renewal of the lease prolongs the term from the moment the renewal was *sent*, by less than the lease lasts. The client
+//! of a leader refuses every request that changes something once the term is over, and gives up those that are under way. So
+//! whatever a leader does ends before another can take the lease, however long it was asleep or busy in between. Reading is
+//! harmless and goes on.
+
+use std::time::Duration;
+
+use http::{Method, Request, Response};
+use kube::Client;
+use kube::client::Body;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+/// A change that was not made, or of which it is not known whether it was, since the term is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this operator leads no more and changes nothing")]
+pub struct NotLeading;
+
+/// The term of one leadership. Clones are the same term.
+#[derive(Clone, Debug)]
+pub struct Term(watch::Sender<Instant>);
+
+impl Term {
+    /// A term whose first renewal was sent at `sent`, and which lasts for `length` from the newest renewal.
+    pub fn begin(sent: Instant, length: Duration) -> Self {
+        Self(watch::Sender::new(sent + length))
+    }
+
+    /// Prolongs the term by a renewal that was sent at `sent`.
+    pub fn renewed(&self, sent: Instant, length: Duration) {
+        self.0.send_if_modified(|ends| {
+            let over = Instant::now() >= *ends;
+            if !over {
+                *ends = (*ends).max(sent + length);
+            }
+            !over
+        });
+    }
+
+    /// Ends the term now.
+    pub fn end(&self) {
+        self.0.send_modify(|ends| *ends = (*ends).min(Instant::now()));
+    }
+
+    /// When it ends, as far as is known now.
+    pub fn ends(&self) -> Instant {
+        *self.0.borrow()
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.ends()
+    }
+
+    /// A client that changes nothing after the term.
+    pub fn client(&self, client: &Client) -> Client {
+        let (client, term) = (client.clone(), self.clone());
+        let namespace = client.default_namespace().to_owned();
+        let service = tower::service_fn(move |request| send(client.clone(), term.clone(), request));
+        Client::new(service, namespace)
+    }
+}
+
+async fn send(client: Client, term: Term, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+    if [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) {
+        return client.send(request).await;
+    }
+    let refused = || kube::Error::Service(Box::new(NotLeading));
+    if term.is_over() {
+        return Err(refused());
+    }
+    // A term that is prolonged meanwhile allows no more than the next try.
+    match timeout_at(term.ends(), client.send(request)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(refused()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::Api;
+    use kube::api::DeleteParams;
+
+    use super::*;
+
+    const LENGTH: Duration = Duration::from_secs(10);
+
+    /// A client whose API server takes `delay` for each answer, and how many requests have reached it.
+    fn server(delay: Duration) -> (Client, Arc<AtomicUsize>) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let seen = count.clone();
+        let service = tower::service_fn(move |_: Request<Body>| {
+            seen.fetch_add(1, Ordering::Relaxed);
+            async move {
+                tokio::time::sleep(delay).await;
+                let pod = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}"#;
+                Ok::<_, kube::Error>(Response::new(Body::from(pod.as_bytes().to_vec())))
+            }
+        });
+        (Client::new(service, "default"), count)
+    }
+
+    fn is_refused<T>(answer: Result<T, kube::Error>) -> bool {
+        matches!(answer, Err(kube::Error::Service(error)) if error.is::<NotLeading>())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_changes_nothing_after_its_term() {
+        let (client, requests) = server(Duration::from_secs(1));
+        let term = Term::begin(Instant::now(), LENGTH);
+        let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
+        pods.delete("a", &DeleteParams::default()).await.unwrap();
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(is_refused(pods.delete("a", &DeleteParams::default()).await), "the term has ended");
+        assert_eq!(requests.load(Ordering::Relaxed), 1, "the second never reached the API server");
+        pods.get("a").await.unwrap();
+        term.renewed(Instant::now(), LENGTH);
+        assert!(term.is_over(), "what is over does not begin again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_under_way_at_its_end_is_given_up() {
+        let (client, _) = server(Duration::from_secs(60));
+        let began = Instant::now();
+        let term = Term::begin(began, LENGTH);
+        let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
+        assert!(is_refused(pods.delete("a", &DeleteParams::default()).await));
+        assert_eq!(began.elapsed(), LENGTH);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_term_that_is_given_back_is_over_at_once() {
+        let (client, requests) = server(Duration::ZERO);
+        let term = Term::begin(Instant::now(), LENGTH);
+        let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
+        term.end();
+        assert!(is_refused(pods.delete("a", &DeleteParams::default()).await));
+        assert_eq!(requests.load(Ordering::Relaxed), 0);
+    }
+}
