@@ -21,7 +21,8 @@ mod schema;
 mod trainjob;
 
 pub use appliance::{
-    AccessMode, Amounts, Appliance, ApplianceStatus, ClusterSpec, Grant, PullPolicy, SecretName, Storage,
+    AccessMode, Amounts, Appliance, ApplianceStatus, ClusterSpec, Grant, PriorityClasses, PullPolicy, SecretName,
+    Storage,
 };
 pub use condition::{ConditionType, set_condition};
 pub use quantity::Quantities;

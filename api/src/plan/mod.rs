@@ -80,15 +80,26 @@ impl Planner {
         let object = self.definition.admit(&order.object, None)?;
         let job: TrainJob = serde_json::from_value(object.clone())
             .map_err(|error| Refusal::new(Reason::Invalid, format!("the TrainJob can't be read: {error}")))?;
-        let class = job.spec.priority_class_name.as_deref();
-        if class.is_some_and(|class| !priorities.values.contains_key(class)) {
-            let mut known: Vec<(&String, &i32)> = priorities.values.iter().collect();
+        self.check_priority(&job, priorities)?;
+        Ok((object, job))
+    }
+
+    /// Refuses a PriorityClass that does not exist, or that the job's appliance does not allow.
+    fn check_priority(&self, job: &TrainJob, priorities: &Priorities) -> Result<()> {
+        let Some(class) = job.spec.priority_class_name.as_deref() else { return Ok(()) };
+        let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
+        let allowed = appliance.map(|appliance| appliance.spec.priority_classes.clone()).unwrap_or_default();
+        let message = if priorities.values.contains_key(class) {
+            let Some(message) = allowed.refusal(Some(class)) else { return Ok(()) };
+            message
+        } else {
+            let mut known: Vec<(&String, &i32)> =
+                priorities.values.iter().filter(|(name, _)| allowed.allows(name)).collect();
             known.sort_by_key(|(name, value)| (-**value, *name));
             let known: Vec<&str> = known.into_iter().map(|(name, _)| name.as_str()).collect();
-            let message = format!("there is no such priority here: choose one of {}", known.join(", "));
-            return Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]));
-        }
-        Ok((object, job))
+            format!("there is no such priority here: choose one of {}", known.join(", "))
+        };
+        Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]))
     }
 
     /// Refuses a new job that can never run, in the words that its status would have.

@@ -79,7 +79,8 @@ capabilities: {drop: [ALL]}
 {{- $spec := dict "imagePullPolicy" .Values.image.pullPolicy -}}
 {{- with .Values.image.pullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end -}}
 {{- range $key, $value := omit .Values.appliance "create" -}}
-{{- if not (and (or (kindIs "map" $value) (kindIs "slice" $value)) (empty $value)) }}{{ $_ := set $spec $key $value }}{{ end -}}
+{{- /* What is empty has the Appliance's default, but for the list of what is allowed: empty, it allows nothing. */}}
+{{- if or (eq $key "priorityClasses") (not (and (or (kindIs "map" $value) (kindIs "slice" $value)) (empty $value))) }}{{ $_ := set $spec $key $value }}{{ end -}}
 {{- end -}}
 {{- dict "apiVersion" "millrace.dev/v1alpha1" "kind" "Appliance" "metadata" (dict "name" "default") "spec" $spec | toPrettyJson }}
 {{- end }}

@@ -157,9 +157,15 @@ pub fn environment<'a>(pod: &'a Value, name: &str) -> &'a str {
 #[ignore = "needs helm"]
 fn by_default_there_is_nothing_that_others_define() {
     let (_, documents) = template(&chart(), &json!({}));
-    for absent in ["ServiceMonitor", "PodMonitor", "PodDisruptionBudget", "NetworkPolicy", "Appliance"] {
+    for absent in ["ServiceMonitor", "PodMonitor", "PodDisruptionBudget", "Appliance"] {
         assert!(documents.iter().all(|document| document["kind"] != absent), "{absent}");
     }
+    for component in ["operator", "api"] {
+        find(&documents, "NetworkPolicy", &format!("millrace-{component}"));
+    }
+    assert_eq!(appliance(&documents)["spec"]["priorityClasses"], json!(["p1", "p2", "p3"]));
+    let none = template(&chart(), &json!({"appliance": {"priorityClasses": []}})).1;
+    assert_eq!(appliance(&none)["spec"]["priorityClasses"], json!([]), "empty, it allows nothing");
     for document in &documents {
         assert_eq!(document["metadata"]["labels"]["app.kubernetes.io/instance"], "millrace", "{document}");
     }

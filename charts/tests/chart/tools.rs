@@ -107,6 +107,7 @@ pub fn everything() -> Value {
                 "coordinator": quantities, "memoryx": quantities, "swarmx": quantities, "activation": quantities,
                 "cs2": quantities,
             },
+            "priorityClasses": ["urgent"],
             "nodeSelector": {"kubernetes.io/arch": "amd64"},
             "tolerations": tolerations,
         },
@@ -135,10 +136,14 @@ pub fn everything() -> Value {
 
 /// The options of a REST server that has neither a database nor a certificate from elsewhere.
 pub fn alone() -> Value {
-    json!({"api": {
-        "storage": {"size": "20Gi", "storageClassName": "fast"},
-        "tls": {"names": ["millrace.example.org", "192.0.2.1", "2001:db8::1"]},
-    }})
+    json!({
+        "operator": {"networkPolicy": {"enabled": false}},
+        "api": {
+            "storage": {"size": "20Gi", "storageClassName": "fast"},
+            "tls": {"names": ["millrace.example.org", "192.0.2.1", "2001:db8::1"]},
+            "networkPolicy": {"enabled": false},
+        },
+    })
 }
 
 /// Documents without the keys in them, which are others each time.

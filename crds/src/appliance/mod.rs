@@ -1,7 +1,9 @@
 //! `Appliance`: the machine jobs run on, and the ledger of who uses what of it.
 
+mod priorities;
 mod status;
 
+pub use priorities::PriorityClasses;
 pub use status::{Amounts, ApplianceStatus, Grant};
 
 use std::collections::BTreeMap;
@@ -78,6 +80,10 @@ pub struct ClusterSpec {
     /// Resources of each role's pods, where a job does not say otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<RoleResources>,
+
+    /// PriorityClasses that jobs may name. A job that names another is not admitted.
+    #[serde(default)]
+    pub priority_classes: PriorityClasses,
 
     /// Labels of the nodes that pods may run on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -128,8 +128,8 @@ pub struct TrainJobSpec {
     #[serde(default)]
     pub suspend: bool,
 
-    /// PriorityClass of the job: jobs of a higher value are first in the queue, and among equals the older one. Without
-    /// one the cluster's default class counts, or 0.
+    /// PriorityClass of the job, one that the appliance's priorityClasses allow: jobs of a higher value are first in the
+    /// queue, and among equals the older one. Without one the cluster's default class counts, or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "ObjectName")]
     pub priority_class_name: Option<String>,

@@ -61,8 +61,9 @@ pub struct QueuePlace {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub position: Option<u32>,
-    /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more than exists) or
-    /// NoAppliance (the appliance it names does not exist).
+    /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more than
+    /// exists), NoAppliance (the appliance it names does not exist) or PriorityNotAllowed (the appliance does not allow its
+    /// PriorityClass).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
@@ -80,6 +81,8 @@ pub enum QueueReason {
     ExceedsAppliance,
     /// The appliance it names does not exist.
     NoAppliance,
+    /// The appliance does not allow its PriorityClass.
+    PriorityNotAllowed,
 }
 
 impl QueueReason {
@@ -89,6 +92,7 @@ impl QueueReason {
             Self::Waiting => "Waiting",
             Self::ExceedsAppliance => "ExceedsAppliance",
             Self::NoAppliance => "NoAppliance",
+            Self::PriorityNotAllowed => "PriorityNotAllowed",
         }
     }
 }

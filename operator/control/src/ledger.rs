@@ -152,23 +152,31 @@ async fn decide<W: World>(
     control: &Control<W>,
 ) -> Result<Schedule, Error<W>> {
     let asking = asking(jobs, ledger);
-    if appliance.metadata.deletion_timestamp.is_some() {
-        let message = format!("the Appliance {} is being deleted and grants nothing", appliance.name_any());
-        let place = |job: &&Arc<TrainJob>| {
-            Some(Place {
-                uid: job.uid()?,
-                position: None,
-                reason: QueueReason::NoAppliance,
-                message: message.clone(),
-            })
-        };
-        return Ok(Schedule { places: asking.iter().filter_map(place).collect(), ..Schedule::default() });
-    }
-    let Some(capacity) = capacity.filter(|_| !asking.is_empty()) else { return Ok(Schedule::default()) };
+    let (refused, asking): (Vec<_>, Vec<_>) = asking.into_iter().partition(|job| refusal(job, appliance).is_some());
+    let place = |job: &Arc<TrainJob>| {
+        let (reason, message) = refusal(job, appliance)?;
+        Some(Place { uid: job.uid()?, position: None, reason, message })
+    };
+    let refused = refused.into_iter().filter_map(place);
+    let Some(capacity) = capacity.filter(|_| !asking.is_empty()) else {
+        return Ok(Schedule { places: refused.collect(), ..Schedule::default() });
+    };
     let priorities = control.world.priorities().await?;
     let asks: Vec<Ask> =
         asking.into_iter().filter_map(|job| ask(job, appliance, &control.understanding, &priorities)).collect();
-    Ok(schedule(capacity, ledger, &asks))
+    let mut decided = schedule(capacity, ledger, &asks);
+    decided.places.extend(refused);
+    Ok(decided)
+}
+
+/// Why a job is not admitted, whatever is free; `None` where it may be.
+fn refusal(job: &TrainJob, appliance: &Appliance) -> Option<(QueueReason, String)> {
+    if appliance.metadata.deletion_timestamp.is_some() {
+        let message = format!("the Appliance {} is being deleted and grants nothing", appliance.name_any());
+        return Some((QueueReason::NoAppliance, message));
+    }
+    let message = appliance.spec.priority_classes.refusal(job.spec.priority_class_name.as_deref())?;
+    Some((QueueReason::PriorityNotAllowed, message))
 }
 
 /// The jobs that ask for systems and have no grant.

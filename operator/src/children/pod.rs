@@ -59,12 +59,18 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
             containers: vec![container(attempt, role, index, mounts)],
             volumes: Some(volumes),
             termination_grace_period_seconds: Some(grace),
-            priority_class_name: attempt.job.spec.priority_class_name.clone(),
+            priority_class_name: priority_class(attempt),
             tolerations: Some(tolerations(attempt)),
             ..spec(attempt.cluster)
         }),
         ..Pod::default()
     }
+}
+
+/// The job's class, where the appliance allows it: a running job may have been given another since it was admitted.
+fn priority_class(attempt: &Attempt<'_>) -> Option<String> {
+    let allowed = &attempt.cluster.priority_classes;
+    attempt.job.spec.priority_class_name.clone().filter(|class| allowed.allows(class))
 }
 
 /// What every pod here has: one life, no credentials, Pod Security `restricted`, and what the appliance's nodes want.

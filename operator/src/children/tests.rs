@@ -117,6 +117,17 @@ fn a_systems_pod_says_which_system_it_is() {
 }
 
 #[test]
+fn pods_are_of_a_priority_class_that_the_appliance_allows() {
+    let mut job = job("job", "m");
+    for (class, of_pods) in [("p1", Some("p1")), ("system-cluster-critical", None), ("other", None)] {
+        job.spec.priority_class_name = Some(class.to_owned());
+        for pod in built(&job, pods) {
+            assert_eq!(pod.spec.unwrap().priority_class_name.as_deref(), of_pods, "{class}");
+        }
+    }
+}
+
+#[test]
 fn only_who_needs_a_volume_sees_it() {
     let mut job = job("job", "/results/run");
     let claim = |name: &str, claim: &str| JobVolume {
