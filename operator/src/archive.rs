@@ -1,22 +1,34 @@
-//! The finalizer by which a deleted job stays until its history is kept. The API server of Millrace sets it and takes it off;
-//! where that is away, the operator takes it off once the job has waited long enough.
+//! The finalizer by which a deleted job stays until its history is kept. The REST server sets it and takes it off. Where
+//! there is none, or the job has nothing to keep, the operator takes it off at once; where it is away, after a minute.
 
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
-use millrace_crds::TrainJob;
+use millrace_crds::{State, TrainJob};
 use serde_json::json;
 
 /// The finalizer.
 pub const ARCHIVE: &str = "millrace.dev/archive";
+/// Seconds that the pods of a deleted job get to end which has nothing to save.
+pub const GRACE_WITHOUT_STEPS: u32 = 2;
 /// How long a deleted job waits at most.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether the finalizer stands on `job`.
 pub fn is_held(job: &TrainJob) -> bool {
     job.finalizers().iter().any(|name| name == ARCHIVE)
+}
+
+/// Whether a job has come so far that its files tell of steps or hold a checkpoint: only then there is something to save when
+/// it is deleted, and something to copy that nobody may have heard.
+pub fn has_steps(job: &TrainJob) -> bool {
+    let Some(status) = &job.status else { return false };
+    let trains =
+        matches!(status.state(), Some(State::Training | State::Evaluating | State::Suspending | State::Resizing));
+    let step = status.progress.as_ref().and_then(|progress| progress.step);
+    trains || step.is_some() || status.checkpoint.is_some()
 }
 
 /// How much longer a deleted job may be held; nothing, where it is not deleted.
@@ -62,6 +74,26 @@ mod tests {
     use millrace_crds::{StoredParams, TrainJobSpec};
 
     use super::*;
+
+    #[test]
+    fn a_job_without_steps_has_nothing_to_keep() {
+        let job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        assert!(!has_steps(&job), "it was never visited");
+        let with = |status: serde_json::Value| {
+            let mut job = job.clone();
+            job.status = Some(serde_json::from_value(status).unwrap());
+            has_steps(&job)
+        };
+        let state = |reason: &str| {
+            json!({"attempt": 1, "conditions": [{
+                "type": "Succeeded", "status": "Unknown", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }]})
+        };
+        assert!(!with(state("Queued")) && !with(state("Starting")));
+        assert!(with(state("Training")) && with(state("Suspending")));
+        assert!(with(json!({"progress": {"step": 0}})) && with(json!({"checkpoint": {"step": 3}})));
+    }
 
     #[test]
     fn a_deleted_job_waits_a_minute_and_no_longer() {

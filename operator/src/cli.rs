@@ -18,6 +18,9 @@ pub struct Args {
     /// JSON file of the Appliance that is to exist, if one is
     #[arg(long, env = "MILLRACE_APPLIANCE")]
     pub appliance: Option<std::path::PathBuf>,
+    /// Whether there is a REST server, which copies the history of deleted jobs; without one they are not held for it
+    #[arg(long, env = "MILLRACE_REST_SERVER", default_value_t = true, action = clap::ArgAction::Set)]
+    pub rest_server: bool,
     /// Where /metrics and probes are served
     #[arg(long, env = "MILLRACE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: String,

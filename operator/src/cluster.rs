@@ -38,16 +38,24 @@ pub struct Cluster {
     epoch: u64,
     /// Shown to coordinators.
     identity: Tls,
+    /// Whether a REST server copies the history of deleted jobs.
+    rest_server: bool,
 }
 
 impl Cluster {
-    /// As its leader of this epoch sees it.
+    /// As its leader of this epoch sees it; `rest_server` says whether one copies the history of deleted jobs.
     ///
     /// # Errors
     /// No certificate can be made.
-    pub fn new(client: Client, authority: Authority, recorder: Recorder, epoch: u64) -> Result<Self, AuthorityError> {
+    pub fn new(
+        client: Client,
+        authority: Authority,
+        recorder: Recorder,
+        epoch: u64,
+        rest_server: bool,
+    ) -> Result<Self, AuthorityError> {
         let identity = authority.client()?;
-        Ok(Self { client, authority, recorder, epoch, identity })
+        Ok(Self { client, authority, recorder, epoch, identity, rest_server })
     }
 
     fn jobs(&self, job: &TrainJob) -> Api<TrainJob> {
@@ -100,17 +108,26 @@ impl World for Cluster {
 
     async fn leave(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
         let Found { there, .. } = self.find(job).await?;
+        let has_steps = archive::has_steps(job);
+        let grace = if has_steps {
+            job.spec.checkpoint.grace_period_seconds.saturating_add(ENDING)
+        } else {
+            archive::GRACE_WITHOUT_STEPS
+        };
         // They would go with the job; one that is held does not go yet.
-        self.remove(job, &there, job.spec.checkpoint.grace_period_seconds.saturating_add(ENDING)).await?;
-        let left = archive::patience(job, Timestamp::now()).filter(|_| archive::is_held(job));
-        if left.is_some_and(|left| left.is_zero()) {
-            let released = archive::release(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;
-            if released {
-                log::warn!("{}: its history was not kept in time", ObjectRef::from_obj(job));
-            }
+        self.remove(job, &there, grace).await?;
+        if !archive::is_held(job) {
             return Ok(None);
         }
-        Ok(left)
+        let left = archive::patience(job, Timestamp::now()).filter(|_| has_steps && self.rest_server);
+        if left.is_some_and(|left| !left.is_zero()) {
+            return Ok(left);
+        }
+        let released = archive::release(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;
+        if released && left.is_some() {
+            log::warn!("{}: its history was not kept in time", ObjectRef::from_obj(job));
+        }
+        Ok(None)
     }
 
     async fn any_left(&self, namespace: &str, uid: &str) -> Result<bool, Error> {

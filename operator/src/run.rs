@@ -25,6 +25,9 @@ use crate::site::Pods;
 use crate::watch::{changes, children, keep};
 use crate::{http, seed};
 
+/// Why an operator ends that led.
+const LOST: &str = "the leadership is lost: another operator has it, or the API server could not be reached in time";
+
 /// Runs until SIGTERM or until the leadership is lost, whichever is first.
 ///
 /// # Errors
@@ -48,7 +51,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         elected = candidate.elected() => elected,
         _ = end.wait_for(|ended| *ended) => return Ok(()),
     };
-    let epoch = match highest_epoch(&client).await.context("the appliances and jobs can't be read")? {
+    // The term goes on while all jobs are read, however many they are.
+    let seen = tokio::select! {
+        biased;
+        () = candidate.lead(&term) => anyhow::bail!(LOST),
+        seen = highest_epoch(&client) => seen.context("the appliances and jobs can't be read")?,
+    };
+    let epoch = match seen {
         seen if seen >= epoch => candidate.raise(seen + 1).await.context("the lease can't be written")?,
         _ => epoch,
     };
@@ -65,9 +74,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     // Whatever still runs changes nothing any more; only then may another lead.
     term.end();
     if lost {
-        anyhow::bail!(
-            "the leadership is lost: another operator has it, or the API server could not be reached in time"
-        );
+        anyhow::bail!(LOST);
     }
     candidate.resign().await;
     Ok(())
@@ -97,7 +104,7 @@ async fn lead(
     authority.vouch(&client, &args.namespace, &args.api_identity).await?;
     let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
     let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
-    let world = Cluster::new(client.clone(), authority, recorder, epoch)?;
+    let world = Cluster::new(client.clone(), authority, recorder, epoch, args.rest_server)?;
     let site = Arc::new(Pods { image: args.image });
     let (visits, wanted) = mpsc::unbounded_channel();
     let control = Control::new(Parts { world: Arc::new(world), site, jobs, appliances, metrics, visits });

@@ -41,6 +41,8 @@ const GIVING_UP: Duration = Duration::from_secs(3600);
 const TRIES: usize = 10;
 /// For the coordinator of a deleted job to save its state and tell of it; then its files are asked.
 const SAVING: Duration = Duration::from_secs(30);
+/// For what was read of a coordinator that has ended to be written.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long an identity is taken for the one that stands in the secret.
 const GOOD: Duration = Duration::from_secs(30);
 
@@ -147,7 +149,8 @@ impl Followers {
                 },
             };
             let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
-            if matches!(stage, Stage::Runs(_)) && Stage::of(&next) != stage {
+            let leaves = Stage::of(&next) == Stage::Leaves;
+            if matches!(stage, Stage::Runs(_)) && Stage::of(&next) != stage && (!leaves || archive::has_steps(&next)) {
                 // It may be in the middle of what it was told last.
                 let patience = archive::patience(&next, Timestamp::now()).map_or(SETTLING, |left| left.min(SAVING));
                 if timeout(patience, self.told_all(&job, &mut work)).await.is_err() {
@@ -190,7 +193,10 @@ impl Followers {
             Stage::Leaves => {
                 let left = archive::patience(job, Timestamp::now()).unwrap_or_default();
                 if archive::is_held(job) {
-                    self.complete(job, left).await;
+                    // Of a job without steps there is nothing in files that a reader would be worth.
+                    if archive::has_steps(job) {
+                        self.complete(job, left).await;
+                    }
                     self.release(job).await;
                 }
             }
@@ -198,18 +204,35 @@ impl Followers {
         pending().await
     }
 
-    /// Goes on with the work on a running attempt until its coordinator has told all.
+    /// Goes on with the work on a running attempt until its coordinator has told all, or has ended without.
     async fn told_all(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
         let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
+        let ended = async {
+            self.coordinator_ended(job, attempt).await;
+            sleep(LAST_WORDS).await;
+        };
+        tokio::pin!(ended);
         loop {
             if self.has_told_all(job, attempt).await {
                 return;
             }
             tokio::select! {
                 () = &mut *work => return,
+                () = &mut ended => return,
                 () = changed(&mut changes, &uid) => {}
             }
+        }
+    }
+
+    /// Waits until an attempt's coordinator has ended, or is gone.
+    async fn coordinator_ended(&self, job: &TrainJob, attempt: u32) {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
+        let name = Names::of(job).pod(Role::Coordinator, 0);
+        let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| has_ended(pod, attempt));
+        while let Err(error) = await_condition(pods.clone(), &name, ended).await {
+            log::debug!("{name} can't be watched at present: {error}");
+            sleep(RETRY).await;
         }
     }
 
@@ -363,6 +386,12 @@ fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     let this_one =
         pod.labels().get(ATTEMPT) == Some(&attempt.to_string()) && status.phase.as_deref() == Some("Running");
     status.pod_ip.as_deref().filter(|_| this_one).map(|ip| address(ip, ports::JOURNAL))
+}
+
+/// Whether a coordinator's pod has ended, or is one of another attempt than this.
+fn has_ended(pod: &Pod, attempt: u32) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.labels().get(ATTEMPT) != Some(&attempt.to_string()) || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Waits for something to be written under a job, or for some of what was written to be missed.
