@@ -1,6 +1,8 @@
 //! The custom resources of `millrace.dev/v1alpha1`: a [`TrainJob`] is a job a user submits, an [`Appliance`] the machine
 //! it runs on.
 //!
+//! A [`FileReader`] is what the REST server asks the operator for; no user makes one.
+//!
 //! The Rust types here are the one source: the definitions installed in a cluster are generated from them
 //! ([`definitions`]), and operator, API and clients read and write objects with them. A user's file is read strictly, with
 //! lines and hints, by `millrace-params`; objects from an API server are read leniently, so that a newer or damaged one
@@ -15,6 +17,7 @@
 mod appliance;
 mod condition;
 pub mod decide;
+pub mod file_reader;
 mod quantity;
 mod resources;
 mod schema;
@@ -25,6 +28,7 @@ pub use appliance::{
     Storage,
 };
 pub use condition::{ConditionType, set_condition};
+pub use file_reader::{FileReader, FileReaderSpec, FileReaderStatus};
 pub use quantity::Quantities;
 pub use resources::{Resources, RoleResources};
 pub use trainjob::{
@@ -42,4 +46,9 @@ pub const GROUP: &str = "millrace.dev";
 /// What a cluster is told about the two resources, in the order in which they are installed.
 pub fn definitions() -> [CustomResourceDefinition; 2] {
     [Appliance::crd(), TrainJob::crd()]
+}
+
+/// What a cluster is told beside them: resources by which the components of the product work together.
+pub fn internal_definitions() -> [CustomResourceDefinition; 1] {
+    [FileReader::crd()]
 }

@@ -119,6 +119,14 @@ impl Authority {
         self.issue(host, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
+    /// A certificate for a client called `name`.
+    ///
+    /// # Errors
+    /// It can't be made.
+    pub fn client_identity(&self, name: &str) -> Result<Identity, AuthorityError> {
+        self.issue(name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
     /// The identity under which the operator dials.
     ///
     /// # Errors

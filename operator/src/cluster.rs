@@ -1,5 +1,6 @@
 //! The world of this operator: objects of an API server, agents in pods.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -31,7 +32,7 @@ pub struct Cluster {
     /// The API server.
     pub client: Client,
     /// Makes certificates.
-    pub authority: Authority,
+    pub authority: Arc<Authority>,
     /// Publishes events.
     recorder: Recorder,
     /// The epoch of this leadership.
@@ -49,7 +50,7 @@ impl Cluster {
     /// No certificate can be made.
     pub fn new(
         client: Client,
-        authority: Authority,
+        authority: Arc<Authority>,
         recorder: Recorder,
         epoch: u64,
         rest_server: bool,

@@ -6,6 +6,7 @@
 //! * [`cluster`]: the world that the control loop of `millrace_control` works in here; [`site`]: where its paths lie.
 //! * [`apply`] makes an attempt's children, which [`children`] builds.
 //! * [`archive`]: what holds a deleted job until its history is kept.
+//! * [`readers`]: the pods that serve the files of jobs, for the REST server.
 //! * [`authority`]: the certificates that coordinators and whoever follows them show.
 //! * [`seed`]: the appliance that the chart's values describe; [`protect`]: what keeps its ledger from being lost.
 //! * [`leader`]: one operator at a time; [`term`]: it changes nothing after its time. [`watch`]: watches that no object can stop; [`run`](mod@run): everything put together.
@@ -23,6 +24,7 @@ pub mod leader;
 pub mod missing;
 pub mod observe;
 pub mod protect;
+pub mod readers;
 pub mod run;
 pub mod seed;
 pub mod site;

@@ -23,7 +23,7 @@ use crate::cluster::Cluster;
 use crate::leader::Candidate;
 use crate::site::Pods;
 use crate::watch::{changes, children, keep};
-use crate::{http, seed};
+use crate::{http, readers, seed};
 
 /// Why an operator ends that led.
 const LOST: &str = "the leadership is lost: another operator has it, or the API server could not be reached in time";
@@ -100,10 +100,18 @@ async fn lead(
     metrics: Arc<Metrics>,
     ending: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    let authority = Authority::load_or_make(&client, &args.namespace, &args.authority).await?;
+    let authority = Arc::new(Authority::load_or_make(&client, &args.namespace, &args.authority).await?);
     authority.vouch(&client, &args.namespace, &args.api_identity).await?;
     let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
     let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
+    let reading = readers::run(
+        client.clone(),
+        recorder.clone(),
+        authority.clone(),
+        appliances.clone(),
+        args.image.clone(),
+        ending.clone(),
+    );
     let world = Cluster::new(client.clone(), authority, recorder, epoch, args.rest_server)?;
     let site = Arc::new(Pods { image: args.image });
     let (visits, wanted) = mpsc::unbounded_channel();
@@ -118,7 +126,7 @@ async fn lead(
     let children = |jobs: Controller<TrainJob>| {
         jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))
     };
-    millrace_control::run(Arc::new(control), streams, ending, children).await;
+    futures::join!(millrace_control::run(Arc::new(control), streams, ending, children), reading);
     Ok(())
 }
 

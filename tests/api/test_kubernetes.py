@@ -158,12 +158,13 @@ def test_a_reader_may_nothing(shared: KubernetesServer, finished: Job) -> None:
     (model_dir,) = (name for name, source in sources.items() if "persistentVolumeClaim" in source)
     assert sources[model_dir]["persistentVolumeClaim"]["claimName"] == "finished-model-dir"
     assert mounts[model_dir]["readOnly"] is True
-    # Beside it there are the reader's certificate, which goes with it, and room for an export.
+    # Beside it there are the reader's certificate, which goes with it, and room for an export. The operator made both.
     others = {kind for name, source in sources.items() for kind in source if name != model_dir and kind != "name"}
     assert others == {"secret", "emptyDir"}
     (secret,) = (source["secret"]["secretName"] for source in sources.values() if "secret" in source)
     owners = shared.get("secret", secret)["metadata"]["ownerReferences"]
-    assert [owner["uid"] for owner in owners] == [reader["metadata"]["uid"]]
+    assert [owner["kind"] for owner in owners] == ["FileReader"] and owners == reader["metadata"]["ownerReferences"]
+    assert reader["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "millrace-operator"
     policy = shared.get("networkpolicy", "millrace-readers")["spec"]
     assert policy["egress"] == [] if "egress" in policy else "Egress" in policy["policyTypes"]
     (allowed,) = policy["ingress"]

@@ -14,23 +14,21 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::{CheckpointFiles, Content, FileInfo, Files, Opened, Pieces, Shelf, wire};
-use crate::reader;
 use crate::refusal::{Reason, Refusal, Result};
 
-/// The files of a job whose [`reader`] is elsewhere. Clones share its one connection, which is made when it is first needed.
+/// The files of a job whose [`reader`](crate::reader) is elsewhere. Clones share its one connection, which is made when it is first needed.
 #[derive(Clone, Debug)]
 pub struct RemoteFiles {
     channel: Channel,
 }
 
 impl RemoteFiles {
-    /// Of the reader at `address` (`host:port`), which must show a certificate for [`reader::NAME`]. To be called within a
-    /// runtime.
+    /// Of the reader at `address` (`host:port`), which must show a certificate for `name`. To be called within a runtime.
     ///
     /// # Errors
     /// The address or the certificates can't be used; nobody is dialled yet.
-    pub fn new(address: &str, tls: &Tls) -> Result<Self, JournalError> {
-        Ok(Self { channel: journal::channel(address, reader::NAME, tls)? })
+    pub fn new(address: &str, name: &str, tls: &Tls) -> Result<Self, JournalError> {
+        Ok(Self { channel: journal::channel(address, name, tls)? })
     }
 
     /// Asks the same reader for the job's journal as its files have it: `follow` ends after the last entry.

@@ -75,17 +75,16 @@ impl Cluster {
         let Settings { namespace, image, identity } = settings;
         let (jobs, job_writer) = reflector::store::<TrainJob>();
         let (appliances, appliance_writer) = reflector::store::<Appliance>();
-        let site = Arc::new(Pods { image: image.clone() });
+        let site = Arc::new(Pods { image });
         let planner = Planner::new(jobs.clone(), appliances.clone(), Arc::new(Understanding::new(site)))?;
         let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
-        let readers = Arc::new(Readers::new(client.clone(), image)?);
+        let readers = Arc::new(Readers::new(client.clone())?);
         let identity = (namespace, identity);
         let followers = Arc::new(Followers::new(
             client.clone(),
             store.clone(),
             mirror.clone(),
             readers.clone(),
-            appliances.clone(),
             identity,
         ));
         let seen_jobs = seen(&client, job_writer);
@@ -305,9 +304,7 @@ impl Backend for Cluster {
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
-        let cluster = self.planner.appliances.get(&ObjectRef::new(&job.spec.appliance));
-        let cluster = cluster.map(|appliance| appliance.spec.clone()).unwrap_or_default();
-        Ok(Arc::new(ReaderFiles::new(self.readers.clone(), job.clone(), cluster)))
+        Ok(Arc::new(ReaderFiles::new(self.readers.clone(), job.clone())))
     }
 
     async fn forget(&self, before_ms: i64) -> Result<usize> {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::reflector::{ObjectRef, Store as View};
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::wait::await_condition;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
 use millrace_crds::decide::Role;
-use millrace_crds::{Appliance, ConditionType, TrainJob};
+use millrace_crds::{ConditionType, TrainJob};
 use millrace_operator::archive;
 use millrace_operator::children::{ATTEMPT, Names, host, ports};
 use millrace_protocol::journal::{self, Tls};
@@ -24,7 +24,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
 
 use super::mirror::Mirror;
-use super::readers::{Readers, address};
+use super::readers::Readers;
 use crate::record;
 use crate::refusal::{Reason, Refusal};
 
@@ -52,7 +52,6 @@ pub struct Followers {
     store: Store,
     mirror: Arc<Mirror<Client>>,
     readers: Arc<Readers>,
-    appliances: View<Appliance>,
     /// Namespace and name of the secret that the operator puts our identity into.
     identity: (String, String),
     known: tokio::sync::Mutex<Option<(Instant, Tls)>>,
@@ -95,11 +94,10 @@ impl Followers {
         store: Store,
         mirror: Arc<Mirror<Client>>,
         readers: Arc<Readers>,
-        appliances: View<Appliance>,
         identity: (String, String),
     ) -> Self {
         let (known, told, companions) = (tokio::sync::Mutex::default(), AtomicBool::new(false), Mutex::default());
-        Self { client, store, mirror, readers, appliances, identity, known, told, companions }
+        Self { client, store, mirror, readers, identity, known, told, companions }
     }
 
     fn companions(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Arc<TrainJob>>>> {
@@ -308,9 +306,7 @@ impl Followers {
             return Ok(());
         }
         let uid = job.uid().unwrap_or_default();
-        let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
-        let cluster = appliance.map(|appliance| appliance.spec.clone()).unwrap_or_default();
-        let reader = self.readers.open(job, &cluster).await?;
+        let reader = self.readers.open(job).await?;
         record::tell(record::follow(&self.store, &uid, reader.journal()).await.map(drop), &uid);
         Ok(())
     }
@@ -385,7 +381,8 @@ fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     let status = pod.status.as_ref()?;
     let this_one =
         pod.labels().get(ATTEMPT) == Some(&attempt.to_string()) && status.phase.as_deref() == Some("Running");
-    status.pod_ip.as_deref().filter(|_| this_one).map(|ip| address(ip, ports::JOURNAL))
+    let ip = status.pod_ip.as_deref().filter(|_| this_one)?;
+    Some(if ip.contains(':') { format!("[{ip}]:{}", ports::JOURNAL) } else { format!("{ip}:{}", ports::JOURNAL) })
 }
 
 /// Whether a coordinator's pod has ended, or is one of another attempt than this.

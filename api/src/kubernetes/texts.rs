@@ -3,19 +3,24 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::TrainJob;
 use millrace_operator::children::API;
+use serde_json::json;
 
 use super::answer::refused;
 use crate::backend::Texts;
 use crate::refusal::{Reason, Refusal, Result};
 
-/// How often one that is in the way is looked at.
+/// How often it is tried again where a map is about to go.
 const TRIES: usize = 3;
 
 /// Sees to it that the texts of `job` are there. Harmless to repeat.
+///
+/// A map of that name may be there already: of the same request, or of an earlier job of the name, with which it is about to
+/// go. Its name says what is in it, so it only needs to belong to `job`. Whose maps this server may change the chart's
+/// admission policy decides; it may read none.
 ///
 /// # Errors
 /// The API server's.
@@ -28,22 +33,15 @@ pub async fn keep(client: &Client, job: &TrainJob, texts: &Texts) -> Result<()> 
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => return Err(refused("keep the texts of a job")(error)),
         }
-        let there = maps.get_opt(name).await.map_err(refused("look at the texts of a job"))?;
-        let Some(there) = there else { continue };
-        if there.owner_references().iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
-            return Ok(());
-        }
-        if there.labels().get(LABEL.0).is_none_or(|value| value != LABEL.1) {
-            let detail = format!("there is a ConfigMap {name} that is not a job's: delete it, or rename the job");
-            return Err(Refusal::new(Reason::Conflict, detail));
-        }
-        // Of an earlier job of the name, with which it is about to go.
-        let this_one = Preconditions { uid: there.uid(), resource_version: None };
-        let params = DeleteParams { preconditions: Some(this_one), ..DeleteParams::default() };
-        match maps.delete(name, &params).await {
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
-            Err(error) => return Err(refused("make room for the texts of a job")(error)),
+        let owned = Patch::Merge(json!({"metadata": {"ownerReferences": [job.owner_ref(&())]}}));
+        match maps.patch_metadata(name, &PatchParams::default(), &owned).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
+                let detail = format!("there is a ConfigMap {name} that is not a job's: delete it, or rename the job");
+                return Err(Refusal::new(Reason::Conflict, detail));
+            }
+            Err(error) => return Err(refused("keep the texts of a job")(error)),
         }
     }
     Err(Refusal::new(Reason::Conflict, "the texts of an earlier job of this name are still there: try again"))

@@ -24,9 +24,6 @@ use tonic::transport::server::TcpIncoming;
 use activity::Activity;
 use service::{FilesService, JournalService};
 
-/// The name in every reader's certificate. Its address is not known when that is made.
-pub const NAME: &str = "reader";
-
 /// For streams that are open when it is told to end.
 const DRAINING: Duration = Duration::from_secs(5);
 

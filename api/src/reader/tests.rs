@@ -24,6 +24,8 @@ const UID: &str = "6a0c1c3e-0000-4000-8000-000000000001";
 const STEP: u64 = 3;
 /// Longer than the tests.
 const LONG: Duration = Duration::from_secs(600);
+/// The name in a reader's certificate.
+const NAME: &str = "job-reader-1.team.reader";
 /// A file of some pieces.
 const LARGE: &str = "logs/large";
 
@@ -100,7 +102,7 @@ async fn start(identity: Identity, reads: &Reads, patience: Duration) -> (String
 async fn served(reads: &Reads, patience: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
     let ours = Authority::new().unwrap();
     let (address, end) = start(ours.server(NAME).unwrap(), reads, patience).await;
-    (RemoteFiles::new(&address, &ours.client().unwrap()).unwrap(), end)
+    (RemoteFiles::new(&address, NAME, &ours.client().unwrap()).unwrap(), end)
 }
 
 /// What is in a part of a file.
@@ -254,7 +256,7 @@ async fn strangers_are_refused() {
     let (address, _end) = start(ours.server(NAME).unwrap(), &reads, LONG).await;
     let (elsewhere, _end) = start(ours.server("coordinator").unwrap(), &reads, LONG).await;
     let listed = async |address: &str, client: Tls| {
-        let files = RemoteFiles::new(address, &client).unwrap().list(&Shelf::Artifacts).await;
+        let files = RemoteFiles::new(address, NAME, &client).unwrap().list(&Shelf::Artifacts).await;
         files.map(|files| files.len()).map_err(|refusal| refusal.reason)
     };
     assert_eq!(listed(&address, ours.client().unwrap()).await, Ok(1));

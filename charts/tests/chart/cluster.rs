@@ -35,6 +35,7 @@ fn from_install_to_uninstall() {
     the_appliance_is_applied_without_its_status();
     rights::the_operator_may_do_what_it_does_and_no_more();
     rights::the_rest_server_may_do_what_it_does_and_no_more();
+    rights::the_rest_server_makes_no_config_maps_but_texts();
     rights::people_may_do_what_their_role_says();
     the_example_is_accepted();
     the_certificate_is_kept_while_its_names_are(path);

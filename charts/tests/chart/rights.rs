@@ -66,6 +66,47 @@ fn assert_rights(user: &str, rights: &[Right]) {
     }
 }
 
+/// Of ConfigMaps the REST server makes the texts of jobs, and changes no others.
+pub fn the_rest_server_makes_no_config_maps_but_texts() {
+    let api = user("api");
+    let namespace = "default";
+    let map = |name: &str, component: &str, immutable: bool| {
+        let owner = json!({
+            "apiVersion": "millrace.dev/v1alpha1", "kind": "TrainJob", "name": "job",
+            "uid": "6a0c1c3e-0000-4000-8000-000000000001",
+        });
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {
+                "name": name, "namespace": namespace, "ownerReferences": [owner],
+                "labels": {"app.kubernetes.io/managed-by": "millrace-api", "app.kubernetes.io/component": component},
+            },
+            "data": {"text": "of a job"}, "immutable": immutable,
+        })
+    };
+    let create = ["create", "--as", &api, "-f", "-"];
+    // A policy takes effect some moments after it is there.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let dry = ["create", "--dry-run=server", "--as", &api, "-f", "-"];
+    while kubectl(&dry, &map("other", "other", true)).is_ok() {
+        assert!(std::time::Instant::now() < deadline, "the policy does not take effect");
+    }
+    for refused in [map("other", "other", true), map("texts", "texts", false)] {
+        let why = kubectl(&create, &refused).unwrap_err();
+        assert!(why.contains("millrace-api-texts"), "{why}");
+    }
+    kubectl(&create, &map("texts", "texts", true)).unwrap();
+    kubectl(&["create", "-f", "-"], &map("foreign", "other", false)).unwrap();
+    let owner = r#"{"metadata":{"ownerReferences":[{"apiVersion":"millrace.dev/v1alpha1","kind":"TrainJob","name":"next","uid":"6a0c1c3e-0000-4000-8000-000000000002"}]}}"#;
+    let adopt = |name: &'static str| {
+        kubectl(&["patch", "configmap", name, "--as", &api, "--type=merge", "--patch", owner], &Value::Null)
+    };
+    let why = adopt("foreign").unwrap_err();
+    assert!(why.contains("changes no ConfigMaps but the texts of jobs"), "{why}");
+    adopt("texts").unwrap();
+    kubectl(&["delete", "configmap", "texts", "foreign", "--namespace", namespace], &Value::Null).unwrap();
+}
+
 /// The user that a component of the chart is to the API server.
 pub fn user(component: &str) -> String {
     format!("system:serviceaccount:{NAMESPACE}:millrace-{component}")
@@ -79,6 +120,8 @@ pub fn the_operator_may_do_what_it_does_and_no_more() {
         ("appliances@millrace", "list watch create patch"),
         ("appliances@millrace:default", "get list watch create patch"),
         ("appliances/status@millrace", "patch"),
+        ("filereaders@millrace", "list watch delete"),
+        ("filereaders/status@millrace", "patch"),
         ("pods", "list watch create delete"),
         ("pods/exec", ""),
         ("pods/log", ""),
@@ -119,15 +162,17 @@ pub fn the_rest_server_may_do_what_it_does_and_no_more() {
         ("tokens@millrace", ""),
         ("appliances@millrace", "list watch"),
         ("appliances/status@millrace", ""),
-        ("pods", "get list watch create delete"),
+        ("filereaders@millrace", "get list watch create delete"),
+        ("filereaders/status@millrace", ""),
+        ("pods", "get list watch"),
         ("pods/exec", ""),
         ("pods/log", ""),
         ("services", ""),
-        ("networkpolicies@networking.k8s.io", "create patch"),
+        ("networkpolicies@networking.k8s.io", ""),
         ("persistentvolumeclaims", "list"),
-        ("configmaps", "get create delete"),
-        ("secrets", "create delete"),
-        ("secrets:millrace-api-identity", "create delete"),
+        ("configmaps", "create patch"),
+        ("secrets", ""),
+        ("secrets:millrace-api-identity", ""),
         ("events", "list watch"),
         ("events@events.k8s.io", "list watch"),
         ("priorityclasses@scheduling.k8s.io", "list"),

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use millrace_crds::definitions;
+use millrace_crds::{definitions, internal_definitions};
 use serde_json::{Value, json};
 
 use crate::cases::{Case, appliance, cases, job};
@@ -32,7 +32,7 @@ struct Namespace(String);
 impl Namespace {
     fn new(name: &str) -> Self {
         let name = format!("crds-{name}-{}", std::process::id());
-        for definition in definitions() {
+        for definition in definitions().into_iter().chain(internal_definitions()) {
             let definition = serde_json::to_string(&definition).unwrap();
             let apply =
                 ["apply", "--server-side", "--force-conflicts", "--field-manager=millrace-crds-test", "-f", "-"];

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_crds::{ApplianceStatus, TrainJobStatus, definitions};
+use millrace_crds::{ApplianceStatus, TrainJobStatus, definitions, internal_definitions};
 use serde_json::{Value, json};
 
 use crate::schemas::{all, of};
@@ -39,7 +39,7 @@ fn where_not(holds: impl Fn(&str, &Value) -> bool) -> Vec<String> {
 
 #[test]
 fn the_files_are_what_the_types_say() {
-    for definition in definitions() {
+    for definition in definitions().into_iter().chain(internal_definitions()) {
         let name = definition.metadata.name.clone().unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.yaml"));
         let file = std::fs::read_to_string(&path).unwrap_or_default();

@@ -23,7 +23,7 @@ pub use mounts::MODEL_DIR;
 pub use names::{APPLIANCE, ATTEMPT, INDEX, JOB, MANAGER, Names, ROLE, SYSTEM, UID, cs2_selector};
 pub use network_policy::network_policy;
 pub use pod::{CONTAINER, ENDING, pods};
-pub use reader::{API, READER, Reader, reader_name, reader_policy};
+pub use reader::{API, READER, Reader, reader_name, reader_policy, reader_spec};
 pub use service::{control_address, host, journal_address, service};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -10,6 +10,26 @@ pub const MODEL_DIR: &str = "/var/lib/millrace/model_dir";
 /// Volume of that claim.
 const CLAIM: &str = "model-dir";
 
+/// A claim, and where of it model_dir lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ModelDirMount {
+    pub claim_name: String,
+    pub path: String,
+    pub sub_path: Option<String>,
+}
+
+/// What model_dir lies in; `None` where that is no claim.
+pub(super) fn model_dir_mount(spec: &TrainJobSpec, resolution: &Resolution) -> Option<ModelDirMount> {
+    let model_dir = PathBuf::from(resolution.model_dir.clone()?);
+    if let Some(claim_name) = resolution.model_dir_claim.clone() {
+        return Some(ModelDirMount { claim_name, path: MODEL_DIR.to_owned(), sub_path: None });
+    }
+    let mount = spec.mount_holding(&model_dir)?;
+    let volume = spec.volumes.iter().find(|volume| volume.name == mount.volume)?;
+    let claim_name = volume.persistent_volume_claim.as_ref()?.claim_name.to_string();
+    Some(ModelDirMount { claim_name, path: mount.path.clone(), sub_path: mount.sub_path.clone() })
+}
+
 /// What a pod mounts.
 #[derive(Default)]
 pub(super) struct Mounts {

@@ -1,62 +1,82 @@
-//! The pod that serves a job's files while nothing else of it runs: without credentials, model_dir mounted read-only, gone
-//! soon. It is the API server's child and beside the job's own, by which it is not counted.
+//! The pod that serves a job's files while nothing else of it runs: without credentials, one claim mounted read-only, gone soon.
+//! The operator makes it where a [`FileReader`] asks for it; it is beside the job's own pods, with which it is not counted.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     Affinity, Container, EmptyDirVolumeSource, Pod, PodAffinity, PodAffinityTerm, PodSpec, Probe, Secret,
-    SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
+    PersistentVolumeClaimVolumeSource, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount,
+    WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
 use millrace_crds::decide::Role;
-use millrace_crds::{ClusterSpec, Resolution, TrainJob};
+use millrace_crds::{ClusterSpec, FileReader, FileReaderSpec, Resolution, TrainJob};
 
-use super::mounts::Mounts;
+use super::mounts::{Mounts, model_dir_mount};
 use super::network_policy::followers;
 use super::pod::{container_security, pull_policy, spec};
 use super::resources::of_reader;
-use super::{Identity, Names, ROLE, ports};
+use super::{Identity, MANAGER, Names, ROLE, ports};
 
 /// Label of readers: the UID of the job whose files they serve.
 pub const READER: &str = "millrace.dev/reader";
-/// `app.kubernetes.io/managed-by` of what the API server makes.
+/// `app.kubernetes.io/managed-by` of what the REST server makes.
 pub const API: &str = "millrace-api";
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
 const SCRATCH_DIR: &str = "/tmp/millrace";
+/// After so long in which nobody asks, a reader ends.
+const IDLE_SECONDS: u32 = 120;
+/// Volume of the claim.
+const CLAIM: &str = "model-dir";
+
+/// What the REST server asks for to read the files of `job`; `None` where they lie in no claim. Clients of
+/// `client_authority` are let in.
+pub fn reader_spec(job: &TrainJob, resolution: &Resolution, client_authority: &str) -> Option<FileReaderSpec> {
+    let mount = model_dir_mount(&job.spec, resolution)?;
+    Some(FileReaderSpec {
+        job_uid: job.uid().unwrap_or_default(),
+        job_name: job.name_any(),
+        appliance: job.spec.appliance.clone(),
+        model_dir: resolution.model_dir.clone()?,
+        claim_name: mount.claim_name,
+        mount_path: mount.path,
+        sub_path: mount.sub_path,
+        client_authority: client_authority.to_owned(),
+    })
+}
 
 /// What a reader is made from.
 pub struct Reader<'a> {
-    /// Whose files.
-    pub job: &'a TrainJob,
-    /// What was resolved at its admission.
-    pub resolution: &'a Resolution,
+    /// The request.
+    pub request: &'a FileReader,
     /// The appliance, for what its nodes want.
     pub cluster: &'a ClusterSpec,
-    /// Its name, and that of its secret.
-    pub name: &'a str,
-    /// What it runs: the API server's own image.
+    /// What the pod runs.
     pub image: &'a str,
-    /// Seconds after which a reader nobody asks ends.
-    pub idle_seconds: u32,
-    /// Whether the job is still there, so that its readers end with it.
-    pub owned: bool,
 }
 
 impl Reader<'_> {
     /// The pod.
     pub fn pod(&self) -> Pod {
-        let mut metadata = self.metadata();
-        metadata.owner_references = self.job.owner_ref(&()).filter(|_| self.owned).map(|owner| vec![owner]);
         let mut mounts = Mounts::default();
-        mounts.model_dir(&self.job.spec, self.resolution);
+        let claim = PersistentVolumeClaimVolumeSource {
+            claim_name: self.request.spec.claim_name.clone(),
+            read_only: None,
+        };
+        mounts.own(
+            CLAIM,
+            &self.request.spec.mount_path,
+            Volume { persistent_volume_claim: Some(claim), ..Volume::default() },
+            true,
+        );
         for mount in &mut mounts.mounts {
-            mount.read_only = Some(true);
+            mount.sub_path.clone_from(&self.request.spec.sub_path);
         }
         let identity = SecretVolumeSource {
-            secret_name: Some(self.name.to_owned()),
+            secret_name: Some(self.request.name_any()),
             default_mode: Some(0o440),
             ..SecretVolumeSource::default()
         };
@@ -64,7 +84,7 @@ impl Reader<'_> {
         let scratch = EmptyDirVolumeSource::default();
         mounts.own("scratch", SCRATCH_DIR, Volume { empty_dir: Some(scratch), ..Volume::default() }, false);
         Pod {
-            metadata,
+            metadata: self.metadata(),
             spec: Some(PodSpec {
                 containers: vec![self.container(mounts.mounts)],
                 volumes: Some(mounts.volumes),
@@ -77,34 +97,39 @@ impl Reader<'_> {
         }
     }
 
-    /// The secret with what the pod shows and trusts; it goes with the pod.
-    pub fn secret(&self, pod: &Pod, identity: &Identity) -> Secret {
-        let owner_references = pod.owner_ref(&()).map(|owner| vec![owner]);
-        let metadata = ObjectMeta { owner_references, ..self.metadata() };
-        Secret { immutable: Some(true), ..identity.secret(metadata) }
+    /// The name in its certificate, which no other server has.
+    pub fn server_name(&self) -> String {
+        format!("{}.{}.reader", self.request.name_any(), self.request.namespace().unwrap_or_default())
+    }
+
+    /// The secret with what the pod shows, which is `identity`, and whose clients it lets in.
+    pub fn secret(&self, identity: Identity) -> Secret {
+        let shown = Identity { authority: self.request.spec.client_authority.clone(), ..identity };
+        Secret { immutable: Some(true), ..shown.secret(self.metadata()) }
     }
 
     fn metadata(&self) -> ObjectMeta {
         let mut labels = labels();
-        labels.insert(READER.to_owned(), self.job.uid().unwrap_or_default());
+        labels.insert(READER.to_owned(), self.request.spec.job_uid.clone());
         ObjectMeta {
-            name: Some(self.name.to_owned()),
-            namespace: self.job.namespace(),
+            name: self.request.metadata.name.clone(),
+            namespace: self.request.namespace(),
             labels: Some(labels),
+            owner_references: self.request.controller_owner_ref(&()).map(|owner| vec![owner]),
             ..ObjectMeta::default()
         }
     }
 
     fn container(&self, mounts: Vec<VolumeMount>) -> Container {
-        let model_dir = self.resolution.model_dir.clone().unwrap_or_default();
+        let FileReaderSpec { model_dir, job_uid, .. } = &self.request.spec;
         let arguments = [
             "reader".to_owned(),
             format!("--model-dir={model_dir}"),
             format!("--exports={SCRATCH_DIR}"),
             format!("--identity={IDENTITY_DIR}"),
             format!("--listen=0.0.0.0:{}", ports::READER),
-            format!("--job-uid={}", self.job.uid().unwrap_or_default()),
-            format!("--idle-seconds={}", self.idle_seconds),
+            format!("--job-uid={job_uid}"),
+            format!("--idle-seconds={IDLE_SECONDS}"),
         ];
         Container {
             name: "reader".to_owned(),
@@ -128,7 +153,7 @@ impl Reader<'_> {
     /// Storage that one node at a time can mount is where the job's own pods are, if any run.
     fn near_the_job(&self) -> Affinity {
         let coordinator = [
-            (super::UID.to_owned(), self.job.uid().unwrap_or_default()),
+            (super::UID.to_owned(), self.request.spec.job_uid.clone()),
             (ROLE.to_owned(), Role::Coordinator.to_string()),
         ];
         let term = PodAffinityTerm {
@@ -151,7 +176,7 @@ fn labels() -> BTreeMap<String, String> {
     let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     BTreeMap::from([
         label("app.kubernetes.io/name", "millrace"),
-        label("app.kubernetes.io/managed-by", API),
+        label("app.kubernetes.io/managed-by", MANAGER),
         label("app.kubernetes.io/component", "reader"),
     ])
 }
@@ -161,7 +186,7 @@ pub fn reader_name(job: &TrainJob, tail: &str) -> String {
     Names::of(job).child(&format!("reader-{tail}"))
 }
 
-/// Who may talk to the readers of a namespace: the API server, and they to nobody.
+/// Who may talk to the readers of a namespace: the REST server, and they to nobody.
 pub fn reader_policy(namespace: &str) -> NetworkPolicy {
     let exists = LabelSelectorRequirement { key: READER.to_owned(), operator: "Exists".to_owned(), values: None };
     let port = NetworkPolicyPort {

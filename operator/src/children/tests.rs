@@ -255,3 +255,43 @@ fn what_can_never_run_is_refused_in_one_sentence() {
         Unable::BadParams(why) => panic!("it is the machine that is too small: {why}"),
     }
 }
+
+/// The request for the files of `job`, as an API server gives it back.
+fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
+    let spec = reader_spec(job, &resolved(job).0, "CLIENTS").unwrap();
+    let mut request = millrace_crds::FileReader::new("job-reader-1", spec);
+    request.metadata.namespace = Some("team".to_owned());
+    request.metadata.uid = Some("6a0c1c3e-0000-4000-8000-000000000002".to_owned());
+    request
+}
+
+#[test]
+fn a_reader_has_one_claim_read_only_and_no_credentials() {
+    let mut job = job("job", "/results/run");
+    job.spec.volumes = vec![JobVolume {
+        name: "results".to_owned(),
+        persistent_volume_claim: Some(ClaimSource { claim_name: "my-results".to_owned() }),
+        config_map: None,
+    }];
+    let path = "/results".to_owned();
+    job.spec.mount_dirs = vec![MountDir { path, volume: "results".to_owned(), sub_path: Some("a/b".to_owned()) }];
+    let request = file_reader(&job);
+    let reader = Reader { request: &request, cluster: &ClusterSpec::default(), image: "localhost/millrace:test" };
+    let pod = reader.pod();
+    assert_eq!(mounts(&pod)["/results"], false, "not to be written");
+    let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.controller), ("FileReader", Some(true)));
+    let spec = pod.spec.unwrap();
+    assert_eq!(spec.automount_service_account_token, Some(false));
+    let volumes = spec.volumes.unwrap();
+    let claims: Vec<_> = volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref()).collect();
+    assert_eq!((claims.len(), claims[0].claim_name.as_str()), (1, "my-results"));
+    let mount = &spec.containers[0].volume_mounts.as_ref().unwrap()[0];
+    assert_eq!(mount.sub_path.as_deref(), Some("a/b"));
+    let identity = Identity { certificate: "C".to_owned(), key: "K".to_owned(), authority: "OPERATORS".to_owned() };
+    let secret = reader.secret(identity).data.unwrap();
+    assert_eq!(secret["ca.crt"].0, b"CLIENTS", "only clients of whoever asked are let in");
+    job.spec.volumes[0].persistent_volume_claim = None;
+    job.spec.volumes[0].config_map = Some(millrace_crds::ConfigSource { name: "texts".to_owned() });
+    assert_eq!(reader_spec(&job, &resolved(&job).0, "CLIENTS"), None, "no other volume is read");
+}

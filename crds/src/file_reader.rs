@@ -1,0 +1,111 @@
+//! `FileReader`: a request for a pod that serves the files of one job.
+//!
+//! The REST server asks for one by creating it; the operator makes the pod, its certificate and its network rules from a
+//! template of its own. So the REST server, which the network reaches, needs no right to create pods or secrets anywhere.
+//! The pod mounts one claim of its namespace, read-only, and nothing else that the request could name.
+
+use kube::core::{Reason, Rule};
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+/// What is to be served, and to whom. Cannot be changed.
+#[derive(CustomResource, KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "millrace.dev",
+    version = "v1alpha1",
+    kind = "FileReader",
+    plural = "filereaders",
+    namespaced,
+    status = "FileReaderStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    doc = "A request of the REST server for a pod that serves the files of one job; the operator makes it.",
+    printcolumn(
+        name = "Job",
+        type_ = "string",
+        json_path = ".spec.jobName",
+        description = "The job whose files are served."
+    ),
+    printcolumn(
+        name = "Address",
+        type_ = "string",
+        json_path = ".status.address",
+        description = "Where they are served."
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = crate::schema::spec)]
+#[x_kube(validation = unchangeable())]
+pub struct FileReaderSpec {
+    /// UID of the job.
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[A-Za-z0-9-]+$"))]
+    pub job_uid: String,
+    /// Name of the job.
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z]([-a-z0-9]*[a-z0-9])?$"))]
+    pub job_name: String,
+    /// The Appliance of the job, which says on what nodes its pods run.
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub appliance: String,
+    /// The directory that is served, as the pod sees it.
+    #[schemars(
+        length(min = 2, max = 2048),
+        regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$")
+    )]
+    pub model_dir: String,
+    /// The claim it lies in, in the reader's namespace.
+    #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub claim_name: String,
+    /// Where the claim is mounted.
+    #[schemars(
+        length(min = 2, max = 1024),
+        regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$")
+    )]
+    pub mount_path: String,
+    /// The part of the claim that is mounted; all of it where this is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 1024),
+        regex(pattern = "^[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*(/[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*)*$")
+    )]
+    pub sub_path: Option<String>,
+    /// Certificate of the authority whose clients are let in, PEM. It is public: the key never leaves whoever asks.
+    #[schemars(length(min = 1, max = 8192))]
+    pub client_authority: String,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = crate::schema::status)]
+pub struct FileReaderStatus {
+    /// Where the files are served, as `host:port`, once they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub address: Option<String>,
+    /// The name in the certificate that is shown there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub server_name: Option<String>,
+    /// Certificate of the authority that vouches for it, PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8192))]
+    pub server_authority: Option<String>,
+    /// Why the files can't be served, in one word: ClaimNotFound or TooManyReaders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub reason: Option<String>,
+    /// The same as a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub message: Option<String>,
+}
+
+/// Reason: the claim does not exist.
+pub const CLAIM_NOT_FOUND: &str = "ClaimNotFound";
+/// Reason: as many readers run as may run at a time.
+pub const TOO_MANY_READERS: &str = "TooManyReaders";
+
+fn unchangeable() -> Rule {
+    Rule::new("self == oldSelf").message("a FileReader cannot be changed: create another").reason(Reason::FieldValueForbidden)
+}

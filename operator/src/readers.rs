@@ -1,0 +1,251 @@
+//! Readers of jobs' files: pods that the REST server asks for by a [`FileReader`], made here from a template of our own.
+//!
+//! A reader ends by itself when nobody asks it any more. Then its FileReader is deleted, and with it goes all that was made
+//! for it. One that does not begin in time is deleted likewise. What a request could do wrong, its definition refuses; what
+//! it could ask for too often has a bound.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::controller::{Action, Config};
+use kube::runtime::events::Recorder;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::{Controller, watcher};
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client, Resource, ResourceExt};
+use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
+use millrace_crds::{Appliance, FileReader, FileReaderStatus};
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::authority::Authority;
+use crate::children::{MANAGER, READER, Reader, ports, reader_policy};
+use crate::error::Error;
+use crate::observe::{condition, is};
+use crate::watch::{chosen, keep};
+
+/// Readers that run at a time, in the whole cluster.
+const MAX_READERS: usize = 64;
+/// For a reader to listen: an image may have to be fetched.
+const BEGIN_WITHIN: Duration = Duration::from_secs(120);
+/// A reader is looked at so often though nothing is heard of it.
+const HEARTBEAT: Duration = Duration::from_secs(30);
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+
+/// What readers are made with.
+pub struct Readers {
+    /// The API server.
+    pub client: Client,
+    /// Makes certificates.
+    pub authority: Arc<Authority>,
+    /// Every appliance.
+    pub appliances: Store<Appliance>,
+    /// Every request.
+    pub requests: Store<FileReader>,
+    /// What the pods run.
+    pub image: String,
+}
+
+/// How a reader's pod is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Condition {
+    /// It is there and does not listen yet.
+    Begins,
+    /// It listens at this address.
+    Listens(String),
+    /// It can't begin, since its claim does not exist: a sentence.
+    WithoutClaim(String),
+    /// It has ended.
+    Ended,
+}
+
+impl Condition {
+    fn of(pod: &Pod) -> Self {
+        let status = pod.status.as_ref();
+        if matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed")) {
+            return Self::Ended;
+        }
+        let unscheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False");
+        let why = unscheduled.and_then(|condition| condition.message.clone());
+        if let Some(why) = why.filter(|why| why.contains("persistentvolumeclaim") && why.contains("not found")) {
+            return Self::WithoutClaim(why);
+        }
+        match status.and_then(|status| status.pod_ip.as_deref()).filter(|_| is(pod, "Ready")) {
+            Some(ip) if ip.contains(':') => Self::Listens(format!("[{ip}]:{}", ports::READER)),
+            Some(ip) => Self::Listens(format!("{ip}:{}", ports::READER)),
+            None => Self::Begins,
+        }
+    }
+}
+
+/// Makes readers and takes them away until `ending` becomes true.
+pub async fn run(
+    client: Client,
+    recorder: Recorder,
+    authority: Arc<Authority>,
+    appliances: Store<Appliance>,
+    image: String,
+    mut ending: watch::Receiver<bool>,
+) {
+    let (requests, changed) = keep::<FileReader>(&client, recorder);
+    let readers = Arc::new(Readers { client: client.clone(), authority, appliances, requests, image });
+    let controller = Controller::for_stream(changed, readers.requests.clone())
+        .with_config(Config::default().concurrency(4))
+        .owns_stream(reader_pods(&client))
+        .graceful_shutdown_on(async move { drop(ending.wait_for(|ended| *ended).await) });
+    let after_failure = |request: Arc<FileReader>, error: &Error, _: Arc<Readers>| {
+        log::warn!("{}: {error}", ObjectRef::from_obj(&*request));
+        Action::requeue(AFTER_FAILURE)
+    };
+    controller.run(reconcile, after_failure, readers).for_each(|_| std::future::ready(())).await;
+}
+
+/// The pods of readers, made, changed or deleted.
+fn reader_pods(client: &Client) -> BoxStream<'static, watcher::Result<PartialObjectMeta<Pod>>> {
+    use kube::runtime::WatchStreamExt;
+    let ours = watcher::Config::default().labels(&format!("{READER},app.kubernetes.io/managed-by={MANAGER}"));
+    chosen::<PartialObjectMeta<Pod>>(client, ours).map(Ok).touched_objects().boxed()
+}
+
+async fn reconcile(request: Arc<FileReader>, readers: Arc<Readers>) -> Result<Action, Error> {
+    if request.metadata.deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    let age = request.creation_timestamp().map(|created| Timestamp::now().duration_since(created.0));
+    let late = age.is_some_and(|age| age.as_secs() >= BEGIN_WITHIN.as_secs() as i64);
+    let old = request.status.clone().unwrap_or_default();
+    match readers.pod(&request).await?.as_ref().map(Condition::of) {
+        // It was there: whoever asks for it again makes another request.
+        None if old.address.is_some() || late => readers.delete(&request).await?,
+        None if readers.before(&request) >= MAX_READERS => {
+            let message = format!("{MAX_READERS} readers of files run already: try again in a moment");
+            readers.refuse(&request, TOO_MANY_READERS, message).await?;
+        }
+        None => readers.make(&request).await?,
+        Some(Condition::Ended) => readers.delete(&request).await?,
+        Some(Condition::Begins) if late => readers.delete(&request).await?,
+        Some(Condition::Begins) => {}
+        Some(Condition::WithoutClaim(why)) => readers.refuse(&request, CLAIM_NOT_FOUND, why).await?,
+        Some(Condition::Listens(address)) => {
+            let mut status = old;
+            status.address = Some(address);
+            readers.record(&request, status).await?;
+        }
+    }
+    Ok(Action::requeue(HEARTBEAT))
+}
+
+impl Readers {
+    fn api<K>(&self, request: &FileReader) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &request.namespace().unwrap_or_default())
+    }
+
+    /// The pod of a request.
+    async fn pod(&self, request: &FileReader) -> Result<Option<Pod>, Error> {
+        let named = ListParams::default().fields(&format!("metadata.name={}", request.name_any()));
+        let found = self.api::<Pod>(request).list(&named).await.map_err(Error::api("look for a reader"))?;
+        let owned = |pod: &Pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == request.uid().as_ref());
+        Ok(found.items.into_iter().find(owned))
+    }
+
+    /// How many requests are older than this one.
+    fn before(&self, request: &FileReader) -> usize {
+        let age = |request: &FileReader| (request.creation_timestamp().map(|time| time.0), request.uid());
+        self.requests.state().iter().filter(|other| age(other) < age(request)).count()
+    }
+
+    /// Makes all that a request asks for.
+    async fn make(&self, request: &FileReader) -> Result<(), Error> {
+        let appliance = self.appliances.get(&ObjectRef::new(&request.spec.appliance));
+        let cluster = appliance.map(|appliance| appliance.spec.clone()).unwrap_or_default();
+        let reader = Reader { request, cluster: &cluster, image: &self.image };
+        let policy = reader_policy(&request.namespace().unwrap_or_default());
+        let policies: Api<NetworkPolicy> = self.api(request);
+        let applied = PatchParams::apply(MANAGER).force();
+        let applied = policies.patch(&policy.name_any(), &applied, &Patch::Apply(&policy)).await;
+        applied.map_err(Error::api("let a reader be reached"))?;
+        let name = reader.server_name();
+        let identity = self.authority.server(&name).map_err(|error| Error::Child(error.to_string()))?;
+        let status = FileReaderStatus {
+            server_name: Some(name),
+            server_authority: Some(identity.authority.clone()),
+            ..FileReaderStatus::default()
+        };
+        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let made = self.api::<Secret>(request).create(&params, &reader.secret(identity)).await;
+        made.map(drop).or_else(unless_there).map_err(Error::api("make a reader's certificate"))?;
+        let made = self.api::<Pod>(request).create(&params, &reader.pod()).await;
+        made.map(drop).or_else(unless_there).map_err(Error::api("make a reader"))?;
+        self.record(request, status).await
+    }
+
+    /// Says why the files can't be served.
+    async fn refuse(&self, request: &FileReader, reason: &str, message: String) -> Result<(), Error> {
+        let reason = Some(reason.to_owned());
+        self.record(request, FileReaderStatus { reason, message: Some(message), ..FileReaderStatus::default() }).await
+    }
+
+    async fn record(&self, request: &FileReader, status: FileReaderStatus) -> Result<(), Error> {
+        if request.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let patch = json!({
+            "apiVersion": FileReader::api_version(&()), "kind": FileReader::kind(&()),
+            "metadata": {"uid": request.uid()}, "status": status,
+        });
+        let params = PatchParams::apply(MANAGER).force();
+        match self.api::<FileReader>(request).patch_status(&request.name_any(), &params, &Patch::Apply(&patch)).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(Error::api("record where a reader is")(error)),
+        }
+    }
+
+    /// Deletes a request, with which all goes that was made for it.
+    async fn delete(&self, request: &FileReader) -> Result<(), Error> {
+        let preconditions = Some(Preconditions { uid: request.uid(), resource_version: None });
+        let params = DeleteParams { preconditions, ..DeleteParams::background() };
+        match self.api::<FileReader>(request).delete(&request.name_any(), &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(Error::api("delete a reader")(error)),
+        }
+    }
+}
+
+fn unless_there(error: kube::Error) -> Result<(), kube::Error> {
+    match error {
+        kube::Error::Api(status) if status.is_already_exists() => Ok(()),
+        error => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_reader_is_stands_in_its_pod() {
+        let of = |status: serde_json::Value| {
+            Condition::of(&serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap())
+        };
+        assert_eq!(of(json!({"phase": "Pending"})), Condition::Begins);
+        assert_eq!(of(json!({"phase": "Succeeded"})), Condition::Ended);
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        let listens = |ip: &str| of(json!({"phase": "Running", "podIP": ip, "conditions": ready}));
+        assert_eq!(listens("10.0.0.1"), Condition::Listens("10.0.0.1:7200".to_owned()));
+        assert_eq!(listens("fd00::1"), Condition::Listens("[fd00::1]:7200".to_owned()));
+        let message = "persistentvolumeclaim \"results\" not found";
+        let lost = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
+        assert_eq!(of(json!({"phase": "Pending", "conditions": lost})), Condition::WithoutClaim(message.to_owned()));
+    }
+}
