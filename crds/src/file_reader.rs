@@ -48,19 +48,13 @@ pub struct FileReaderSpec {
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub appliance: String,
     /// The directory that is served, as the pod sees it.
-    #[schemars(
-        length(min = 2, max = 2048),
-        regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$")
-    )]
+    #[schemars(length(min = 2, max = 2048), regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$"))]
     pub model_dir: String,
     /// The claim it lies in, in the reader's namespace.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub claim_name: String,
     /// Where the claim is mounted.
-    #[schemars(
-        length(min = 2, max = 1024),
-        regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$")
-    )]
+    #[schemars(length(min = 2, max = 1024), regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$"))]
     pub mount_path: String,
     /// The part of the claim that is mounted; all of it where this is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,5 +101,7 @@ pub const CLAIM_NOT_FOUND: &str = "ClaimNotFound";
 pub const TOO_MANY_READERS: &str = "TooManyReaders";
 
 fn unchangeable() -> Rule {
-    Rule::new("self == oldSelf").message("a FileReader cannot be changed: create another").reason(Reason::FieldValueForbidden)
+    Rule::new("self == oldSelf")
+        .message("a FileReader cannot be changed: create another")
+        .reason(Reason::FieldValueForbidden)
 }

@@ -96,8 +96,7 @@ impl World for Cluster {
             }
             // This pod, not one of the next attempt, which has the same name.
             let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
-            let params =
-                DeleteParams { grace_period_seconds: Some(grace), preconditions, ..DeleteParams::default() };
+            let params = DeleteParams { grace_period_seconds: Some(grace), preconditions, ..DeleteParams::default() };
             match pods.delete(&pod.name_any(), &params).await {
                 Ok(_) => {}
                 Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}

@@ -94,11 +94,7 @@ pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<
     }
 }
 
-async fn apply_once(
-    appliances: &Api<Appliance>,
-    document: &Document,
-    recorder: &Recorder,
-) -> Result<(), kube::Error> {
+async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: &Recorder) -> Result<(), kube::Error> {
     let name = &document.metadata.name;
     let digest = document.digest();
     let there = appliances.get_metadata_opt(name).await?;
@@ -185,6 +181,9 @@ mod tests {
             }]},
         });
         let said = overwritten(&serde_json::from_value(refused).unwrap());
-        assert!(said.ends_with("by hand: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"), "{said}");
+        assert!(
+            said.ends_with("by hand: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"),
+            "{said}"
+        );
     }
 }

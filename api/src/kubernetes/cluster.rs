@@ -80,13 +80,8 @@ impl Cluster {
         let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
         let readers = Arc::new(Readers::new(client.clone())?);
         let identity = (namespace, identity);
-        let followers = Arc::new(Followers::new(
-            client.clone(),
-            store.clone(),
-            mirror.clone(),
-            readers.clone(),
-            identity,
-        ));
+        let followers =
+            Arc::new(Followers::new(client.clone(), store.clone(), mirror.clone(), readers.clone(), identity));
         let seen_jobs = seen(&client, job_writer);
         let seen_appliances = seen(&client, appliance_writer);
         let companions = followers.clone();

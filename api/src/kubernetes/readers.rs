@@ -121,7 +121,8 @@ impl Readers {
         };
         let seen = timeout(BEGIN_WITHIN, await_condition(requests.clone(), &name, answered)).await;
         let late = || {
-            let detail = "the reader of the job's files has not begun in time: try again, or see `kubectl describe pod`";
+            let detail =
+                "the reader of the job's files has not begun in time: try again, or see `kubectl describe pod`";
             Refusal::new(Reason::Unavailable, format!("{detail} {name}"))
         };
         let request = match seen {

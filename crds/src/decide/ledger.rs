@@ -172,7 +172,10 @@ pub fn over_committed(capacity: &Amounts, ledger: &[Grant]) -> Option<String> {
     } else {
         return None;
     };
-    Some(format!("{what}: the jobs that hold them go on, and nothing is granted beyond what there is; {}", names(ledger)))
+    Some(format!(
+        "{what}: the jobs that hold them go on, and nothing is granted beyond what there is; {}",
+        names(ledger)
+    ))
 }
 
 /// The jobs of a ledger with their systems, for a person.

@@ -92,11 +92,7 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
 }
 
 /// Who holds what, before anything new is granted.
-async fn look<W: World>(
-    appliance: &Appliance,
-    jobs: &[Arc<TrainJob>],
-    control: &Control<W>,
-) -> Result<Held, Error<W>> {
+async fn look<W: World>(appliance: &Appliance, jobs: &[Arc<TrainJob>], control: &Control<W>) -> Result<Held, Error<W>> {
     let name = appliance.name_any();
     let confirmed = control.confirmed(&name);
     let left_behind = match &confirmed {
@@ -233,8 +229,7 @@ fn events(old: &ApplianceStatus, new: &ApplianceStatus, adopted: &[String], reje
     };
     let warning = |reason: &str, message: String| Event { warning: true, reason: reason.to_owned(), message };
     let begun = [OVER_COMMITTED, DELETING].into_iter().filter(|of| is(old, of).is_none());
-    let mut events: Vec<Event> =
-        begun.filter_map(|of| is(new, of)).map(|it| warning(&it.reason, it.message)).collect();
+    let mut events: Vec<Event> = begun.filter_map(|of| is(new, of)).map(|it| warning(&it.reason, it.message)).collect();
     if !adopted.is_empty() {
         let jobs = adopted.join(", ");
         let message = format!("the ledger was rebuilt: it lacked the systems that the status of {jobs} names");

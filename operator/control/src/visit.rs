@@ -123,8 +123,7 @@ async fn carry_out<W: World>(
                 let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
                 let number = *attempt;
                 let systems = &decision.status.systems;
-                let attempt =
-                    Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
+                let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
                 control.world.run(&attempt, &seen.there).await?;
                 // Where its coordinator is may be known only now; a job of a second has told all before a second try.
                 follow(job, control, Some(resolution), number);

@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, EmptyDirVolumeSource, Pod, PodAffinity, PodAffinityTerm, PodSpec, Probe, Secret,
-    PersistentVolumeClaimVolumeSource, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount,
-    WeightedPodAffinityTerm,
+    Affinity, Container, EmptyDirVolumeSource, PersistentVolumeClaimVolumeSource, Pod, PodAffinity, PodAffinityTerm,
+    PodSpec, Probe, Secret, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
@@ -62,10 +61,8 @@ impl Reader<'_> {
     /// The pod.
     pub fn pod(&self) -> Pod {
         let mut mounts = Mounts::default();
-        let claim = PersistentVolumeClaimVolumeSource {
-            claim_name: self.request.spec.claim_name.clone(),
-            read_only: None,
-        };
+        let claim =
+            PersistentVolumeClaimVolumeSource { claim_name: self.request.spec.claim_name.clone(), read_only: None };
         mounts.own(
             CLAIM,
             &self.request.spec.mount_path,

@@ -46,14 +46,7 @@ fn built<T>(job: &TrainJob, with: impl FnOnce(&Attempt<'_>) -> T) -> T {
     let (resolution, needs) = resolved(job);
     let cluster = ClusterSpec::default();
     let systems = ["csx-4".to_owned(), "csx-7".to_owned()];
-    with(&Attempt {
-        job,
-        resolution: &resolution,
-        cluster: &cluster,
-        number: 3,
-        needs: &needs,
-        systems: &systems,
-    })
+    with(&Attempt { job, resolution: &resolution, cluster: &cluster, number: 3, needs: &needs, systems: &systems })
 }
 
 fn pod<'a>(pods: &'a [Pod], role: &str) -> &'a Pod {

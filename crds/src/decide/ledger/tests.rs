@@ -67,10 +67,7 @@ fn who_holds_what_by_each_record() {
         row("one of another attempt", vec![job("a", 0, &[])], vec![grant("a", 7, &[0])], vec![]),
         row("one of a job that is gone", vec![], vec![one.clone()], vec![]),
         Row { left: &["a"], ..row("of which agents are left", vec![], vec![one.clone()], vec![one.clone()]) },
-        Row {
-            adopted: 1,
-            ..row("the appliance was created anew", vec![job("a", 1, &[0])], vec![], vec![one.clone()])
-        },
+        Row { adopted: 1, ..row("the appliance was created anew", vec![job("a", 1, &[0])], vec![], vec![one.clone()]) },
         Row {
             adopted: 1,
             ..row("its status was edited", vec![job("a", 1, &[0])], vec![grant("a", 1, &[5])], vec![one.clone()])
@@ -197,8 +194,7 @@ impl World {
                 .collect(),
         };
         let confirmed = self.confirmed.clone().unwrap_or_default();
-        let records =
-            Records { jobs: &jobs, confirmed: &confirmed, recorded: &recorded, left_behind: &left_behind };
+        let records = Records { jobs: &jobs, confirmed: &confirmed, recorded: &recorded, left_behind: &left_behind };
         let left = self.jobs.values().filter(running).map(|model| model.job.uid.clone()).collect();
         let mut ledger = held(&records, &left).grants;
         let asks: Vec<Ask> = existing
