@@ -9,6 +9,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 /// What is to be served, and to whom. Cannot be changed.
+#[allow(clippy::duplicated_attributes, reason = "columns of one type")]
 #[derive(CustomResource, KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "millrace.dev",

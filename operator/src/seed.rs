@@ -121,6 +121,7 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
 /// What the values took the place of, by the API server's refusal to apply them beside it.
 fn overwritten(conflict: &Status) -> String {
     let causes = conflict.details.iter().flat_map(|details| &details.causes);
+    let causes = causes.filter(|cause| !cause.field.contains(VALUES_DIGEST));
     let fields: Vec<String> =
         causes.map(|cause| format!("{} ({})", cause.field.trim_start_matches('.'), cause.message)).collect();
     let what = if fields.is_empty() { conflict.message.clone() } else { fields.join(", ") };

@@ -1,0 +1,254 @@
+//! The operator on a real API server without nodes: `cargo test -p millrace-operator --test apiserver -- --ignored`, with
+//! KUBECONFIG set and kubectl in PATH. Nothing else may run there. Pods never start, so that jobs stay in the state Starting,
+//! which is enough to hold systems.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use millrace_crds::{definitions, internal_definitions};
+use serde_json::{Value, json};
+
+const SYSTEM: &str = "millrace-system";
+const TEAM: &str = "team";
+/// For anything to come about.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// For a job to be gone that has nothing to keep.
+const DELETION: Duration = Duration::from_secs(5);
+
+/// Runs kubectl in the namespace of the jobs; what it said, and whether it went well.
+fn try_kubectl(arguments: &[&str], input: &Value) -> Result<String, String> {
+    let mut child = Command::new("kubectl")
+        .args(["--namespace", TEAM])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kubectl is in PATH");
+    child.stdin.take().unwrap().write_all(input.to_string().as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+fn kubectl(arguments: &[&str], input: &Value) -> String {
+    try_kubectl(arguments, input).unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
+}
+
+/// An object; null where there is none.
+fn get(kind: &str, name: &str) -> Value {
+    let found = kubectl(&["get", kind, name, "--ignore-not-found", "-o", "json"], &Value::Null);
+    serde_json::from_str(&found).unwrap_or_default()
+}
+
+/// Waits until `found` finds something. Each look takes kubectl a moment.
+fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "after {PATIENCE:?} still not: {what}");
+    }
+}
+
+/// An operator, ended with this.
+struct Operator(Child);
+
+impl Operator {
+    fn start(identity: &str, appliance: &Path) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_millrace-operator"))
+            .args(["--namespace", SYSTEM, "--identity", identity, "--image", "localhost/millrace:test"])
+            .args(["--listen", "127.0.0.1:0", "--rest-server", "false", "--appliance"])
+            .arg(appliance)
+            .spawn()
+            .unwrap();
+        until(&format!("{identity} leads"), || {
+            let lease = kubectl(
+                &["get", "lease", "millrace-operator", "-n", SYSTEM, "--ignore-not-found", "-o", "json"],
+                &Value::Null,
+            );
+            let lease: Value = serde_json::from_str(&lease).unwrap_or_default();
+            (lease["spec"]["holderIdentity"] == identity).then_some(())
+        });
+        Self(child)
+    }
+
+    /// Ends it in good order, so that the next one need not wait.
+    fn end(mut self) {
+        Command::new("kill").arg(self.0.id().to_string()).status().unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The chart's values, as the operator is given them.
+fn write_values(path: &Path, systems: u32) {
+    let document = json!({
+        "apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"},
+        "spec": {"systems": systems},
+    });
+    std::fs::write(path, document.to_string()).unwrap();
+}
+
+fn create_job(name: &str, systems: u32) {
+    let params = json!({
+        "train_input": {
+            "data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8,
+        },
+        "model": {
+            "name": "gpt2", "vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 1,
+            "max_position_embeddings": 8,
+        },
+        "optimizer": {"optimizer_type": "SGD", "learning_rate": 0.1},
+        "runconfig": {"max_steps": 1},
+    });
+    let job = json!({
+        "apiVersion": "millrace.dev/v1alpha1", "kind": "TrainJob",
+        "metadata": {"name": name, "finalizers": ["millrace.dev/archive"]},
+        "spec": {"numCsx": systems, "params": params},
+    });
+    kubectl(&["create", "-f", "-"], &job);
+}
+
+/// The systems in a job's status; `None` while there are none.
+fn systems(job: &str) -> Option<BTreeSet<String>> {
+    let systems = get("trainjob", job)["status"]["systems"].clone();
+    serde_json::from_value(systems).ok().filter(|systems: &BTreeSet<String>| !systems.is_empty())
+}
+
+/// The systems of a job by the ledger, in which none may stand twice.
+fn granted(job: &str) -> Option<BTreeSet<String>> {
+    let appliance = get("appliance", "default");
+    let grants = appliance["status"]["grants"].as_array().cloned().unwrap_or_default();
+    let all: Vec<&Value> = grants.iter().flat_map(|grant| grant["systems"].as_array().unwrap()).collect();
+    let once: BTreeSet<&str> = all.iter().filter_map(|system| system.as_str()).collect();
+    assert_eq!(all.len(), once.len(), "a system is granted twice: {grants:?}");
+    let own = grants.iter().find(|grant| grant["name"] == job)?;
+    serde_json::from_value(own["systems"].clone()).ok()
+}
+
+fn condition(object: &Value, of: &str) -> Value {
+    let mut conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.find(|condition| condition["type"] == of).cloned().unwrap_or_default()
+}
+
+fn patch_appliance(patch: &Value) {
+    kubectl(&["patch", "appliance", "default", "--type=merge", "--patch", &patch.to_string()], &Value::Null);
+}
+
+fn install() {
+    for definition in definitions().into_iter().chain(internal_definitions()) {
+        kubectl(&["apply", "--server-side", "-f", "-"], &serde_json::to_value(definition).unwrap());
+    }
+    let kinds = ["crd/trainjobs.millrace.dev", "crd/appliances.millrace.dev", "crd/filereaders.millrace.dev"];
+    kubectl(&[&["wait", "--for=condition=Established"][..], &kinds].concat(), &Value::Null);
+    for name in [SYSTEM, TEAM] {
+        kubectl(&["create", "namespace", name], &Value::Null);
+    }
+}
+
+#[test]
+#[ignore = "needs an API server"]
+fn no_system_is_granted_twice_and_no_change_is_lost() {
+    install();
+    let folder = tempfile::tempdir().unwrap();
+    let values = folder.path().join("appliance.json");
+    write_values(&values, 4);
+    let operator = Operator::start("one", &values);
+    create_job("a", 2);
+    let own = until("a has systems", || systems("a"));
+    a_lost_status_is_rebuilt(&own);
+    a_deleted_appliance_stays_while_it_is_in_use();
+    one_that_is_created_again_grants_nothing_twice(&own);
+    let operator = a_change_by_hand_stays(operator, &values);
+    let operator = other_values_replace_it_and_say_so(operator, &values);
+    jobs_without_steps_go_at_once();
+    until("nothing holds the appliance", || {
+        get("appliance", "default")["metadata"]["finalizers"].is_null().then_some(())
+    });
+    operator.end();
+    kubectl(&["delete", "appliance", "default", "--timeout=5s"], &Value::Null);
+}
+
+fn a_lost_status_is_rebuilt(own: &BTreeSet<String>) {
+    let lost = ["patch", "appliance", "default", "--subresource=status", "--type=merge", "--patch"];
+    kubectl(&[&lost[..], &[r#"{"status":{"grants":[]}}"#]].concat(), &Value::Null);
+    until("the ledger is rebuilt", || (granted("a").as_ref() == Some(own)).then_some(()));
+}
+
+fn a_deleted_appliance_stays_while_it_is_in_use() {
+    kubectl(&["delete", "appliance", "default", "--wait=false"], &Value::Null);
+    until("it says why it stays", || {
+        let why = condition(&get("appliance", "default"), "Deleting")["message"].clone();
+        why.as_str()?.contains("team/a (csx-0 csx-1)").then_some(())
+    });
+    create_job("b", 2);
+    until("it grants nothing", || {
+        (condition(&get("trainjob", "b"), "Admitted")["reason"] == "NoAppliance").then_some(())
+    });
+}
+
+fn one_that_is_created_again_grants_nothing_twice(own: &BTreeSet<String>) {
+    let before = get("appliance", "default");
+    patch_appliance(&json!({"metadata": {"finalizers": null}}));
+    until("it is gone", || get("appliance", "default").is_null().then_some(()));
+    let again = json!({
+        "apiVersion": before["apiVersion"], "kind": "Appliance", "spec": before["spec"],
+        "metadata": {"name": "default", "annotations": before["metadata"]["annotations"]},
+    });
+    kubectl(&["create", "-f", "-"], &again);
+    let others = until("b has systems", || systems("b"));
+    assert!(others.is_disjoint(own), "{others:?} and {own:?}");
+    until("the ledger has both", || (granted("a").as_ref() == Some(own) && granted("b").is_some()).then_some(()));
+}
+
+fn a_change_by_hand_stays(operator: Operator, values: &Path) -> Operator {
+    patch_appliance(&json!({"spec": {"systems": 1}}));
+    until("over-use is told", || {
+        (condition(&get("appliance", "default"), "OverCommitted")["status"] == "True").then_some(())
+    });
+    create_job("c", 1);
+    operator.end();
+    let operator = Operator::start("two", values);
+    until("c waits", || get("trainjob", "c")["status"]["queue"]["position"].as_u64());
+    assert_eq!(get("appliance", "default")["spec"]["systems"], 1, "nobody takes back what was changed by hand");
+    assert!(systems("a").is_some() && systems("b").is_some(), "whoever holds systems goes on");
+    operator
+}
+
+fn other_values_replace_it_and_say_so(operator: Operator, values: &Path) -> Operator {
+    operator.end();
+    write_values(values, 5);
+    let operator = Operator::start("three", values);
+    assert_eq!(get("appliance", "default")["spec"]["systems"], 5);
+    let told = ["get", "events.events.k8s.io", "-n", "default", "-o", "json"];
+    until("an event says what was replaced", || {
+        let events: Value = serde_json::from_str(&kubectl(&told, &Value::Null)).unwrap();
+        let notes = events["items"].as_array()?.iter().filter(|event| event["reason"] == "ValuesReplacedEdit");
+        notes
+            .clone()
+            .any(|event| event["note"].as_str().is_some_and(|note| note.contains("spec.systems")))
+            .then_some(())
+    });
+    until("c has a system", || systems("c"));
+    granted("c").unwrap();
+    operator
+}
+
+fn jobs_without_steps_go_at_once() {
+    for job in ["a", "b", "c"] {
+        let began = Instant::now();
+        kubectl(&["delete", "trainjob", job], &Value::Null);
+        assert!(began.elapsed() < DELETION, "deleting {job} took {:?}", began.elapsed());
+    }
+}
