@@ -186,7 +186,7 @@ fn golden<T: serde::de::DeserializeOwned>(name: &str) -> T {
 fn a_job_of_the_first_release_starts_its_agents_as_that_release_did() {
     let (job, record): (TrainJob, Resolution) = (golden("trainjob.json"), golden("resolved.json"));
     let (needs, cluster) = (needs(&record, job.spec.num_csx).unwrap(), ClusterSpec::default());
-    let attempt = Attempt { job: &job, resolution: &record, cluster: &cluster, number: 3, needs: &needs };
+    let attempt = Attempt { job: &job, resolution: &record, cluster: &cluster, number: 3, needs: &needs, systems: &[] };
     let map = launch(&attempt).unwrap().data.unwrap();
     let document: serde_json::Value = serde_json::from_str(&map["launch.json"]).unwrap();
     assert_eq!(document, golden::<serde_json::Value>("launch.json"));
@@ -271,7 +271,7 @@ fn a_reader_has_one_claim_read_only_and_no_credentials() {
     let request = file_reader(&job);
     let reader = Reader { request: &request, cluster: &ClusterSpec::default(), image: "localhost/millrace:test" };
     let pod = reader.pod();
-    assert_eq!(mounts(&pod)["/results"], false, "not to be written");
+    assert!(!mounts(&pod)["/results"], "not to be written");
     let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
     assert_eq!((owner.kind.as_str(), owner.controller), ("FileReader", Some(true)));
     let spec = pod.spec.unwrap();

@@ -254,7 +254,7 @@ impl World {
             // The last agent is gone: it is over, or it waits again.
             model.agents.clear();
             model.job.systems.clear();
-            model.job.finished = uid.len() % 2 == 0;
+            model.job.finished = uid.len().is_multiple_of(2);
         } else if chance == 1 {
             model.job.attempt += 1;
         }
