@@ -45,7 +45,7 @@ pub use changes::{Change, What};
 pub use error::{Error, Result};
 pub use events::{Event, NewEvent};
 pub use jobs::{Content, Created, Cursor, Filter, Job, Key, NewJob, Page};
-pub use journal::{Entry, Kind, Mode, Query};
+pub use journal::{Entry, Kind, Mode, Query, RECENT_STEPS};
 pub use open::Options;
 pub use tokens::Token;
 
@@ -78,6 +78,16 @@ impl Store {
     /// [`Error::Busy`] or [`Error::Broken`] where it does not.
     pub async fn ping(&self) -> Result<()> {
         sql("SELECT 1 AS one").first(&self.inner.read).await?;
+        Ok(())
+    }
+
+    /// Writes a consistent copy of a SQLite database into a new file, also while others write to it.
+    ///
+    /// # Errors
+    /// The file is there, or can't be written; the database is none of SQLite.
+    pub async fn copy_to(&self, file: &std::path::Path) -> Result<()> {
+        let file = file.to_str().ok_or_else(|| Error::Url(format!("{} is not UTF-8", file.display())))?;
+        sql("VACUUM INTO $1").bind(file).execute(&self.inner.write).await?;
         Ok(())
     }
 

@@ -7,7 +7,10 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AnyConnection, SqlSafeStr};
 
 /// Every step: its text, named by what it does. The first is 1.
-const STEPS: &[(&str, &str)] = &[("initial", include_str!("../migrations/0001_initial.sql"))];
+const STEPS: &[(&str, &str)] = &[
+    ("initial", include_str!("../migrations/0001_initial.sql")),
+    ("history", include_str!("../migrations/0002_history.sql")),
+];
 
 /// The number of the newest schema.
 pub(crate) const NEWEST: i64 = STEPS.len() as i64;

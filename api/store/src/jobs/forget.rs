@@ -5,7 +5,7 @@ use crate::sql::{Columns, sql};
 use crate::{Mode, Store, What};
 
 /// The most rows that are deleted at once, so that other writers get their turn.
-const PIECE: i64 = 10_000;
+pub(crate) const PIECE: i64 = 10_000;
 
 impl Store {
     /// Forgets a job and all under it, its key too. Made in pieces: one that was interrupted is repeated. False where there is
@@ -14,10 +14,7 @@ impl Store {
     /// # Errors
     /// As [`Store::replace_job`].
     pub async fn forget(&self, uid: &str) -> Result<bool> {
-        while self.forget_entries(uid).await? {}
-        for mode in Mode::ALL {
-            while self.forget_points(uid, mode).await? {}
-        }
+        self.forget_journal(uid).await?;
         let mut transaction = self.begin().await?;
         // What is left under it goes with it.
         let forgotten = sql("DELETE FROM jobs WHERE uid = $1").bind(uid).execute(&mut *transaction).await?;
@@ -54,6 +51,18 @@ impl Store {
             self.forget(uid).await?;
         }
         Ok(over)
+    }
+
+    /// Removes a job's journal, and its curves with it; the number of its newest entry stays known. Made in pieces.
+    pub(crate) async fn forget_journal(&self, uid: &str) -> Result<()> {
+        while self.forget_entries(uid).await? {}
+        for mode in Mode::ALL {
+            while self.forget_points(uid, mode).await? {}
+        }
+        let mut transaction = self.begin().await?;
+        sql("UPDATE numbers SET bytes = 0 WHERE uid = $1").bind(uid).execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(())
     }
 
     /// A piece of a journal; false once nothing is left.

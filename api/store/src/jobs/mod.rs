@@ -14,6 +14,7 @@ use sqlx::{Any, AnyConnection, Executor};
 
 pub use create::Created;
 pub use cursor::Cursor;
+pub(crate) use forget::PIECE;
 pub use list::{Filter, Page};
 
 use crate::error::{Error, Result};

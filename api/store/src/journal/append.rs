@@ -3,6 +3,7 @@
 use sqlx::AnyConnection;
 
 use super::curve::{Curve, revise};
+use super::thin::ENTRY_BYTES;
 use super::{Entry, Mode};
 use crate::error::{Error, Result};
 use crate::sql::{Columns, Value, insert, signed, sql};
@@ -25,9 +26,11 @@ impl Store {
         for (mode, curve) in Mode::ALL.into_iter().zip(revise(&fresh)) {
             draw(&mut transaction, uid, mode, &curve).await?;
         }
-        sql("UPDATE numbers SET entry = $1 WHERE uid = $2")
+        let bytes = |entry: &&Entry| ENTRY_BYTES.saturating_add_unsigned(entry.body.len() as u64);
+        sql("UPDATE numbers SET entry = $1, bytes = bytes + $3 WHERE uid = $2")
             .bind(signed("the number", newest)?)
             .bind(uid)
+            .bind(fresh.iter().map(bytes).fold(0, i64::saturating_add))
             .execute(&mut *transaction)
             .await?;
         self.commit(transaction, uid, What::Entries).await?;

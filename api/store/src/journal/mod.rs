@@ -3,10 +3,12 @@
 mod append;
 mod curve;
 mod read;
+mod thin;
 
 use sqlx::any::AnyRow;
 
 pub use read::Query;
+pub use thin::RECENT_STEPS;
 
 use crate::Store;
 use crate::error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use millrace_store::{Entry, Error, Kind, Mode, Query, Store};
+use millrace_store::{Content, Entry, Error, Kind, Mode, Query, RECENT_STEPS, Store};
 
 use crate::jobs::{job, make};
 use crate::random::Random;
@@ -15,6 +15,8 @@ behaviours![
     evaluations_of_steps_that_were_undone_are_left_out,
     a_curve_is_what_the_newest_attempt_makes_of_it,
     a_long_curve_is_thinned_between_its_ends,
+    old_steps_of_a_curve_are_forgotten_and_new_ones_are_not,
+    journals_of_jobs_that_are_over_make_room,
 ];
 
 pub fn metric(number: u64, mode: Mode, step: u64) -> Entry {
@@ -198,4 +200,68 @@ async fn a_long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratc
     let far = (1 << 53) - 1;
     store.append("a", &[metric(2000, Mode::Train, far)]).await.unwrap();
     assert_eq!(steps(3).await, [7, far]);
+}
+
+/// Everything that is left of a job's metrics.
+async fn metrics_left(store: &Store, uid: &str) -> Vec<Entry> {
+    store.entries(uid, &Query { kinds: vec![Kind::Metric], limit: u32::MAX, ..Query::default() }).await.unwrap()
+}
+
+async fn old_steps_of_a_curve_are_forgotten_and_new_ones_are_not(Scratch { store, .. }: &Scratch) {
+    const STEPS: u64 = 100_000;
+    let recent = RECENT_STEPS as u64;
+    make(store, &job("a", 1)).await;
+    make(store, &job("b", 2)).await;
+    for first in (1..=STEPS).step_by(2000) {
+        append_steps(store, "a", first..=first + 1999).await;
+    }
+    append_steps(store, "b", 1..=1000).await;
+    // Steps that were taken twice count once.
+    let again = (STEPS - 999..=STEPS).map(|step| metric(step + 1000, Mode::Train, step)).collect::<Vec<_>>();
+    store.append("a", &again).await.unwrap();
+    let before = store.history_bytes().await.unwrap();
+    assert!(store.thin_curves().await.unwrap() > STEPS / 2);
+
+    let left = metrics_left(store, "a").await;
+    assert!((recent as usize..3 * RECENT_STEPS as usize + 1000).contains(&left.len()), "{}", left.len());
+    let curve = store.metrics("a", Mode::Train, u32::MAX).await.unwrap();
+    let steps: Vec<u64> = curve.iter().map(|point| point.step.unwrap()).collect();
+    assert_eq!((steps[0], steps[steps.len() - 1]), (1, STEPS));
+    assert!(steps.ends_with(&(STEPS - recent + 1..=STEPS).collect::<Vec<_>>()), "recent steps are whole");
+    let gaps: Vec<u64> = steps.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(gaps.windows(2).skip(1).all(|two| two[0] >= two[1]) && gaps[1] <= 16, "gaps get smaller towards the end");
+    assert_eq!(metrics_left(store, "b").await.len(), 1000, "a short curve stays as it is");
+    let after = store.history_bytes().await.unwrap();
+    assert!(after < before / 3, "{after} of {before}");
+    assert_eq!(store.thin_curves().await.unwrap(), 0, "what is thinned stays so");
+
+    // More steps only take away from what is kept.
+    append_steps(store, "a", STEPS + 1001..=STEPS + 3000).await;
+    store.thin_curves().await.unwrap();
+    let later = store.metrics("a", Mode::Train, u32::MAX).await.unwrap();
+    let later: Vec<u64> = later.iter().map(|point| point.step.unwrap()).filter(|step| *step <= STEPS).collect();
+    assert!(later.len() < steps.len() && later.iter().all(|step| steps.contains(step)));
+}
+
+async fn journals_of_jobs_that_are_over_make_room(Scratch { store, .. }: &Scratch) {
+    for (uid, created) in [("old", 1), ("newer", 2), ("runs", 3)] {
+        make(store, &job(uid, created)).await;
+        let lines: Vec<Entry> = (1..=1000).map(|number| log(number, "cs2-0", 2)).collect();
+        store.append(uid, &lines).await.unwrap();
+    }
+    for (uid, finished) in [("old", 10), ("newer", 20)] {
+        let over = Content { finished_ms: Some(finished), ..job(uid, 1).content };
+        store.replace_job(uid, 1, &over).await.unwrap().unwrap();
+    }
+    let whole = store.history_bytes().await.unwrap();
+    assert!(store.shrink_history(whole).await.unwrap().is_empty());
+    assert_eq!(store.shrink_history(whole - 1).await.unwrap(), ["old"]);
+    assert!(store.job("old").await.unwrap().is_some(), "the job stays");
+    assert_eq!(store.newest_entry("old").await.unwrap(), 1000, "a copy does not begin anew");
+    assert_eq!(store.shrink_history(whole / 6).await.unwrap(), ["newer", "runs"]);
+    let left = store.entries("runs", &Query { limit: 2000, ..Query::default() }).await.unwrap();
+    assert!(left.len() <= 500 && left.last().unwrap().number == 1000, "the newest lines stay");
+    assert!(store.history_bytes().await.unwrap() <= whole / 6);
+    store.shrink_history(0).await.unwrap();
+    assert_eq!(store.history_bytes().await.unwrap(), 0);
 }
