@@ -30,11 +30,13 @@ pub struct Order {
     /// Where.
     pub namespace: String,
     /// The TrainJob as JSON, its name and annotations set.
-    pub object: Value,
+    pub object: Arc<Value>,
     /// Small texts that were uploaded with it.
     pub texts: Option<Texts>,
     /// Who asks.
     pub submitter: String,
+    /// Whose budget what it takes to check and plan the job is counted on.
+    pub account: String,
     /// Names the request, so that a second one makes no second job.
     pub key: Option<Key>,
 }
@@ -82,6 +84,17 @@ pub enum Created {
     Replayed(Box<TrainJob>),
 }
 
+/// A job that is to be changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// Its UID.
+    pub uid: &'a str,
+}
+
 /// A change that a user may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -112,8 +125,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Makes the job, unless the same request made it before.
     async fn create(&self, order: Order) -> Result<Created>;
 
-    /// Changes the job of this UID.
-    async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob>;
+    /// Changes the job of this UID, at the cost of an account's budget.
+    async fn change(&self, account: &str, job: Target<'_>, change: Change) -> Result<TrainJob>;
 
     /// Deletes the job of this UID; what it was.
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob>;

@@ -7,11 +7,16 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use millrace_store::{Options, Store};
 
+use crate::backup::{self, Backup, Restore};
 use crate::reader::{self, Reader};
 use crate::serve::{self, Serve};
 
 /// For what waits for a disk when everything else has ended, such as a checkpoint that is exported.
 const LINGERING: Duration = Duration::from_secs(5);
+
+/// Threads that answer requests. What computes for long has threads of its own.
+const MIN_THREADS: usize = 2;
+const MAX_THREADS: usize = 8;
 
 /// REST for user nodes: runs jobs on this machine and serves what they do
 #[derive(Clone, Debug, Parser)]
@@ -27,6 +32,10 @@ enum Task {
     Serve(Serve),
     /// Serves the files of one job to a REST server elsewhere, until nobody asks any more
     Reader(Reader),
+    /// Writes what a server keeps into one file, also while it runs; checkpoints apart
+    Backup(Backup),
+    /// Reads such a file into an empty data directory
+    Restore(Restore),
     /// Prints the OpenAPI document
     Openapi,
     /// Makes a token and prints its secret, once
@@ -79,7 +88,8 @@ impl Database {
 
 /// Does what the command line says.
 pub fn run(args: Args) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let threads = std::thread::available_parallelism().map_or(MIN_THREADS, usize::from).clamp(MIN_THREADS, MAX_THREADS);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     let done = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         let done = runtime.block_on(async {
             match args.task {
@@ -90,6 +100,8 @@ pub fn run(args: Args) -> ExitCode {
                 Task::Serve(args) => serve::run(args).await,
                 Task::Reader(args) => reader::run(args).await,
                 Task::Token(args) => make_token(args).await,
+                Task::Backup(args) => backup::backup(args).await,
+                Task::Restore(args) => backup::restore(&args),
             }
         });
         runtime.shutdown_timeout(LINGERING);

@@ -4,15 +4,19 @@
 //! * [`process`]: the backend that runs jobs as processes of this machine.
 //! * [`kubernetes`]: the backend that has jobs run as pods of a cluster. [`judge`]: the seam to its accounts and rights.
 //! * [`definition`]: what an API server does with an object before it keeps it.
+//! * [`compute`]: threads and budgets for what takes long to compute.
 //! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
 //! * [`reader`]: the program that serves them where they lie.
 //! * [`unheard`]: journals as files have them.
 //! * [`metrics`]: what is counted for Prometheus.
 //! * [`request`]: what the lines of one request in the log have in common.
+//! * [`backup`]: what a server keeps, as one file.
 //! * [`serve`](mod@serve): everything put together.
 
 pub mod backend;
+pub mod backup;
 pub mod cli;
+pub mod compute;
 pub mod definition;
 pub mod document;
 pub mod files;

@@ -1,7 +1,7 @@
 //! Everything put together: database, backend, routes, and an end in good order.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +9,26 @@ use std::time::Duration;
 use anyhow::Context as _;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
+use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Resource};
+use millrace_control::Workers;
 use millrace_control::program::{end_signals, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::{ApplianceDocument, ApplianceSpec};
-use millrace_store::Store;
+use millrace_store::{NewEvent, Store};
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
 use crate::cli::Database;
+use crate::compute::Compute;
 use crate::definition::Definition;
+use crate::files::DEFAULT_EXPORT_BYTES;
 use crate::kubernetes::{self, Cluster, Reviews};
 use crate::metrics::Traffic;
 use crate::process::{Directories, Local, Settings};
 use crate::refusal::Refusal;
-use crate::rest::{Access, Api, Pace, forget_sessions, router};
+use crate::rest::{Access, Api, Pace, Proxies, forget_sessions, router};
 use crate::tls::{self, Files};
 
 /// For the head of a request to come.
@@ -32,8 +36,8 @@ const HEADERS: Duration = Duration::from_secs(30);
 /// For requests that are under way to end.
 const DRAINING: Duration = Duration::from_secs(5);
 
-/// Between two looks for jobs to forget.
-const FORGETTING: Duration = Duration::from_secs(3600);
+/// Between two looks for history to forget.
+const FORGETTING: Duration = Duration::from_secs(600);
 /// Systems of the default machine: as many jobs as one computer can bear.
 const SYSTEMS: u64 = 8;
 
@@ -67,12 +71,21 @@ pub struct Serve {
     /// HTTPS with a certificate of the server's own, kept in the data directory; give its names, once for each
     #[arg(long = "tls-self-made", value_name = "NAME", conflicts_with = "tls_cert")]
     tls_names: Vec<String>,
+    /// A proxy, or a network of proxies, whose X-Forwarded-For or Forwarded says where a request comes from; once for each
+    #[arg(long = "trusted-proxy", env = "MILLRACE_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',', value_parser = network)]
+    trusted_proxies: Vec<IpNet>,
     /// YAML file of the Appliance's spec; the default machine where this is left out
     #[arg(long)]
     appliance: Option<PathBuf>,
     /// Days that the history of a job is kept after its end, and an API token after its own; a job's files are never touched
     #[arg(long, default_value_t = 365)]
     keep_days: u32,
+    /// Bytes that the logs and curves of all jobs have at most, about: beyond that those of jobs that are over go, the oldest first
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
+    keep_bytes: u64,
+    /// Bytes of checkpoints exported for downloads that are kept at most, together; on Kubernetes they lie in pods of their own
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_EXPORT_BYTES)]
+    export_bytes: u64,
     /// What relative data paths of params are relative to
     #[arg(long, default_value = ".")]
     inputs: PathBuf,
@@ -116,6 +129,14 @@ fn volumes(given: &[(String, PathBuf)]) -> anyhow::Result<BTreeMap<String, PathB
     Ok(volumes)
 }
 
+/// A network as `10.0.0.0/8`, or a single address.
+fn network(text: &str) -> Result<IpNet, String> {
+    let address = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse()
+        .or_else(|_| address())
+        .map_err(|_| format!("{text:?} is no network: write it as 10.0.0.0/8 or fd00::/8"))
+}
+
 /// Serves until it is told to end.
 ///
 /// # Errors
@@ -135,11 +156,12 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let listener = std::net::TcpListener::bind(args.listen)
         .with_context(|| format!("can't listen on {}; choose another --listen", args.listen))?;
     let store = args.database.open().await?;
+    let compute = Compute::new(Workers::for_this_machine());
     let mut end = ending.clone();
     let started = async {
         match args.backend {
-            Kind::Process => process(&args, &store).await,
-            Kind::Kubernetes => kubernetes(&args, &store).await,
+            Kind::Process => process(&args, &store, &compute).await,
+            Kind::Kubernetes => kubernetes(&args, &store, &compute).await,
         }
     };
     let (backend, access) = tokio::select! {
@@ -147,12 +169,15 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
         // A cluster may keep it waiting; what a machine's server has begun by then ends with it.
         _ = end.wait_for(|ended| *ended) => return Ok(()),
     };
-    let forgetting = tokio::spawn(forget(backend.clone(), store.clone(), args.keep_days));
+    let keep = Keep { days: args.keep_days, bytes: args.keep_bytes };
+    let forgetting = tokio::spawn(forget(backend.clone(), store.clone(), keep));
     let api = Api {
         backend: backend.clone(),
         store: store.clone(),
         access,
         pace: Pace::default(),
+        proxies: Proxies::new(args.trusted_proxies.clone()),
+        compute,
         traffic: Traffic::default(),
     };
     let routes = router(Arc::new(api));
@@ -191,14 +216,20 @@ fn prepared<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Se
 }
 
 /// Jobs as processes of this machine, which whoever is on it may ask for everything.
-async fn process(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
+async fn process(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
     // As they are, whatever leads to them: what lies in the one must not be read by way of the other.
     let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
     let directories =
         Directories { data: real(&args.database.data)?, inputs: real(&args.inputs)?, volumes: volumes(&args.volumes)? };
     let local = Local::start(
         store.clone(),
-        Settings { directories, holds_database: args.database.database.is_none(), appliance: appliance(args)? },
+        Settings {
+            directories,
+            holds_database: args.database.database.is_none(),
+            appliance: appliance(args)?,
+            compute: compute.clone(),
+            export_bytes: args.export_bytes,
+        },
     )
     .await?;
     let open = args.listen.ip().is_loopback() && !args.require_token;
@@ -206,7 +237,7 @@ async fn process(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Backend
 }
 
 /// Jobs as TrainJobs of a cluster, whose accounts may do here what they may do there.
-async fn kubernetes(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
+async fn kubernetes(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
     if args.image.is_empty() {
         anyhow::bail!("the pods that read jobs' files need an image: give this server's own by --image");
     }
@@ -216,14 +247,44 @@ async fn kubernetes(args: &Serve, store: &Store) -> anyhow::Result<(Arc<dyn Back
         namespace: args.namespace.clone(),
         image: args.image.clone(),
         identity: args.identity.clone(),
+        compute: compute.clone(),
     };
     let cluster = Cluster::start(client.clone(), store.clone(), settings).await?;
     Ok((Arc::new(cluster), Access::Cluster(Arc::new(Reviews::new(client)))))
 }
 
-/// Forgets jobs and tokens that were over so many days ago, and sessions that are.
-async fn forget(backend: Arc<dyn Backend>, store: Store, days: u32) {
+/// How much history is kept.
+#[derive(Clone, Copy, Debug)]
+struct Keep {
+    /// Days of jobs that are over.
+    days: u32,
+    /// Bytes of logs and curves.
+    bytes: u64,
+}
+
+/// Thins old curves, and removes logs and curves beyond the limit.
+async fn bound_history(store: &Store, bytes: u64) -> Result<(), Refusal> {
+    let thinned = store.thin_curves().await?;
+    if thinned > 0 {
+        log::info!("removed {thinned} point(s) of long curves that stand close together; model_dirs have all of them");
+    }
+    for uid in store.shrink_history(bytes).await? {
+        log::info!(
+            "{uid}: logs and curves, or old parts of them, were removed: all together have more than {bytes} bytes"
+        );
+        let message =
+            "old logs and curves were removed, as the history of all jobs has a limit; model_dir still has them";
+        let (reason, at_ms) = ("HistoryRemoved".to_owned(), Timestamp::now().as_millisecond());
+        store.add_event(&uid, &NewEvent { at_ms, warning: false, reason, message: message.to_owned() }).await?;
+    }
+    Ok(())
+}
+
+/// Forgets jobs and tokens that were over so many days ago, and sessions that are; bounds the rest.
+async fn forget(backend: Arc<dyn Backend>, store: Store, Keep { days, bytes }: Keep) {
     loop {
+        // The database's own words are logged already.
+        let _ = bound_history(&store, bytes).await;
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
         let mut forgotten = 0;
         // The database's own words are logged already.

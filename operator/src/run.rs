@@ -12,7 +12,7 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
 use millrace_control::program::{self, end_signals};
-use millrace_control::{Control, Parts, Streams};
+use millrace_control::{Control, Parts, Streams, Workers};
 use millrace_crds::{Appliance, TrainJob};
 use tokio::sync::{mpsc, watch};
 
@@ -115,7 +115,8 @@ async fn lead(
     let world = Cluster::new(client.clone(), authority, recorder, epoch, args.rest_server)?;
     let site = Arc::new(Pods { image: args.image });
     let (visits, wanted) = mpsc::unbounded_channel();
-    let control = Control::new(Parts { world: Arc::new(world), site, jobs, appliances, metrics, visits });
+    let workers = Workers::for_this_machine();
+    let control = Control::new(Parts { world: Arc::new(world), site, jobs, appliances, metrics, visits, workers });
     let streams = Streams {
         jobs: changed_jobs,
         appliances: changed_appliances,

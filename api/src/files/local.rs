@@ -6,25 +6,25 @@ use std::path::{Component, Path, PathBuf};
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::jiff::Timestamp;
-use millrace_checkpoint::{Checkpoint, CheckpointInfo, MANIFEST, hf};
+use millrace_checkpoint::CheckpointInfo;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
 
-use super::{CheckpointFiles, Content, FileInfo, Files, Opened, PIECE, Pieces, Shelf};
+use super::{CheckpointFiles, Content, Exports, FileInfo, Files, Opened, PIECE, Pieces, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Files on this machine.
 #[derive(Clone, Debug)]
 pub struct LocalFiles {
     model_dir: PathBuf,
-    /// Where exported checkpoints are kept, by their digest.
-    exports: PathBuf,
+    /// The exported checkpoints of the job.
+    exports: Exports,
 }
 
 impl LocalFiles {
-    /// Of `model_dir`; `exports` is the server's own.
-    pub const fn new(model_dir: PathBuf, exports: PathBuf) -> Self {
+    /// Of `model_dir`, with the exports of its job.
+    pub const fn new(model_dir: PathBuf, exports: Exports) -> Self {
         Self { model_dir, exports }
     }
 
@@ -37,10 +37,7 @@ impl LocalFiles {
         match shelf {
             Shelf::Checkpoint(step) => Ok(self.checkpoint_dir(*step)),
             Shelf::Artifacts => Ok(self.model_dir.clone()),
-            Shelf::HuggingFace(step) => {
-                let (dir, exports) = (self.checkpoint_dir(*step), self.exports.clone());
-                blocking(move || exported(&dir, &exports)).await
-            }
+            Shelf::HuggingFace(step) => self.exports.of(self.checkpoint_dir(*step)).await,
         }
     }
 }
@@ -104,31 +101,6 @@ impl Content for File {
     }
 }
 
-/// The directory in which a checkpoint is exported, made if it is not there yet.
-fn exported(dir: &Path, exports: &Path) -> Result<PathBuf> {
-    let checkpoint = Checkpoint::open(dir).map_err(|error| match error {
-        millrace_checkpoint::Error::NotACheckpoint { .. } => {
-            no_file(&dir.file_name().unwrap_or_default().to_string_lossy())
-        }
-        error => broken(&error),
-    })?;
-    // Of the same parameters there may be several models: what else it says counts, too.
-    let manifest = std::fs::read(dir.join(MANIFEST)).map_err(|error| unreadable(&error))?;
-    let out = exports.join(blake3::hash(&manifest).to_string());
-    if out.is_dir() {
-        return Ok(out);
-    }
-    let making = exports.join(format!(".{}", uuid::Uuid::new_v4()));
-    std::fs::create_dir_all(exports).map_err(|error| unreadable(&error))?;
-    let made = hf::export_hf(&checkpoint, &making).map_err(|error| broken(&error));
-    // Another request may have made it meanwhile: then that one's is as good.
-    let kept = made.and_then(|_| {
-        std::fs::rename(&making, &out).or_else(|error| if out.is_dir() { Ok(()) } else { Err(unreadable(&error)) })
-    });
-    let _ = std::fs::remove_dir_all(&making);
-    kept.map(|()| out)
-}
-
 fn described(info: CheckpointInfo) -> Result<CheckpointFiles> {
     let mut files = Vec::new();
     walk(&info.path, &info.path, false, &mut files).map_err(|error| unreadable(&error))?;
@@ -178,15 +150,15 @@ fn is_checkpoint(name: &str) -> bool {
     name.starts_with("checkpoint_")
 }
 
-fn no_file(path: &str) -> Refusal {
+pub(super) fn no_file(path: &str) -> Refusal {
     Refusal::new(Reason::NotFound, format!("there is no file {path}: the list above it says which there are"))
 }
 
-fn broken(error: &millrace_checkpoint::Error) -> Refusal {
+pub(super) fn broken(error: &millrace_checkpoint::Error) -> Refusal {
     Refusal::new(Reason::Gone, format!("the checkpoint can't be read: {error}"))
 }
 
-fn unreadable(error: &io::Error) -> Refusal {
+pub(super) fn unreadable(error: &io::Error) -> Refusal {
     Refusal::internal("read a job's files", error)
 }
 

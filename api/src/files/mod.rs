@@ -3,6 +3,7 @@
 //! [`LocalFiles`] are on a disk of this machine; [`RemoteFiles`] are those of a [`reader`](crate::reader), and the answers are the
 //! same, refusals with them.
 
+mod exports;
 mod local;
 mod remote;
 pub mod wire;
@@ -14,6 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub use exports::{DEFAULT_EXPORT_BYTES, Exports};
 pub use local::LocalFiles;
 pub use remote::RemoteFiles;
 

@@ -13,12 +13,14 @@ const REFUSAL: &str = "millrace-refusal";
 /// Most bytes of its sentence: a status is a header, and both ends take only so much of them.
 const SENTENCE_BYTES: usize = 2 << 10;
 /// The reasons there are for files.
-const REASONS: [(Reason, Code); 5] = [
+const REASONS: [(Reason, Code); 7] = [
     (Reason::BadRequest, Code::InvalidArgument),
     (Reason::NotFound, Code::NotFound),
     (Reason::Gone, Code::DataLoss),
     (Reason::Internal, Code::Internal),
     (Reason::Unavailable, Code::Unavailable),
+    (Reason::TooManyRequests, Code::ResourceExhausted),
+    (Reason::PayloadTooLarge, Code::OutOfRange),
 ];
 
 /// A refusal as it travels.

@@ -31,7 +31,8 @@ use super::followers::Followers;
 use super::mirror::Mirror;
 use super::readers::{ReaderFiles, Readers};
 use super::{events, texts};
-use crate::backend::{BODY_ANNOTATION, Backend, Change, Created, KEY_ANNOTATION, Order, Volume};
+use crate::backend::{BODY_ANNOTATION, Backend, Change, Created, KEY_ANNOTATION, Order, Target, Volume};
+use crate::compute::Compute;
 use crate::document::job_of;
 use crate::files::Files;
 use crate::metrics::AtHand;
@@ -53,6 +54,8 @@ pub struct Settings {
     pub image: String,
     /// The secret that the operator puts our identity into.
     pub identity: String,
+    /// Threads for planning.
+    pub compute: Compute,
 }
 
 /// See the module text.
@@ -72,11 +75,12 @@ impl Cluster {
     /// # Errors
     /// The cluster or the database can't be used.
     pub async fn start(client: Client, store: Store, settings: Settings) -> Result<Self> {
-        let Settings { namespace, image, identity } = settings;
+        let Settings { namespace, image, identity, compute } = settings;
         let (jobs, job_writer) = reflector::store::<TrainJob>();
         let (appliances, appliance_writer) = reflector::store::<Appliance>();
         let site = Arc::new(Pods { image });
-        let planner = Planner::new(jobs.clone(), appliances.clone(), Arc::new(Understanding::new(site)))?;
+        let understanding = Understanding::new(site, compute.workers().clone());
+        let planner = Planner::new(jobs.clone(), appliances.clone(), understanding, compute)?;
         let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
         let readers = Arc::new(Readers::new(client.clone())?);
         let identity = (namespace, identity);
@@ -193,23 +197,23 @@ impl Backend for Cluster {
     }
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
-        let (object, job) = self.planner.admitted(order, &self.priorities().await?)?;
+        let (object, job) = self.planner.admitted(order, &self.priorities().await?).await?;
         if let Some(known) = order.before(&self.store).await? {
             return job_of(&known).map(plain);
         }
-        self.planner.understood(&job)?;
+        self.planner.understood(&order.account, &job).await?;
         let mut job = self.post(&order.namespace, &object, true).await.map_err(refused("try a job"))?;
         job.metadata.managed_fields = None;
         Ok(job)
     }
 
     async fn create(&self, order: Order) -> Result<Created> {
-        let (mut object, job) = self.planner.admitted(&order, &self.priorities().await?)?;
+        let (mut object, job) = self.planner.admitted(&order, &self.priorities().await?).await?;
         let made = match order.before(&self.store).await? {
             Some(known) => Created::Replayed(Box::new(job_of(&known)?)),
             None => {
                 // What can never run is refused now, not when it is first visited.
-                self.planner.understood(&job)?;
+                self.planner.understood(&order.account, &job).await?;
                 object["metadata"]["finalizers"] = json!([ARCHIVE]);
                 self.make(&order, &object).await?
             }
@@ -228,7 +232,8 @@ impl Backend for Cluster {
         })
     }
 
-    async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob> {
+    async fn change(&self, account: &str, target: Target<'_>, change: Change) -> Result<TrainJob> {
+        let Target { namespace, name, uid } = target;
         let spec = match change {
             Change::Suspend(suspend) => json!({"suspend": suspend}),
             Change::Scale(num_csx) => {
@@ -236,7 +241,7 @@ impl Backend for Cluster {
                     let mut scaled = TrainJob::clone(&job);
                     scaled.spec.num_csx = num_csx;
                     // What can never run is refused, not begun.
-                    self.planner.understood(&scaled)?;
+                    self.planner.understood(account, &scaled).await?;
                 }
                 json!({"numCsx": num_csx})
             }
@@ -283,8 +288,8 @@ impl Backend for Cluster {
 
     async fn plan(&self, order: &Order) -> Result<Plan> {
         let priorities = self.priorities().await?;
-        let (_, job) = self.planner.admitted(order, &priorities)?;
-        self.planner.plan(job, &priorities)
+        let (_, job) = self.planner.admitted(order, &priorities).await?;
+        self.planner.plan(&order.account, job, &priorities).await
     }
 
     async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>> {

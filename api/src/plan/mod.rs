@@ -3,6 +3,7 @@
 
 mod forecast;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -18,6 +19,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::backend::Order;
+use crate::compute::Compute;
 use crate::definition::Definition;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 use forecast::{Running, forecast};
@@ -54,12 +56,13 @@ pub struct Plan {
 /// See the module text.
 pub struct Planner {
     /// What a TrainJob is.
-    pub definition: Definition,
+    pub definition: Arc<Definition>,
     /// Every job.
     pub jobs: View<TrainJob>,
     /// Every appliance.
     pub appliances: View<Appliance>,
-    understanding: Arc<Understanding>,
+    understanding: Understanding,
+    compute: Compute,
 }
 
 impl Planner {
@@ -67,19 +70,29 @@ impl Planner {
     ///
     /// # Errors
     /// As [`Definition::both`].
-    pub fn new(jobs: View<TrainJob>, appliances: View<Appliance>, understanding: Arc<Understanding>) -> Result<Self> {
+    pub fn new(
+        jobs: View<TrainJob>,
+        appliances: View<Appliance>,
+        understanding: Understanding,
+        compute: Compute,
+    ) -> Result<Self> {
         let (_, definition) = Definition::both()?;
-        Ok(Self { definition, jobs, appliances, understanding })
+        Ok(Self { definition: Arc::new(definition), jobs, appliances, understanding, compute })
     }
 
     /// The job as it would be kept, as JSON and read.
     ///
     /// # Errors
-    /// [`Reason::Invalid`]: it breaks its definition, or names a priority there is not.
-    pub fn admitted(&self, order: &Order, priorities: &Priorities) -> Result<(Value, TrainJob)> {
-        let object = self.definition.admit(&order.object, None)?;
-        let job: TrainJob = serde_json::from_value(object.clone())
-            .map_err(|error| Refusal::new(Reason::Invalid, format!("the TrainJob can't be read: {error}")))?;
+    /// [`Reason::Invalid`]: it breaks its definition, or names a priority there is not; [`Reason::TooManyRequests`].
+    pub async fn admitted(&self, order: &Order, priorities: &Priorities) -> Result<(Value, TrainJob)> {
+        let (definition, asked) = (self.definition.clone(), order.object.clone());
+        let admitting = self.compute.run(&order.account, move || {
+            let object = definition.admit(&asked, None)?;
+            let job: TrainJob = serde_json::from_value(object.clone())
+                .map_err(|error| Refusal::new(Reason::Invalid, format!("the TrainJob can't be read: {error}")))?;
+            Ok((object, job))
+        });
+        let (object, job) = admitting.await?;
         self.check_priority(&job, priorities)?;
         Ok((object, job))
     }
@@ -102,13 +115,27 @@ impl Planner {
         Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]))
     }
 
-    /// Refuses a new job that can never run, in the words that its status would have.
+    /// Refuses a job of `account` that can never run, in the words that its status would have.
     ///
     /// # Errors
-    /// [`Reason::Invalid`] where there is no such appliance, [`Reason::BadParams`] otherwise.
-    pub fn understood(&self, job: &TrainJob) -> Result<()> {
+    /// [`Reason::Invalid`] where there is no such appliance, [`Reason::TooManyRequests`], [`Reason::BadParams`] otherwise.
+    pub async fn understood(&self, account: &str, job: &TrainJob) -> Result<()> {
         let appliance = self.appliance_of(job)?;
-        self.understanding.of_new(job, &appliance.spec).map(drop).map_err(never)
+        self.needs(account, job, &appliance).await?.map(drop).map_err(never)
+    }
+
+    /// What a job that does not exist yet would need, or why it can never run.
+    async fn needs(&self, account: &str, job: &TrainJob, appliance: &Arc<Appliance>) -> Result<Result<Needs, Unable>> {
+        let (understanding, compute) = (self.understanding.clone(), self.compute.clone());
+        let (job, appliance, owner) = (job.clone(), appliance.clone(), account.to_owned());
+        let planning = self.compute.run(account, move || {
+            let may_plan = |bytes| compute.charge(&owner, bytes).map_err(|refusal| refusal.detail);
+            match understanding.of_new(&job, &appliance.spec, &may_plan) {
+                Err(Unable::Busy(why)) => Err(Refusal::new(Reason::TooManyRequests, why)),
+                found => Ok(found),
+            }
+        });
+        planning.await
     }
 
     fn appliance_of(&self, job: &TrainJob) -> Result<Arc<Appliance>> {
@@ -119,13 +146,13 @@ impl Planner {
         })
     }
 
-    /// What would become of this new job now.
+    /// What would become of this new job of `account` now.
     ///
     /// # Errors
     /// As [`Planner::understood`], but that a job that is too large is an answer.
-    pub fn plan(&self, mut job: TrainJob, priorities: &Priorities) -> Result<Plan> {
+    pub async fn plan(&self, account: &str, mut job: TrainJob, priorities: &Priorities) -> Result<Plan> {
         let appliance = self.appliance_of(&job)?;
-        let needs = match self.understanding.of_new(&job, &appliance.spec) {
+        let needs = match self.needs(account, &job, &appliance).await? {
             Ok(needs) => needs,
             Err(Unable::TooLarge(message)) => return Ok(too_large(message)),
             Err(why) => return Err(never(why)),
@@ -136,7 +163,7 @@ impl Planner {
         job.metadata.creation_timestamp = Some(Time(now));
         let machine = appliance.spec.machine.resolve();
         let machine = machine.map_err(|error| Refusal::internal("read the appliance", &error.report()))?;
-        let wanted = ledger::ask_for(&job, &needs, priorities)
+        let wanted = ledger::ask_for(&job, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
             .ok_or_else(|| Refusal::internal("plan a job", &"it has no UID"))?;
         let (running, waiting) = (self.holding(&appliance), self.waiting(&appliance, priorities));
         let (found, start) = forecast(&ledger::capacity(&machine), &running, &waiting, &wanted, now);
@@ -148,8 +175,21 @@ impl Planner {
     fn waiting(&self, appliance: &Appliance, priorities: &Priorities) -> Vec<Ask> {
         let name = appliance.name_any();
         let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::waits(job) && !job.spec.suspend;
-        let jobs = self.jobs.state().into_iter().filter(waits);
-        jobs.filter_map(|job| ledger::ask(&job, appliance, &self.understanding, priorities)).collect()
+        let jobs = self.jobs.state();
+        let uids: HashSet<String> = jobs.iter().filter_map(|job| job.uid()).collect();
+        self.understanding.keep(|uid| uids.contains(uid));
+        jobs.into_iter().filter(waits).filter_map(|job| self.ask(&job, appliance, priorities)).collect()
+    }
+
+    /// What a job that waits asks for. Of one that is not planned yet only the systems count, and its plan is made meanwhile.
+    fn ask(&self, job: &TrainJob, appliance: &Appliance, priorities: &Priorities) -> Option<Ask> {
+        let known = self.understanding.of(job, &job.uid()?, &appliance.spec, job.spec.num_csx, None).known();
+        let (memoryx_bytes, swarmx_nodes) = match known {
+            Some(Ok(known)) => (known.1.memoryx_bytes, known.1.swarmx_nodes),
+            Some(Err(_)) => return None,
+            None => (0, 0),
+        };
+        ledger::ask_for(job, memoryx_bytes, swarmx_nodes, priorities)
     }
 
     /// The jobs of the ledger, with their expected ends.

@@ -19,9 +19,10 @@ use super::objects::{NewObject, Objects};
 use super::priorities;
 use super::site::Directories;
 use super::world::Machine;
-use crate::backend::{Backend, Change, Created, Order, Text, Volume};
+use crate::backend::{Backend, Change, Created, Order, Target, Text, Volume};
+use crate::compute::Compute;
 use crate::document::job_of;
-use crate::files::{Files, LocalFiles};
+use crate::files::{Exports, Files, LocalFiles};
 use crate::plan::{Plan, Planner};
 use crate::refusal::{Reason, Refusal, Result};
 
@@ -38,6 +39,10 @@ pub struct Settings {
     pub holds_database: bool,
     /// The machine that is emulated; called `default`.
     pub appliance: Appliance,
+    /// Threads for planning.
+    pub compute: Compute,
+    /// Bytes of exported checkpoints that are kept at most, together.
+    pub export_bytes: u64,
 }
 
 /// See the module text.
@@ -46,6 +51,7 @@ pub struct Local {
     machine: Arc<Machine>,
     control: Arc<Control<Machine>>,
     planner: Planner,
+    exports: Exports,
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
     /// Held for as long as the server lives.
@@ -58,12 +64,14 @@ impl Local {
     /// # Errors
     /// The database or a directory can't be used.
     pub async fn start(store: Store, settings: Settings) -> Result<Self> {
-        let Settings { directories, holds_database, appliance } = settings;
+        let Settings { directories, holds_database, appliance, compute, export_bytes } = settings;
         let claim = Claim::take(&directories.data, holds_database)?;
         for dir in ["model_dirs", "texts", "last", "exports"].map(|name| directories.data.join(name)) {
             std::fs::create_dir_all(&dir)
                 .map_err(|error| Refusal::internal(&format!("make the directory {}", dir.display()), &error))?;
         }
+        let exports = Exports::new(directories.data.join("exports"), export_bytes);
+        exports.clean_up().await;
         let objects = Arc::new(Objects::new(store));
         objects.seed_appliance(appliance, &claim).await?;
         let (visits, wanted) = mpsc::unbounded_channel();
@@ -77,9 +85,11 @@ impl Local {
             appliances: appliances.view,
             metrics: Arc::new(Metrics::default()),
             visits,
+            workers: compute.workers().clone(),
         };
         let control = Arc::new(Control::new(parts));
-        let planner = Planner::new(control.jobs.clone(), control.appliances.clone(), control.understanding.clone())?;
+        let understanding = control.understanding.clone();
+        let planner = Planner::new(control.jobs.clone(), control.appliances.clone(), understanding, compute)?;
         let streams = Streams {
             jobs: jobs.applied,
             appliances: appliances.applied,
@@ -95,7 +105,7 @@ impl Local {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
-        Ok(Self { objects, machine, control, planner, ending, running, _claim: claim })
+        Ok(Self { objects, machine, control, planner, exports, ending, running, _claim: claim })
     }
 }
 
@@ -106,11 +116,11 @@ impl Backend for Local {
     }
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
-        let (_, job) = self.planner.admitted(order, &priorities::all())?;
+        let (_, job) = self.planner.admitted(order, &priorities::all()).await?;
         if let Some(known) = order.before(self.objects.store()).await? {
             return job_of(&known);
         }
-        self.planner.understood(&job)?;
+        self.planner.understood(&order.account, &job).await?;
         let name = job.name_any();
         if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
             return Err(Refusal::name_taken(&order.namespace, &name));
@@ -119,10 +129,10 @@ impl Backend for Local {
     }
 
     async fn create(&self, order: Order) -> Result<Created> {
-        let (object, job) = self.planner.admitted(&order, &priorities::all())?;
+        let (object, job) = self.planner.admitted(&order, &priorities::all()).await?;
         if order.before(self.objects.store()).await?.is_none() {
             // What can never run is refused now, not when it is first visited.
-            self.planner.understood(&job)?;
+            self.planner.understood(&order.account, &job).await?;
         }
         if let Some(texts) = &order.texts {
             let namespace = LabelName::new(&*order.namespace)
@@ -139,16 +149,18 @@ impl Backend for Local {
         created
     }
 
-    async fn change(&self, namespace: &str, name: &str, uid: &str, change: Change) -> Result<TrainJob> {
+    async fn change(&self, account: &str, target: Target<'_>, change: Change) -> Result<TrainJob> {
+        let Target { namespace, name, uid } = target;
+        if let (Change::Scale(num_csx), Some(mut job)) = (change, self.objects.job(uid).await?) {
+            job.spec.num_csx = num_csx;
+            // What can never run is refused, not begun.
+            self.planner.understood(account, &job).await?;
+        }
         let changed = self.objects.change_job(uid, |job| {
             let before = serde_json::to_value(&*job).unwrap_or_default();
             match change {
                 Change::Suspend(suspend) => job.spec.suspend = suspend,
-                Change::Scale(num_csx) => {
-                    job.spec.num_csx = num_csx;
-                    // What can never run is refused, not begun.
-                    self.planner.understood(job)?;
-                }
+                Change::Scale(num_csx) => job.spec.num_csx = num_csx,
             }
             let after = serde_json::to_value(&*job).unwrap_or_default();
             if after["spec"] != before["spec"] {
@@ -163,6 +175,7 @@ impl Backend for Local {
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob> {
         let job = self.objects.job(uid).await?.ok_or_else(|| Refusal::no_job(namespace, name))?;
         self.machine.forget(&job).await?;
+        self.exports.of_job(uid).remove().await;
         Ok(job)
     }
 
@@ -172,8 +185,8 @@ impl Backend for Local {
 
     async fn plan(&self, order: &Order) -> Result<Plan> {
         let priorities = priorities::all();
-        let (_, job) = self.planner.admitted(order, &priorities)?;
-        self.planner.plan(job, &priorities)
+        let (_, job) = self.planner.admitted(order, &priorities).await?;
+        self.planner.plan(&order.account, job, &priorities).await
     }
 
     async fn volumes(&self, _: &str) -> Result<Vec<Volume>> {
@@ -193,6 +206,9 @@ impl Backend for Local {
         let is_forgotten = |job: &Arc<TrainJob>| job.uid().is_some_and(|uid| uids.contains(&uid));
         let (forgotten, others): (Vec<_>, Vec<_>) = self.control.jobs.state().into_iter().partition(is_forgotten);
         let others: Vec<TrainJob> = others.into_iter().map(|job| TrainJob::clone(&job)).collect();
+        for uid in &uids {
+            self.exports.of_job(uid).remove().await;
+        }
         for job in forgotten {
             self.machine.directories.remove_reports(&job).await;
             self.machine.directories.remove_texts(&job, &others).await;
@@ -215,8 +231,7 @@ impl Backend for Local {
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
         let written = job.status.as_ref().and_then(|status| status.resolved.as_ref()?.model_dir.clone());
         let model_dir = written.ok_or_else(Refusal::no_files)?;
-        let exports = self.machine.directories.data.join("exports");
-        Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
+        Ok(Arc::new(LocalFiles::new(model_dir.into(), self.exports.of_job(&job.uid().unwrap_or_default()))))
     }
 }
 

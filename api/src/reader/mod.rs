@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::transport::server::TcpIncoming;
 
+use crate::files::{DEFAULT_EXPORT_BYTES, Exports};
 use activity::Activity;
 use service::{FilesService, JournalService};
 
@@ -36,6 +37,9 @@ pub struct Reader {
     /// Where exported checkpoints are kept
     #[arg(long, value_name = "DIR")]
     exports: PathBuf,
+    /// Bytes that these have at most, together
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_EXPORT_BYTES)]
+    export_bytes: u64,
     /// Holds tls.crt, tls.key and ca.crt: what it shows, and whose certificate a client must have
     #[arg(long, value_name = "DIR")]
     identity: PathBuf,
@@ -54,8 +58,8 @@ pub struct Reader {
 #[derive(Clone, Debug)]
 struct Reads {
     model_dir: PathBuf,
-    /// Where exported checkpoints are kept.
-    exports: PathBuf,
+    /// Exported checkpoints.
+    exports: Exports,
     /// The job.
     uid: String,
 }
@@ -67,12 +71,13 @@ struct Reads {
 pub async fn run(args: Reader) -> anyhow::Result<()> {
     log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
     let mut ending = end_signals().context("can't listen for signals")?;
-    let Reader { model_dir, exports, identity, listen, job_uid: uid, idle_seconds } = args;
+    let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds } = args;
     let file = |name: &str| identity.join(name);
     let tls = Tls::read(&file("tls.crt"), &file("tls.key"), &file("ca.crt"))?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
     log::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
     let ended = async move { drop(ending.wait_for(|ended| *ended).await) };
+    let exports = Exports::new(exports, export_bytes);
     serve(listener, &tls, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended).await
 }
 

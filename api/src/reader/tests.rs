@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::files::{Files, LocalFiles, PIECE, RemoteFiles, Shelf};
+use crate::files::{Exports, Files, LocalFiles, PIECE, RemoteFiles, Shelf};
 use crate::refusal::{Reason, Refusal};
 use crate::unheard;
 
@@ -39,8 +39,11 @@ runconfig: {max_steps: 1, num_csx: 1}
 /// A model_dir, and where what is exported of it is kept.
 fn directories() -> (TempDir, Reads) {
     let dir = tempfile::tempdir().unwrap();
-    let reads =
-        Reads { model_dir: dir.path().join("model_dir"), exports: dir.path().join("exports"), uid: UID.to_owned() };
+    let reads = Reads {
+        model_dir: dir.path().join("model_dir"),
+        exports: Exports::new(dir.path().join("exports"), 1 << 30),
+        uid: UID.to_owned(),
+    };
     (dir, reads)
 }
 

@@ -17,7 +17,7 @@ use super::body::sent;
 use super::submit::order;
 use super::who::{Act, Who};
 use super::{ALL, Api, Asked, JobPath, Named, Which, shown, wrong};
-use crate::backend::{Change, Created};
+use crate::backend::{Change, Created, Target};
 use crate::plan::Plan;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
@@ -42,7 +42,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response> {
     who.may(Act::Create, &ns, "").await?;
-    let order = order(&ns, &who.name, request).await?;
+    let order = order(&api, &ns, &who, request).await?;
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
@@ -77,7 +77,7 @@ pub async fn plan(
     request: Request,
 ) -> Result<Json<Plan>> {
     who.may(Act::List, &ns, "").await?;
-    let order = order(&ns, &who.name, request).await?;
+    let order = order(&api, &ns, &who, request).await?;
     Ok(Json(api.backend.plan(&order).await?))
 }
 
@@ -216,7 +216,8 @@ async fn change(api: &Api, who: &Who, path: &JobPath, which: &Which, change: Cha
         let detail = format!("the job {} is over ({state}): submit another one", job.name);
         return Err(Refusal::new(Reason::Finished, detail));
     }
-    Ok(Json(api.backend.change(&path.ns, &path.name, &job.uid, change).await?))
+    let target = Target { namespace: &path.ns, name: &path.name, uid: &job.uid };
+    Ok(Json(api.backend.change(&who.account, target, change).await?))
 }
 
 /// The job that lives and is meant, where it may be changed.

@@ -10,6 +10,7 @@ mod observe;
 pub mod openapi;
 mod pace;
 mod problem;
+mod proxies;
 mod records;
 mod routes;
 mod session;
@@ -36,11 +37,13 @@ use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::TimeoutLayer;
 
 pub use pace::Pace;
+pub use proxies::Proxies;
 pub use session::forget as forget_sessions;
 pub use tokens::NewToken;
 pub use who::{Access, Role};
 
 use crate::backend::Backend;
+use crate::compute::Compute;
 use crate::document::tell_unreadable;
 use crate::metrics::Traffic;
 use crate::refusal::{Fault, Reason, Refusal, Result};
@@ -60,6 +63,10 @@ pub struct Api {
     pub access: Access,
     /// How often.
     pub pace: Pace,
+    /// Who says where a request comes from.
+    pub proxies: Proxies,
+    /// Threads for what computes for long.
+    pub compute: Compute,
     /// What was asked so far.
     pub traffic: Traffic,
 }

@@ -20,11 +20,12 @@ use crate::request;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// See the module text.
-pub async fn observed(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = uuid::Uuid::new_v4().to_string();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let from = peer(request.extensions());
+    let from = api.proxies.client(neighbour(request.extensions()), request.headers());
+    request.extensions_mut().insert(Client(from));
     // Every path that is none of ours is one series.
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()).unwrap_or_default();
 
@@ -62,8 +63,17 @@ fn without_tokens(path: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// Where a request comes from: its neighbour, which may be a proxy.
+/// Where a request comes from, as far as it can be known.
+#[derive(Clone, Copy)]
+struct Client(IpAddr);
+
+/// Where a request comes from: the address that its trusted proxies have seen, or that of its connection.
 pub fn peer(extensions: &Extensions) -> IpAddr {
+    extensions.get::<Client>().map_or_else(|| neighbour(extensions), |Client(address)| *address)
+}
+
+/// The other end of the connection.
+fn neighbour(extensions: &Extensions) -> IpAddr {
     let known = extensions.get::<ConnectInfo<SocketAddr>>();
     known.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical())
 }

@@ -103,6 +103,11 @@ fn id_below(id: &str) -> String {
     format!("{id}{MARK}{}", uuid::Uuid::new_v4())
 }
 
+/// The id of the token that the session `id` belongs to, or of the token itself.
+pub fn token_of(id: &str) -> &str {
+    id.split_once(MARK).map_or(id, |(token, _)| token)
+}
+
 /// Whether the token of this id is a session.
 pub fn is_one(id: &str) -> bool {
     id.contains(MARK)

@@ -1,5 +1,9 @@
 //! From a request's body to an [`Order`]: a TrainJob as JSON or YAML, or the user's params file with what goes with it.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use axum::body::Bytes;
 use axum::extract::{FromRequest, Multipart, Request};
 use axum::http::HeaderMap;
 use kube::Resource;
@@ -10,14 +14,19 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::ALL;
 use super::body::{bytes, in_time, kind, of_json, unread, unreadable, whole};
 use super::travel::{name_texts, travel};
+use super::who::Who;
+use super::{ALL, Api};
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, Order, SUBMITTED_BY, Text};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// Header of a request that may be sent again.
 const KEY: &str = "idempotency-key";
+/// Most bytes of a job, as a TrainJob or as params with what goes with them: what an API server keeps of one object.
+const MAX_JOB_BYTES: usize = 1 << 20;
+/// Most files of a form.
+const MAX_FILES: usize = 1024;
 /// Longest name of a job, letters at the end of one that is made here, and what is left for its begin.
 const MOST_NAME: usize = 63;
 const TAIL: usize = 8;
@@ -68,41 +77,83 @@ const OVERRIDES: [&str; 8] = [
     "logging",
 ];
 
-/// Reads what `submitter` asks for in namespace `ns`.
+/// Reads the job that `who` asks for in namespace `ns`.
 ///
 /// # Errors
-/// The body can't be read, or its params can't be understood.
-pub async fn order(ns: &str, submitter: &str, request: Request) -> Result<Order> {
+/// The body can't be read, or its params can't be understood; [`Reason::TooManyRequests`].
+pub async fn order(api: &Api, ns: &str, who: &Who, request: Request) -> Result<Order> {
     if ns == ALL {
         let message = "a job is made in one namespace".to_owned();
         return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
     }
     let key = key(request.headers())?;
-    let (mut object, texts, hash, stem) = in_time(read(request)).await?;
-    // Who asks belongs to what is asked: a key is theirs alone.
-    let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
-    let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
-    complete(&mut object, ns, submitter, key.as_ref(), stem.as_deref())?;
-    let texts = name_texts(&mut object, texts)?;
-    Ok(Order { namespace: ns.to_owned(), object, texts, submitter: submitter.to_owned(), key })
+    let sent = in_time(receive(request)).await?;
+    let (ns, submitter, account) = (ns.to_owned(), who.name.clone(), who.account.clone());
+    let reading = api.compute.run(&who.account, move || {
+        let (mut object, texts, hash, stem) = sent.read()?;
+        // Who asks belongs to what is asked: a key is theirs alone.
+        let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
+        let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
+        complete(&mut object, &ns, &submitter, key.as_ref(), stem.as_deref())?;
+        let texts = name_texts(&mut object, texts)?;
+        Ok(Order { namespace: ns, object: Arc::new(object), texts, submitter, account, key })
+    });
+    reading.await
 }
 
-/// The object that a body holds or comes to, what travels with it, the body's digest, and the name of the params file.
-async fn read(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
+/// A body that has come, and is not understood yet.
+enum Sent {
+    Json(Bytes),
+    Yaml(Bytes),
+    Form(Form),
+}
+
+/// The parts of a form.
+#[derive(Default)]
+struct Form {
+    params: Option<Bytes>,
+    beside: Option<Bytes>,
+    files: Vec<(String, Bytes)>,
+    /// The name of the params file, without its ending.
+    stem: Option<String>,
+    /// Of all parts, with their names.
+    digest: blake3::Hasher,
+}
+
+async fn receive(request: Request) -> Result<Sent> {
     let kind = kind(request.headers())?;
     match kind.as_str() {
-        "application/json" | "" => {
-            let body = whole(request).await?;
-            Ok((of_json("JSON", &body)?, Vec::new(), blake3::hash(&body), None))
-        }
-        "application/yaml" | "application/x-yaml" | "text/yaml" => {
-            let body = whole(request).await?;
-            let text = std::str::from_utf8(&body).map_err(|error| unreadable("YAML", &error))?;
-            let object = serde_saphyr::from_str(text).map_err(|error| unreadable("YAML", &error))?;
-            Ok((object, Vec::new(), blake3::hash(&body), None))
-        }
-        "multipart/form-data" => from_parts(request).await,
+        "application/json" | "" => Ok(Sent::Json(short(whole(request).await?)?)),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Sent::Yaml(short(whole(request).await?)?)),
+        "multipart/form-data" => Ok(Sent::Form(Form::receive(request).await?)),
         other => Err(unread(other, "application/json, application/yaml or multipart/form-data")),
+    }
+}
+
+/// Refuses more than a job may have.
+fn short(document: Bytes) -> Result<Bytes> {
+    if document.len() <= MAX_JOB_BYTES {
+        return Ok(document);
+    }
+    let detail = format!(
+        "a job has at most {MAX_JOB_BYTES} bytes, and this one has {}: name data by directories or globs, not file by file",
+        document.len()
+    );
+    Err(Refusal::new(Reason::PayloadTooLarge, detail))
+}
+
+impl Sent {
+    /// The object that a body holds or comes to, what travels with it, the body's digest, and the name of the params file.
+    fn read(self) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
+        match self {
+            Self::Json(body) => Ok((of_json("JSON", &body)?, Vec::new(), blake3::hash(&body), None)),
+            Self::Yaml(body) => {
+                let text = std::str::from_utf8(&body).map_err(|error| unreadable("YAML", &error))?;
+                let object = serde_saphyr::from_str(text).map_err(|error| unreadable("YAML", &error))?;
+                Ok((object, Vec::new(), blake3::hash(&body), None))
+            }
+            Self::Form(form) => form.read(),
+        }
     }
 }
 
@@ -188,51 +239,66 @@ fn made_name(stem: &str, key: Option<&str>) -> String {
     format!("{}-{}", clean.trim_end_matches('-'), tail(key))
 }
 
-/// A params file with what goes with it.
-async fn from_parts(request: Request) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
-    let bad =
-        |error: &dyn std::fmt::Display| Refusal::new(Reason::BadRequest, format!("the form can't be read: {error}"));
-    let mut parts = Multipart::from_request(request, &()).await.map_err(|error| bad(&error.body_text()))?;
-    let (mut params, mut beside, mut files, mut stem) = (None, None, Vec::new(), None);
-    let mut hasher = blake3::Hasher::new();
-    while let Some(part) = parts.next_field().await.map_err(|error| bad(&error.body_text()))? {
-        let (name, file) = (part.name().unwrap_or_default().to_owned(), part.file_name().map(str::to_owned));
-        let bytes = bytes(part).await?;
-        for piece in [name.as_bytes(), file.as_deref().unwrap_or_default().as_bytes(), &bytes[..]] {
-            hasher.update(&piece.len().to_le_bytes()).update(piece);
-        }
-        match name.as_str() {
-            "params" if params.is_none() => {
-                stem = file.as_deref().and_then(stem_of);
-                params = Some(bytes);
+impl Form {
+    async fn receive(request: Request) -> Result<Self> {
+        let mut parts = Multipart::from_request(request, &()).await.map_err(|error| bad_form(&error.body_text()))?;
+        let (mut form, mut names) = (Self::default(), HashSet::new());
+        while let Some(part) = parts.next_field().await.map_err(|error| bad_form(&error.body_text()))? {
+            let (name, file) = (part.name().unwrap_or_default().to_owned(), part.file_name().map(str::to_owned));
+            let bytes = bytes(part).await?;
+            for piece in [name.as_bytes(), file.as_deref().unwrap_or_default().as_bytes(), &bytes[..]] {
+                form.digest.update(&piece.len().to_le_bytes()).update(piece);
             }
-            "job" if beside.is_none() => beside = Some(of_json::<Beside>("JSON in the part `job`", &bytes)?),
-            "params" | "job" => return Err(bad(&format!("the part {name} is there twice"))),
-            "file" => {
-                let file = file.unwrap_or_default();
-                if files.iter().any(|(there, _)| *there == file) {
-                    return Err(bad(&format!("the file {file} is there twice")));
+            match name.as_str() {
+                "params" if form.params.is_none() => {
+                    form.stem = file.as_deref().and_then(stem_of);
+                    form.params = Some(short(bytes)?);
                 }
-                files.push((file, bytes));
+                "job" if form.beside.is_none() => form.beside = Some(short(bytes)?),
+                "params" | "job" => return Err(bad_form(&format!("the part {name} is there twice"))),
+                "file" if form.files.len() < MAX_FILES => {
+                    let file = file.unwrap_or_default();
+                    if !names.insert(file.clone()) {
+                        return Err(bad_form(&format!("the file {file} is there twice")));
+                    }
+                    form.files.push((file, bytes));
+                }
+                "file" => {
+                    let detail =
+                        format!("a form has at most {MAX_FILES} files: put data into a volume of the appliance");
+                    return Err(Refusal::new(Reason::PayloadTooLarge, detail));
+                }
+                other => return Err(bad_form(&format!("there is no part {other}: params, job and file are read"))),
             }
-            other => return Err(bad(&format!("there is no part {other}: params, job and file are read"))),
         }
+        Ok(form)
     }
-    let params = params.ok_or_else(|| bad(&"the part `params` is missing"))?;
-    let text = std::str::from_utf8(&params).map_err(|_| Refusal::new(Reason::BadParams, "the params are not UTF-8"))?;
-    let read = Params::parse_yaml(text).map_err(|error| Refusal::new(Reason::BadParams, error.report().trim_end()))?;
-    let mut params = StoredParams::from(&read).0;
-    let Beside { metadata, mut spec, overrides } = beside.unwrap_or_default();
-    if spec.contains_key("params") {
-        let message = "the params are those of the part `params`: leave these out".to_owned();
-        return Err(Refusal::invalid(vec![Fault { field: "spec.params".to_owned(), message }]));
+
+    /// A params file with what goes with it; see [`Sent::read`].
+    fn read(self) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
+        let Self { params, beside, files, stem, digest } = self;
+        let params = params.ok_or_else(|| bad_form(&"the part `params` is missing"))?;
+        let bad_params = |detail: &str| Refusal::new(Reason::BadParams, detail);
+        let text = std::str::from_utf8(&params).map_err(|_| bad_params("the params are not UTF-8"))?;
+        let read = Params::parse_yaml(text).map_err(|error| bad_params(error.report().trim_end()))?;
+        let mut params = StoredParams::from(&read).0;
+        let beside = beside.map(|bytes| of_json::<Beside>("JSON in the part `job`", &bytes)).transpose()?;
+        let Beside { metadata, mut spec, overrides } = beside.unwrap_or_default();
+        if spec.contains_key("params") {
+            let message = "the params are those of the part `params`: leave these out".to_owned();
+            return Err(Refusal::invalid(vec![Fault { field: "spec.params".to_owned(), message }]));
+        }
+        apply(&mut params, &overrides)?;
+        from_runconfig(&mut spec, &params);
+        let texts = travel(&mut params, &mut spec, files)?;
+        spec.insert("params".to_owned(), params);
+        let object = json!({"metadata": metadata, "spec": spec});
+        Ok((object, texts, digest.finalize(), stem))
     }
-    apply(&mut params, &overrides)?;
-    from_runconfig(&mut spec, &params);
-    let texts = travel(&mut params, &mut spec, files)?;
-    spec.insert("params".to_owned(), params);
-    let object = json!({"metadata": metadata, "spec": spec});
-    Ok((object, texts, hasher.finalize(), stem))
+}
+
+fn bad_form(error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(Reason::BadRequest, format!("the form can't be read: {error}"))
 }
 
 fn stem_of(file: &str) -> Option<String> {

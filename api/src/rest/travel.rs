@@ -1,11 +1,14 @@
 //! Small texts that travel along with a params file: they become a volume of the job's, and the params name them there.
 
+use std::collections::HashMap;
+
 use axum::body::Bytes;
+use glob::Pattern;
 use millrace_params::{FileName, ObjectName};
 use serde_json::{Map, Value, json};
 
 use crate::backend::{Text, Texts};
-use crate::refusal::{Fault, Refusal, Result};
+use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// Where texts that travel along are found by a job's agents.
 const TEXTS: &str = "/var/lib/millrace/texts";
@@ -13,13 +16,17 @@ const TEXTS: &str = "/var/lib/millrace/texts";
 const TEXTS_VOLUME: &str = "texts";
 /// Most bytes of them all, with their names: what a ConfigMap holds.
 const MOST_TEXT: usize = 1 << 20;
+/// Most comparisons of a letter of a file's path with one of a glob: below a second.
+const MAX_COMPARISONS: usize = 1 << 25;
+
 /// Puts texts that travel along into a volume of the job's, and has the params name them there.
 ///
 /// # Errors
 /// One is no UTF-8, is not named by the params, or they are too long together; a volume of the user's has the name or the
 /// directory that is reserved for them.
 pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
-    let named = names(params);
+    let named = Names::of(params);
+    named.check_work(&files)?;
     let (mut texts, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
@@ -31,7 +38,7 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
             |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
         let file: String = file.chars().map(clean).collect();
         // Of several names that stand for it the first: the text is one.
-        let Some((group, stands_for)) = named.iter().enumerate().find(|(_, name)| stands_for(name, &path)) else {
+        let Some((group, stands_for)) = named.standing_for(&path) else {
             return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
         };
         // Texts of one glob keep their order.
@@ -47,10 +54,11 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
         renamed.push((stands_for.clone(), by));
         texts.push(Text { name, content });
     }
+    let renamed: HashMap<String, String> = renamed.into_iter().rev().collect();
     for input in ["train_input", "eval_input"] {
         for key in ["data_dir", "data_files"] {
             if let Some(value) = params.get_mut(input).and_then(|input| input.get_mut(key)) {
-                renamed.iter().for_each(|(path, by)| rename(value, path, by));
+                rename(value, &renamed);
             }
         }
     }
@@ -98,31 +106,75 @@ pub fn name_texts(object: &mut Value, files: Vec<Text>) -> Result<Option<Texts>>
     Ok(Some(Texts { config_map, files }))
 }
 
-/// Every path that the params name as data, once.
-fn names(params: &Value) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for input in ["train_input", "eval_input"] {
-        for key in ["data_dir", "data_files"] {
-            let value = &params[input][key];
-            let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-            names.extend(all.iter().filter_map(Value::as_str).map(str::to_owned));
+/// The paths that the params name as data, each once and by its number.
+#[derive(Default)]
+struct Names {
+    all: Vec<String>,
+    /// Number of each.
+    plain: HashMap<String, usize>,
+    globs: Vec<(usize, Pattern)>,
+}
+
+impl Names {
+    fn of(params: &Value) -> Self {
+        let mut names = Self::default();
+        for input in ["train_input", "eval_input"] {
+            for key in ["data_dir", "data_files"] {
+                let value = &params[input][key];
+                let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                all.iter().filter_map(Value::as_str).for_each(|name| names.add(name));
+            }
         }
+        names
     }
-    let mut seen = std::collections::HashSet::new();
-    names.retain(|name| seen.insert(name.clone()));
-    names
+
+    fn add(&mut self, name: &str) {
+        let number = self.all.len();
+        if self.plain.contains_key(name) {
+            return;
+        }
+        self.plain.insert(name.to_owned(), number);
+        // What is no glob is a path that is like no other.
+        let glob = name.contains(['*', '?', '[']).then(|| Pattern::new(name).ok()).flatten();
+        self.globs.extend(glob.map(|glob| (number, glob)));
+        self.all.push(name.to_owned());
+    }
+
+    /// The first name that stands for the text at `path`: it is that path, or a glob that finds it.
+    fn standing_for(&self, path: &str) -> Option<(usize, &String)> {
+        let plain = self.plain.get(path).copied();
+        let before = |number: usize| plain.is_none_or(|plain| number < plain);
+        let mut globs = self.globs.iter().take_while(|(number, _)| before(*number));
+        let found = globs.find(|(_, glob)| glob.matches(path)).map(|(number, _)| *number).or(plain)?;
+        Some((found, self.all.get(found)?))
+    }
+
+    /// Refuses globs and files of which the comparison takes long: each letter of the one may be compared with each of the other.
+    fn check_work(&self, files: &[(String, Bytes)]) -> Result<()> {
+        let of_globs: usize = self.globs.iter().map(|(_, glob)| glob.as_str().len()).sum();
+        let of_paths: usize = files.iter().map(|(path, _)| path.len()).sum();
+        if of_globs.saturating_mul(of_paths) <= MAX_COMPARISONS {
+            return Ok(());
+        }
+        let detail = format!(
+            "{} files are to be found by {} globs in the params, which takes too long: name their directory by one glob, or put \
+             them into a volume of the appliance",
+            files.len(),
+            self.globs.len()
+        );
+        Err(Refusal::new(Reason::PayloadTooLarge, detail))
+    }
 }
 
-/// Whether `name` in the params means the text at `path`: it is that path, or a glob that finds it.
-fn stands_for(name: &str, path: &str) -> bool {
-    name == path || glob::Pattern::new(name).is_ok_and(|pattern| pattern.matches(path))
-}
-
-/// Replaces `path` by `by` where `value`, a string or a list of them, has it.
-fn rename(value: &mut Value, path: &str, by: &str) {
+/// Replaces what `by` has another name for where `value`, a string or a list of them, has it.
+fn rename(value: &mut Value, by: &HashMap<String, String>) {
     match value {
-        Value::String(text) if text == path => by.clone_into(text),
-        Value::Array(all) => all.iter_mut().for_each(|value| rename(value, path, by)),
+        Value::String(text) => {
+            if let Some(new) = by.get(text) {
+                text.clone_from(new);
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(|value| rename(value, by)),
         _ => {}
     }
 }
@@ -180,5 +232,16 @@ mod tests {
         let long = "x".repeat(300);
         let mut params = json!({"train_input": {"data_dir": long}});
         assert!(travel(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))]).is_err());
+    }
+
+    #[test]
+    fn files_and_names_that_take_long_to_compare_are_refused_at_once() {
+        let names: Vec<String> = (0..20_000).map(|at| format!("a*{at}")).collect();
+        let mut params = json!({"train_input": {"data_dir": names}});
+        let files = (0..1000).map(|at| (format!("f{at}"), Bytes::from_static(b"t"))).collect();
+        let began = std::time::Instant::now();
+        let refusal = travel(&mut params, &mut Map::new(), files).unwrap_err();
+        assert_eq!(refusal.reason, Reason::PayloadTooLarge);
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }

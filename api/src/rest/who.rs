@@ -134,6 +134,8 @@ const CLAIMS: &str = "persistentvolumeclaims";
 pub struct Who {
     /// Stands on what they submit.
     pub name: String,
+    /// Whose budget their requests are counted on: the id of their token, or their name in the cluster.
+    pub account: String,
     /// What they may.
     pub rights: Rights,
     /// How they showed who they are; nothing where nobody is asked.
@@ -245,7 +247,13 @@ impl FromRequestParts<Arc<Api>> for Who {
                 request::is_of(&who.name);
                 api.pace.count(&id).map(|()| who)
             }
-            Err(refusal) if refusal.reason == Reason::Unauthorized => api.pace.count_stranger(from).and(Err(refusal)),
+            Err(refusal) if refusal.reason == Reason::Unauthorized => {
+                let counted = match sent_secret(&parts.headers) {
+                    Some(secret) => api.pace.count_token(secret, from),
+                    None => api.pace.count_stranger(from),
+                };
+                counted.and(Err(refusal))
+            }
             Err(refusal) => Err(refusal),
         }
     }
@@ -270,11 +278,17 @@ async fn find(parts: &mut Parts, api: &Arc<Api>, from: IpAddr) -> Result<(String
         Access::Open => {
             from_this_machine(&parts.headers)?;
             let rights = Rights::Role { role: Role::Admin, namespaces: vec![EVERYWHERE.to_owned()] };
-            Ok(("local".to_owned(), Who { name: "local".to_owned(), rights, proof: None }))
+            let (name, account) = ("local".to_owned(), "local".to_owned());
+            Ok(("local".to_owned(), Who { name, account, rights, proof: None }))
         }
         Access::Tokens => Err(nobody("an administrator makes one with `millrace-api token`")),
         Access::Cluster(_) => Err(nobody("`kubectl create token ACCOUNT` makes one")),
     }
+}
+
+/// What a request was sent with to show who asks, whether it is good or not.
+fn sent_secret(headers: &HeaderMap) -> Option<&str> {
+    bearer(headers).ok().flatten().or_else(|| session::secret(headers))
 }
 
 /// The token in the header `Authorization`, if there is one.
@@ -300,19 +314,23 @@ async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)
         && !is_ours(secret)
     {
         // Before the cluster is asked: it is everybody's.
-        let may_ask = || api.pace.count_stranger(from);
+        let may_ask = || api.pace.count_token(secret, from);
         let user = judge.who(secret, &may_ask).await?.ok_or_else(refused)?;
         let name = user.username.clone().unwrap_or_default();
         // No id of a token of ours has a colon.
         let rights = Rights::Cluster(judge.clone(), Arc::new(user));
-        return Ok((format!("user:{name}"), Who { name, rights, proof }));
+        let id = format!("user:{name}");
+        return Ok((id.clone(), Who { name, account: id, rights, proof }));
     }
     let token = api.store.token_by_hash(&secret_hash(secret)).await?.ok_or_else(refused)?;
     let now = Timestamp::now().as_millisecond();
     let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
     let role = Role::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
     api.store.touch_token(&token, now).await?;
-    Ok((token.id, Who { name: token.name, rights: Rights::Role { role, namespaces: token.namespaces }, proof }))
+    // All sessions of a token have one budget.
+    let account = session::token_of(&token.id).to_owned();
+    let rights = Rights::Role { role, namespaces: token.namespaces };
+    Ok((token.id, Who { name: token.name, account, rights, proof }))
 }
 
 /// An open server is this machine's, and not any web page's that a browser on it shows: neither one of another origin nor one
@@ -364,6 +382,7 @@ mod tests {
     async fn roles_and_namespaces_bound_what_somebody_may() {
         let who = |role, namespaces: &[&str]| Who {
             name: "ann".to_owned(),
+            account: "ann".to_owned(),
             rights: Rights::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
             proof: None,
         };

@@ -118,7 +118,7 @@ pub fn everything() -> Value {
             "networkPolicy": {"enabled": true, "apiServerPorts": [16443]},
         },
         "api": {
-            "replicas": 2, "logLevel": "debug", "keepDays": 30, "database": {"secretName": "history"}, "tls": {"secretName": "certificate"},
+            "replicas": 2, "logLevel": "debug", "keepDays": 30, "keepBytes": 1073741824, "trustedProxies": ["10.0.0.0/8", "fd00::/8"], "database": {"secretName": "history"}, "tls": {"secretName": "certificate"},
             "service": {"type": "LoadBalancer"}, "resources": quantities,
             "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": tolerations,
             "priorityClassName": "system-cluster-critical",

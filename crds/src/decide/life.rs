@@ -7,7 +7,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::conditions::{Facts, update};
 use super::{AgentState, Command, Decision, Event, Observed, Outcome, Role};
-use crate::{CheckpointRecord, ConditionType, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus};
+use crate::{
+    CheckpointRecord, ConditionType, QueuePlace, QueueReason, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus,
+};
 use failing::beyond_retrying;
 
 /// Seconds an agent that has nothing left to do gets to end.
@@ -54,7 +56,7 @@ struct Visit<'a> {
 /// Why the record in `status` can't be used by this program, if there is one and it can't.
 fn unusable_record(status: &TrainJobStatus, observed: &Observed) -> Option<String> {
     status.resolved.as_ref()?;
-    observed.resolution.as_ref().err().cloned()
+    observed.resolution.as_ref()?.as_ref().err().cloned()
 }
 
 impl Visit<'_> {
@@ -108,7 +110,7 @@ impl Visit<'_> {
             self.commands.push(Command::Remove { grace: BRIEF });
         }
         let refused = match (&self.observed.resolution, &self.status.resolved) {
-            (Err(why), None) => Some(why.clone()),
+            (Some(Err(why)), None) => Some(why.clone()),
             _ => None,
         };
         if let Some(why) = refused {
@@ -140,6 +142,13 @@ impl Visit<'_> {
             self.status.queue = None;
             return (State::Queued, self.refused.clone().unwrap_or_default());
         }
+        if self.observed.resolution.is_none() {
+            // The rest of what is observed is not known without it either.
+            let message = "the plan of the job is being made: then it asks for its systems".to_owned();
+            let reason = Some(QueueReason::Planning.as_str().to_owned());
+            self.status.queue = Some(QueuePlace { position: None, reason, message: Some(message.clone()) });
+            return (State::Queued, message);
+        }
         match granted {
             Some(grant) if !declined && self.observed.agents.is_empty() => self.begin(grant.systems.clone()),
             _ => {
@@ -156,7 +165,7 @@ impl Visit<'_> {
         let attempt = self.attempt() + 1;
         let num_csx = systems.len() as u32;
         if self.status.resolved.is_none() {
-            self.status.resolved = self.observed.resolution.clone().ok();
+            self.status.resolved = self.observed.resolution.clone().and_then(Result::ok);
         }
         self.status.attempt = Some(attempt);
         self.status.restarts.get_or_insert(0);

@@ -48,9 +48,9 @@ pub struct Observed {
     pub place: Option<QueuePlace>,
     /// What the coordinator said last.
     pub report: Option<Report>,
-    /// What the params come to. `Err` holds a sentence for the user: a new job can never run as it is, and one that was
-    /// resolved before can't be run by this program.
-    pub resolution: Result<Resolution, String>,
+    /// What the params come to; nothing while that is being found out, which only a waiting job is decided on with. `Err` holds
+    /// a sentence for the user: a new job can never run as it is, and one that was resolved before can't be run by this program.
+    pub resolution: Option<Result<Resolution, String>>,
     /// The most systems that have something to do, where that is known.
     pub largest_num_csx: Option<u32>,
     /// How many agents of each role an attempt on `spec.numCsx` systems has; empty where `resolution` is an error.

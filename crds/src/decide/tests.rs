@@ -37,7 +37,7 @@ impl World {
                 message: Some("waits for 2 systems; 0 of 4 are free".to_owned()),
             }),
             report: None,
-            resolution: Ok(Resolution { job: Some("{}".to_owned()), ..Resolution::default() }),
+            resolution: Some(Ok(Resolution { job: Some("{}".to_owned()), ..Resolution::default() })),
             wanted: wanted(systems),
             largest_num_csx: Some(8),
         };
@@ -373,7 +373,7 @@ fn failures_end_a_job_as_what_they_were() {
         assert!(!world.is(ConditionType::Admitted));
     }
     let mut refused = World::new(2);
-    refused.seen.resolution = Err("model.num_heads does not divide hidden_size".to_owned());
+    refused.seen.resolution = Some(Err("model.num_heads does not divide hidden_size".to_owned()));
     assert_eq!(refused.visit(), State::BadParams);
     assert!(!refused.is(ConditionType::Accepted) && refused.is(ConditionType::Finished));
     assert_eq!(refused.visit(), State::BadParams);
@@ -386,7 +386,7 @@ const UNUSABLE: &str = "status.resolved has version 9: run the release that admi
 impl World {
     /// The program was replaced by one that can't use the job's record, so that it knows no agents that must be there.
     fn lose_the_record(&mut self) {
-        self.seen.resolution = Err(UNUSABLE.to_owned());
+        self.seen.resolution = Some(Err(UNUSABLE.to_owned()));
         self.seen.largest_num_csx = None;
     }
 
@@ -477,7 +477,7 @@ fn a_job_whose_record_cannot_be_used_is_in_no_wrong_state_and_says_what_to_do() 
         }
         let restarts = world.status().restarts;
         // The release that admitted it is back.
-        world.seen.resolution = Ok(world.status().resolved.unwrap());
+        world.seen.resolution = Some(Ok(world.status().resolved.unwrap()));
         world.seen.grant = None;
         world.visit();
         assert!(world.is(ConditionType::Accepted), "{case}");
@@ -504,6 +504,19 @@ fn an_attempt_whose_record_cannot_be_used_still_fails_stops_and_ends_as_it_does(
     world.seen.agents.retain(|agent| agent.role != Role::SwarmX);
     assert_eq!(world.visit_without_record(), State::Restarting, "the status tells who must be there");
     assert!(world.status().failure.unwrap().message.unwrap().contains("swarmx"));
+}
+
+#[test]
+fn a_job_whose_plan_takes_long_waits_and_says_so() {
+    let mut world = World::new(2);
+    let planned = world.seen.resolution.take();
+    world.grant();
+    assert_eq!(world.visit(), State::Queued);
+    assert_eq!(world.status().queue.unwrap().reason.as_deref(), Some("Planning"));
+    assert_eq!(world.attempt(), 0, "nothing is begun without a plan");
+    world.seen.resolution = planned;
+    assert_eq!(world.visit(), State::Starting);
+    assert_eq!((world.attempt(), world.status().queue), (1, None));
 }
 
 #[test]

@@ -62,8 +62,8 @@ pub struct QueuePlace {
     #[schemars(range(min = 1))]
     pub position: Option<u32>,
     /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more than
-    /// exists), NoAppliance (the appliance it names does not exist) or PriorityNotAllowed (the appliance does not allow its
-    /// PriorityClass).
+    /// exists), NoAppliance (the appliance it names does not exist), PriorityNotAllowed (the appliance does not allow its
+    /// PriorityClass) or Planning (its plan is being made).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
@@ -83,6 +83,8 @@ pub enum QueueReason {
     NoAppliance,
     /// The appliance does not allow its PriorityClass.
     PriorityNotAllowed,
+    /// Its plan is being made.
+    Planning,
 }
 
 impl QueueReason {
@@ -93,6 +95,7 @@ impl QueueReason {
             Self::ExceedsAppliance => "ExceedsAppliance",
             Self::NoAppliance => "NoAppliance",
             Self::PriorityNotAllowed => "PriorityNotAllowed",
+            Self::Planning => "Planning",
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
 use crate::plan::{CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StreamPlan};
 
+mod cost;
 mod error;
 mod fit;
 mod groups;
@@ -26,6 +27,7 @@ mod memory;
 mod order;
 mod system;
 
+pub use cost::planning_bytes;
 pub use error::CompileError;
 pub(crate) use error::bytes;
 pub use fit::{WeightBytes, WeightElements};

@@ -3,13 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
-use millrace_crds::{Appliance, Grant, QueuePlace, TrainJob};
+use millrace_crds::{Appliance, ClusterSpec, Grant, QueuePlace, TrainJob};
 use tokio::sync::mpsc;
 
 use crate::follow::Followers;
 use crate::metrics::Metrics;
-use crate::understand::Understanding;
+use crate::understand::{Understanding, Understood};
+use crate::workers::Workers;
 use crate::world::{Site, World};
 
 /// See the module text.
@@ -33,7 +35,9 @@ pub struct Control<W: World> {
     /// UIDs of jobs that are being visited, other than to delete them.
     visited: Mutex<HashSet<String>>,
     /// What jobs come to.
-    pub understanding: Arc<Understanding>,
+    pub understanding: Understanding,
+    /// When this loop began.
+    pub began: Timestamp,
 }
 
 /// A visit to a job, until it is dropped.
@@ -67,12 +71,14 @@ pub struct Parts<W> {
     pub metrics: Arc<Metrics>,
     /// Where a world says which job is to be visited, too.
     pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
+    /// The threads that plan jobs.
+    pub workers: Workers,
 }
 
 impl<W: World> Control<W> {
     /// With empty caches, following nobody.
     pub fn new(parts: Parts<W>) -> Self {
-        let Parts { world, site, jobs, appliances, metrics, visits } = parts;
+        let Parts { world, site, jobs, appliances, metrics, visits, workers } = parts;
         let followers = Followers::new(world.clone(), visits.clone());
         Self {
             world,
@@ -84,13 +90,24 @@ impl<W: World> Control<W> {
             places: Mutex::default(),
             confirmed: Mutex::default(),
             visited: Mutex::default(),
-            understanding: Arc::new(Understanding::new(site)),
+            understanding: Understanding::new(site, workers),
+            began: Timestamp::now(),
         }
     }
 
     /// The appliance called `name`, if it exists.
     pub fn appliance(&self, name: &str) -> Option<Arc<Appliance>> {
         self.appliances.get(&ObjectRef::new(name))
+    }
+
+    /// What `job` comes to on `num_csx` systems. Where that has to be found out yet, the job is visited when it is known.
+    pub fn understood(&self, job: &TrainJob, uid: &str, cluster: &ClusterSpec, num_csx: u32) -> Understood {
+        let (visits, job_ref) = (self.visits.clone(), ObjectRef::from_obj(job));
+        let visit = move || {
+            // Nobody reads any more once the loop ends.
+            let _ = visits.send(job_ref);
+        };
+        self.understanding.of(job, uid, cluster, num_csx, Some(Box::new(visit)))
     }
 
     /// Forgets what is known of jobs that are gone.

@@ -25,8 +25,6 @@ use millrace_crds::{
 use millrace_params::ApplianceSpec;
 
 use crate::control::Control;
-use crate::resolve::Needs;
-use crate::understand::Understanding;
 use crate::world::{Error, Priorities, World};
 
 /// An appliance is looked at so often though nothing is heard: what was missed is found.
@@ -35,6 +33,12 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 const WHILE_AGENTS_LINGER: Duration = Duration::from_secs(2);
 /// After a write that was refused because somebody else wrote meanwhile.
 const AFTER_CONFLICT: Duration = Duration::from_millis(100);
+
+/// It is looked at so often while the plan of a job that waits is being made: then the job stands in the queue.
+const WHILE_PLANNING: Duration = Duration::from_millis(250);
+/// A loop that has just begun plans the jobs anew that were in the queue already. For so long none of them is granted anything
+/// before all are known, so that a job whose plan takes longer is not overtaken.
+const PLANNING_THE_QUEUE: Duration = Duration::from_secs(30);
 
 /// Condition: the spec was understood, and jobs are admitted.
 const ACCEPTED: &str = "Accepted";
@@ -57,12 +61,15 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     let name = appliance.name_any();
     let jobs: Vec<Arc<TrainJob>> = control.jobs.state().into_iter().filter(|job| job.spec.appliance == name).collect();
     let old = appliance.status.clone().unwrap_or_default();
-    let Held { grants: mut ledger, adopted, rejected } = look(&appliance, &jobs, &control).await?;
+    let Some(Held { grants: mut ledger, adopted, rejected }) = look(&appliance, &jobs, &control).await? else {
+        return Ok(Action::requeue(WHILE_PLANNING));
+    };
     let linger = ledger.iter().any(|grant| existing(&jobs, grant).is_none());
 
     let machine = appliance.spec.machine.resolve();
     let capacity = machine.as_ref().map(capacity).ok();
-    let decided = decide(&appliance, capacity.as_ref(), &jobs, &ledger, &control).await?;
+    let Decided { schedule: decided, pending, incomplete } =
+        decide(&appliance, capacity.as_ref(), &jobs, &ledger, &control).await?;
     ledger.extend(decided.grants.into_iter().map(|grant| Grant { since: Some(Time(now)), ..grant }));
 
     // Before the first grant is written, and until no grant is.
@@ -76,7 +83,9 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     status.observed_generation = appliance.metadata.generation;
     status.capacity = capacity.or(status.capacity);
     status.used = Some(used(&ledger));
-    status.waiting = u32::try_from(decided.places.len()).ok();
+    if !incomplete {
+        status.waiting = u32::try_from(decided.places.len()).ok();
+    }
     status.grants.clone_from(&ledger);
     let events = events(&old, &status, &adopted, &rejected);
     if !control.world.record_ledger(&appliance, status).await? {
@@ -87,12 +96,22 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     for event in &events {
         control.world.publish_of_appliance(&appliance, event).await;
     }
-    tell_places(&jobs, decided.places, &control);
-    Ok(Action::requeue(if linger { WHILE_AGENTS_LINGER } else { HEARTBEAT }))
+    if !incomplete {
+        tell_places(&jobs, decided.places, &control);
+    }
+    Ok(Action::requeue(match (pending, linger) {
+        (true, _) => WHILE_PLANNING,
+        (false, true) => WHILE_AGENTS_LINGER,
+        (false, false) => HEARTBEAT,
+    }))
 }
 
-/// Who holds what, before anything new is granted.
-async fn look<W: World>(appliance: &Appliance, jobs: &[Arc<TrainJob>], control: &Control<W>) -> Result<Held, Error<W>> {
+/// Who holds what, before anything new is granted; `None` while that depends on a plan that is being made.
+async fn look<W: World>(
+    appliance: &Appliance,
+    jobs: &[Arc<TrainJob>],
+    control: &Control<W>,
+) -> Result<Option<Held>, Error<W>> {
     let name = appliance.name_any();
     let confirmed = control.confirmed(&name);
     let left_behind = match &confirmed {
@@ -107,8 +126,12 @@ async fn look<W: World>(appliance: &Appliance, jobs: &[Arc<TrainJob>], control: 
     for (holder, job) in holders.iter_mut().zip(jobs.iter().filter(|job| job.uid().is_some())) {
         if !holder.systems.is_empty() && !known.has(holder) {
             let num_csx = u32::try_from(holder.systems.len()).unwrap_or(u32::MAX);
-            if let Ok(known) = control.understanding.of(job, &holder.uid, &appliance.spec, num_csx) {
-                (holder.memoryx_bytes, holder.swarmx_nodes) = (known.1.memoryx_bytes, known.1.swarmx_nodes);
+            match control.understood(job, &holder.uid, &appliance.spec, num_csx).known() {
+                Some(Ok(known)) => {
+                    (holder.memoryx_bytes, holder.swarmx_nodes) = (known.1.memoryx_bytes, known.1.swarmx_nodes);
+                }
+                Some(Err(_)) => {}
+                None => return Ok(None),
             }
         }
     }
@@ -120,7 +143,7 @@ async fn look<W: World>(appliance: &Appliance, jobs: &[Arc<TrainJob>], control: 
             left.insert(uid);
         }
     }
-    Ok(held(&records, &left))
+    Ok(Some(held(&records, &left)))
 }
 
 /// A job as the ledger sees it; `None` for an object without a UID, which no API server gives.
@@ -140,13 +163,22 @@ fn holder(job: &TrainJob) -> Option<Holder> {
 }
 
 /// What is granted beyond `ledger`, and who waits.
+struct Decided {
+    schedule: Schedule,
+    /// Whether some jobs that wait are being planned still. These are not in the queue yet, and keep nobody waiting.
+    pending: bool,
+    /// Whether those that are in the queue from before are not all known, so that nobody is granted anything.
+    incomplete: bool,
+}
+
+/// See [`Decided`].
 async fn decide<W: World>(
     appliance: &Appliance,
     capacity: Option<&Amounts>,
     jobs: &[Arc<TrainJob>],
     ledger: &[Grant],
     control: &Control<W>,
-) -> Result<Schedule, Error<W>> {
+) -> Result<Decided, Error<W>> {
     let asking = asking(jobs, ledger);
     let (refused, asking): (Vec<_>, Vec<_>) = asking.into_iter().partition(|job| refusal(job, appliance).is_some());
     let place = |job: &Arc<TrainJob>| {
@@ -155,14 +187,31 @@ async fn decide<W: World>(
     };
     let refused = refused.into_iter().filter_map(place);
     let Some(capacity) = capacity.filter(|_| !asking.is_empty()) else {
-        return Ok(Schedule { places: refused.collect(), ..Schedule::default() });
+        let schedule = Schedule { places: refused.collect(), ..Schedule::default() };
+        return Ok(Decided { schedule, pending: false, incomplete: false });
     };
     let priorities = control.world.priorities().await?;
-    let asks: Vec<Ask> =
-        asking.into_iter().filter_map(|job| ask(job, appliance, &control.understanding, &priorities)).collect();
-    let mut decided = schedule(capacity, ledger, &asks);
-    decided.places.extend(refused);
-    Ok(decided)
+    let beginning = Timestamp::now().duration_since(control.began).unsigned_abs() < PLANNING_THE_QUEUE;
+    let (mut asks, mut pending, mut incomplete) = (Vec::new(), false, false);
+    for job in asking {
+        let Some(uid) = job.uid() else { continue };
+        match control.understood(job, &uid, &appliance.spec, job.spec.num_csx).known() {
+            Some(Ok(known)) => asks.extend(ask_for(job, known.1.memoryx_bytes, known.1.swarmx_nodes, &priorities)),
+            // Its own visit tells its user so.
+            Some(Err(_)) => {}
+            None => {
+                pending = true;
+                let old = job.creation_timestamp().is_some_and(|created| created.0 < control.began);
+                incomplete |= beginning && old;
+            }
+        }
+    }
+    if incomplete {
+        asks.clear();
+    }
+    let mut schedule = schedule(capacity, ledger, &asks);
+    schedule.places.extend(refused);
+    Ok(Decided { schedule, pending, incomplete })
 }
 
 /// Why a job is not admitted, whatever is free; `None` where it may be.
@@ -293,19 +342,8 @@ pub fn waits(job: &TrainJob) -> bool {
     !job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
 }
 
-/// What a job asks for on `appliance`; nothing, where it can never run: it is told so by its own visit.
-pub fn ask(
-    job: &TrainJob,
-    appliance: &Appliance,
-    understanding: &Understanding,
-    priorities: &Priorities,
-) -> Option<Ask> {
-    let known = understanding.of(job, &job.uid()?, &appliance.spec, job.spec.num_csx).ok()?;
-    ask_for(job, &known.1, priorities)
-}
-
 /// What a job asks for that needs so much; nothing, where it has no UID.
-pub fn ask_for(job: &TrainJob, needs: &Needs, priorities: &Priorities) -> Option<Ask> {
+pub fn ask_for(job: &TrainJob, memoryx_bytes: u64, swarmx_nodes: u32, priorities: &Priorities) -> Option<Ask> {
     Some(Ask {
         uid: job.uid()?,
         attempt: job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) + 1,
@@ -314,7 +352,7 @@ pub fn ask_for(job: &TrainJob, needs: &Needs, priorities: &Priorities) -> Option
         priority: priorities.of(job.spec.priority_class_name.as_deref()),
         created: job.creation_timestamp().map_or(Timestamp::UNIX_EPOCH, |time| time.0),
         systems: job.spec.num_csx,
-        memoryx_bytes: needs.memoryx_bytes,
-        swarmx_nodes: needs.swarmx_nodes,
+        memoryx_bytes,
+        swarmx_nodes,
     })
 }

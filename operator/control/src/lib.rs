@@ -7,7 +7,7 @@
 //! * [`visit`](mod@visit): a visit to a job, in five steps.
 //! * [`ledger`]: who uses what of an appliance, and the queue.
 //! * [`resolve`](mod@resolve): from what a user asks for to what will run; [`launch`](mod@launch): what its coordinator is started with.
-//! * [`understand`]: what jobs come to, remembered.
+//! * [`understand`]: what jobs come to, remembered; [`plans`]: their plans, within limits; [`workers`]: the threads that make them.
 //! * [`follow`]: the coordinators' streams.
 //! * [`program`]: what a program around the loop begins with.
 //! * [`run`](mod@run): the two controllers, over streams of changed objects.
@@ -17,17 +17,21 @@ pub mod follow;
 pub mod launch;
 pub mod ledger;
 pub mod metrics;
+pub mod plans;
 pub mod program;
 pub mod resolve;
 pub mod run;
 pub mod understand;
 pub mod visit;
+pub mod workers;
 pub mod world;
 
 pub use control::{Control, Parts};
+pub use plans::Plans;
 pub use resolve::{Needs, Unable, needs, resolve};
 pub use run::{Streams, run};
-pub use understand::Understanding;
+pub use understand::{Understanding, Understood};
+pub use workers::Workers;
 pub use world::{Attempt, Found, Journal, ModelDir, Priorities, Site, World};
 
 /// What ends a visit early. The object is visited again.

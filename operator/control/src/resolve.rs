@@ -4,15 +4,18 @@ use std::collections::BTreeMap;
 
 use millrace_crds::decide::Role;
 use millrace_crds::{ClusterSpec, Difference, Resolution, TrainJob};
-use millrace_emulator::compile::{CompileError, compile_job};
+use millrace_emulator::compile::CompileError;
 use millrace_emulator::placement::swarm_nodes;
-use millrace_emulator::report::PlanReport;
+use millrace_emulator::plan::StreamPlan;
+use millrace_emulator::report::RoleBytes;
+use millrace_emulator::time::{nominal_placement, project};
 use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
 use millrace_protocol::launch::VERSION;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::launch::{Unreadable, resolved_job};
+use crate::plans::{MayPlan, Plans};
 use crate::world::{ModelDir, Site};
 
 /// What an attempt on a number of systems needs.
@@ -53,6 +56,9 @@ pub enum Unable {
     /// Its model or its batch is more than the machine can hold.
     #[error("{0}")]
     TooLarge(String),
+    /// It was not found out: whoever asks has to wait.
+    #[error("{0}")]
+    Busy(String),
 }
 
 impl From<String> for Unable {
@@ -81,11 +87,39 @@ impl From<CompileError> for Unable {
     }
 }
 
-/// Resolves `job` on an appliance, in a world of which `site` tells.
+/// What `job` comes to on an appliance, in a world of which `site` tells: its `record`, or what it would become, and what an
+/// attempt on `num_csx` systems needs.
+///
+/// # Errors
+/// The job can never run as it is, or [`Unable::Busy`].
+pub fn understand(
+    job: &TrainJob,
+    record: Option<Resolution>,
+    cluster: &ClusterSpec,
+    num_csx: u32,
+    site: &dyn Site,
+    (plans, may_plan): (&Plans, &MayPlan<'_>),
+) -> Result<(Resolution, Needs), Unable> {
+    let resolution = record.map_or_else(|| resolve_with(job, cluster, site, (plans, may_plan)), Ok)?;
+    let (resolved, appliance) = resolved_job(&resolution)?;
+    let needs = plans.plan(&resolved, &appliance, num_csx, may_plan)?.needs.clone();
+    Ok((resolution, needs))
+}
+
+/// Resolves `job` on an appliance, in a world of which `site` tells, with nothing remembered.
 ///
 /// # Errors
 /// The job can never run as it is.
 pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result<Resolution, Unable> {
+    resolve_with(job, cluster, site, (&Plans::default(), &|_| Ok(())))
+}
+
+fn resolve_with(
+    job: &TrainJob,
+    cluster: &ClusterSpec,
+    site: &dyn Site,
+    (plans, may_plan): (&Plans, &MayPlan<'_>),
+) -> Result<Resolution, Unable> {
     let spec = &job.spec;
     let params = spec.params.read().map_err(|error| error.report().trim_end().to_owned())?;
     let overrides = Overrides {
@@ -116,8 +150,8 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
         .machine
         .resolve()
         .map_err(|error| format!("the appliance's spec is wrong: {}", error.report().trim_end()))?;
-    let plan = compile_job(&resolved, &appliance)?;
-    plan.check_streamable()?;
+    let planned = plans.plan(&resolved, &appliance, spec.num_csx, may_plan)?;
+    planned.streamable.clone()?;
     let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
     let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
     Ok(Resolution {
@@ -127,7 +161,7 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
         model_dir: Some(model_dir.display().to_string()),
         model_dir_claim: claim,
         job: Some(text),
-        plan_hash: Some(plan.hash().to_string()),
+        plan_hash: Some(planned.hash.clone()),
         image: cluster.image.clone().or_else(|| site.image()),
         appliance: Some(appliance.to_document()),
         appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
@@ -137,21 +171,28 @@ pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result
     })
 }
 
-/// What an attempt of a resolved job on `num_csx` systems needs.
+/// What an attempt of a resolved job on `num_csx` systems needs, with nothing remembered.
 ///
 /// # Errors
 /// The record is of a version this one can't read, or there can be no such placement.
 pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, Unable> {
     let (job, appliance) = resolved_job(resolution)?;
-    let plan = compile_job(&job, &appliance)?;
-    let largest = largest_num_csx(&job);
-    let systems = num_csx.clamp(1, largest);
-    let report = PlanReport::new(&plan, &appliance, systems).map_err(|error| error.to_string())?;
-    let shards = shards(&job, &appliance);
+    Ok(Plans::default().plan(&job, &appliance, num_csx, &|_| Ok(()))?.needs.clone())
+}
+
+/// What an attempt of `job` on `systems` systems needs, by its plan.
+///
+/// # Errors
+/// There can be no such placement.
+pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, systems: u32) -> Result<Needs, Unable> {
+    let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
+    let bytes = RoleBytes::new(plan, &placement, &appliance.link);
+    let projection = project(plan, appliance, systems).map_err(|error| error.to_string())?;
+    let shards = shards(job, appliance);
     let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
-    let of = |data: u64| data + report.bytes.process;
-    let shard = report.bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
+    let of = |data: u64| data + bytes.process;
+    let shard = bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
     Ok(Needs {
         wanted: vec![
             (Role::Coordinator, 1),
@@ -163,17 +204,17 @@ pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, Unable> {
         bytes: BTreeMap::from([
             (Role::Coordinator, of(0)),
             (Role::MemoryX, of(shard)),
-            (Role::SwarmX, of(report.bytes.swarmx)),
-            (Role::Activation, of(report.bytes.activation)),
-            (Role::Cs2, of(report.bytes.cs2.host.total())),
+            (Role::SwarmX, of(bytes.swarmx)),
+            (Role::Activation, of(bytes.activation)),
+            (Role::Cs2, of(bytes.cs2.host.total())),
         ]),
-        memoryx_bytes: report.bytes.memoryx,
+        memoryx_bytes: bytes.memoryx,
         swarmx_nodes: swarmx,
-        largest_num_csx: largest,
+        largest_num_csx: largest_num_csx(job),
         projected: Projected {
-            step_seconds: report.projection.step_seconds,
-            seconds: report.projection.step_seconds * job.run.max_steps as f64,
-            samples_per_second: report.projection.samples_per_second,
+            step_seconds: projection.step_seconds,
+            seconds: projection.step_seconds * job.run.max_steps as f64,
+            samples_per_second: projection.samples_per_second,
         },
     })
 }
@@ -194,7 +235,7 @@ fn shards(job: &Job, appliance: &ApplianceSpec) -> u32 {
 }
 
 /// The leaves of the inputs that the mode reads.
-fn largest_num_csx(job: &Job) -> u32 {
+pub(crate) fn largest_num_csx(job: &Job) -> u32 {
     let train = job.run.mode.trains().then(|| job.train_input.leaves());
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()).map(|input| input.leaves());
     train.into_iter().chain(eval).min().unwrap_or(1).max(1) as u32

@@ -1,75 +1,145 @@
-//! What jobs come to: compiled once for each number of systems, and remembered.
+//! What jobs come to: found out once for each number of systems, in the background, and remembered.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use kube::ResourceExt;
 use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 
-use crate::resolve::{self, Needs, Unable};
+use crate::plans::{MayPlan, Plans};
+use crate::resolve::{Needs, Unable, understand};
+use crate::workers::Workers;
 use crate::world::Site;
 
-/// See the module text.
+/// A job's record, or what it would become, and what an attempt needs; or why it can never run.
+pub type Result = std::result::Result<Arc<(Resolution, Needs)>, Unable>;
+
+/// How far the planning of a job is.
+#[derive(Clone, Debug)]
+pub enum Understood {
+    /// It is done.
+    Known(Result),
+    /// It waits for its turn, or computes, since then.
+    Pending(Instant),
+}
+
+impl Understood {
+    /// What is known; nothing while it is pending.
+    pub fn known(self) -> Option<Result> {
+        match self {
+            Self::Known(result) => Some(result),
+            Self::Pending(_) => None,
+        }
+    }
+}
+
+/// Called when something is found out.
+pub type Done = Box<dyn FnOnce() + Send>;
+
+/// See the module text. Clones share what is remembered.
+#[derive(Clone)]
 pub struct Understanding {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
     site: Arc<dyn Site>,
-    known: Mutex<HashMap<String, Known>>,
+    workers: Workers,
+    plans: Plans,
+    jobs: Mutex<HashMap<String, Entry>>,
 }
 
 /// What a job comes to on a number of systems.
-#[derive(Clone)]
-struct Known {
+struct Entry {
     num_csx: u32,
     /// The appliance it was understood on.
-    cluster: ClusterSpec,
-    result: Result<Arc<(Resolution, Needs)>, Unable>,
+    cluster: Arc<ClusterSpec>,
+    state: Understood,
+    done: Option<Done>,
+}
+
+impl Shared {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        // A map of finished values: whole after any panic.
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Understanding {
-    /// Of jobs whose paths lie at `site`.
-    pub fn new(site: Arc<dyn Site>) -> Self {
-        Self { site, known: Mutex::default() }
+    /// Of jobs whose paths lie at `site`, planned by `workers`.
+    pub fn new(site: Arc<dyn Site>, workers: Workers) -> Self {
+        Self { shared: Arc::new(Shared { site, workers, plans: Plans::default(), jobs: Mutex::default() }) }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        // A map of finished values: whole after any panic.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The threads that plan.
+    pub fn workers(&self) -> &Workers {
+        &self.shared.workers
     }
 
-    /// What `job` comes to on `num_csx` systems: its record, or what it would become.
+    /// What `job` comes to on `num_csx` systems. Where that is not known yet it is found out from now on, jobs of each namespace
+    /// in turn, and `done` is called then; of several the first. To be called within a runtime.
+    pub fn of(&self, job: &TrainJob, uid: &str, cluster: &ClusterSpec, num_csx: u32, done: Option<Done>) -> Understood {
+        let record = job.status.as_ref().and_then(|status| status.resolved.clone());
+        let mut jobs = self.shared.jobs();
+        // What is on record no change of the appliance concerns.
+        let holds = |entry: &&Entry| entry.num_csx == num_csx && (record.is_some() || *entry.cluster == *cluster);
+        if jobs.get(uid).is_some_and(|entry| holds(&entry))
+            && let Some(entry) = jobs.get_mut(uid)
+        {
+            if let Understood::Pending(_) = entry.state {
+                entry.done = entry.done.take().or(done);
+            }
+            return entry.state.clone();
+        }
+        let (began, cluster) = (Instant::now(), Arc::new(cluster.clone()));
+        let state = Understood::Pending(began);
+        jobs.insert(uid.to_owned(), Entry { num_csx, cluster: cluster.clone(), state: state.clone(), done });
+        drop(jobs);
+        let (shared, job, uid) = (self.shared.clone(), job.clone(), uid.to_owned());
+        tokio::spawn(async move {
+            let owner = format!("namespace/{}", job.namespace().unwrap_or_default());
+            let (planner, planned_on) = (shared.clone(), cluster.clone());
+            let planned = shared.workers.run(&owner, move || {
+                let limits = (&planner.plans, &(|_| Ok(())) as &MayPlan<'_>);
+                understand(&job, record, &planned_on, num_csx, &*planner.site, limits).map(Arc::new)
+            });
+            let result = planned.await.unwrap_or_else(|failed| {
+                log::error!("{uid}: the job can't be planned: {failed}");
+                Err(Unable::BadParams(format!("planning the job failed in the appliance's own program: {failed}")))
+            });
+            // Unless the job is gone, or another number of systems is asked about by now.
+            let mut jobs = shared.jobs();
+            let entry = jobs.get_mut(&uid).filter(|entry| Arc::ptr_eq(&entry.cluster, &cluster));
+            let done = entry.and_then(|entry| {
+                entry.state = Understood::Known(result);
+                entry.done.take()
+            });
+            drop(jobs);
+            if let Some(done) = done {
+                done();
+            }
+        });
+        state
+    }
+
+    /// What a job that does not exist yet would come to, in the calling thread. Plans that must be made are made only if
+    /// `may_plan` allows it.
     ///
     /// # Errors
-    /// The job can never run as it is.
-    pub fn of(
+    /// The job can never run as it is, or [`Unable::Busy`].
+    pub fn of_new(
         &self,
         job: &TrainJob,
-        uid: &str,
         cluster: &ClusterSpec,
-        num_csx: u32,
-    ) -> Result<Arc<(Resolution, Needs)>, Unable> {
-        let record = job.status.as_ref().and_then(|status| status.resolved.clone());
-        // What is on record no change of the appliance concerns.
-        let holds = |known: &&Known| known.num_csx == num_csx && (record.is_some() || known.cluster == *cluster);
-        if let Some(known) = self.known().get(uid).filter(holds) {
-            return known.result.clone();
-        }
-        let resolution = record.map_or_else(|| resolve::resolve(job, cluster, &*self.site), Ok);
-        let result = resolution.and_then(|resolution| {
-            let needs = resolve::needs(&resolution, num_csx)?;
-            Ok(Arc::new((resolution, needs)))
-        });
-        self.known().insert(uid.to_owned(), Known { num_csx, cluster: cluster.clone(), result: result.clone() });
-        result
-    }
-
-    /// What a job that does not exist yet would come to; nothing of it is remembered.
-    ///
-    /// # Errors
-    /// As [`Understanding::of`].
-    pub fn of_new(&self, job: &TrainJob, cluster: &ClusterSpec) -> Result<Needs, Unable> {
-        resolve::needs(&resolve::resolve(job, cluster, &*self.site)?, job.spec.num_csx)
+        may_plan: &MayPlan<'_>,
+    ) -> std::result::Result<Needs, Unable> {
+        let Shared { site, plans, .. } = &*self.shared;
+        Ok(understand(job, None, cluster, job.spec.num_csx, &**site, (plans, may_plan))?.1)
     }
 
     /// Remembers only these jobs any more.
     pub fn keep(&self, which: impl Fn(&str) -> bool) {
-        self.known().retain(|uid, _| which(uid));
+        self.shared.jobs().retain(|uid, _| which(uid));
     }
 }

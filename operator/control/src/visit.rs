@@ -15,10 +15,15 @@ use millrace_crds::{ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob};
 
 use crate::control::Control;
 use crate::launch::resolved_job;
+use crate::ledger::waits;
+use crate::understand::Understood;
 use crate::world::{Attempt, Error, Found, World};
 
 /// After a record that was refused because somebody else wrote meanwhile.
 const AFTER_CONFLICT: Duration = Duration::from_millis(200);
+
+/// Planning that takes longer than this is told in the job's status.
+const UNTOLD_PLANNING: Duration = Duration::from_secs(2);
 
 /// What is there of a job.
 struct Seen<T> {
@@ -48,7 +53,11 @@ async fn visit<W: World>(job: &TrainJob, control: &Control<W>) -> Result<Action,
         return Ok(again.map_or_else(Action::await_change, Action::requeue));
     }
     let _under_way = control.begin_visit(&uid);
-    let seen = dereference(job, control, uid).await?;
+    let seen = match dereference(job, control, uid).await? {
+        Ok(seen) => seen,
+        // The job is visited again once its plan is there.
+        Err(look_again) => return Ok(look_again.map_or_else(Action::await_change, Action::requeue)),
+    };
     let decision = decide(job, &seen.observed);
     if !control.world.record(job, &decision.status).await? {
         // Somebody else wrote meanwhile: what was decided is of yesterday.
@@ -61,13 +70,24 @@ async fn visit<W: World>(job: &TrainJob, control: &Control<W>) -> Result<Action,
     Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
 }
 
-/// Finds out what is there.
-async fn dereference<W: World>(job: &TrainJob, control: &Control<W>, uid: String) -> Result<Seen<W::There>, Error<W>> {
+/// Finds out what is there; where that is not all known yet, when to look again at the latest.
+async fn dereference<W: World>(
+    job: &TrainJob,
+    control: &Control<W>,
+    uid: String,
+) -> Result<Result<Seen<W::There>, Option<Duration>>, Error<W>> {
     let status = job.status.clone().unwrap_or_default();
     let appliance = control.appliance(&job.spec.appliance);
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
     let num_csx = status.num_csx.unwrap_or(job.spec.num_csx);
-    let understood = control.understanding.of(job, &uid, &cluster, num_csx);
+    let understood = match control.understood(job, &uid, &cluster, num_csx) {
+        Understood::Known(result) => Some(result),
+        Understood::Pending(_) if !waits(job) => return Ok(Err(None)),
+        Understood::Pending(since) => match UNTOLD_PLANNING.checked_sub(since.elapsed()) {
+            Some(untold) => return Ok(Err(Some(untold))),
+            None => None,
+        },
+    };
     let Found { agents, last, there } = control.world.find(job).await?;
     let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
     let attempt = status.attempt.unwrap_or(0);
@@ -75,17 +95,20 @@ async fn dereference<W: World>(job: &TrainJob, control: &Control<W>, uid: String
         Some(_) => control.place(&uid),
         None => Some(no_appliance(&job.spec.appliance)),
     };
+    let known = understood.as_ref().and_then(|known| known.as_ref().ok());
     let observed = Observed {
         now: Timestamp::now(),
         agents,
         grant: grant.map(|grant| Granted { attempt: grant.attempt, systems: grant.systems }),
         place,
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
-        resolution: understood.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string),
-        largest_num_csx: understood.as_ref().map(|known| known.1.largest_num_csx).ok(),
-        wanted: understood.as_ref().map(|known| known.1.wanted.clone()).unwrap_or_default(),
+        resolution: understood
+            .as_ref()
+            .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string)),
+        largest_num_csx: known.map(|known| known.1.largest_num_csx),
+        wanted: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };
-    Ok(Seen { uid, there, cluster, observed })
+    Ok(Ok(Seen { uid, there, cluster, observed }))
 }
 
 fn no_appliance(name: &str) -> QueuePlace {
@@ -119,7 +142,8 @@ async fn carry_out<W: World>(
             Command::Run { attempt, num_csx } => {
                 let resolution = decision.status.resolved.as_ref();
                 let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
-                let known = control.understanding.of(job, &seen.uid, &seen.cluster, *num_csx);
+                // Otherwise this command is decided on again by the visit that follows.
+                let Some(known) = control.understood(job, &seen.uid, &seen.cluster, *num_csx).known() else { continue };
                 let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
                 let number = *attempt;
                 let systems = &decision.status.systems;

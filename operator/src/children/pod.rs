@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{
     HTTPGetAction, LocalObjectReference, ObjectFieldSelector, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile,
     SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeMount,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use millrace_control::Attempt;
@@ -26,6 +27,8 @@ const LAUNCH_DIR: &str = "/etc/millrace/launch";
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
 /// Where tokenised text is kept while a pod lives.
 const CACHE_DIR: &str = "/var/cache/millrace";
+/// What a pod may keep there: the tokens of its texts, so that one job does not fill its node's disk.
+const CACHE_SIZE: &str = "64Gi";
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Seconds a node may be out of reach before its pods are given up.
 const NODE_LOST_AFTER: i64 = 30;
@@ -215,7 +218,8 @@ fn volumes(attempt: &Attempt<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>)
         all.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
     }
     if matches!(role, Role::Coordinator | Role::Activation) {
-        let empty = EmptyDirVolumeSource::default();
+        let size_limit = Some(Quantity(CACHE_SIZE.to_owned()));
+        let empty = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };
         all.own("cache", CACHE_DIR, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
     }
     (all.volumes, all.mounts)

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
     PodSpec, Probe, Secret, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
@@ -26,6 +27,8 @@ pub const READER: &str = "millrace.dev/reader";
 pub const API: &str = "millrace-api";
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
 const SCRATCH_DIR: &str = "/tmp/millrace";
+/// What a reader may keep there: its exports have at most 32 GiB.
+const SCRATCH_SIZE: &str = "33Gi";
 /// After so long in which nobody asks, a reader ends.
 const IDLE_SECONDS: u32 = 120;
 /// Volume of the claim.
@@ -78,7 +81,8 @@ impl Reader<'_> {
             ..SecretVolumeSource::default()
         };
         mounts.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
-        let scratch = EmptyDirVolumeSource::default();
+        let size_limit = Some(Quantity(SCRATCH_SIZE.to_owned()));
+        let scratch = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };
         mounts.own("scratch", SCRATCH_DIR, Volume { empty_dir: Some(scratch), ..Volume::default() }, false);
         Pod {
             metadata: self.metadata(),

@@ -1,0 +1,374 @@
+//! `millrace-api backup` and `restore`: what a server keeps, as one file.
+//!
+//! ```text
+//! millrace.db     jobs, curves, logs, events, tokens: a consistent copy, also while the server runs
+//! texts/ last/    small texts of jobs, last reports of coordinators
+//! tls/            a certificate of the server's own with its key
+//! .machine        what ties database and directory together
+//! backup.json     version, time, place, and the blake3 of every other file; the last one, so that a file that was cut off
+//!                 has none
+//! ```
+//!
+//! Not in it: `model_dirs`, which are as large as all checkpoints together and are copied like any other data, and `exports`,
+//! which are made again. A backup holds digests of tokens and a private key, and only its owner may read it.
+//!
+//! Invariants:
+//! * `restore` writes only into a directory that is empty, and only files of the names above, whatever the archive says; what is
+//!   not whole, or is not what `backup.json` says, leaves the directory empty.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tar::{Archive, EntryType, Header};
+
+use crate::cli::Database;
+
+/// The version of the format. A later one with another layout is refused.
+const VERSION: u32 = 1;
+const MANIFEST: &str = "backup.json";
+const DATABASE: &str = "millrace.db";
+/// What is copied besides the database: a file, and directories.
+const MACHINE: &str = ".machine";
+const DIRECTORIES: [&str; 3] = ["texts", "last", "tls"];
+/// Where a restored directory is put together.
+const STAGING: &str = ".restoring";
+/// Stands for standard input or output.
+const STANDARD: &str = "-";
+
+/// Flags of `backup`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Backup {
+    /// The file to write, which must not exist; - is standard output
+    file: PathBuf,
+    #[command(flatten)]
+    database: Database,
+}
+
+/// Flags of `restore`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Restore {
+    /// The file to read; - is standard input
+    file: PathBuf,
+    /// Directory of the server's own to make; one that exists must be empty
+    #[arg(long, env = "MILLRACE_DATA", default_value = "millrace-data")]
+    data: PathBuf,
+}
+
+/// What a backup says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    created: Timestamp,
+    /// The data directory it is of.
+    data: PathBuf,
+    /// blake3 of each file.
+    files: BTreeMap<String, String>,
+}
+
+/// Writes a backup.
+///
+/// # Errors
+/// The database is elsewhere, or a file can't be read or written: a sentence.
+pub async fn backup(args: Backup) -> anyhow::Result<()> {
+    let Backup { file, database } = args;
+    if let Some(url) = database.database.as_deref().filter(|url| !url.starts_with("sqlite:")) {
+        let scheme = url.split(':').next().unwrap_or_default();
+        bail!(
+            "the database is a {scheme} server: back it up with its own tools, as `pg_dump`, and copy the data directory"
+        );
+    }
+    let data = database.data.canonicalize().with_context(|| format!("there is no {}", database.data.display()))?;
+    let scratch = data.join(format!(".backup-{}", uuid::Uuid::new_v4()));
+    private_directory(&scratch)?;
+    let written = write(&file, &data, &scratch.join(DATABASE), &database).await;
+    // Nothing of it is needed any more.
+    let _ = fs::remove_dir_all(&scratch);
+    let (files, bytes) = written?;
+    eprintln!(
+        "wrote {files} files, {bytes} bytes, of {}; checkpoints are not among them: copy {} as well",
+        data.display(),
+        data.join("model_dirs").display()
+    );
+    Ok(())
+}
+
+async fn write(file: &Path, data: &Path, snapshot: &Path, database: &Database) -> anyhow::Result<(usize, u64)> {
+    let store = database.open().await?;
+    let copied = store.copy_to(snapshot).await;
+    store.close().await;
+    copied.context("can't copy the database")?;
+    let (file, data, snapshot) = (file.to_owned(), data.to_owned(), snapshot.to_owned());
+    tokio::task::spawn_blocking(move || {
+        let out: Box<dyn Write> = if file.as_os_str() == STANDARD {
+            Box::new(io::stdout().lock())
+        } else {
+            let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
+            Box::new(opened.with_context(|| format!("can't make the file {}", file.display()))?)
+        };
+        pack(out, &data, &snapshot)
+    })
+    .await?
+}
+
+/// Writes the archive; how many files and bytes.
+fn pack(out: impl Write, data: &Path, snapshot: &Path) -> anyhow::Result<(usize, u64)> {
+    let mut out = tar::Builder::new(io::BufWriter::new(out));
+    let (mut files, mut bytes) = (BTreeMap::new(), 0);
+    let mut add = |out: &mut tar::Builder<_>, name: &str, path: &Path| -> anyhow::Result<()> {
+        let mut file = match File::open(path) {
+            // Of a job that has gone meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened.with_context(|| format!("can't read {}", path.display()))?,
+        };
+        // One that grows meanwhile is copied as far as it was.
+        let length = file.metadata()?.len();
+        let mut reader = Hashing { inner: (&mut file).take(length), digest: blake3::Hasher::new() };
+        append(out, name, length, &mut reader).with_context(|| format!("can't copy {}", path.display()))?;
+        files.insert(name.to_owned(), reader.digest.finalize().to_string());
+        bytes += length;
+        Ok(())
+    };
+    add(&mut out, DATABASE, snapshot)?;
+    add(&mut out, MACHINE, &data.join(MACHINE))?;
+    for directory in DIRECTORIES {
+        for (name, path) in files_below(data, directory)? {
+            add(&mut out, &name, &path)?;
+        }
+    }
+    let count = files.len();
+    let manifest = Manifest { version: VERSION, created: Timestamp::now(), data: data.to_owned(), files };
+    let text = serde_json::to_vec_pretty(&manifest)?;
+    append(&mut out, MANIFEST, text.len() as u64, &mut text.as_slice())?;
+    out.into_inner()?.flush()?;
+    Ok((count, bytes))
+}
+
+fn append(out: &mut tar::Builder<impl Write>, name: &str, length: u64, content: &mut dyn Read) -> io::Result<()> {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(EntryType::Regular);
+    header.set_mode(0o600);
+    header.set_size(length);
+    out.append_data(&mut header, name, content)
+}
+
+/// Every file in a directory of the data, by its name in the archive. Links are no files.
+fn files_below(data: &Path, directory: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let (mut found, mut open) = (Vec::new(), vec![data.join(directory)]);
+    while let Some(dir) = open.pop() {
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries.with_context(|| format!("can't read {}", dir.display()))?,
+        };
+        for entry in entries {
+            let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;
+            if kind.is_dir() {
+                open.push(path);
+            } else if kind.is_file()
+                && let Some(name) = path.strip_prefix(data)?.to_str()
+            {
+                found.push((name.to_owned(), path));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads, and computes the digest of what was read.
+struct Hashing<R> {
+    inner: R,
+    digest: blake3::Hasher,
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.digest.update(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// Reads a backup into an empty directory.
+///
+/// # Errors
+/// The directory is not empty, or the file is no whole backup: a sentence.
+pub fn restore(args: &Restore) -> anyhow::Result<()> {
+    let Restore { file, data } = args;
+    let input: Box<dyn Read> = if file.as_os_str() == STANDARD {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(File::open(file).with_context(|| format!("can't read {}", file.display()))?)
+    };
+    let manifest = unpack(input, data).with_context(|| format!("{} was not restored", data.display()))?;
+    let data = data.canonicalize()?;
+    eprintln!("restored {} of {} as it was at {:.0}", data.display(), manifest.data.display(), manifest.created);
+    if manifest.data != data {
+        eprintln!(
+            "its jobs have their files in {0}: serve with --data {0}, made a link to {1}",
+            manifest.data.display(),
+            data.display()
+        );
+    }
+    eprintln!("copy its model_dirs to {} before it serves", data.join("model_dirs").display());
+    Ok(())
+}
+
+fn unpack(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
+    if !data.exists() {
+        private_directory(data)?;
+    }
+    let mut there = fs::read_dir(data)?.flatten().filter(|entry| entry.file_name() != "lost+found");
+    if let Some(entry) = there.next() {
+        bail!("it is not empty, there is {}: choose another --data, or move that away", entry.path().display());
+    }
+    let staging = data.join(STAGING);
+    private_directory(&staging)?;
+    let done = extract(input, &staging).and_then(|(manifest, files)| {
+        check(&manifest, &files)?;
+        for entry in fs::read_dir(&staging)? {
+            let entry = entry?;
+            fs::rename(entry.path(), data.join(entry.file_name()))?;
+        }
+        File::open(data)?.sync_all()?;
+        Ok(manifest)
+    });
+    let removed = fs::remove_dir_all(&staging);
+    let manifest = done?;
+    removed?;
+    Ok(manifest)
+}
+
+/// Writes the files of an archive into a directory; what it says of itself, and the digest of each file.
+fn extract(input: impl Read, into: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, String>)> {
+    let (mut manifest, mut files) = (None, BTreeMap::new());
+    for entry in Archive::new(io::BufReader::new(input)).entries().context("it is no backup")? {
+        let mut entry = entry.context("it is no backup, or was cut off")?;
+        let path = entry.path()?.into_owned();
+        ensure!(entry.header().entry_type() == EntryType::Regular, "{} is no file", path.display());
+        if path == Path::new(MANIFEST) {
+            manifest = Some(serde_json::from_reader(&mut entry).context("its description can't be read")?);
+            continue;
+        }
+        ensure!(belongs(&path), "a backup has no file {}", path.display());
+        let (place, name) = (into.join(&path), path.to_str().context("a name is not UTF-8")?.to_owned());
+        if let Some(directory) = place.parent() {
+            private_directory(directory)?;
+        }
+        let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&place)?;
+        let mut reader = Hashing { inner: &mut entry, digest: blake3::Hasher::new() };
+        io::copy(&mut reader, &mut out).with_context(|| format!("can't write {}", place.display()))?;
+        out.sync_all()?;
+        files.insert(name, reader.digest.finalize().to_string());
+    }
+    Ok((manifest.context("it is no backup, or was cut off: it has no description at its end")?, files))
+}
+
+/// Whether a backup may have a file of this name.
+fn belongs(path: &Path) -> bool {
+    let mut parts = path.components();
+    let first = match parts.next() {
+        Some(Component::Normal(first)) => first,
+        _ => return false,
+    };
+    let below = parts.clone().count();
+    let plain = parts.all(|part| matches!(part, Component::Normal(_)));
+    let alone = first == DATABASE || first == MACHINE;
+    plain && (alone && below == 0 || below > 0 && DIRECTORIES.iter().any(|directory| first == *directory))
+}
+
+fn check(manifest: &Manifest, files: &BTreeMap<String, String>) -> anyhow::Result<()> {
+    let Manifest { version, .. } = manifest;
+    ensure!(*version == VERSION, "it is a backup of version {version}, and this program reads version {VERSION}");
+    ensure!(files.contains_key(DATABASE), "it has no database");
+    let wrong = manifest.files.iter().find(|(name, digest)| files.get(*name) != Some(digest)).map(|(name, _)| name);
+    let wrong = wrong.or_else(|| files.keys().find(|name| !manifest.files.contains_key(*name)));
+    ensure!(wrong.is_none(), "{} is not as it was when the backup was made", wrong.map_or("a file", String::as_str));
+    Ok(())
+}
+
+fn private_directory(dir: &Path) -> anyhow::Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(|| format!("can't make the directory {}", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data() -> tempfile::TempDir {
+        let home = tempfile::TempDir::new().unwrap();
+        let data = home.path().join("data");
+        for (name, content) in [
+            ("snapshot", "the database"),
+            (".machine", "uid\n"),
+            ("texts/team/texts-1/0-0000-a.txt", "text"),
+            ("tls/key.pem", "key"),
+            ("model_dirs/team/job/checkpoint_1/weights", "large"),
+            ("exports/x/y", "again"),
+        ] {
+            fs::create_dir_all(data.join(name).parent().unwrap()).unwrap();
+            fs::write(data.join(name), content).unwrap();
+        }
+        home
+    }
+
+    fn packed(data: &Path) -> Vec<u8> {
+        let mut archive = Vec::new();
+        pack(&mut archive, data, &data.join("snapshot")).unwrap();
+        archive
+    }
+
+    #[test]
+    fn what_was_backed_up_is_restored_and_nothing_else() {
+        let home = data();
+        let archive = packed(&home.path().join("data"));
+        let into = home.path().join("new");
+        let manifest = unpack(archive.as_slice(), &into).unwrap();
+        assert_eq!(manifest.data, home.path().join("data"));
+        let read = |name: &str| fs::read_to_string(into.join(name)).unwrap();
+        assert_eq!([read("millrace.db"), read(".machine"), read("tls/key.pem")], ["the database", "uid\n", "key"]);
+        assert_eq!(read("texts/team/texts-1/0-0000-a.txt"), "text");
+        for other in ["model_dirs", "exports", STAGING, MANIFEST] {
+            assert!(!into.join(other).exists(), "{other}");
+        }
+        let twice = unpack(archive.as_slice(), &into).unwrap_err();
+        assert!(format!("{twice:#}").contains("not empty"), "{twice:#}");
+    }
+
+    #[test]
+    fn what_is_not_whole_leaves_the_directory_empty() {
+        let home = data();
+        let archive = packed(&home.path().join("data"));
+        let refused = |archive: &[u8]| {
+            let into = home.path().join("new");
+            let error = format!("{:#}", unpack(archive, &into).unwrap_err());
+            assert_eq!(fs::read_dir(&into).unwrap().count(), 0, "{error}");
+            error
+        };
+        assert!(refused(&archive[..archive.len() / 2]).contains("cut off"));
+        let mut changed = archive.clone();
+        let at = changed.windows(12).position(|bytes| bytes == b"the database").unwrap();
+        changed[at] = b'T';
+        assert!(refused(&changed).contains("millrace.db is not as it was"));
+        refused(b"no archive at all");
+        for name in ["../evil", "/etc/cron.d/evil", "model_dirs/x", "millrace.db/x", "texts", ".ssh/authorized_keys"] {
+            let mut out = tar::Builder::new(Vec::new());
+            let mut header = Header::new_gnu();
+            // As no well-meaning program writes it.
+            header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_entry_type(EntryType::Regular);
+            header.set_mode(0o600);
+            header.set_size(4);
+            header.set_cksum();
+            out.append(&header, &b"evil"[..]).unwrap();
+            refused(&out.into_inner().unwrap());
+            assert!(!home.path().join("evil").exists());
+        }
+    }
+}

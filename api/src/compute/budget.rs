@@ -1,0 +1,135 @@
+//! How much an account may have computed: planning takes seconds of a core and hundreds of megabytes, and whoever may look at
+//! jobs may ask for it.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+
+use crate::refusal::{Reason, Refusal, Result};
+
+/// Requests of an account that wait or compute at a time.
+const MAX_PENDING: usize = 8;
+/// Requests of all accounts that wait or compute at a time. Each holds a job of at most a megabyte and its texts.
+const MAX_TOTAL_PENDING: usize = 64;
+/// Megabytes of plans that an account may have made a second, and at once after a pause. A model of ten thousand layers counts
+/// 230, a usual one 2; a megabyte is about ten milliseconds of a core.
+const MEGABYTES_PER_SECOND: NonZeroU32 = NonZeroU32::new(32).unwrap();
+const MEGABYTES_AT_ONCE: NonZeroU32 = NonZeroU32::new(1024).unwrap();
+/// Accounts that are remembered before those that have been quiet are forgotten.
+const MAX_ACCOUNTS: usize = 10_000;
+
+/// See the module text.
+pub struct Budget {
+    pending: Mutex<Pending>,
+    planned: DefaultKeyedRateLimiter<String>,
+}
+
+#[derive(Default)]
+struct Pending {
+    total: usize,
+    of: HashMap<String, usize>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        let quota = Quota::per_second(MEGABYTES_PER_SECOND).allow_burst(MEGABYTES_AT_ONCE);
+        Self { pending: Mutex::default(), planned: RateLimiter::keyed(quota) }
+    }
+}
+
+impl Budget {
+    /// Counts a request of `account` until the result is dropped.
+    ///
+    /// # Errors
+    /// [`Reason::TooManyRequests`].
+    pub fn enter(self: &Arc<Self>, account: &str) -> Result<Place> {
+        // Numbers: whole after any panic.
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.total >= MAX_TOTAL_PENDING {
+            return Err(overloaded());
+        }
+        let own = pending.of.entry(account.to_owned()).or_default();
+        if *own >= MAX_PENDING {
+            let detail = format!("{MAX_PENDING} requests of yours are being checked or planned: wait for one of them");
+            return Err(Refusal::new(Reason::TooManyRequests, detail));
+        }
+        *own += 1;
+        pending.total += 1;
+        Ok(Place { budget: self.clone(), account: account.to_owned() })
+    }
+
+    /// Counts a plan that takes `bytes` of memory while it is made.
+    ///
+    /// # Errors
+    /// [`Reason::TooManyRequests`].
+    pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
+        if self.planned.len() > MAX_ACCOUNTS {
+            self.planned.retain_recent();
+        }
+        let megabytes = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+        let megabytes = NonZeroU32::new(megabytes).unwrap_or(NonZeroU32::MIN).min(MEGABYTES_AT_ONCE);
+        match self.planned.check_key_n(&account.to_owned(), megabytes) {
+            Ok(Ok(())) => Ok(()),
+            _ => {
+                let detail = "you have had many large jobs planned in a short time: try again in some seconds";
+                Err(Refusal::new(Reason::TooManyRequests, detail))
+            }
+        }
+    }
+}
+
+/// The refusal while everybody together asks for too much.
+pub fn overloaded() -> Refusal {
+    let detail = "the server is checking and planning as many jobs as it can: try again in some seconds";
+    Refusal::new(Reason::TooManyRequests, detail)
+}
+
+/// A request that counts.
+pub struct Place {
+    budget: Arc<Budget>,
+    account: String,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut pending = self.budget.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.total -= 1;
+        if let Some(own) = pending.of.get_mut(&self.account) {
+            *own -= 1;
+            if *own == 0 {
+                pending.of.remove(&self.account);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_that_asks_for_much_is_refused_and_no_other() {
+        let budget = Arc::new(Budget::default());
+        let places: Vec<Place> = (0..MAX_PENDING).map(|_| budget.enter("busy").unwrap()).collect();
+        assert_eq!(budget.enter("busy").err().map(|refusal| refusal.reason), Some(Reason::TooManyRequests));
+        assert!(budget.enter("calm").is_ok());
+        drop(places);
+        assert!(budget.enter("busy").is_ok());
+        assert!(budget.pending.lock().unwrap().of.is_empty(), "nothing is remembered of who has nothing under way");
+
+        let charged = (0..20).filter(|_| budget.charge("busy", 230 << 20).is_ok()).count();
+        assert_eq!(charged, 4);
+        assert!(budget.charge("calm", 230 << 20).is_ok());
+    }
+
+    #[test]
+    fn all_accounts_together_have_a_limit() {
+        let budget = Arc::new(Budget::default());
+        let places: Vec<Place> = (0..MAX_TOTAL_PENDING).map(|at| budget.enter(&at.to_string()).unwrap()).collect();
+        assert!(budget.enter("another").is_err());
+        drop(places);
+        assert!(budget.enter("another").is_ok());
+    }
+}

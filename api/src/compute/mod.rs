@@ -1,0 +1,75 @@
+//! Work of requests that takes long to compute: reading large forms, matching patterns, checking and planning jobs. It is done
+//! by [`Workers`], apart from the async threads, and each account has a budget.
+
+mod budget;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_control::Workers;
+use tokio::sync::oneshot;
+
+use crate::refusal::{Refusal, Result};
+use budget::Budget;
+
+/// How long a request waits for its turn.
+const MAX_WAIT: Duration = Duration::from_secs(20);
+
+/// See the module text. Clones share threads and budgets.
+#[derive(Clone)]
+pub struct Compute {
+    workers: Workers,
+    budget: Arc<Budget>,
+}
+
+impl Compute {
+    /// With these threads.
+    pub fn new(workers: Workers) -> Self {
+        Self { workers, budget: Arc::default() }
+    }
+
+    /// The threads.
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// Does `work` for an account when it is its turn, and gives its result.
+    ///
+    /// # Errors
+    /// Those of `work`; [`TooManyRequests`](crate::refusal::Reason::TooManyRequests): too much is under way for the account or for all.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        account: &str,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let place = self.budget.enter(account)?;
+        let owner = format!("account/{account}");
+        let (begun, begins) = oneshot::channel();
+        let working = self.workers.run(&owner, move || {
+            // Counted until it is done, also if nobody waits for it any more.
+            let _place = place;
+            // Nobody waits where it took too long to begin.
+            let _ = begun.send(());
+            work()
+        });
+        tokio::pin!(working);
+        let waiting = tokio::time::timeout(MAX_WAIT, begins);
+        let done = tokio::select! {
+            biased;
+            done = &mut working => done,
+            begun = waiting => match begun {
+                Ok(_) => working.await,
+                Err(_) => return Err(budget::overloaded()),
+            },
+        };
+        done.map_err(|error| Refusal::internal("check or plan a job", &error))?
+    }
+
+    /// Counts a plan of `account` that takes `bytes` of memory while it is made.
+    ///
+    /// # Errors
+    /// [`TooManyRequests`](crate::refusal::Reason::TooManyRequests).
+    pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
+        self.budget.charge(account, bytes)
+    }
+}

@@ -1,0 +1,291 @@
+//! Checkpoints in the format of Hugging Face: made when they are first asked for, and kept for the next time within a limit.
+//!
+//! ```text
+//! <exports>/<uid of the job>/<digest of the manifest>/    one export, its modification time that of its last use
+//! <exports>/.<random>/                                    one that is being made
+//! ```
+//!
+//! Invariants:
+//! * Of one checkpoint one export is made at a time, and of all checkpoints one: whoever asks for it meanwhile waits and gets the
+//!   same.
+//! * All exports together have at most the limit's bytes, the one that was just made apart: those that were not used for longest
+//!   go first.
+//! * A directory that has its final name is whole.
+
+use std::fs::{File, FileTimes};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
+
+use millrace_checkpoint::{Checkpoint, MANIFEST, hf};
+use millrace_control::Workers;
+
+use crate::refusal::{Reason, Refusal, Result};
+
+/// Bytes of all exports together, where nothing else is said: those of a model of 8 billion parameters.
+pub const DEFAULT_EXPORT_BYTES: u64 = 32 << 30;
+/// Requests that wait for exports at a time.
+const MAX_WAITING: usize = 32;
+
+/// See the module text. Clones share the limits.
+#[derive(Clone)]
+pub struct Exports {
+    shared: Arc<Shared>,
+    /// Where those of one job are.
+    dir: PathBuf,
+}
+
+struct Shared {
+    root: PathBuf,
+    max_bytes: u64,
+    /// One thread of its own: an export may take minutes, for which nobody's job waits to be planned.
+    workers: Workers,
+    waiting: AtomicUsize,
+}
+
+impl std::fmt::Debug for Exports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exports").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+impl Exports {
+    /// Below the directory `root`, which is the server's own, with `max_bytes` at most.
+    pub fn new(root: PathBuf, max_bytes: u64) -> Self {
+        let (workers, waiting) = (Workers::new(1), AtomicUsize::new(0));
+        Self { dir: root.clone(), shared: Arc::new(Shared { root, max_bytes, workers, waiting }) }
+    }
+
+    /// Those of one job. A UID has letters, digits and hyphens.
+    pub fn of_job(&self, uid: &str) -> Self {
+        let plain = uid.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-') && !uid.is_empty();
+        let dir = if plain { self.shared.root.join(uid) } else { self.shared.root.join("unnamed") };
+        Self { dir, shared: self.shared.clone() }
+    }
+
+    /// Removes what an earlier server has left half made, or in an earlier layout.
+    pub async fn clean_up(&self) {
+        let root = self.shared.root.clone();
+        let cleaned = tokio::task::spawn_blocking(move || clean_up(&root)).await;
+        if let Ok(Err(error)) = cleaned {
+            log::warn!("exports of earlier checkpoints can't be looked through: {error}");
+        }
+    }
+
+    /// Removes the exports of this job.
+    pub async fn remove(&self) {
+        if self.dir == self.shared.root {
+            return;
+        }
+        if let Err(error) = tokio::fs::remove_dir_all(&self.dir).await
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            log::warn!("exports of a job that is gone stay in {}: {error}", self.dir.display());
+        }
+    }
+
+    /// The directory in which the checkpoint in `dir` is exported, made if it is not there yet.
+    ///
+    /// # Errors
+    /// [`Reason::NotFound`], [`Reason::Gone`]: there is no such checkpoint, or it is broken. [`Reason::TooManyRequests`].
+    /// [`Reason::PayloadTooLarge`]: its export would be larger than all may be.
+    pub async fn of(&self, checkpoint: PathBuf) -> Result<PathBuf> {
+        let waiting = Waiting::enter(&self.shared)?;
+        let (exports, owner) = (self.clone(), self.dir.display().to_string());
+        let exporting = self.shared.workers.run(&owner, move || {
+            let _waiting = waiting;
+            exports.make(&checkpoint)
+        });
+        exporting.await.map_err(|error| Refusal::internal("export a checkpoint", &error))?
+    }
+
+    fn make(&self, dir: &Path) -> Result<PathBuf> {
+        let checkpoint = Checkpoint::open(dir).map_err(|error| match error {
+            millrace_checkpoint::Error::NotACheckpoint { .. } => {
+                super::local::no_file(&dir.file_name().unwrap_or_default().to_string_lossy())
+            }
+            error => super::local::broken(&error),
+        })?;
+        let unreadable = |error: io::Error| super::local::unreadable(&error);
+        // Of the same parameters there may be several models: what else it says counts, too.
+        let manifest = std::fs::read(dir.join(MANIFEST)).map_err(unreadable)?;
+        let out = self.dir.join(blake3::hash(&manifest).to_string());
+        if out.is_dir() {
+            used_now(&out);
+            return Ok(out);
+        }
+        let Shared { root, max_bytes, .. } = &*self.shared;
+        // Its weights in f32; a checkpoint may have two moments besides.
+        let needed = bytes_below(dir) / 3;
+        if needed > *max_bytes {
+            let detail = format!(
+                "the export would have about {} MB, and this server keeps {} MB at most: download the checkpoint as it is, and \
+                 export it with `millrace-agent checkpoint export`",
+                needed / 1_000_000,
+                max_bytes / 1_000_000
+            );
+            return Err(Refusal::new(Reason::PayloadTooLarge, detail));
+        }
+        make_room(root, max_bytes - needed, None).map_err(unreadable)?;
+        let making = root.join(format!(".{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir_all(&self.dir).map_err(unreadable)?;
+        let made = hf::export_hf(&checkpoint, &making).map_err(|error| super::local::broken(&error));
+        let kept = made.and_then(|_| std::fs::rename(&making, &out).map_err(unreadable));
+        let _ = std::fs::remove_dir_all(&making);
+        kept?;
+        make_room(root, *max_bytes, Some(&out)).map_err(unreadable)?;
+        Ok(out)
+    }
+}
+
+/// A request that waits or is carried out.
+struct Waiting(Arc<Shared>);
+
+impl Waiting {
+    fn enter(shared: &Arc<Shared>) -> Result<Self> {
+        if shared.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
+            shared.waiting.fetch_sub(1, Ordering::Relaxed);
+            let detail = "many checkpoints are being exported: try again in some seconds";
+            return Err(Refusal::new(Reason::TooManyRequests, detail));
+        }
+        Ok(Self(shared.clone()))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Notes that an export was used. Where that can't be noted, it is removed sooner than others.
+fn used_now(dir: &Path) {
+    let now = FileTimes::new().set_modified(SystemTime::now());
+    let _ = File::open(dir).and_then(|dir| dir.set_times(now));
+}
+
+/// Removes those exports that were not used for longest until all have at most `bytes` together; `keep` stays.
+fn make_room(root: &Path, bytes: u64, keep: Option<&Path>) -> io::Result<()> {
+    let mut all = Vec::new();
+    for export in exports(root)? {
+        let used = export.metadata().and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        all.push((used, bytes_below(&export), export));
+    }
+    all.sort();
+    let mut total: u64 = all.iter().map(|(_, bytes, _)| bytes).sum();
+    for (_, own, export) in all {
+        if total <= bytes {
+            break;
+        }
+        if keep != Some(&*export) {
+            std::fs::remove_dir_all(&export)?;
+            total = total.saturating_sub(own);
+        }
+    }
+    Ok(())
+}
+
+/// Every finished export: directories that have files in them.
+fn exports(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for dir in directories(root)? {
+        if has_files(&dir) {
+            found.push(dir);
+        } else {
+            found.extend(directories(&dir)?);
+        }
+    }
+    Ok(found)
+}
+
+fn clean_up(root: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(root)? {
+        let entry = entry?;
+        let half_made = entry.file_name().to_string_lossy().starts_with('.');
+        // Exports of the earlier layout lie beside the directories of jobs.
+        if half_made || has_files(&entry.path()) {
+            std::fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn has_files(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_type()).any(|kind| kind.is_ok_and(|kind| kind.is_file()))
+}
+
+fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let visible = entries.flatten().filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'));
+    Ok(visible.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect())
+}
+
+/// Bytes of all files in a directory, which has no others below it.
+fn bytes_below(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).filter(|about| about.is_file()).map(|about| about.len()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn export(root: &Path, job: &str, name: &str, bytes: usize, seconds: u64) {
+        let dir = root.join(job).join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("model.safetensors"), vec![0; bytes]).unwrap();
+        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        File::open(&dir).unwrap().set_times(FileTimes::new().set_modified(used)).unwrap();
+    }
+
+    fn left(root: &Path) -> Vec<String> {
+        let mut left: Vec<String> =
+            exports(root).unwrap().iter().map(|dir| dir.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        left.sort();
+        left
+    }
+
+    #[tokio::test]
+    async fn what_was_not_used_for_longest_makes_room() {
+        let root = tempfile::TempDir::new().unwrap();
+        let root = root.path();
+        for (job, name, seconds) in [("a", "old", 1), ("a", "older", 0), ("b", "new", 3), ("b", "middle", 2)] {
+            export(root, job, name, 100, seconds);
+        }
+        used_now(&root.join("a/older"));
+        make_room(root, 300, None).unwrap();
+        assert_eq!(left(root), ["middle", "new", "older"]);
+        make_room(root, 150, Some(&root.join("b/middle"))).unwrap();
+        assert_eq!(left(root), ["middle"]);
+        make_room(root, 0, Some(&root.join("b/middle"))).unwrap();
+        assert_eq!(left(root), ["middle"], "what was just made stays");
+
+        let all = Exports::new(root.to_owned(), 1000);
+        all.of_job("b").remove().await;
+        assert!(left(root).is_empty());
+        all.of_job("../b").remove().await;
+        assert!(root.exists(), "no UID leads elsewhere");
+    }
+
+    #[tokio::test]
+    async fn a_new_server_removes_what_an_earlier_one_left_half_made() {
+        let root = tempfile::TempDir::new().unwrap();
+        let root = root.path();
+        export(root, "a", "whole", 10, 1);
+        export(root, ".3f2a", "half", 10, 1);
+        std::fs::create_dir(root.join("0123")).unwrap();
+        std::fs::write(root.join("0123/config.json"), "{}").unwrap();
+        Exports::new(root.to_owned(), 1000).clean_up().await;
+        let mut names: Vec<_> = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["a"]);
+    }
+}

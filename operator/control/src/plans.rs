@@ -1,0 +1,216 @@
+//! Plans of jobs: compiled once for each job, machine and number of systems, within limits on memory and time.
+//!
+//! Compiling is CPU-bound and can't be interrupted, so what it will take is estimated before it begins, and what is too much is
+//! refused. Callers run it on [`Workers`](crate::workers::Workers), never on an async thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use millrace_emulator::compile::{compile_job, planning_bytes};
+use millrace_emulator::plan::StreamPlan;
+use millrace_params::{ApplianceSpec, Job};
+
+use crate::resolve::{Needs, Unable, largest_num_csx, needs_of};
+
+/// Most memory of one plan while it is made. Every model of which a system can hold the plan stays below.
+const MAX_PLAN_BYTES: u64 = 256 << 20;
+/// Most memory of all plans that are being made.
+const MAX_TOTAL_BYTES: u64 = 384 << 20;
+/// Most layers that the systems go through in a step, counted once for each round: the time model visits each.
+const MAX_LAYER_VISITS: u64 = 1 << 22;
+/// Results that are kept, each of about a kilobyte.
+const MAX_RESULTS: usize = 1024;
+
+/// What planning came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The plan's hash, as logs write it.
+    pub hash: String,
+    /// What an attempt needs.
+    pub needs: Needs,
+    /// Whether its chunks can travel.
+    pub streamable: Result<(), Unable>,
+}
+
+type Planning = Result<Arc<Planned>, Unable>;
+
+/// Whether a plan that takes so many bytes of memory may be made now; the error is a sentence for whoever asks.
+pub type MayPlan<'a> = dyn Fn(u64) -> Result<(), String> + 'a;
+
+/// See the module text.
+#[derive(Default)]
+pub struct Plans {
+    results: Mutex<Results>,
+    memory: Memory,
+}
+
+impl Plans {
+    /// The plan of `job` on `num_csx` systems of `appliance`. `may_plan` is asked only where it is not known already.
+    ///
+    /// # Errors
+    /// The job can never run as it is, or [`Unable::Busy`] with what `may_plan` says.
+    pub fn plan(&self, job: &Job, appliance: &ApplianceSpec, num_csx: u32, may_plan: &MayPlan<'_>) -> Planning {
+        let key = key(job, appliance, num_csx)?;
+        if let Some(known) = lock(&self.results).of.get(&key) {
+            return known.clone();
+        }
+        let bytes = planning_bytes(job, appliance);
+        if bytes > MAX_PLAN_BYTES {
+            return Err(Unable::TooLarge(format!(
+                "planning the job would take about {} MiB of memory, and a plan may take {} MiB: choose fewer layers, or an \
+                 appliance with larger chunks (link.chunkBytes)",
+                bytes >> 20,
+                MAX_PLAN_BYTES >> 20
+            )));
+        }
+        may_plan(bytes).map_err(Unable::Busy)?;
+        let _reserved = self.memory.reserve(bytes);
+        let result = plan(job, appliance, num_csx).map(Arc::new);
+        lock(&self.results).keep(key, result.clone());
+        result
+    }
+}
+
+fn plan(job: &Job, appliance: &ApplianceSpec, num_csx: u32) -> Result<Planned, Unable> {
+    let plan = compile_job(job, appliance)?;
+    let systems = num_csx.clamp(1, largest_num_csx(job));
+    check_rounds(&plan, systems)?;
+    let needs = needs_of(&plan, job, appliance, systems)?;
+    let streamable = plan.check_streamable().map_err(Unable::from);
+    Ok(Planned { hash: plan.hash().to_string(), needs, streamable })
+}
+
+/// Refuses a plan of which each step goes in so many rounds that even projecting its time takes long.
+fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), Unable> {
+    let at_once = u64::from(systems) * u64::from(plan.leaves_per_round.max(1));
+    let rounds = u64::from(plan.leaves.count.max(plan.eval_leaves.count)).div_ceil(at_once);
+    if rounds.saturating_mul(plan.layers.len() as u64) <= MAX_LAYER_VISITS {
+        return Ok(());
+    }
+    Err(Unable::TooLarge(format!(
+        "a step would go through {} layers in {rounds} rounds, as {systems} system(s) hold {at_once} leaves of the batch at once: \
+         choose a smaller batch_size, or more systems",
+        plan.layers.len()
+    )))
+}
+
+/// What a result depends on.
+fn key(job: &Job, appliance: &ApplianceSpec, num_csx: u32) -> Result<blake3::Hash, Unable> {
+    let mut digest = blake3::Hasher::new();
+    let unwritable = |error: serde_json::Error| Unable::BadParams(error.to_string());
+    serde_json::to_writer(&mut digest, job).map_err(unwritable)?;
+    serde_json::to_writer(&mut digest, appliance).map_err(unwritable)?;
+    Ok(digest.update(&num_csx.to_le_bytes()).finalize())
+}
+
+/// The newest results.
+#[derive(Default)]
+struct Results {
+    of: HashMap<blake3::Hash, Planning>,
+    oldest_first: VecDeque<blake3::Hash>,
+}
+
+impl Results {
+    fn keep(&mut self, key: blake3::Hash, result: Planning) {
+        if self.of.insert(key, result).is_none() {
+            self.oldest_first.push_back(key);
+        }
+        while self.oldest_first.len() > MAX_RESULTS {
+            if let Some(oldest) = self.oldest_first.pop_front() {
+                self.of.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// How much memory the plans that are being made take, together.
+#[derive(Default)]
+struct Memory {
+    used: Mutex<u64>,
+    freed: Condvar,
+}
+
+impl Memory {
+    /// Waits until there is room for `bytes`, which is less than the whole.
+    fn reserve(&self, bytes: u64) -> Reserved<'_> {
+        let mut used = self.freed.wait_while(lock(&self.used), |used| *used > 0 && *used + bytes > MAX_TOTAL_BYTES);
+        let used = used.as_mut().map_or_else(|poisoned| &mut **poisoned.get_mut(), |used| &mut **used);
+        *used += bytes;
+        Reserved { memory: self, bytes }
+    }
+}
+
+struct Reserved<'a> {
+    memory: &'a Memory,
+    bytes: u64,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        *lock(&self.memory.used) -= self.bytes;
+        self.memory.freed.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Numbers and maps of finished values: whole after any panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::{Duration, Instant};
+
+    use millrace_params::{Overrides, Params};
+
+    use super::*;
+
+    fn job(layers: u64, batch: u64, sequence: u64) -> Job {
+        let text = format!(
+            "train_input: {{data_processor: GptTextDataProcessor, data_files: x, tokenizer: bytes, batch_size: {batch}, \
+             micro_batch_size: 1, max_sequence_length: {sequence}}}\n\
+             model: {{name: gpt2, vocab_size: 256, hidden_size: 32, num_hidden_layers: {layers}, num_heads: 1, \
+             max_position_embeddings: {sequence}}}\n\
+             optimizer: {{optimizer_type: AdamW, learning_rate: 1.0e-3}}\n\
+             runconfig: {{max_steps: 1}}\n"
+        );
+        Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job
+    }
+
+    #[test]
+    fn what_is_known_is_not_planned_again() {
+        let (plans, asked) = (Plans::default(), Cell::new(0));
+        let machine = ApplianceSpec::default();
+        let plan = |num_csx, job: &Job| {
+            let asking = |_| {
+                asked.set(asked.get() + 1);
+                Ok(())
+            };
+            plans.plan(job, &machine, num_csx, &asking).unwrap().needs.largest_num_csx
+        };
+        assert_eq!([plan(1, &job(2, 4, 64)), plan(1, &job(2, 4, 64))], [4, 4]);
+        assert_eq!(asked.get(), 1);
+        assert_eq!([plan(2, &job(2, 4, 64)), plan(1, &job(2, 8, 64))], [4, 8]);
+        assert_eq!(asked.get(), 3);
+        let refused = plans.plan(&job(3, 4, 64), &machine, 1, &|bytes| Err(format!("not {bytes}")));
+        assert!(matches!(refused, Err(Unable::Busy(why)) if why.starts_with("not ")));
+        let kept = plans.plan(&job(3, 4, 64), &machine, 1, &|_| Ok(()));
+        assert!(kept.is_ok(), "a refusal says nothing about the job");
+    }
+
+    #[test]
+    fn what_would_take_too_long_is_refused_before_it_begins() {
+        let (plans, machine) = (Plans::default(), ApplianceSpec::default());
+        let began = Instant::now();
+        // One leaf at a time of sixteen million, through six thousand layers.
+        let many_rounds = plans.plan(&job(300, 1 << 24, 16_384), &machine, 1, &|_| Ok(()));
+        assert!(matches!(&many_rounds, Err(Unable::TooLarge(why)) if why.contains("rounds")), "{many_rounds:?}");
+        let small_chunks = ApplianceSpec::parse_yaml("link: {chunkBytes: 64}").unwrap();
+        let mut large = job(10_000, 4, 64);
+        large.model.hidden_size = 4096;
+        let many_chunks = plans.plan(&large, &small_chunks, 1, &|_| Ok(()));
+        assert!(matches!(&many_chunks, Err(Unable::TooLarge(why)) if why.contains("MiB")), "{many_chunks:?}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+}

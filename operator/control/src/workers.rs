@@ -1,0 +1,152 @@
+//! Threads for work that computes for long, such as planning a job: the async threads, which answer probes and requests and run
+//! the control loop, never do it themselves.
+//!
+//! ```text
+//!   owner "team-a":  work, work, work ─┐ one at a time
+//!   owner "team-b":  work ─────────────┼──► first come, first served ──► as many threads as there are permits
+//!   owner "team-c":  work, work ───────┘
+//! ```
+//!
+//! Invariants:
+//! * No more than the given number of threads computes at a time.
+//! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners, however much
+//!   each of them has queued.
+//! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it begins.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// Most threads, on however large a machine.
+const MAX_THREADS: usize = 4;
+/// Owners that are remembered before those without work are removed.
+const MAX_IDLE_OWNERS: usize = 1024;
+
+/// The work was not done: a sentence for the log.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    /// It panicked. The panic's own message is on standard error.
+    #[error("a computation panicked")]
+    Panicked,
+    /// No thread can be started.
+    #[error("can't start a thread: {0}")]
+    NoThread(#[from] std::io::Error),
+}
+
+/// See the module text. Clones share the threads.
+#[derive(Clone)]
+pub struct Workers {
+    threads: Arc<Semaphore>,
+    owners: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
+}
+
+impl Workers {
+    /// At most `threads` at a time, at least one.
+    pub fn new(threads: usize) -> Self {
+        Self { threads: Arc::new(Semaphore::new(threads.max(1))), owners: Arc::default() }
+    }
+
+    /// Half as many threads as the machine has cores, four at most.
+    pub fn for_this_machine() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::new((cores / 2).min(MAX_THREADS))
+    }
+
+    /// Does `work` in a thread when it is the turn of `owner`, and gives its result. Work whose future is dropped while it waits
+    /// is not begun.
+    ///
+    /// # Errors
+    /// It panicked, or the system has no thread left.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        owner: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failed> {
+        let turn = permit(self.turns_of(owner)).await?;
+        let thread = permit(self.threads.clone()).await?;
+        let (done, result) = oneshot::channel();
+        std::thread::Builder::new().name("compute".to_owned()).spawn(move || {
+            let computed = catch_unwind(AssertUnwindSafe(work)).map_err(|_| Failed::Panicked);
+            // Before the result: whoever has it may ask for more at once.
+            drop((thread, turn));
+            // Nobody may be waiting any more.
+            let _ = done.send(computed);
+        })?;
+        result.await.unwrap_or(Err(Failed::Panicked))
+    }
+
+    /// What admits the work of an owner, one piece at a time.
+    fn turns_of(&self, owner: &str) -> Arc<Semaphore> {
+        // A map of counters: whole after any panic.
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turns) = owners.get(owner).and_then(Weak::upgrade) {
+            return turns;
+        }
+        if owners.len() >= MAX_IDLE_OWNERS {
+            owners.retain(|_, turns| turns.strong_count() > 0);
+        }
+        let turns = Arc::new(Semaphore::new(1));
+        owners.insert(owner.to_owned(), Arc::downgrade(&turns));
+        turns
+    }
+}
+
+async fn permit(semaphore: Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failed> {
+    // No semaphore here is ever closed.
+    semaphore.acquire_owned().await.map_err(|_| Failed::Panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Work that ends when it is told to; gives its name.
+    fn waiting(
+        name: &'static str,
+        begun: &mpsc::Sender<&'static str>,
+    ) -> (mpsc::Sender<()>, impl FnOnce() + Send + use<>) {
+        let (go, gone) = mpsc::channel();
+        let begun = begun.clone();
+        (go, move || {
+            begun.send(name).unwrap();
+            gone.recv().unwrap();
+        })
+    }
+
+    #[tokio::test]
+    async fn an_owner_with_much_work_waits_behind_the_others() {
+        let (workers, (begun, mut order)) = (Workers::new(1), mpsc::channel());
+        let mut running = Vec::new();
+        let mut ends = Vec::new();
+        for (owner, name) in [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1")] {
+            let (go, work) = waiting(name, &begun);
+            ends.push((name, go));
+            let workers = workers.clone();
+            running.push(tokio::spawn(async move { workers.run(owner, work).await.unwrap() }));
+            // In this order they ask.
+            tokio::task::yield_now().await;
+        }
+        for expected in ["a1", "b1", "a2", "a3"] {
+            let first = tokio::task::spawn_blocking(move || (order.recv().unwrap(), order));
+            let (name, order_again) = first.await.unwrap();
+            assert_eq!(name, expected);
+            assert!(order_again.try_recv().is_err(), "one thread, one piece of work");
+            order = order_again;
+            ends.iter().find(|(known, _)| *known == name).unwrap().1.send(()).unwrap();
+        }
+        for task in running {
+            task.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_and_frees_the_thread() {
+        let workers = Workers::new(1);
+        assert!(matches!(workers.run("a", || panic!("as the test wants it")).await, Err::<(), _>(Failed::Panicked)));
+        assert_eq!(workers.run("a", || 1).await.unwrap(), 1);
+    }
+}
