@@ -120,17 +120,18 @@ impl Search<'_> {
     pub fn fit(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
         let none = vec![false; self.graph.layers.len()];
         let bytes = wafer_activation_bytes(self.encoding);
-        let analysis = Analysis::new(self.graph, &none);
-        let saving = (analysis.layers(bytes), none);
+        let analysis = Analysis::new(self.graph, [bytes]);
+        let saving = (analysis.training(&none), none);
         // Not made where everything can be saved.
         let recomputing = LazyCell::new(|| {
-            let flags = analysis.recompute_helps();
-            (analysis.with(&flags).layers(bytes), flags)
+            let flags = analysis.recompute_helps(&saving.0);
+            (analysis.training(&flags), flags)
         });
         let streamed = self.weights(&[]);
         for leaves in train.cuts() {
-            let whole = self.most_leaves(&saving.0, streamed, leaves, Pass::Training) == leaves.count;
-            let (layers, recompute) = if whole { &saving } else { &*recomputing };
+            let whole = self.most_leaves(&saving.0.layers[0], streamed, leaves, Pass::Training) == leaves.count;
+            let (memory, recompute) = if whole { &saving } else { &*recomputing };
+            let layers = &memory.layers[0];
             let most = self.most_leaves(layers, streamed, leaves, Pass::Training);
             let evaluation = self.eval_leaves(layers, streamed, eval);
             if let (1.., Some((eval, most_eval))) = (most, evaluation) {
@@ -151,14 +152,15 @@ impl Search<'_> {
                 return Ok(Fit { train: leaves, eval, resident, recompute: recompute.clone(), leaves_per_round });
             }
         }
-        Err(self.refusal(&recomputing.0, Pass::Training))
+        Err(self.refusal(&recomputing.0.layers[0], Pass::Training))
     }
 
     /// What fits of a job that only evaluates: nothing is kept, so nothing is recomputed, and the training batch, of
     /// which no leaf is ever computed, is cut as if it fitted.
     pub fn fit_evaluation(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
         let recompute = vec![false; self.graph.layers.len()];
-        let layers = Analysis::new(self.graph, &recompute).layers(wafer_activation_bytes(self.encoding));
+        let bytes = wafer_activation_bytes(self.encoding);
+        let [layers] = Analysis::new(self.graph, [bytes]).training(&recompute).layers;
         let fitting = self.eval_leaves(&layers, self.weights(&[]), eval);
         if let (Some((eval, leaves_per_round)), Some(train)) = (fitting, train.cuts().next()) {
             let fitting = |weights| self.most_leaves(&layers, weights, eval, Pass::Evaluation);

@@ -3,10 +3,8 @@
 //! Each value is counted once. What lives between forward and backward passes is `saved` by the layer whose backward pass
 //! is the last to need it: its inputs, and what its operators save unless it is recomputed. Samples are there all along.
 
-use std::rc::Rc;
-
 use crate::graph::{Graph, NodeId, ValueId};
-use crate::schedule::{Lives, Schedule, Storage, StorageKind};
+use crate::schedule::{Demand, Lives, Schedule, Storage, StorageKind};
 
 /// Bytes of extra numbers and tokens, on every machine.
 const NUMBER_BYTES: u64 = 4;
@@ -36,45 +34,49 @@ impl LayerMemory {
     }
 }
 
-/// The schedules of a valid graph, from which its memory follows on any machine. Of a large model they take more memory than
-/// its graph, so they are made once and not kept.
-pub(super) struct Analysis<'a> {
+/// The memory of a valid graph on `N` machines, whose activations have so many bytes. Schedules of a large model take more
+/// memory than its graph, so there is one at a time, and each is made once for all machines.
+pub(super) struct Analysis<'a, const N: usize> {
     graph: &'a Graph,
-    training: Schedule,
-    evaluation: Rc<Schedule>,
+    activation_bytes: [u64; N],
+    evaluation: [Vec<Demand>; N],
 }
 
-impl<'a> Analysis<'a> {
+/// The memory of training with some layers recomputed.
+pub(super) struct TrainingMemory<const N: usize> {
+    /// Of every layer on each machine.
+    pub layers: [Vec<LayerMemory>; N],
+    /// Numbers that each layer keeps between its passes.
+    saved_elements: Vec<u64>,
+}
+
+impl<'a, const N: usize> Analysis<'a, N> {
+    pub fn new(graph: &'a Graph, activation_bytes: [u64; N]) -> Self {
+        let schedule = Schedule::evaluation(graph);
+        let evaluation = activation_bytes.map(|bytes| schedule.demand(|piece| size_of_piece(piece, bytes)));
+        Self { graph, activation_bytes, evaluation }
+    }
+
     /// With the layers recomputed that `recompute` says.
-    pub fn new(graph: &'a Graph, recompute: &[bool]) -> Self {
-        let evaluation = Rc::new(Schedule::evaluation(graph));
-        Self { graph, training: Schedule::training(graph, recompute), evaluation }
+    pub fn training(&self, recompute: &[bool]) -> TrainingMemory<N> {
+        let schedule = Schedule::training(self.graph, recompute);
+        let layers = std::array::from_fn(|machine| self.layers(&schedule, machine));
+        TrainingMemory { layers, saved_elements: saved(self.graph, &schedule, |piece| piece.elements) }
     }
 
-    /// The same graph with other layers recomputed.
-    pub fn with(&self, recompute: &[bool]) -> Self {
-        let training = Schedule::training(self.graph, recompute);
-        Self { graph: self.graph, training, evaluation: Rc::clone(&self.evaluation) }
+    /// For each layer, whether recomputing it inside keeps less than saving what its backward pass needs.
+    pub fn recompute_helps(&self, saving: &TrainingMemory<N>) -> Vec<bool> {
+        let recomputing = self.training(&vec![true; self.graph.layers.len()]);
+        recomputing.saved_elements.iter().zip(&saving.saved_elements).map(|(with, without)| with < without).collect()
     }
 
-    /// Whether recomputing each layer inside keeps less than this, which saves all of it.
-    pub fn recompute_helps(&self) -> Vec<bool> {
-        let recomputing = Schedule::training(self.graph, &vec![true; self.graph.layers.len()]);
-        let saved = |schedule: &Schedule| saved(self.graph, schedule, |piece| piece.elements);
-        saved(&recomputing).iter().zip(saved(&self.training)).map(|(with, without)| *with < without).collect()
-    }
-
-    /// The memory of every layer on a machine whose activations have `activation_bytes`.
-    pub fn layers(&self, activation_bytes: u64) -> Vec<LayerMemory> {
-        let size = |piece: &Storage| match piece.kind {
-            StorageKind::Values => piece.elements * activation_bytes,
-            StorageKind::Numbers => piece.elements * NUMBER_BYTES,
-        };
-        let (train, eval) = (self.training.demand(size), self.evaluation.demand(size));
-        let saved = saved(self.graph, &self.training, size);
+    fn layers(&self, schedule: &Schedule, machine: usize) -> Vec<LayerMemory> {
+        let size = |piece: &Storage| size_of_piece(piece, self.activation_bytes[machine]);
+        let (train, eval) = (schedule.demand(size), &self.evaluation[machine]);
+        let saved = saved(self.graph, schedule, size);
         let samples = token_bytes(self.graph, self.graph.tokens) + token_bytes(self.graph, self.graph.labels);
         let layer = |layer: usize| {
-            let (forward, backward) = (train[layer], train[self.training.backward_pass(layer)]);
+            let (forward, backward) = (train[layer], train[schedule.backward_pass(layer)]);
             LayerMemory {
                 saved: saved[layer],
                 forward: forward.working,
@@ -85,6 +87,14 @@ impl<'a> Analysis<'a> {
             }
         };
         (0..self.graph.layers.len()).map(layer).collect()
+    }
+}
+
+/// Bytes of a piece of memory on a machine whose activations have `activation_bytes`.
+const fn size_of_piece(piece: &Storage, activation_bytes: u64) -> u64 {
+    match piece.kind {
+        StorageKind::Values => piece.elements * activation_bytes,
+        StorageKind::Numbers => piece.elements * NUMBER_BYTES,
     }
 }
 

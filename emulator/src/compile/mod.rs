@@ -127,9 +127,8 @@ pub(crate) const fn wafer_activation_bytes(encoding: Encoding) -> u64 {
 pub(crate) const HOST_ACTIVATION_BYTES: u64 = 4;
 
 fn layer_plans(graph: &Graph, cut: &groups::Cut, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {
-    let analysis = memory::Analysis::new(graph, &fit.recompute);
-    let [wafer, host] = [wafer_activation_bytes(encoding), HOST_ACTIVATION_BYTES].map(|bytes| analysis.layers(bytes));
-    drop(analysis);
+    let machines = [wafer_activation_bytes(encoding), HOST_ACTIVATION_BYTES];
+    let [wafer, host] = memory::Analysis::new(graph, machines).training(&fit.recompute).layers;
     let repeated = memory::recomputed_nodes(graph);
     let leaf = u64::from(fit.train.samples);
     let plan = |layer: usize| {

@@ -53,9 +53,9 @@ impl<'a> PlanMemory<'a> {
     /// Of `plan`.
     pub fn new(plan: &'a StreamPlan) -> Self {
         let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
-        let analysis = Analysis::new(&plan.graph, &recompute);
-        let wafer = analysis.layers(wafer_activation_bytes(plan.encoding));
-        Self { plan, wafer, host: analysis.layers(HOST_ACTIVATION_BYTES) }
+        let machines = [wafer_activation_bytes(plan.encoding), HOST_ACTIVATION_BYTES];
+        let [wafer, host] = Analysis::new(&plan.graph, machines).training(&recompute).layers;
+        Self { plan, wafer, host }
     }
 
     /// As [`system_bytes`].

@@ -244,7 +244,7 @@ fn a_long_skip_is_held_as_long_as_it_is_read() {
     builder.end_layer("last");
     let graph = builder.finish().unwrap();
 
-    let memory = memory::Analysis::new(&graph, &[false; 4]).layers(4);
+    let [memory] = memory::Analysis::new(&graph, [4]).training(&[false; 4]).layers;
     let (value, number) = (rows * width * 4, rows * 4);
     let saved: Vec<u64> = memory.iter().map(|layer| layer.saved).collect();
     // Tokens; x; y; the sum that the loss reads, its log-sum-exps and labels. Nothing backward needs z.

@@ -48,8 +48,8 @@ impl PlanReport {
             place.leaves,
             leaves.count
         )?;
-        let resident = if self.resident.is_empty() { "nothing".to_owned() } else { self.resident.join(", ") };
-        writeln!(f, "  on the wafer    {resident} stays from forward to backward")?;
+        let resident = if self.resident.is_empty() { "none".to_owned() } else { self.resident.join(", ") };
+        writeln!(f, "  kept on wafer   {resident}: weights not streamed again for the backward pass")?;
         let again = if self.recompute { "layers recomputed inside" } else { "everything saved" };
         writeln!(f, "  activations     {again}, {:.3e} FLOP a step", self.step_flops as f64)?;
         writeln!(f, "\n  layer             parameters  chunks   FLOP/sample   saved/sample: wafer, host   recomputed")?;
@@ -130,6 +130,9 @@ impl PlanReport {
                 f,
                 "  bound by        gradients on the links up (systems to SwarmX to MemoryX): systems wait for them for {percent:.0}% of the step"
             )?,
+            Bound::Latency => {
+                writeln!(f, "  bound by        latency: the tree's hops and the commit take {percent:.0}% of the step")?
+            }
             Bound::MemoryX => writeln!(
                 f,
                 "  bound by        MemoryX's memory: systems wait for updates of weights for {percent:.0}% of the step"

@@ -86,6 +86,8 @@ pub enum Bound {
     GradientsUp,
     /// MemoryX's memory, in which weights are updated.
     MemoryX,
+    /// The tree's hops and the commit: what a step takes however small the model is.
+    Latency,
 }
 
 /// Share of a step that waiting for one thing must take before that, and not compute, is called its bound.
@@ -112,6 +114,7 @@ impl Projection {
             (Bound::WeightsDown, self.waits.weights),
             (Bound::GradientsUp, self.waits.gradients),
             (Bound::MemoryX, self.waits.memoryx),
+            (Bound::Latency, self.waits.hops + self.boundary_seconds),
         ];
         let (bound, longest) = waits.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Bound::Compute, 0.0));
         let share = longest / self.step_seconds;

@@ -166,6 +166,7 @@ fn the_bound_is_named_with_its_share() {
     };
     let slow_links = |appliance: &mut ApplianceSpec| appliance.wafer.link_bytes_per_s /= 1000.0;
     assert_eq!(of(&recomputing, |_| ()), Bound::Compute);
+    assert_eq!(of(&crate::testing::TINY.plan(16, 2, CS2).unwrap(), |_| ()), Bound::Latency);
     // Weights of recomputed layers come three times, gradients leave once and are twice as wide.
     assert_eq!(of(&recomputing, slow_links), Bound::WeightsDown);
     assert_eq!(of(&saving, slow_links), Bound::GradientsUp);
