@@ -241,8 +241,9 @@ fn what_can_never_run_is_refused_in_one_sentence() {
     let why = resolve_here(&bad).unwrap_err().to_string();
     assert!(why.contains("num_csx"), "{why}");
     let mut large = job("job", "m");
-    large.spec.params.0["train_input"]["max_sequence_length"] = (1 << 24).into();
-    large.spec.params.0["model"]["max_position_embeddings"] = (1 << 24).into();
+    large.spec.params.0["train_input"]["max_sequence_length"] = (1 << 22).into();
+    large.spec.params.0["model"]["max_position_embeddings"] = (1 << 22).into();
+    large.spec.params.0["model"]["hidden_size"] = 8192.into();
     match resolve_here(&large).unwrap_err() {
         Unable::TooLarge(why) => assert!(why.contains("the wafer has") && why.contains("smaller hidden_size"), "{why}"),
         other => panic!("it is the machine that is too small: {other}"),
