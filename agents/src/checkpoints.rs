@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use millrace_checkpoint::{Error, LockError, Strictness, list};
+use millrace_emulator::numerics::NumericsProfile;
 use millrace_params::Job;
 use millrace_telemetry::journal::Reason;
 
@@ -38,12 +39,19 @@ pub fn holds_checkpoints(path: &Path) -> Result<bool, Failure> {
 }
 
 /// Refuses to go on under the numerics profile `now` from a checkpoint computed under `then`, unless the user `accepts`
-/// it; returns the note for the next manifests. Profiles are JSON, as manifests have them.
+/// it; returns the note for the next manifests. Profiles are JSON, as manifests have them; what only one of them says is
+/// not compared.
 ///
 /// # Errors
 /// The profiles differ.
 pub fn check_profile(then: &str, now: &str, accepts: bool) -> Result<Option<String>, Failure> {
-    match (then == now, accepts) {
+    let read = |profile: &str| serde_json::from_str::<NumericsProfile>(profile).ok();
+    let agree = match (read(then), read(now)) {
+        (Some(then), Some(now)) => then.agrees_with(&now),
+        // A profile of a later version may say what this one can't keep to.
+        _ => then == now,
+    };
+    match (agree, accepts) {
         (true, _) => Ok(None),
         (false, true) => Ok(Some(format!("numerics profile changed from {then} to {now} by the user's flag"))),
         (false, false) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_emulator::compile::compile_job;
+use millrace_emulator::compile::{Request, compile, request};
 use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
 use millrace_emulator::plan::{Encoding, PlanHash, StreamPlan};
 use millrace_params::{ApplianceSpec, Job};
@@ -17,6 +17,38 @@ pub struct JobDocument {
     pub job: Job,
     /// The machine.
     pub appliance: ApplianceSpec,
+    /// Cuts that the run must keep, whatever the machine would allow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuts: Option<Cuts>,
+}
+
+/// How a checkpoint's run cut its batch and its parameters. A run that goes on from it cuts them in the same way, so that
+/// another wafer, or other chunks on the links, change no bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cuts {
+    /// Samples of a training leaf.
+    #[serde(default)]
+    pub leaf_samples: Option<u32>,
+    /// Elements of the largest chunk.
+    #[serde(default)]
+    pub chunk_elements: Option<u32>,
+}
+
+impl Cuts {
+    /// The cuts that a profile has.
+    pub const fn of(profile: &NumericsProfile) -> Self {
+        Self { leaf_samples: profile.leaf_samples, chunk_elements: profile.chunk_elements }
+    }
+
+    /// Asks the compiler for these.
+    fn ask(self, request: &mut Request) {
+        if let Some(samples) = self.leaf_samples {
+            request.train.leaf_bound = request.train.leaf_bound.min(samples as usize);
+        }
+        if let Some(elements) = self.chunk_elements {
+            request.chunk_elements = elements as usize;
+        }
+    }
 }
 
 /// A job compiled: the same on every agent.
@@ -32,6 +64,8 @@ pub struct CompiledJob {
     pub hash: PlanHash,
     /// How the arithmetic is done.
     pub profile: NumericsProfile,
+    /// The cuts it was asked to keep.
+    pub cuts: Option<Cuts>,
 }
 
 impl JobDocument {
@@ -40,7 +74,11 @@ impl JobDocument {
     /// # Errors
     /// The model does not fit; the user's to mend.
     pub fn compile(self, isa: Isa) -> Result<CompiledJob, Failure> {
-        let plan = compile_job(&self.job, &self.appliance)?;
+        let mut request = request(&self.job, &self.appliance)?;
+        if let Some(cuts) = self.cuts {
+            cuts.ask(&mut request);
+        }
+        let plan = compile(request)?;
         plan.check_streamable()?;
         let hash = plan.hash();
         let precision = match plan.encoding {
@@ -50,9 +88,10 @@ impl JobDocument {
         Ok(CompiledJob {
             job: Arc::new(self.job),
             appliance: Arc::new(self.appliance),
+            profile: NumericsProfile::new(isa, precision).of_plan(&plan),
             plan: Arc::new(plan),
             hash,
-            profile: NumericsProfile::new(isa, precision),
+            cuts: self.cuts,
         })
     }
 
@@ -68,6 +107,11 @@ impl JobDocument {
 }
 
 impl CompiledJob {
+    /// The document it was compiled from.
+    pub fn document(&self) -> JobDocument {
+        JobDocument { job: (*self.job).clone(), appliance: (*self.appliance).clone(), cuts: self.cuts }
+    }
+
     /// How gradients change the weights.
     pub fn optimizer(&self) -> &millrace_params::OptimizerSpec {
         &self.job.optimizer

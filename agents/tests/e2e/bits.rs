@@ -21,6 +21,7 @@ fn matrix(mixed_precision: &str, tiny_wafer: &str) {
     place.params("params.yaml", &[precision]);
     place.params("often.yaml", &[precision, ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 1")]);
     place.write("tiny.yaml", format!("wafer: {{memoryBytes: {tiny_wafer}}}\n"));
+    place.write("other.yaml", format!("wafer: {{memoryBytes: {tiny_wafer}}}\nlink: {{chunkBytes: 4KiB}}\n"));
     place.write("fan2.yaml", "swarmx: {fanOut: 2}\n");
 
     let plan = |flags: &str| -> serde_json::Value {
@@ -38,9 +39,9 @@ fn matrix(mixed_precision: &str, tiny_wafer: &str) {
         assert_eq!(train(&place, flags, &model_dir), baseline, "{flags}");
     }
 
-    // Stopped in the middle, and continued by others.
+    // Stopped in the middle, and continued by others, on another appliance.
     place.succeed("train -p params.yaml -o resumed --max_steps 2 --num_csx 3 --num_wgt_servers 1");
-    place.succeed("train -p params.yaml -o resumed --max_steps 3 --num_csx 1 --appliance tiny.yaml");
+    place.succeed("train -p params.yaml -o resumed --max_steps 3 --num_csx 1 --appliance other.yaml");
     place.succeed("train -p params.yaml -o resumed --num_csx 4 --num_wgt_servers 3");
     assert_eq!(place.result("resumed", 6), baseline, "resumed twice");
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::{Chunk, StreamPlan};
+
 /// Length of the blocks into which GEMM cuts its inner dimension.
 ///
 /// Inside a block every output element is one chain of fused multiply-adds in rising order of the inner index; the
@@ -97,13 +99,44 @@ pub struct NumericsProfile {
     pub flush_to_zero: bool,
     /// Operands of matrix products.
     pub precision: Precision,
+    /// Samples of a training leaf: sums over a batch are made of sums over leaves. `None` where it is not known, as in
+    /// profiles of 0.1.0 and of imported weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaf_samples: Option<u32>,
+    /// Elements of the largest chunk: the gradient's norm is a sum over chunks. `None` as for `leaf_samples`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_elements: Option<u32>,
 }
 
 impl NumericsProfile {
-    /// The profile of this build on `isa`: fixed inner block, denormals flushed.
+    /// The profile of this build on `isa`: fixed inner block, denormals flushed; of no plan yet.
     pub const fn new(isa: Isa, precision: Precision) -> Self {
-        NumericsProfile { isa, kc: GEMM_KC as u32, flush_to_zero: true, precision }
+        let (leaf_samples, chunk_elements) = (None, None);
+        NumericsProfile { isa, kc: GEMM_KC as u32, flush_to_zero: true, precision, leaf_samples, chunk_elements }
     }
+
+    /// The profile of runs of `plan`.
+    #[must_use]
+    pub fn of_plan(self, plan: &StreamPlan) -> Self {
+        let (leaf_samples, chunk_elements) = (Some(plan.leaves.samples), largest_chunk(&plan.chunks));
+        NumericsProfile { leaf_samples, chunk_elements, ..self }
+    }
+
+    /// Whether two runs compute alike, as far as both profiles say.
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let cuts = |profile: &Self| [profile.leaf_samples, profile.chunk_elements];
+        let known = cuts(self).into_iter().zip(cuts(other));
+        let without_cuts = |profile: &Self| Self { leaf_samples: None, chunk_elements: None, ..*profile };
+        without_cuts(self) == without_cuts(other)
+            && known.into_iter().all(|(a, b)| a.is_none() || b.is_none() || a == b)
+    }
+}
+
+/// Elements of the largest of these chunks. Groups of the same sizes are cut alike if and only if their largest chunks have
+/// as many elements: groups are cut into as few even pieces as a bound allows, and the largest piece, taken as the bound,
+/// gives the same number of pieces.
+pub fn largest_chunk(chunks: &[Chunk]) -> Option<u32> {
+    chunks.iter().map(|chunk| chunk.elements).max().and_then(|elements| u32::try_from(elements).ok())
 }
 
 impl fmt::Display for NumericsProfile {
@@ -125,6 +158,18 @@ mod tests {
         assert_eq!(json, r#"{"isa":"avx2","kc":1024,"flush_to_zero":true,"precision":"bf16"}"#);
         assert_eq!(serde_json::from_str::<NumericsProfile>(&json).unwrap(), profile);
         assert_eq!(profile.to_string(), "avx2 kc1024 ftz bf16");
+    }
+
+    #[test]
+    fn cuts_are_compared_where_both_profiles_have_them() {
+        let first = NumericsProfile::new(Isa::Avx2, Precision::F32);
+        let cut = |leaf, chunk| NumericsProfile { leaf_samples: Some(leaf), chunk_elements: Some(chunk), ..first };
+        assert!(first.agrees_with(&cut(4, 64)) && cut(4, 64).agrees_with(&first));
+        assert!(cut(4, 64).agrees_with(&cut(4, 64)));
+        assert!(!cut(4, 64).agrees_with(&cut(2, 64)) && !cut(4, 64).agrees_with(&cut(4, 128)));
+        assert!(!first.agrees_with(&NumericsProfile::new(Isa::Portable, Precision::F32)));
+        let json = serde_json::to_string(&cut(4, 64)).unwrap();
+        assert_eq!(serde_json::from_str::<NumericsProfile>(&json).unwrap(), cut(4, 64));
     }
 
     #[test]

@@ -178,7 +178,7 @@ pub struct Prepared {
 /// Checks everything the user gave before anything is written, then takes model_dir.
 async fn prepare(launch: Launch, last_report: LastReport, console: &Console) -> Result<Prepared, Failure> {
     say_notes(&launch, console);
-    let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone() };
+    let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone(), cuts: None };
     let compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
     say_plan(&launch, &compiled, console)?;
     let job = compiled.job.clone();
@@ -199,7 +199,8 @@ async fn prepare(launch: Launch, last_report: LastReport, console: &Console) -> 
     }
     let mut further = resume::choose(&launch, &compiled, named)?;
     // There is always one: where it is not a checkpoint, it is the initial values.
-    let beginning = further.pop_front().ok_or_else(|| Failure::own("there is nothing to begin with"))?;
+    let mut beginning = further.pop_front().ok_or_else(|| Failure::own("there is nothing to begin with"))?;
+    let compiled = resume::keep_cuts(&launch, compiled, &mut beginning)?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
     Ok(Prepared { launch, compiled, beginning, further, eval_batches, lock, files })

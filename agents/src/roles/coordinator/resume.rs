@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::path::Path;
 
 use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, list, newest_whole};
+use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::Source;
 use millrace_params::{Job, Mode};
 
 use super::saver::Saved;
 use crate::checkpoints::{self, checkpoint_failure, holds_checkpoints, strictness};
-use crate::control::job::CompiledJob;
+use crate::control::job::{CompiledJob, Cuts, JobDocument};
 use crate::failure::Failure;
 use crate::launch::Launch;
 
@@ -138,9 +139,79 @@ fn from_checkpoint(
         step,
         saved,
         from: is_own.then(|| checkpoint.point()),
-        profile: Some(checkpoint.numerics_profile().to_owned()),
+        profile: Some(profile_of(checkpoint, &compiled.job)),
         report,
     })
+}
+
+/// The numerics profile of `checkpoint`, JSON, as far as a run of `job` that goes on from it can keep to it: another
+/// model has other chunks, and a batch of another size other leaves.
+fn profile_of(checkpoint: &Checkpoint, job: &Job) -> String {
+    let text = checkpoint.numerics_profile();
+    let Ok(mut profile) = serde_json::from_str::<NumericsProfile>(text) else { return text.to_owned() };
+    if profile.chunk_elements.is_none() && checkpoint.step() > 0 {
+        // Written by 0.1.0, which did not tell; its layout has the chunks.
+        profile.chunk_elements = largest_chunk(checkpoint.layout().chunks());
+    }
+    let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
+    let then: serde_json::Value = serde_json::from_str(checkpoint.job()).unwrap_or_default();
+    let same = |path: &str| now.pointer(path) == then.pointer(path);
+    if !same("/model") {
+        (profile.leaf_samples, profile.chunk_elements) = (None, None);
+    }
+    if !same("/train_input/batch_size") || !same("/train_input/micro_batch_size") {
+        profile.leaf_samples = None;
+    }
+    serde_json::to_string(&profile).unwrap_or_else(|_| text.to_owned())
+}
+
+/// The job compiled with the leaves and chunks of the checkpoint that training goes on from, whatever this appliance would
+/// choose; unless the user accepts other numerics.
+///
+/// # Errors
+/// Its leaves do not fit on this appliance's wafer.
+pub fn keep_cuts(launch: &Launch, compiled: CompiledJob, beginning: &mut Beginning) -> Result<CompiledJob, Failure> {
+    let then = beginning.profile.as_deref().and_then(|then| serde_json::from_str::<NumericsProfile>(then).ok());
+    let Some(then) = then.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
+        return Ok(compiled);
+    };
+    let (kept, sentence) = with_cuts_of(&then, compiled)?;
+    beginning.report.extend(sentence);
+    Ok(kept)
+}
+
+/// `compiled`, or the same job compiled with the cuts of `then` where it has others, and a sentence about that.
+fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(CompiledJob, Option<String>), Failure> {
+    let cuts_agree = |profile: &NumericsProfile| {
+        let NumericsProfile { leaf_samples, chunk_elements, .. } = *then;
+        NumericsProfile { leaf_samples, chunk_elements, ..*profile }.agrees_with(profile)
+    };
+    if cuts_agree(&compiled.profile) {
+        return Ok((compiled, None));
+    }
+    let (samples, elements) = (compiled.profile.leaf_samples, compiled.profile.chunk_elements);
+    let say = |leaf: Option<u32>, chunk: Option<u32>| {
+        let number = |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+        format!("leaves of {} sample(s) and chunks of at most {} elements", number(leaf), number(chunk))
+    };
+    let was = say(then.leaf_samples.or(samples), then.chunk_elements.or(elements));
+    let document = JobDocument { cuts: Some(Cuts::of(then)), ..compiled.document() };
+    match document.compile(compiled.profile.isa) {
+        Ok(kept) if cuts_agree(&kept.profile) => {
+            let sentence = format!(
+                "Kept as in the checkpoint: {was}. This appliance would have {}, and other bits.",
+                say(samples, elements)
+            );
+            Ok((kept, Some(sentence)))
+        }
+        _ => Err(Failure::bad_input(format!(
+            "the checkpoint was computed with {was}, which do not fit on this appliance"
+        ))
+        .hint(
+            "other leaves would not give the same bits; use a wafer of at least the size it had before, or insist with \
+                 --accept_other_profile",
+        )),
+    }
 }
 
 /// What the params say differently from the run that wrote the checkpoint. The params win; a user who resumes with
@@ -193,4 +264,66 @@ pub fn profile_json(compiled: &CompiledJob) -> String {
 pub fn evaluated(model_dir: &Path, step: u64) -> bool {
     let points = millrace_telemetry::metrics::read(model_dir).unwrap_or_default();
     points.iter().any(|point| matches!(point, millrace_telemetry::metrics::Point::Eval(eval) if eval.step == step))
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_emulator::numerics::Isa;
+    use millrace_params::{ApplianceSpec, Overrides, Params};
+
+    use super::*;
+
+    fn job() -> Job {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
+        let text = std::fs::read_to_string(path).unwrap().replace("micro_batch_size: 1", "micro_batch_size: 4");
+        Params::parse_yaml(&text).unwrap().resolve(&Overrides::default()).unwrap().job
+    }
+
+    fn compiled(wafer_bytes: u64, chunk_bytes: u64) -> CompiledJob {
+        let mut appliance = ApplianceSpec::default();
+        (appliance.wafer.memory_bytes, appliance.link.chunk_bytes) = (wafer_bytes, chunk_bytes);
+        JobDocument { job: job(), appliance, cuts: None }.compile(Isa::Portable).unwrap()
+    }
+
+    /// The size of a wafer on which leaves are as large as they may be, and of one on which they are not.
+    const LARGE: u64 = 1 << 30;
+    const SMALL: u64 = 1 << 20;
+
+    #[test]
+    fn a_run_keeps_the_leaves_and_chunks_of_its_checkpoint_on_any_appliance() {
+        let (small, large) = (compiled(SMALL, 1 << 14), compiled(LARGE, 1 << 16));
+        assert!(!small.profile.agrees_with(&large.profile), "both appliances give the same cuts");
+        assert!(small.profile.leaf_samples < large.profile.leaf_samples);
+        let (hash, profile) = (small.hash, small.profile);
+        let (kept, said) = with_cuts_of(&small.profile, large).unwrap();
+        assert_eq!((kept.profile, kept.plan.leaves), (small.profile, small.plan.leaves));
+        assert_eq!(kept.plan.chunks, small.plan.chunks);
+        assert!(said.is_some());
+        // Every agent compiles the same from what it is told.
+        let told: JobDocument = serde_json::from_str(&serde_json::to_string(&kept.document()).unwrap()).unwrap();
+        assert_eq!(told.compile(Isa::Portable).unwrap().hash, kept.hash);
+        // Nothing is done, or said, where nothing changed.
+        let (same, said) = with_cuts_of(&profile, small).unwrap();
+        assert_eq!((same.hash, said), (hash, None));
+    }
+
+    #[test]
+    fn leaves_that_do_not_fit_are_refused() {
+        let then = compiled(LARGE, 1 << 16).profile;
+        let refused = with_cuts_of(&then, compiled(SMALL, 1 << 16)).unwrap_err();
+        assert!(refused.to_string().contains("--accept_other_profile"), "{refused}");
+    }
+
+    #[test]
+    fn a_checkpoint_of_0_1_0_tells_its_chunks_by_its_layout() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/0.1.0/model_dir/checkpoint_4");
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let job: Job = serde_json::from_str(checkpoint.job()).unwrap();
+        let profile: NumericsProfile = serde_json::from_str(&profile_of(&checkpoint, &job)).unwrap();
+        let largest = checkpoint.layout().chunks().iter().map(|chunk| chunk.elements as u32).max();
+        assert_eq!((profile.leaf_samples, profile.chunk_elements), (None, largest));
+        let other = profile_of(&checkpoint, &self::job());
+        let profile: NumericsProfile = serde_json::from_str(&other).unwrap();
+        assert_eq!(profile.chunk_elements, None, "another model's chunks are others");
+    }
 }

@@ -361,7 +361,7 @@ mod tests {
         let job = params.resolve(&Overrides::default()).unwrap().job;
         let mut appliance = ApplianceSpec::default();
         appliance.link.chunk_bytes = 1 << 14;
-        let job = JobDocument { job, appliance }.compile(Isa::detect()).unwrap();
+        let job = JobDocument { job, appliance, cuts: None }.compile(Isa::detect()).unwrap();
         let store = Store::new(job, 0, 1, StallClock::new()).unwrap();
         store.initialise().unwrap();
         store

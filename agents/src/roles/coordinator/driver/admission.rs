@@ -18,7 +18,6 @@ use super::super::resume::{check_profile, evaluated};
 use super::super::saver::Saver;
 use super::Driver;
 use crate::checkpoints::checkpoint_failure;
-use crate::control::job::JobDocument;
 use crate::control::server::{Hello, StreamNumber};
 use crate::failure::Failure;
 
@@ -119,9 +118,8 @@ impl Driver {
             ));
             return Ok(());
         }
-        let document = JobDocument { job: (*compiled.job).clone(), appliance: (*compiled.appliance).clone() };
         hello.post.welcome(proto::Welcome {
-            job: serde_json::to_string(&document).map_err(Failure::own)?,
+            job: serde_json::to_string(&compiled.document()).map_err(Failure::own)?,
             plan: compiled.hash.0,
             attempt: self.lock.attempt(),
             isa: compiled.profile.isa.to_string(),
