@@ -80,6 +80,7 @@ pub enum PacketError {
 
 /// A body that sends packets, and where to put them. It ends when the last sender is gone.
 pub fn outgoing() -> (PacketSender, Body) {
+    // Bounded all the same, see `PacketSender`.
     let (packets, receiver) = mpsc::unbounded_channel();
     let taken = Arc::new(Taken::default());
     let body = Outgoing { packets: receiver, payload: Bytes::new(), slots: SlotCount::default(), taken: taken.clone() };

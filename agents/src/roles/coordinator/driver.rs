@@ -95,6 +95,7 @@ pub struct Driver {
 impl Driver {
     /// Drives the run that was prepared.
     pub fn new(prepared: Prepared, console: Console, metrics: RoleMetrics, inbox: Inbox) -> Self {
+        // One checkpoint at a time is staged, then published.
         let (work, worked) = mpsc::unbounded_channel();
         let Prepared { launch, compiled, beginning, further, eval_batches, lock, files } = prepared;
         let teller = Teller::new(&launch, &compiled, eval_batches > 0, files, console, metrics);

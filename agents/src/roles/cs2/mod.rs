@@ -66,7 +66,9 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let settings = Settings { events, job: JobCell::default(), metrics: context.metrics.clone() };
     let session = context.join(String::new(), None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
+    // Frames and grants in it are bounded by the window, samples by the rounds asked for, turns by the coordinator.
     let (inputs, receiver) = blocking::channel();
+    // One message: the end.
     let (ended, mut end) = mpsc::unbounded_channel();
     let worker = compute::Worker::new(
         session.job.clone(),

@@ -42,6 +42,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let session = context.join(address, Some(Default::default()), terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
     let shard = Shard::new(context.me().index, session.job.plan.clone());
+    // Bounded by credits: sends by the root's grants, sums and what comes of them by the backlog.
     let (work, jobs) = blocking::channel();
     let (done, results) = mpsc::unbounded_channel();
     let backlog = Arc::new(backlog_of(&session.job));
