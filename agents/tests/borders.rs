@@ -40,6 +40,22 @@ const OWN: &[(&str, &[&str])] = &[
     ("millrace-checkpoint", &["millrace-emulator"]),
     ("millrace-telemetry", &[]),
     ("millrace-charts", &[]),
+    // Targets for fuzzing reach everything that reads bytes.
+    (
+        "millrace-fuzz",
+        &[
+            "millrace-api",
+            "millrace-checkpoint",
+            "millrace-control",
+            "millrace-crds",
+            "millrace-data",
+            "millrace-emulator",
+            "millrace-engine",
+            "millrace-params",
+            "millrace-protocol",
+            "millrace-telemetry",
+        ],
+    ),
     ("millrace-store", &[]),
     (
         "millrace-agents",

@@ -39,6 +39,7 @@ use tower_http::timeout::TimeoutLayer;
 pub use pace::Pace;
 pub use proxies::Proxies;
 pub use session::forget as forget_sessions;
+pub use submit::order as read_order;
 pub use tokens::NewToken;
 pub use who::{Access, Role};
 

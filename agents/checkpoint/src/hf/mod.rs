@@ -16,6 +16,16 @@ mod source;
 pub use export::{Exported, export_hf};
 pub use import::import_hf;
 
+/// Reads every tensor of the Hugging Face directory `dir`, of whatever model.
+///
+/// # Errors
+/// [`Error::NotImportable`](crate::Error::NotImportable) when the directory can't be read, or a tensor has a type that is not
+/// known.
+pub fn tensors(dir: &std::path::Path) -> crate::Result<Vec<(String, Vec<f32>)>> {
+    let source = source::Source::open(dir)?;
+    source.names().map(|name| Ok((name.to_owned(), source.read(name)?))).collect()
+}
+
 /// The transpose of a row-major `[rows, columns]` matrix.
 fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     // Square tiles, so that both sides' cache lines are used whole.

@@ -1,0 +1,66 @@
+//! Writes the seeds that are not text: `cargo run -p millrace-fuzz --example seeds`.
+
+use std::fs;
+use std::path::Path;
+
+use bytes::Bytes;
+use millrace_emulator::plan::{Encoding, PlanHash};
+use millrace_emulator::tree::Node;
+use millrace_engine::frame::{Frame, Place};
+use millrace_engine::message::{Order, Report, ShardState, Snapshot, Source};
+use millrace_engine::types::{CommitRecord, Epoch};
+use millrace_protocol::codec::{LinkContext, encode, pack};
+use millrace_protocol::packet::Packet;
+use millrace_protocol::proto;
+use prost::Message;
+
+const EPOCH: Epoch = Epoch { attempt: 1, number: 2 };
+
+fn frame(payload: &'static [u8], encoding: Encoding) -> Packet {
+    let place = Place { epoch: EPOCH, turn: 3, round: 4, slot: 5, chunk: 6, node: Node::new(0, 2) };
+    pack(Frame::new(place, Bytes::from_static(payload)), LinkContext { plan: PlanHash(9), encoding, step: 10 })
+}
+
+fn main() -> std::io::Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let write = |target: &str, name: &str, bytes: &[u8]| fs::write(corpus.join(target).join(name), bytes);
+    let whole = |packet: &Packet| [&packet.head[..], &packet.payload[..]].concat();
+    let (f32, bf16) = (frame(&[0, 0, 128, 63, 0, 0, 0, 64], Encoding::F32), frame(&[128, 63], Encoding::Bf16));
+    write("frame", "f32", &whole(&f32))?;
+    write("frame", "bf16", &whole(&bf16))?;
+    let mut sparse = whole(&f32);
+    sparse[3] = 2;
+    write("frame", "sparse", &sparse)?;
+    write("packets", "two", &[&[7][..], &whole(&f32), &whole(&bf16)].concat())?;
+    write("packets", "grants", &[&[3][..], &3_u64.to_le_bytes(), &5_u64.to_le_bytes()].concat())?;
+    let record = CommitRecord { step: 3, scale: 1.0, learning_rate: 0.5, loss: 2.0, norm: 1.0, tokens: 32 };
+    let orders = [
+        ("load", Order::Load(Source::Checkpoint { path: "m/checkpoint_2".to_owned(), optimizer: true, step: 2 })),
+        ("commit", Order::Commit { record }),
+        ("snapshot", Order::Snapshot(Snapshot { step: 4, path: "m/checkpoint_4.partial".to_owned() })),
+        ("finish", Order::Finish),
+    ];
+    for (name, order) in &orders {
+        write("control", name, &encode(order))?;
+    }
+    let state = ShardState { loaded: true, committed: 3, record: Some(record), prepared: Some(4) };
+    let reports = [
+        ("loaded", Report::Loaded { state }),
+        ("linked", Report::Linked { epoch: EPOCH }),
+        ("prepared", Report::Prepared { epoch: EPOCH, step: 4, norms: vec![(0, 0.5), (1, f64::NAN)] }),
+    ];
+    for (name, report) in &reports {
+        write("control", name, &encode(report))?;
+    }
+    for (kind, body) in [
+        (
+            "metric",
+            r#"{"step":1,"loss":0.1,"learning_rate":0.0006,"grad_norm":1.5,"tokens":8,"seconds":0.5,"rate":2.0}"#,
+        ),
+        ("outcome", r#"{"exit_code":0,"reason":"Succeeded","message":"done","step":4}"#),
+    ] {
+        let entry = proto::Entry { number: 4, attempt: 2, time_ms: 17, kind: kind.to_owned(), body: body.to_owned() };
+        write("entry", kind, &entry.encode_to_vec())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! What users write: params files and custom resources; and the record of what a job was resolved to.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use millrace_api::definition::Definition;
+use millrace_control::launch::resolved_job;
+use millrace_control::{ModelDir, Site};
+use millrace_crds::{ClusterSpec, Resolution, TrainJob};
+use millrace_params::{ApplianceSpec, Job, Overrides, Params};
+use serde_json::Value;
+
+/// A params file, and the same bytes as an appliance.
+pub fn params(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(read) = Params::parse_yaml(text)
+        && let Ok(resolved) = read.resolve(&Overrides::default())
+    {
+        let json = resolved.job.to_json();
+        assert_eq!(Job::from_json(&json).expect("a job reads back"), resolved.job);
+    }
+    drop(ApplianceSpec::parse_yaml(text));
+}
+
+/// Where model_dirs lie: nowhere.
+struct Nowhere;
+
+impl Site for Nowhere {
+    fn image(&self) -> Option<String> {
+        None
+    }
+
+    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDir, String> {
+        Ok(ModelDir { path: PathBuf::from(written), claim: None })
+    }
+
+    fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A plan of more layers takes more time than an input should.
+const MOST_LAYERS: u64 = 64;
+/// As for [`MOST_LAYERS`].
+const MOST_WIDTH: u64 = 4096;
+
+fn is_small(object: &Value) -> bool {
+    let params = &object["spec"]["params"];
+    let small = |at: &str, most: u64| params.pointer(at).is_none_or(|value| value.as_u64().is_some_and(|n| n <= most));
+    small("/model/num_hidden_layers", MOST_LAYERS)
+        && ["/model/hidden_size", "/model/vocab_size", "/model/filter_size", "/model/max_position_embeddings"]
+            .iter()
+            .chain(&["/train_input/batch_size", "/eval_input/batch_size", "/train_input/max_sequence_length"])
+            .all(|at| small(at, MOST_WIDTH))
+}
+
+/// A TrainJob: as the definition takes it, as the type reads it, and what it resolves to.
+pub fn trainjob(bytes: &[u8]) {
+    static DEFINITION: OnceLock<Definition> = OnceLock::new();
+    let definition = DEFINITION.get_or_init(|| Definition::both().expect("the definitions are ours").1);
+    let Ok(object) = serde_json::from_slice::<Value>(bytes) else { return };
+    if object.is_object() {
+        drop(definition.admit(&object, None));
+    }
+    let small = is_small(&object);
+    let Ok(job) = serde_json::from_value::<TrainJob>(object) else { return };
+    if let Ok(params) = job.spec.params.read() {
+        drop(params.resolve(&Overrides::default()));
+    }
+    if small && let Ok(record) = millrace_control::resolve(&job, &ClusterSpec::default(), &Nowhere) {
+        resolved_job(&record).expect("what was resolved here reads back");
+    }
+}
+
+/// The record of what a job was resolved to.
+pub fn record(bytes: &[u8]) {
+    if let Ok(record) = serde_json::from_slice::<Resolution>(bytes) {
+        drop(resolved_job(&record));
+    }
+}

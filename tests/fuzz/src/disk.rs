@@ -1,0 +1,122 @@
+//! What lies on disks: journal, checkpoint, safetensors, token files.
+
+use std::cell::OnceCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use millrace_checkpoint::{Checkpoint, hf};
+use millrace_data::{Dataset, SourceKind, SourceSpec, Split};
+use millrace_telemetry::journal::{Event, Journal, JournalReader, Stage, State};
+use tempfile::TempDir;
+
+/// A directory for a thread's inputs.
+fn with_dir(name: &str, run: impl FnOnce(&Path)) {
+    thread_local! {
+        static DIR: OnceCell<TempDir> = const { OnceCell::new() };
+    }
+    DIR.with(|dir| {
+        let dir = dir.get_or_init(|| TempDir::new().expect("a temporary directory")).path().join(name);
+        fs::create_dir_all(&dir).expect("a directory");
+        run(&dir);
+    });
+}
+
+fn write(path: &Path, bytes: &[u8]) {
+    fs::write(path, bytes).expect("a file");
+}
+
+/// A journal's file: read whole, then continued by the next attempt.
+pub fn journal(bytes: &[u8]) {
+    with_dir("journal", |dir| {
+        let file = |attempt: u32| dir.join(format!("journal/attempt-{attempt}.jsonl"));
+        fs::create_dir_all(dir.join("journal")).expect("a directory");
+        write(&file(1), bytes);
+        let _ = fs::remove_file(file(2));
+        let Ok(mut reader) = JournalReader::open(dir, 1) else { return };
+        let mut last = 0;
+        while let Ok(Some(entry)) = reader.next_entry() {
+            assert!(entry.seq > last || last == 0, "numbers rise");
+            last = entry.seq;
+        }
+        let Ok(journal) = Journal::open(dir, 2) else { return };
+        let state = State { state: Stage::Starting, step: 0, total_steps: None, num_csx: 1, epoch: None };
+        drop(journal.append(Event::State(state)));
+        let followed = journal.follow(1).poll(1000).unwrap_or_default();
+        assert!(followed.is_sorted_by_key(|entry| entry.seq), "numbers rise");
+    });
+}
+
+/// A checkpoint of release 0.1.0.
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/0.1.0/model_dir/checkpoint_4")
+}
+
+/// A manifest, signed as the writer does, beside the files of a real checkpoint.
+pub fn manifest(bytes: &[u8]) {
+    const KEY: &[u8] = b"{\n  \"checksum\": \"";
+    with_dir("checkpoint_4", |dir| {
+        if !dir.join("layout.json").exists() {
+            for part in ["", "parameters", "optimizer"] {
+                fs::create_dir_all(dir.join(part)).expect("a directory");
+                for entry in fs::read_dir(golden().join(part)).expect("the golden checkpoint").flatten() {
+                    if entry.path().is_file() {
+                        fs::copy(entry.path(), dir.join(part).join(entry.file_name())).expect("a copy");
+                    }
+                }
+            }
+        }
+        let path = dir.join("manifest.json");
+        let _ = fs::remove_file(&path);
+        write(&path, bytes);
+        drop(Checkpoint::open(dir));
+        // With a right checksum what is said is believed further.
+        if let Some(rest) = bytes.strip_prefix(KEY).and_then(|rest| rest.get(64..)) {
+            let zeros = [b'0'; 64];
+            let digest = blake3::hash(&[KEY, &zeros, rest].concat()).to_hex();
+            let _ = fs::remove_file(&path);
+            write(&path, &[KEY, digest.as_bytes(), rest].concat());
+            if let Ok(checkpoint) = Checkpoint::open(dir) {
+                drop(checkpoint.verify());
+            }
+        }
+    });
+}
+
+/// A safetensors file that is to be imported.
+pub fn safetensors(bytes: &[u8]) {
+    const CONFIG: &str =
+        r#"{"model_type":"gpt2","vocab_size":32,"n_positions":8,"n_embd":8,"n_layer":1,"n_head":1,"n_inner":null}"#;
+    with_dir("hf", |dir| {
+        write(&dir.join("config.json"), CONFIG.as_bytes());
+        write(&dir.join("model.safetensors"), bytes);
+        drop(hf::tensors(dir));
+    });
+}
+
+/// A token file, and the same bytes as text of bytes.
+pub fn tokens(bytes: &[u8]) {
+    with_dir("tokens", |dir| {
+        let path = dir.join("tokens.bin");
+        write(&path, bytes);
+        let paths = vec![path.display().to_string()];
+        for split in [Split::Train, Split::Validation] {
+            let spec = SourceSpec {
+                kind: SourceKind::Tokens { paths: paths.clone() },
+                seq_len: 4,
+                split,
+                validation_fraction: 0.25,
+                shuffle: true,
+                shuffle_seed: 7,
+                cache_dir: None,
+            };
+            let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
+            let (mut input_ids, mut labels) = ([0; 4], [0; 4]);
+            for sample in [0, 1, dataset.windows(), u64::MAX] {
+                dataset.sample(sample, &mut input_ids, &mut labels);
+                assert!(
+                    input_ids.iter().all(|&token| u32::try_from(token).is_ok_and(|token| token <= dataset.max_token()))
+                );
+            }
+        }
+    });
+}

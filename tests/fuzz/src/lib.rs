@@ -1,0 +1,38 @@
+//! Targets for fuzzing: each takes any bytes, and must neither panic nor take unbounded time or memory.
+//!
+//! `tests/corpus.rs` runs every target over the committed corpus and over mutations of it, with the stable toolchain and nothing
+//! to install. `libfuzzer/` runs the same targets with cargo-fuzz. A target checks more than that nothing breaks where it can:
+//! what was read and is written again must read as the same.
+
+mod cluster;
+mod disk;
+mod rest;
+mod wire;
+
+pub mod mutate;
+
+/// A target: its name, which is that of its directory in `corpus/`, and what it does with an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 14] = [
+    ("params", cluster::params),
+    ("trainjob", cluster::trainjob),
+    ("record", cluster::record),
+    ("launch", wire::launch),
+    ("frame", wire::frame),
+    ("packets", wire::packets),
+    ("control", wire::control),
+    ("entry", wire::entry),
+    ("journal", disk::journal),
+    ("manifest", disk::manifest),
+    ("safetensors", disk::safetensors),
+    ("tokens", disk::tokens),
+    ("upload", rest::upload),
+    ("body", rest::body),
+];
+
+/// The target of that name.
+pub fn target(name: &str) -> Option<fn(&[u8])> {
+    TARGETS.into_iter().find(|(known, _)| *known == name).map(|(_, run)| run)
+}

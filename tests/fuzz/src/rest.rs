@@ -1,0 +1,30 @@
+//! Bodies of requests to the REST server.
+
+use axum::body::Body;
+use axum::http::Request;
+use millrace_api::rest::read_order;
+
+use crate::wire::runtime;
+
+/// The boundary of the forms in the corpus.
+const BOUNDARY: &str = "boundary";
+
+fn submit(content_type: &str, bytes: &[u8]) {
+    let request = Request::builder().header("content-type", content_type).header("idempotency-key", "key");
+    let request = request.body(Body::from(bytes.to_vec())).expect("a request");
+    // What is refused is refused with an answer.
+    if let Err(refusal) = runtime().block_on(read_order("team", "somebody", request)) {
+        assert!((400..500).contains(&refusal.reason.status()), "a bad request is no fault of the server: {refusal}");
+    }
+}
+
+/// A form: params file, what goes with it, texts.
+pub fn upload(bytes: &[u8]) {
+    submit(&format!("multipart/form-data; boundary={BOUNDARY}"), bytes);
+}
+
+/// A TrainJob, as JSON and as YAML.
+pub fn body(bytes: &[u8]) {
+    submit("application/json", bytes);
+    submit("application/yaml", bytes);
+}

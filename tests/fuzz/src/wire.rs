@@ -1,0 +1,113 @@
+//! What travels between processes: launch documents, frames, control messages, entries of the journal.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll};
+
+use axum::body::HttpBody;
+use bytes::Bytes;
+use millrace_emulator::plan::PlanHash;
+use millrace_engine::message::{Order, Report, ShardState};
+use millrace_protocol::codec::{self, HEADER_BYTES};
+use millrace_protocol::launch::{FIRST_VERSION, Launch};
+use millrace_protocol::packet::{Incoming, Packet};
+use millrace_protocol::{journal, proto};
+use prost::Message;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The runtime of the targets that read streams.
+pub(crate) fn runtime() -> &'static tokio::runtime::Runtime {
+    static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"))
+}
+
+/// A launch document.
+pub fn launch(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(launch) = Launch::from_json(text) else { return };
+    if let Ok(first) = launch.to_json_for(FIRST_VERSION) {
+        let read = Launch::from_json(&first).expect("what is written for the first release reads back");
+        assert_eq!(read, Launch { version: FIRST_VERSION, ..launch });
+    }
+}
+
+/// The plan that a frame's header names, where it has one.
+fn plan_of(head: &[u8]) -> PlanHash {
+    let bytes = head.get(8..16).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default();
+    PlanHash(u64::from_le_bytes(bytes))
+}
+
+/// One frame: header and payload.
+pub fn frame(bytes: &[u8]) {
+    let (head, payload) = bytes.split_at(HEADER_BYTES.min(bytes.len()));
+    let packet = Packet { head: Bytes::copy_from_slice(head), payload: Bytes::copy_from_slice(payload) };
+    let plan = plan_of(head);
+    if let Ok((frame, context)) = codec::unpack(packet, plan) {
+        let again = codec::pack(frame, context);
+        let (frame, context) = codec::unpack(again.clone(), plan).expect("a frame reads back");
+        assert_eq!(codec::pack(frame, context), again);
+    }
+}
+
+/// A body that comes in pieces of one size.
+struct Pieces {
+    bytes: Bytes,
+    piece: usize,
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        if self.bytes.is_empty() {
+            return Poll::Ready(None);
+        }
+        let length = self.piece.min(self.bytes.len());
+        Poll::Ready(Some(Ok(http_body::Frame::data(self.bytes.split_to(length)))))
+    }
+}
+
+/// A link: the first byte is the size of the pieces in which the rest arrives, once as frames and once as grants.
+pub fn packets(bytes: &[u8]) {
+    let Some((&piece, rest)) = bytes.split_first() else { return };
+    let body = || {
+        let bytes = Bytes::copy_from_slice(rest);
+        Incoming::new(tonic::body::Body::new(Pieces { bytes, piece: usize::from(piece).max(1) }))
+    };
+    runtime().block_on(async {
+        let mut frames = body();
+        while let Ok(Some(packet)) = frames.frame().await {
+            let plan = plan_of(&packet.head);
+            drop(codec::unpack(packet, plan));
+        }
+        let mut grants = body();
+        while let Ok(Some(_)) = grants.grant().await {}
+    });
+}
+
+/// Control messages, in both directions. Floats may be NaN, so it is the bytes that are compared.
+pub fn control(bytes: &[u8]) {
+    fn check<T: DeserializeOwned + Serialize>(bytes: &[u8]) {
+        let Ok(message) = codec::decode::<T>(bytes) else { return };
+        let encoded = codec::encode(&message);
+        let again = codec::decode::<T>(&encoded).expect("a message reads back");
+        assert_eq!(codec::encode(&again), encoded);
+    }
+    check::<Order>(bytes);
+    check::<Report>(bytes);
+    check::<ShardState>(bytes);
+}
+
+/// An entry of the journal as it travels.
+pub fn entry(bytes: &[u8]) {
+    let Ok(packed) = proto::Entry::decode(bytes) else { return };
+    let Ok(entry) = journal::unpack(&packed) else { return };
+    let again = journal::pack(&entry, entry.attempt);
+    drop(journal::unpack(&again).expect("an entry reads back"));
+}

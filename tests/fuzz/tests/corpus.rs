@@ -1,0 +1,60 @@
+//! Every target over its committed corpus, then over mutations of it, which are the same in every run: seeded by the target's name.
+//!
+//! `MILLRACE_FUZZ_SECONDS` is the time that a target gets, one second by default. An input that breaks a target is left in
+//! `target/tmp/`; put it into the target's directory of `corpus/` with the fix.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use millrace_fuzz::TARGETS;
+use millrace_fuzz::mutate::{Random, mutated};
+
+/// The most time of a CPU that an input may take, unoptimised.
+const MOST_CPU: Duration = Duration::from_secs(10);
+
+fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let listing = fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let mut paths: Vec<PathBuf> = listing.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+/// Runs an input, which is on the disk while it does: a stack that overflows leaves no other trace.
+fn run(name: &str, target: fn(&[u8]), input: &[u8]) {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}"));
+    fs::write(&path, input).unwrap();
+    let began = cpu_time();
+    if std::panic::catch_unwind(|| target(input)).is_err() {
+        panic!("{name} panicked on {}", path.display());
+    }
+    let took = cpu_time().saturating_sub(began);
+    assert!(took < MOST_CPU, "{name} took {took:?} on {}", path.display());
+}
+
+/// What this thread has had of a CPU, as Linux counts it: other programs on a busy machine don't matter.
+fn cpu_time() -> Duration {
+    let schedule = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(schedule.split(' ').next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn no_input_breaks_a_reader() {
+    let seconds = std::env::var("MILLRACE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    for (name, target) in TARGETS {
+        let corpus = corpus(name);
+        assert!(!corpus.is_empty(), "{name} has a corpus");
+        for (_, input) in &corpus {
+            run(name, target, input);
+        }
+        let seeds: Vec<Vec<u8>> = corpus.into_iter().map(|(_, input)| input).collect();
+        let (mut random, mut inputs) = (Random::new(name), 0_u64);
+        let end = Instant::now() + Duration::from_secs(seconds);
+        while Instant::now() < end {
+            run(name, target, &mutated(&seeds, &mut random));
+            inputs += 1;
+        }
+        println!("{name}: {} seeds, {inputs} mutations", seeds.len());
+    }
+}
