@@ -5,6 +5,8 @@
 //! * `control`: every agent's stream to the coordinator; `links`: the data tree.
 //! * [`cli`]: the command line.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 mod checkpoints;
 pub mod cli;
 mod control;

@@ -13,6 +13,8 @@
 //! * [`backup`]: what a server keeps, as one file.
 //! * [`serve`](mod@serve): everything put together.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod backend;
 pub mod backup;
 pub mod cli;

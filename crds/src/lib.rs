@@ -14,6 +14,8 @@
 //!
 //! No client, no clock, no I/O.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 mod appliance;
 mod condition;
 pub mod decide;

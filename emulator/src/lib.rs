@@ -1,5 +1,7 @@
 //! The emulated CS-2: model graphs, compiler, kernels, wafer memory and time model.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod compile;
 #[cfg(feature = "kernels")]
 pub mod device;

@@ -11,6 +11,8 @@
 //! * [`seed`]: the appliance that the chart's values describe; [`protect`]: what keeps its ledger from being lost.
 //! * [`leader`]: one operator at a time; [`term`]: it changes nothing after its time. [`watch`]: watches that no object can stop; [`run`](mod@run): everything put together.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod apply;
 pub mod archive;
 pub mod authority;

@@ -1,5 +1,7 @@
 //! The `millrace-operator` binary.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 use std::process::ExitCode;
 
 use clap::Parser;

@@ -23,6 +23,7 @@
 //! parameters (f32, little-endian) in plan order; `optimizer_blake3` of those of the moments, for each chunk in plan
 //! order each moment in order.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
 mod digest;

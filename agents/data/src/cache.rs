@@ -85,6 +85,7 @@ pub(crate) fn open(dir: &CacheDir, key: [u8; 32], build: &mut Build) -> Result<(
         CacheDir::Nowhere => "neither XDG_CACHE_HOME nor HOME names a directory".into(),
     };
     let mut writer = TokenWriter::new(Vec::new());
+    #[allow(clippy::expect_used, reason = "a Vec takes every write")]
     build(&mut |tokens| {
         writer.push(tokens).expect("a Vec takes every write");
         Ok(())

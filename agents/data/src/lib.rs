@@ -19,6 +19,8 @@
 //!
 //! Text is tokenised once and kept in a cache directory under a key over its content, see [`CacheOutcome`].
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 mod cache;
 mod dataset;
 mod error;

@@ -95,6 +95,7 @@ impl Tokenizer {
     }
 }
 
+#[allow(clippy::expect_used, reason = "a constant of the binary, which a test looks up")]
 fn gpt2() -> &'static CoreBpe {
     // The name is known and its vocabulary compiled in (a feature in Cargo.toml); a test calls this.
     tiktoken::get_encoding("gpt2").expect("the GPT-2 vocabulary is part of the binary")

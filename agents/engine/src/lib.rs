@@ -15,6 +15,8 @@
 //! Invariants: no machine looks at a clock, a socket or a random number; a message of an older epoch changes nothing; a
 //! leaf is never counted twice; what one shard has committed, all will commit.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod coordinator;
 pub mod course;
 pub mod credit;

@@ -6,6 +6,8 @@
 //! settings both ends of every link must share; [`journal`] is how the coordinator's stream is served and dialled, in the
 //! clear or with mutual TLS. [`launch`] is what a job's processes are started with and how they end.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod codec;
 pub mod journal;
 pub mod launch;

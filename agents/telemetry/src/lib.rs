@@ -20,6 +20,8 @@
 //! * Counting costs an atomic add: no lock and no allocation in the step loop.
 //! * Nothing read from a disk or given by a peer can panic or name a path outside `model_dir`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 pub mod atomic_file;
 mod error;
 pub mod journal;

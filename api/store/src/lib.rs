@@ -22,6 +22,8 @@
 //! * Each statement and each migration has one text for both databases.
 //! * In SQLite all writes of a process go through one connection, in turn; readers never wait for them.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 mod appliances;
 mod changes;
 mod error;

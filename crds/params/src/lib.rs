@@ -11,6 +11,7 @@
 //! Pure decisions: nothing here opens a file, so whether a data file exists is for others to say. With the feature
 //! `schema` the document types have JSON schemas.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![warn(missing_docs)]
 
 mod appliance;

@@ -129,6 +129,7 @@ impl Gradients {
     }
 
     /// The memory for the gradients of one operator's tensors; `node` counts from the layer's first.
+    #[allow(clippy::expect_used, reason = "the plan's own ranges")]
     pub fn tensors(&mut self, about: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MOST_PARAMS] {
         let place = |at: usize| {
             let place = about.tensors[node][at].as_ref()?;

@@ -183,6 +183,7 @@ impl Runner<'_> {
 }
 
 /// Pieces of the arena, all to be written at once.
+#[allow(clippy::expect_used, reason = "the plan's own ranges, checked when the arena is laid out")]
 fn split<const N: usize>(arena: &mut [f32], ranges: [Range<usize>; N]) -> [&mut [f32]; N] {
     arena.get_disjoint_mut(ranges).expect("pieces of memory alive at one time do not overlap")
 }
