@@ -15,6 +15,13 @@ use budget::Budget;
 /// How long a request waits for its turn.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
+/// How long work takes.
+#[derive(Clone, Copy)]
+enum Weight {
+    Light,
+    Heavy,
+}
+
 /// See the module text. Clones share threads and budgets.
 #[derive(Clone)]
 pub struct Compute {
@@ -42,16 +49,43 @@ impl Compute {
         account: &str,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.run_as(Weight::Light, account, work).await
+    }
+
+    /// As [`Compute::run`], for work that takes seconds.
+    ///
+    /// # Errors
+    /// As [`Compute::run`].
+    pub async fn run_heavy<T: Send + 'static>(
+        &self,
+        account: &str,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.run_as(Weight::Heavy, account, work).await
+    }
+
+    async fn run_as<T: Send + 'static>(
+        &self,
+        weight: Weight,
+        account: &str,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let place = self.budget.enter(account)?;
         let owner = format!("account/{account}");
         let (begun, begins) = oneshot::channel();
-        let working = self.workers.run(&owner, move || {
+        let work = move || {
             // Counted until it is done, also if nobody waits for it any more.
             let _place = place;
             // Nobody waits where it took too long to begin.
             let _ = begun.send(());
             work()
-        });
+        };
+        let working = async {
+            match weight {
+                Weight::Light => self.workers.run(&owner, work).await,
+                Weight::Heavy => self.workers.run_heavy(&owner, work).await,
+            }
+        };
         tokio::pin!(working);
         let waiting = tokio::time::timeout(MAX_WAIT, begins);
         let done = tokio::select! {

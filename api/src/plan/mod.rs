@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
 use millrace_control::resolve::Projected;
-use millrace_control::{Needs, Priorities, Unable, Understanding, ledger};
+use millrace_control::{Needs, Priorities, Unable, Understanding, ledger, only_light};
 use millrace_crds::decide::{Ask, Place};
 use millrace_crds::{Appliance, Grant, QueuePlace, QueueReason, TrainJob};
 use schemars::JsonSchema;
@@ -128,12 +128,19 @@ impl Planner {
     async fn needs(&self, account: &str, job: &TrainJob, appliance: &Arc<Appliance>) -> Result<Result<Needs, Unable>> {
         let (understanding, compute) = (self.understanding.clone(), self.compute.clone());
         let (job, appliance, owner) = (job.clone(), appliance.clone(), account.to_owned());
-        let planning = self.compute.run(account, move || {
-            let may_plan = |bytes| compute.charge(&owner, bytes).map_err(|refusal| refusal.detail);
-            match understanding.of_new(&job, &appliance.spec, &may_plan) {
-                Err(Unable::Busy(why)) => Err(Refusal::new(Reason::TooManyRequests, why)),
-                found => Ok(found),
-            }
+        let plan = move |most: fn(u64) -> Result<(), String>| {
+            let charge = |bytes| compute.charge(&owner, bytes).map_err(|refusal| refusal.detail);
+            understanding.of_new(&job, &appliance.spec, &|bytes| most(bytes).and_then(|()| charge(bytes)))
+        };
+        let light = plan.clone();
+        match self.compute.run(account, move || Ok(light(only_light))).await? {
+            Err(Unable::Busy(_)) => {}
+            found => return Ok(found),
+        }
+        // It is heavy, or the account has used up its budget, which is found out again.
+        let planning = self.compute.run_heavy(account, move || match plan(|_| Ok(())) {
+            Err(Unable::Busy(why)) => Err(Refusal::new(Reason::TooManyRequests, why)),
+            found => Ok(found),
         });
         planning.await
     }

@@ -32,7 +32,7 @@ pub use control::{Control, Parts};
 pub use plans::Plans;
 pub use resolve::{Needs, Unable, needs, resolve};
 pub use run::{Streams, run};
-pub use understand::{Understanding, Understood};
+pub use understand::{Understanding, Understood, only_light};
 pub use workers::Workers;
 pub use world::{Attempt, Found, Journal, ModelDir, Priorities, Site, World};
 

@@ -14,6 +14,8 @@ use crate::resolve::{Needs, Unable, largest_num_csx, needs_of};
 
 /// Most memory of one plan while it is made. Every model of which a system can hold the plan stays below.
 const MAX_PLAN_BYTES: u64 = 256 << 20;
+/// Plans of up to so many bytes are made in a tenth of a second: larger ones are heavy work.
+pub const LIGHT_PLAN_BYTES: u64 = 8 << 20;
 /// Most memory of all plans that are being made.
 const MAX_TOTAL_BYTES: u64 = 384 << 20;
 /// Most layers that the systems go through in a step, counted once for each round: the time model visits each.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use kube::ResourceExt;
 use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 
-use crate::plans::{MayPlan, Plans};
+use crate::plans::{LIGHT_PLAN_BYTES, MayPlan, Plans};
 use crate::resolve::{Needs, Unable, understand};
 use crate::workers::Workers;
 use crate::world::Site;
@@ -32,6 +32,14 @@ impl Understood {
             Self::Pending(_) => None,
         }
     }
+}
+
+/// Lets only those plans be made that are made at once.
+///
+/// # Errors
+/// It is another one, to be made by [`Workers::run_heavy`].
+pub fn only_light(bytes: u64) -> std::result::Result<(), String> {
+    if bytes <= LIGHT_PLAN_BYTES { Ok(()) } else { Err(format!("a plan of {bytes} bytes is heavy work")) }
 }
 
 /// Called when something is found out.
@@ -100,11 +108,18 @@ impl Understanding {
         tokio::spawn(async move {
             let owner = format!("namespace/{}", job.namespace().unwrap_or_default());
             let (planner, planned_on) = (shared.clone(), cluster.clone());
-            let planned = shared.workers.run(&owner, move || {
-                let limits = (&planner.plans, &(|_| Ok(())) as &MayPlan<'_>);
-                understand(&job, record, &planned_on, num_csx, &*planner.site, limits).map(Arc::new)
-            });
-            let result = planned.await.unwrap_or_else(|failed| {
+            let job = Arc::new(job);
+            let plan = move |may_plan: &MayPlan<'_>| {
+                let limits = (&planner.plans, may_plan);
+                understand(&job, record.clone(), &planned_on, num_csx, &*planner.site, limits).map(Arc::new)
+            };
+            let light = plan.clone();
+            let light = shared.workers.run(&owner, move || light(&only_light));
+            let planned = match light.await {
+                Ok(Err(Unable::Busy(_))) => shared.workers.run_heavy(&owner, move || plan(&|_| Ok(()))).await,
+                planned => planned,
+            };
+            let result = planned.unwrap_or_else(|failed| {
                 log::error!("{uid}: the job can't be planned: {failed}");
                 Err(Unable::BadParams(format!("planning the job failed in the appliance's own program: {failed}")))
             });

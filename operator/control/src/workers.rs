@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Invariants:
-//! * No more than the given number of threads computes at a time.
+//! * No more than the given number of threads computes at a time, and one more: work that takes seconds has a thread apart from
+//!   work that takes milliseconds.
 //! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners, however much
 //!   each of them has queued.
 //! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it begins.
@@ -38,14 +39,21 @@ pub enum Failed {
 /// See the module text. Clones share the threads.
 #[derive(Clone)]
 pub struct Workers {
+    light: Lane,
+    heavy: Lane,
+}
+
+/// Some threads, and whose work they do.
+#[derive(Clone)]
+struct Lane {
     threads: Arc<Semaphore>,
     owners: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
 }
 
 impl Workers {
-    /// At most `threads` at a time, at least one.
+    /// At most `threads` at a time, at least one, and one more for heavy work.
     pub fn new(threads: usize) -> Self {
-        Self { threads: Arc::new(Semaphore::new(threads.max(1))), owners: Arc::default() }
+        Self { light: Lane::new(threads), heavy: Lane::new(1) }
     }
 
     /// Half as many threads as the machine has cores, four at most.
@@ -60,6 +68,33 @@ impl Workers {
     /// # Errors
     /// It panicked, or the system has no thread left.
     pub async fn run<T: Send + 'static>(
+        &self,
+        owner: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failed> {
+        self.light.run(owner, work).await
+    }
+
+    /// As [`Workers::run`], for work that takes seconds: it has a thread of its own, so that what takes milliseconds does not wait
+    /// for it.
+    ///
+    /// # Errors
+    /// As [`Workers::run`].
+    pub async fn run_heavy<T: Send + 'static>(
+        &self,
+        owner: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failed> {
+        self.heavy.run(owner, work).await
+    }
+}
+
+impl Lane {
+    fn new(threads: usize) -> Self {
+        Self { threads: Arc::new(Semaphore::new(threads.max(1))), owners: Arc::default() }
+    }
+
+    async fn run<T: Send + 'static>(
         &self,
         owner: &str,
         work: impl FnOnce() -> T + Send + 'static,
@@ -141,6 +176,19 @@ mod tests {
         for task in running {
             task.await.unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn light_work_does_not_wait_for_heavy_work() {
+        let (workers, (begun, order)) = (Workers::new(1), mpsc::channel());
+        let (go, work) = waiting("heavy", &begun);
+        let heavy = workers.clone();
+        let heavy = tokio::spawn(async move { heavy.run_heavy("a", work).await.unwrap() });
+        let order = tokio::task::spawn_blocking(move || order.recv().map(|_| order)).await.unwrap();
+        assert_eq!(workers.run("a", || 1).await.unwrap(), 1, "also of the same owner");
+        assert!(!heavy.is_finished() && order.is_ok());
+        go.send(()).unwrap();
+        heavy.await.unwrap();
     }
 
     #[tokio::test]
