@@ -15,6 +15,7 @@ mod http;
 mod input;
 pub mod launch;
 mod links;
+mod member;
 mod roles;
 
 pub use launch::role_process;

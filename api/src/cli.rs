@@ -27,6 +27,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "read once, when the program starts")]
 enum Task {
     /// Serves until SIGTERM or Ctrl-C; running jobs save their state and go on when it serves again
     Serve(Serve),

@@ -9,6 +9,7 @@
 //! * [`reader`]: the program that serves them where they lie.
 //! * [`unheard`]: journals as files have them.
 //! * [`metrics`]: what is counted for Prometheus.
+//! * [`own_certificate`]: the certificate that a server makes for itself.
 //! * [`request`]: what the lines of one request in the log have in common.
 //! * [`backup`]: what a server keeps, as one file.
 //! * [`serve`](mod@serve): everything put together.
@@ -25,6 +26,7 @@ pub mod files;
 pub mod judge;
 pub mod kubernetes;
 pub mod metrics;
+pub mod own_certificate;
 pub mod plan;
 pub mod process;
 pub mod reader;

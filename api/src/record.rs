@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
-use millrace_protocol::journal;
+use millrace_protocol::journal::{self, Journal};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{self, FollowRequest};
 use millrace_store::{Entry, Kind, Mode, Store};
@@ -26,11 +26,11 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Tries in a row that lead nowhere before the coordinator counts as gone; its next attempt tells what is missing.
 const TRIES: u32 = 5;
 
-/// Copies what the coordinator at `address` tells of the job, until it has told all or is gone.
-pub async fn copy(store: &Store, uid: &str, address: &str) {
+/// Copies what the coordinator of `journal` tells of the job, until it has told all or is gone.
+pub async fn copy(store: &Store, uid: &str, journal: &Journal) {
     let mut failures = 0;
     while failures < TRIES {
-        match dial(store, uid, address).await {
+        match dial(store, uid, journal).await {
             Ok(true) => return,
             Ok(false) => failures = 0,
             Err(error) => log::debug!("{uid}: the journal is not copied at present: {error}"),
@@ -57,8 +57,8 @@ pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), 
     keep(store, uid, ReceiverStream::new(unheard)).await.map(drop)
 }
 
-async fn dial(store: &Store, uid: &str, address: &str) -> Result<bool, String> {
-    follow(store, uid, journal::connect(address, None).await.map_err(|error| error.to_string())?).await
+async fn dial(store: &Store, uid: &str, journal: &Journal) -> Result<bool, String> {
+    follow(store, uid, journal.connect().await.map_err(|error| error.to_string())?).await
 }
 
 /// Copies from the first entry that is not there yet, as long as the stream goes on; whether it came to the end of an attempt.

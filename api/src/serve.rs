@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use axum_server::{Handle, Server};
@@ -26,6 +26,7 @@ use crate::definition::Definition;
 use crate::files::DEFAULT_EXPORT_BYTES;
 use crate::kubernetes::{self, Cluster, Reviews};
 use crate::metrics::Traffic;
+use crate::own_certificate::OwnCertificate;
 use crate::process::{Directories, Local, Settings};
 use crate::refusal::Refusal;
 use crate::rest::{Access, Api, Pace, Proxies, forget_sessions, router};
@@ -311,7 +312,10 @@ fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
         (Some(certificate), Some(key)) => Files { certificate: certificate.clone(), key: key.clone() },
         _ if args.tls_names.is_empty() => return Ok(None),
         _ => {
-            let files = Files::own(&args.database.data.join("tls"), &args.tls_names)?;
+            let own = OwnCertificate::new(&args.database.data.join("tls"), &args.tls_names);
+            own.renew(SystemTime::now())?;
+            let files = own.files();
+            tokio::spawn(own.keep());
             log::info!("clients trust this server with --ca {}", files.certificate.display());
             files
         }

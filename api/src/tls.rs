@@ -1,6 +1,6 @@
-//! HTTPS: with a certificate that is given, or one that the server makes for itself and keeps.
+//! HTTPS, with a certificate in files.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,26 +23,6 @@ pub struct Files {
 }
 
 impl Files {
-    /// A certificate of the server's own in `dir`, for these names; made, where there is none yet, or one for others.
-    ///
-    /// # Errors
-    /// It can't be made or kept.
-    pub fn own(dir: &Path, names: &[String]) -> anyhow::Result<Self> {
-        let files = Self { certificate: dir.join("certificate.pem"), key: dir.join("key.pem") };
-        let (names_file, asked) = (dir.join("names"), names.join("\n"));
-        let known = std::fs::read_to_string(&names_file).is_ok_and(|known| known == asked);
-        if known && files.certificate.exists() && files.key.exists() {
-            return Ok(files);
-        }
-        std::fs::create_dir_all(dir).with_context(|| format!("can't make the directory {}", dir.display()))?;
-        let made = rcgen::generate_simple_self_signed(names.to_vec()).context("can't make a certificate")?;
-        write(&files.key, &made.signing_key.serialize_pem(), 0o600)?;
-        write(&files.certificate, &made.cert.pem(), 0o644)?;
-        // Last: what is not whole is made again.
-        write(&names_file, &asked, 0o644)?;
-        Ok(files)
-    }
-
     /// What a server shows.
     ///
     /// # Errors
@@ -63,14 +43,6 @@ impl Files {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
-}
-
-fn write(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-    let open = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path);
-    let written = open.and_then(|mut file| file.write_all(text.as_bytes()));
-    written.with_context(|| format!("can't write {}", path.display()))
 }
 
 /// What clients are shown; from now on, whatever the files hold. What can't be used is told of, once, and the old one stays.

@@ -5,6 +5,7 @@
 //! visit, which repairs whatever was done to them.
 
 use std::fmt::Debug;
+use std::time::SystemTime;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
@@ -36,9 +37,8 @@ pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Res
         here.create(&claim).await?;
     }
     here.create(&children::launch(attempt).map_err(|error| Error::Child(error.to_string()))?).await?;
-    let host = children::host(&Names::of(attempt.job), &here.namespace);
-    let identity = cluster.authority.server(&host).map_err(|error| Error::Child(error.to_string()))?;
-    here.create(&children::secret(attempt, &identity)).await?;
+    let identities = children::identities(attempt, &cluster.keeper.authorities(), SystemTime::now());
+    here.create(&identities.map_err(Error::Child)?).await?;
     for pod in &missing {
         if !here.create(pod).await? {
             here.make_room(pod, attempt.job).await?;

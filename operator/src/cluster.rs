@@ -12,14 +12,14 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_control::world::Error as Ended;
 use millrace_control::{Attempt, Found, Journal, Priorities, World};
-use millrace_crds::decide::Event;
+use millrace_crds::decide::{Event, Role};
 use millrace_crds::{Appliance, ApplianceStatus, Grant, Progress, TrainJob, TrainJobStatus};
-use millrace_protocol::journal::Tls;
+use millrace_protocol::security::{AttemptName, Expected, Name};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::authority::{Authority, AuthorityError};
-use crate::children::{APPLIANCE, ENDING, MANAGER, Names, SYSTEM, UID, cs2_selector, journal_address};
+use crate::authority::Keeper;
+use crate::children::{APPLIANCE, ENDING, MANAGER, Names, SYSTEM, UID, cs2_selector, host, journal_address};
 use crate::error::Error;
 use crate::observe::{agent, last_report};
 use crate::{apply, archive, events, missing, protect};
@@ -32,31 +32,19 @@ pub struct Cluster {
     /// The API server.
     pub client: Client,
     /// Makes certificates.
-    pub authority: Arc<Authority>,
+    pub keeper: Arc<Keeper>,
     /// Publishes events.
     recorder: Recorder,
     /// The epoch of this leadership.
     epoch: u64,
-    /// Shown to coordinators.
-    identity: Tls,
     /// Whether a REST server copies the history of deleted jobs.
     rest_server: bool,
 }
 
 impl Cluster {
     /// As its leader of this epoch sees it; `rest_server` says whether one copies the history of deleted jobs.
-    ///
-    /// # Errors
-    /// No certificate can be made.
-    pub fn new(
-        client: Client,
-        authority: Arc<Authority>,
-        recorder: Recorder,
-        epoch: u64,
-        rest_server: bool,
-    ) -> Result<Self, AuthorityError> {
-        let identity = authority.client()?;
-        Ok(Self { client, authority, recorder, epoch, identity, rest_server })
+    pub const fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, rest_server: bool) -> Self {
+        Self { client, keeper, recorder, epoch, rest_server }
     }
 
     fn jobs(&self, job: &TrainJob) -> Api<TrainJob> {
@@ -203,11 +191,22 @@ impl World for Cluster {
         priorities(&self.client).await.map_err(Error::api("list priority classes"))
     }
 
-    fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str) -> Option<Journal> {
-        let names = Names::new(&job.name, uid);
-        let address = journal_address(&names, job.namespace.as_deref().unwrap_or_default());
-        Some(Journal { address, tls: Some(self.identity.clone()) })
+    fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal> {
+        let (names, namespace) = (Names::new(&job.name, uid), job.namespace.as_deref().unwrap_or_default());
+        let identity = self.keeper.operator().inspect_err(|error| log::error!("{job} can't be followed: {error}"));
+        Some(Journal {
+            address: journal_address(&names, namespace),
+            identity: identity.ok()?,
+            coordinator: coordinator(&names, namespace, uid, attempt)?,
+        })
     }
+}
+
+/// The coordinator of an attempt, by its certificate; `None` for a UID that none can name.
+pub fn coordinator(names: &Names, namespace: &str, uid: &str, attempt: u32) -> Option<Expected> {
+    let attempt = AttemptName::new(uid, attempt).ok()?;
+    let name = Name::agent_named(attempt, &format!("{}-0", Role::Coordinator)).ok()?;
+    Some(Expected::or_host(name, host(names, namespace)))
 }
 
 /// What the cluster's priority classes are worth.

@@ -5,7 +5,7 @@
 //! it could ask for too often has a bound.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -21,10 +21,11 @@ use kube::runtime::{Controller, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
 use millrace_crds::{Appliance, FileReader, FileReaderStatus};
+use millrace_protocol::security::Name;
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::authority::Authority;
+use crate::authority::Keeper;
 use crate::children::{MANAGER, READER, Reader, ports, reader_policy};
 use crate::error::Error;
 use crate::observe::{condition, is};
@@ -43,7 +44,7 @@ pub struct Readers {
     /// The API server.
     pub client: Client,
     /// Makes certificates.
-    pub authority: Arc<Authority>,
+    pub keeper: Arc<Keeper>,
     /// Every appliance.
     pub appliances: Store<Appliance>,
     /// Every request.
@@ -88,13 +89,13 @@ impl Condition {
 pub async fn run(
     client: Client,
     recorder: Recorder,
-    authority: Arc<Authority>,
+    keeper: Arc<Keeper>,
     appliances: Store<Appliance>,
     image: String,
     mut ending: watch::Receiver<bool>,
 ) {
     let (requests, changed) = keep::<FileReader>(&client, recorder);
-    let readers = Arc::new(Readers { client: client.clone(), authority, appliances, requests, image });
+    let readers = Arc::new(Readers { client: client.clone(), keeper, appliances, requests, image });
     let controller = Controller::for_stream(changed, readers.requests.clone())
         .with_config(Config::default().concurrency(4))
         .owns_stream(reader_pods(&client))
@@ -174,14 +175,16 @@ impl Readers {
         let applied = policies.patch(&policy.name_any(), &applied, &Patch::Apply(&policy)).await;
         applied.map_err(Error::api("let a reader be reached"))?;
         let name = reader.server_name();
-        let identity = self.authority.server(&name).map_err(|error| Error::Child(error.to_string()))?;
+        let certified = Name::reader(&name).map_err(|error| Error::Child(error.to_string()))?;
+        let issued = self.keeper.authorities().member(&certified, &[], SystemTime::now());
+        let issued = issued.map_err(|error| Error::Child(error.to_string()))?;
         let status = FileReaderStatus {
             server_name: Some(name),
-            server_authority: Some(identity.authority.clone()),
+            server_authority: Some(issued.authority.clone()),
             ..FileReaderStatus::default()
         };
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let made = self.api::<Secret>(request).create(&params, &reader.secret(identity)).await;
+        let made = self.api::<Secret>(request).create(&params, &reader.secret(issued)).await;
         made.map(drop).or_else(unless_there).map_err(Error::api("make a reader's certificate"))?;
         let made = self.api::<Pod>(request).create(&params, &reader.pod()).await;
         made.map(drop).or_else(unless_there).map_err(Error::api("make a reader"))?;

@@ -16,7 +16,7 @@ use millrace_control::{Control, Parts, Streams, Workers};
 use millrace_crds::{Appliance, TrainJob};
 use tokio::sync::{mpsc, watch};
 
-use crate::authority::Authority;
+use crate::authority::Keeper;
 use crate::children::MANAGER;
 use crate::cli::Args;
 use crate::cluster::Cluster;
@@ -100,19 +100,20 @@ async fn lead(
     metrics: Arc<Metrics>,
     ending: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    let authority = Arc::new(Authority::load_or_make(&client, &args.namespace, &args.authority).await?);
-    authority.vouch(&client, &args.namespace, &args.api_identity).await?;
+    let keeper = Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity).await?;
+    let keeper = Arc::new(keeper);
+    let renewing = tokio::spawn(keeper.clone().keep());
     let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
     let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
     let reading = readers::run(
         client.clone(),
         recorder.clone(),
-        authority.clone(),
+        keeper.clone(),
         appliances.clone(),
         args.image.clone(),
         ending.clone(),
     );
-    let world = Cluster::new(client.clone(), authority, recorder, epoch, args.rest_server)?;
+    let world = Cluster::new(client.clone(), keeper, recorder, epoch, args.rest_server);
     let site = Arc::new(Pods { image: args.image });
     let (visits, wanted) = mpsc::unbounded_channel();
     let workers = Workers::for_this_machine();
@@ -128,6 +129,7 @@ async fn lead(
         jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))
     };
     futures::join!(millrace_control::run(Arc::new(control), streams, ending, children), reading);
+    renewing.abort();
     Ok(())
 }
 

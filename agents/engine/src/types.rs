@@ -70,6 +70,12 @@ impl AgentId {
     pub const fn new(role: Role, index: u32) -> Self {
         Self { role, index }
     }
+
+    /// The agent of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        let (role, index) = name.rsplit_once('-')?;
+        Some(Self::new(Role::parse(role)?, index.parse().ok()?))
+    }
 }
 
 impl fmt::Display for AgentId {

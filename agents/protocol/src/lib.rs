@@ -3,8 +3,8 @@
 //!
 //! [`proto`] is generated from `proto/`. [`codec`] packs the engine's frames and messages, [`packet`] carries frames over
 //! the links of the data tree; [`transport`] has the HTTP/2
-//! settings both ends of every link must share; [`journal`] is how the coordinator's stream is served and dialled, in the
-//! clear or with mutual TLS. [`launch`] is what a job's processes are started with and how they end.
+//! settings both ends of every link must share; [`security`] authenticates every connection;
+//! [`journal`] is how the coordinator's stream is dialled. [`launch`] is what a job's processes are started with and how they end.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -12,6 +12,7 @@ pub mod codec;
 pub mod journal;
 pub mod launch;
 pub mod packet;
+pub mod security;
 pub mod transport;
 
 /// Generated services and messages.

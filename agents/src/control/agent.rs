@@ -24,6 +24,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::job::{CompiledJob, JobDocument};
 use crate::failure::Failure;
+use crate::member::Member;
 
 /// How long an agent looks for a coordinator before it gives up: long enough for one that is only being brought here.
 const JOIN_PATIENCE: Duration = Duration::from_secs(600);
@@ -31,6 +32,10 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(600);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// See [`FIRST_PAUSE`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long another process of the agent's name may be in its place: one that died where its end was not seen counts as
+/// gone after half of it.
+const NAME_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What an agent says of itself.
 #[derive(Clone, Debug)]
@@ -157,12 +162,13 @@ impl Session {
     /// leave.
     pub async fn join(
         address: &str,
+        member: Member,
         introduction: Introduction,
         logger: &Logger,
         terminate: Signal,
     ) -> Result<Self, Failure> {
         let (outbox, words) = Outbox::new();
-        let mut door = Door { address: address.to_owned(), introduction, terminate };
+        let mut door = Door { address: address.to_owned(), member, introduction, terminate };
         let (welcome, stream) = door.knock(&outbox, words).await?;
         let job = compile(&welcome)?;
         let records = outbox.clone();
@@ -235,6 +241,7 @@ impl Session {
 #[derive(Debug)]
 struct Door {
     address: String,
+    member: Member,
     introduction: Introduction,
     terminate: Signal,
 }
@@ -246,9 +253,9 @@ impl Door {
         outbox: &Outbox,
         words: mpsc::Receiver<proto::FromAgent>,
     ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
-        let Self { address, introduction, terminate } = self;
+        let Self { address, member, introduction, terminate } = self;
         tokio::select! {
-            joined = knock(address, introduction, outbox, words) => joined,
+            joined = knock(address, member, introduction, outbox, words) => joined,
             Some(()) = terminate.recv() => Err(Failure::asked(format!("{} was asked to leave", introduction.me))),
         }
     }
@@ -256,15 +263,17 @@ impl Door {
 
 async fn knock(
     address: &str,
+    member: &Member,
     introduction: &Introduction,
     outbox: &Outbox,
     words: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
     let mut deadline = Instant::now() + JOIN_PATIENCE;
     let mut pause = FIRST_PAUSE;
+    let mut duplicate_since = None;
     let mut words = Some(words);
     loop {
-        let channel = match transport::dial(address).await {
+        let channel = match member.dial_coordinator(address).await {
             Ok(channel) => channel,
             Err(error) if Instant::now() >= deadline => {
                 let why = transport::causes(&error);
@@ -285,8 +294,18 @@ async fn knock(
         };
         let heard_since = Instant::now();
         let words = words.take().unwrap_or_else(|| outbox.turn());
-        match introduce(channel, introduction, words).await {
+        match introduce(channel, introduction, member.instance(), words).await {
             Ok(joined) => return Ok(joined),
+            Err(status)
+                if status.code() == Code::AlreadyExists
+                    && duplicate_since.get_or_insert(heard_since).elapsed() < NAME_PATIENCE =>
+            {
+                log::info!("the coordinator does not admit {} yet: {}", introduction.me, status.message());
+                // Nobody tells when the other process is gone.
+                tokio::time::sleep(pause).await;
+                pause = LONGEST_PAUSE.min(2 * pause);
+                continue;
+            }
             Err(status) if is_refusal(&status) => {
                 let me = introduction.me;
                 return Err(Failure::peer(format!("the coordinator refused {me}: {}", status.message())));
@@ -305,6 +324,7 @@ async fn knock(
 async fn introduce(
     channel: tonic::transport::Channel,
     introduction: &Introduction,
+    instance: u64,
     words: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
     let Introduction { me, address, isa, shard, uid } = introduction;
@@ -315,6 +335,7 @@ async fn introduce(
         isa: isa.to_string(),
         shard: shard.as_ref().map(codec::encode),
         uid: uid.clone(),
+        instance,
     });
     let hello = tokio_stream::once(proto::FromAgent { message: Some(hello) });
     let mut client = ControlClient::new(channel).max_decoding_message_size(CONTROL_BYTES);
@@ -328,7 +349,14 @@ async fn introduce(
 
 /// Whether a coordinator said no, as opposed to being lost.
 fn is_refusal(status: &Status) -> bool {
-    matches!(status.code(), Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented)
+    matches!(
+        status.code(),
+        Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::Unimplemented
+            | Code::PermissionDenied
+            | Code::AlreadyExists
+    )
 }
 
 /// Most bytes of a control message: a placement of 192 systems and all their addresses takes some ten kilobytes, the

@@ -1,14 +1,16 @@
 //! The coordinator's side: accepts agents' streams and turns them into events on one channel.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::{Order, Report, ShardState};
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::codec;
 use millrace_protocol::proto::{self, from_agent, to_agent};
+use millrace_protocol::security::{Peer, RejectionLog};
 use millrace_telemetry::stall::StallReason;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -32,8 +34,10 @@ pub struct Hello {
     pub isa: Isa,
     /// What a shard holds.
     pub shard: Option<ShardState>,
-    /// The job it was in already; empty on joining for the first time.
+    /// The job it was in already; empty on joining for the first time. Which job it belongs to, its certificate says.
     pub uid: String,
+    /// Distinguishes its process from others of the same name.
+    pub instance: u64,
     /// Where words to it go.
     pub post: Post,
 }
@@ -71,6 +75,11 @@ impl Post {
     pub fn order(&self, order: &Order) {
         let order = codec::encode(order);
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Order(order)) }));
+    }
+
+    /// Sends the process away while another one of its name is there; it may come again.
+    pub fn refuse_duplicate(&self, reason: &str) {
+        self.send(Err(Status::already_exists(reason)));
     }
 
     /// Sends the agent away with a reason.
@@ -128,6 +137,7 @@ impl Events {
 pub struct ControlService {
     events: Events,
     streams: Arc<AtomicU64>,
+    rejections: Arc<Mutex<RejectionLog>>,
 }
 
 impl ControlService {
@@ -135,7 +145,21 @@ impl ControlService {
     pub fn new() -> (Self, ControlEvents) {
         let (queue, events) = mpsc::channel(EVENTS);
         let events_in = Events { queue, room: Arc::new(Semaphore::new(EVENT_KIB as usize)) };
-        (Self { events: events_in, streams: Arc::new(AtomicU64::new(0)) }, ControlEvents(events))
+        let (streams, rejections) = (Arc::default(), Arc::default());
+        (Self { events: events_in, streams, rejections }, ControlEvents(events))
+    }
+
+    /// Whether the hello is of the agent that the connection's certificate names.
+    fn check_name(&self, hello: &Hello, certified: Option<AgentId>) -> Result<(), Status> {
+        if certified == Some(hello.agent) {
+            return Ok(());
+        }
+        let certified = certified.map_or_else(|| "nobody".to_owned(), |agent| agent.to_string());
+        let reason = format!("its certificate is of {certified}, it calls itself {}", hello.agent);
+        if self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now()).is_some() {
+            log::warn!("rejected an agent: {reason}");
+        }
+        Err(Status::permission_denied(reason))
     }
 }
 
@@ -144,6 +168,7 @@ impl proto::control_server::Control for ControlService {
     type JoinStream = Pin<Box<dyn Stream<Item = Result<proto::ToAgent, Status>> + Send>>;
 
     async fn join(&self, request: Request<Streaming<proto::FromAgent>>) -> Result<Response<Self::JoinStream>, Status> {
+        let certified = request.extensions().get::<Peer>().and_then(|peer| peer.name.agent());
         let mut stream = request.into_inner();
         let first = stream.next().await.transpose()?.and_then(|message| message.message);
         let Some(from_agent::Message::Hello(hello)) = first else {
@@ -154,6 +179,7 @@ impl proto::control_server::Control for ControlService {
         let cut = Arc::new(Notify::new());
         let bytes = hello.address.len() + hello.uid.len();
         let hello = read_hello(hello, Post { words, cut: cut.clone() })?;
+        self.check_name(&hello, certified)?;
         let agent = hello.agent;
         self.events.send(ControlEvent::Hello(number, Box::new(hello)), bytes).await;
         tokio::spawn(listen(agent, number, stream, self.events.clone(), cut));
@@ -169,7 +195,7 @@ fn read_hello(hello: proto::Hello, post: Post) -> Result<Hello, Status> {
         return Err(Status::invalid_argument("the hello can't be read; run the same build on every agent"));
     };
     let agent = AgentId::new(role, hello.index);
-    Ok(Hello { agent, address: hello.address, isa, shard, uid: hello.uid, post })
+    Ok(Hello { agent, address: hello.address, isa, shard, uid: hello.uid, instance: hello.instance, post })
 }
 
 /// Turns what an agent says into events until its stream ends, or is ended because the agent takes no orders.

@@ -4,11 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use millrace_engine::types::AgentId;
+use millrace_protocol::journal::Journal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::watch;
 
 use super::fleet::{Member, members};
+use super::issuer::Issuer;
 use super::process::{LastLines, Order, Pipes, Process, Voice, this_program};
 use super::ready::parse_ready;
 use super::run::{document, first_line};
@@ -21,7 +23,7 @@ type Changed = Arc<dyn Fn() + Send + Sync>;
 /// See the module text. Dropping it kills every process.
 pub struct Crew {
     hands: Vec<Arc<Running>>,
-    listening: Option<Listening>,
+    journal: Option<Journal>,
     /// Held open: a process ends when its own closes.
     _stdins: Vec<ChildStdin>,
     orders: watch::Sender<Order>,
@@ -70,21 +72,24 @@ impl Crew {
         let members = members(run)?;
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(&run.launch)?;
+        let issuer = Issuer::new(run)?;
         let (orders, alive) = (watch::Sender::new(Order::Live), watch::Sender::new(0));
-        let mut crew = Self { hands: Vec::new(), listening: None, _stdins: Vec::new(), orders, alive };
+        let mut crew = Self { hands: Vec::new(), journal: None, _stdins: Vec::new(), orders, alive };
         let (hand, Pipes { mut stdin, stdout }) = crew.begin(coordinator, None, &changed)?;
+        let lines = format!("{}{document}\n", issuer.line(coordinator.agent)?);
         // One that ended already says so by its exit.
-        let _ = stdin.write_all(format!("{document}\n").as_bytes()).await;
+        let _ = stdin.write_all(lines.as_bytes()).await;
         crew._stdins.push(stdin);
         let Some(stdout) = stdout else { return Ok(crew) };
         let mut lines = BufReader::new(stdout);
-        crew.listening = first_line(&mut lines).await?;
-        let Some(address) = crew.listening.as_ref().map(|listening| listening.control.clone()) else { return Ok(crew) };
+        let Some(Listening { control, journal, .. }) = first_line(&mut lines).await? else { return Ok(crew) };
+        crew.journal = Some(issuer.journal(&journal)?);
         hand.change(|state| state.0 = true, &changed);
         // What it tells a user stands in its logs, too.
         tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
         for member in others {
-            let (hand, Pipes { stdin, stdout }) = crew.begin(member, Some(&address), &changed)?;
+            let (hand, Pipes { mut stdin, stdout }) = crew.begin(member, Some(&control), &changed)?;
+            let _ = stdin.write_all(issuer.line(member.agent)?.as_bytes()).await;
             crew._stdins.push(stdin);
             if let Some(stdout) = stdout {
                 tokio::spawn(hear(hand, stdout, changed.clone()));
@@ -117,9 +122,9 @@ impl Crew {
         Ok((hand, pipes))
     }
 
-    /// Where the coordinator can be reached; `None` where it ended before it could be.
-    pub const fn listening(&self) -> Option<&Listening> {
-        self.listening.as_ref()
+    /// How the coordinator is followed; `None` where it ended before it could be.
+    pub const fn journal(&self) -> Option<&Journal> {
+        self.journal.as_ref()
     }
 
     /// How each process is, in the order in which they were started.

@@ -50,6 +50,9 @@ fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> 
     let mut arguments = vec!["role".to_owned(), agent.role.name().to_owned()];
     let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
     flag("index", agent.index.to_string());
+    flag("identity", "-".to_owned());
+    // Nothing leaves this machine.
+    flag("data_encryption", "off".to_owned());
     flag("listen", listen);
     flag("metrics_listen", metrics);
     flag("logging", level(run.launch.job.run.logging).as_str().to_owned());

@@ -17,19 +17,21 @@
 //! A program that runs many jobs keeps the processes of each as a [`Crew`] and decides itself what follows from an end.
 //!
 //! ```text
-//!   launcher ──stdin: launch document, then silence──► coordinator-0 ──stdout: "listening …", then copied──► stdout
+//!   launcher ──stdin: identity, launch document──► coordinator-0 ──stdout: "listening …", then copied──► stdout
 //!      │                                                    ▲ control, journal
-//!      ├──stdin: silence──► memoryx-0..  swarmx-0..  activation-0..  cs2-0..
+//!      ├──stdin: identity──► memoryx-0..  swarmx-0..  activation-0..  cs2-0..
 //!      └──Stop over the journal's port, when interrupted or when a role has died
 //! ```
 //!
 //! Invariants:
 //! * No process is left behind, however the launcher or any role ends: a role ends when its standard input closes.
+//! * Each process gets an identity of its own, which nobody else can read: the launcher is the authority of its run.
 //! * A role that dies ends the run; the launcher names it and shows its last lines.
 //! * A terminal's Ctrl-C reaches the launcher only: every role has a process group of its own.
 
 mod crew;
 mod fleet;
+mod issuer;
 mod parent;
 mod process;
 mod ready;

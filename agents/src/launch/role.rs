@@ -4,7 +4,7 @@
 //! whose `main` asks [`role_process`] first.
 
 use std::ffi::OsStr;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,13 +12,17 @@ use clap::Parser;
 use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
 use millrace_params::LogLevel;
-use millrace_protocol::launch::{BY_LAUNCHER, DocumentError, ROLE_VARIABLE};
+use millrace_protocol::launch::{
+    BY_LAUNCHER, DATA_ENCRYPTION_VARIABLE, DocumentError, IDENTITY_VARIABLE, ROLE_VARIABLE,
+};
+use millrace_protocol::security::{Credentials, Identity, IdentityError, Protection};
 use millrace_telemetry::journal::Outcome;
 use millrace_telemetry::logs::Level;
 
 use super::{Exit, Launch, watch_parent};
 use crate::failure::Failure;
-use crate::roles::{self, LastReport, RoleArgs, TlsFiles};
+use crate::member::Member;
+use crate::roles::{self, LastReport, RoleArgs};
 
 /// The command line of a role.
 #[derive(Debug, Parser)]
@@ -39,14 +43,21 @@ struct Line {
     /// Where a coordinator serves its journal.
     #[arg(long, default_value = ANY_PORT)]
     journal_listen: String,
-    /// Certificate of the journal's port, PEM: with it, only clients with one of `--journal_ca` are served.
-    #[arg(long, requires_all = ["journal_key", "journal_ca"])]
+    /// The agent's identity: a directory with tls.crt, tls.key and ca.crt, or `-` for the first line of standard input.
+    #[arg(long, env = IDENTITY_VARIABLE)]
+    identity: PathBuf,
+    /// Whether what travels between agents is encrypted; all agents of a job have the same. Both ends of each connection
+    /// prove who they are in any case, and the control and journal ports are always encrypted.
+    #[arg(long, env = DATA_ENCRYPTION_VARIABLE, default_value = "on", value_parser = ["on", "off"])]
+    data_encryption: String,
+    /// Of no effect: for who starts coordinators of 0.1.0, too.
+    #[arg(long, hide = true)]
     journal_cert: Option<PathBuf>,
-    /// Private key of that certificate.
-    #[arg(long, requires = "journal_cert")]
+    /// As `--journal_cert`.
+    #[arg(long, hide = true)]
     journal_key: Option<PathBuf>,
-    /// Authority of the clients' certificates.
-    #[arg(long, requires = "journal_cert")]
+    /// As `--journal_cert`.
+    #[arg(long, hide = true)]
     journal_ca: Option<PathBuf>,
     /// Where to serve `/metrics` and probes; left out, nowhere.
     #[arg(long)]
@@ -72,6 +83,8 @@ struct Line {
 }
 
 const ANY_PORT: &str = "127.0.0.1:0";
+/// Most bytes of credentials on standard input.
+const MAX_IDENTITY_BYTES: u64 = 1 << 20;
 
 /// To be called first in `main`: where this process was started as a role, runs it and returns how it ended; `None` in
 /// any other process.
@@ -112,6 +125,9 @@ pub(super) fn started_by_launcher() -> bool {
 /// What the arguments mean; reads a coordinator's launch document.
 fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
     let name = line.role.name();
+    let agent = AgentId::new(line.role, line.index);
+    // Before the launch document: it may be the second line of standard input.
+    let identity = read_identity(&line.identity)?;
     let launch = match (line.role, &line.launch) {
         (Role::Coordinator, Some(path)) => Some(Box::new(read_launch(path)?)),
         (Role::Coordinator, None) => return Err(Failure::bad_input("a coordinator needs --launch FILE")),
@@ -124,17 +140,14 @@ fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
     if line.role != Role::Coordinator && line.termination_log.is_some() {
         return Err(Failure::bad_input(format!("--termination_log is for a coordinator, not for {name}")));
     }
-    let journal_tls = match (line.journal_cert, line.journal_key, line.journal_ca) {
-        (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
-        _ => None,
-    };
+    let data = if line.data_encryption == "off" { Protection::Authenticated } else { Protection::Encrypted };
     Ok(RoleArgs {
-        agent: AgentId::new(line.role, line.index),
+        agent,
+        member: Member::new(identity, agent, data)?,
         coordinator: line.coordinator,
         listen: line.listen,
         advertise: line.advertise,
         journal_listen: line.journal_listen,
-        journal_tls,
         metrics_listen: line.metrics_listen,
         threads: line.threads.map(usize::from),
         isa: line.isa,
@@ -142,6 +155,22 @@ fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
         launch,
         last_report,
         by_launcher: started_by_launcher(),
+    })
+}
+
+/// Reads an agent's identity, where `path` says that it is.
+fn read_identity(path: &Path) -> Result<Identity, Failure> {
+    let credentials = if path == Path::new("-") {
+        let mut line = String::new();
+        let read = std::io::stdin().lock().take(MAX_IDENTITY_BYTES).read_line(&mut line);
+        let cause = |cause| IdentityError::File { path: path.to_owned(), cause };
+        read.map_err(cause).and_then(|_| Credentials::from_line(&line))
+    } else {
+        Credentials::read(path)
+    };
+    credentials.and_then(|credentials| Identity::new(&credentials)).map_err(|error| {
+        Failure::bad_input(format!("the identity {} can't be used: {error}", path.display()))
+            .hint("whoever starts an agent gives it tls.crt, tls.key and ca.crt of its attempt")
     })
 }
 

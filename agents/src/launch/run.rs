@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use millrace_engine::types::AgentId;
-use millrace_protocol::journal;
+use millrace_protocol::journal::Journal;
 use millrace_protocol::proto::StopRequest;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 
 use super::fleet::{Member, members};
+use super::issuer::Issuer;
 use super::process::{LastLines, Order, Pipes, Process, Voice, this_program};
 use super::supervise::{Command, Ending, Event, Supervisor, Verdict};
 use super::{Exit, Launch, Listening};
@@ -109,13 +110,15 @@ pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<(
     let program = this_program().map_err(LaunchError::system("find this program's file"))?;
     let members = members(run)?;
     let mut fleet = Fleet::new();
-    let started = fleet.start_all(&program, &members, &run.launch);
+    let issuer = Issuer::new(run)?;
+    let started = fleet.start_all(&program, &members, &run.launch, &issuer);
     let listening = tokio::select! {
         listening = started => listening?,
         // Nothing has been done yet that could be lost; dropping the fleet ends it.
         Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
     };
-    let verdict = fleet.see_through(listening, &mut interrupts).await;
+    let journal = listening.map(|listening| issuer.journal(&listening.journal)).transpose()?;
+    let verdict = fleet.see_through(journal, &mut interrupts).await;
     fleet.tell(verdict, &run.launch.model_dir);
     Ok(verdict.exit)
 }
@@ -148,19 +151,22 @@ impl Fleet {
         program: &Path,
         members: &[Member],
         launch: &Launch,
+        issuer: &Issuer,
     ) -> Result<Option<Listening>, LaunchError> {
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(launch)?;
         let Pipes { mut stdin, stdout } = self.start(program, coordinator, None)?;
+        let lines = format!("{}{document}\n", issuer.line(coordinator.agent)?);
         // A coordinator that ended already says so by its exit.
-        let _ = stdin.write_all(format!("{document}\n").as_bytes()).await;
+        let _ = stdin.write_all(lines.as_bytes()).await;
         self.stdins.push(stdin);
         let Some(stdout) = stdout else { return Ok(None) };
         let mut lines = BufReader::new(stdout);
         let Some(listening) = first_line(&mut lines).await? else { return Ok(None) };
         self.copying = Some(tokio::spawn(copy_lines(lines)));
         for member in others {
-            let Pipes { stdin, .. } = self.start(program, member, Some(&listening.control))?;
+            let Pipes { mut stdin, .. } = self.start(program, member, Some(&listening.control))?;
+            let _ = stdin.write_all(issuer.line(member.agent)?.as_bytes()).await;
             self.stdins.push(stdin);
         }
         Ok(Some(listening))
@@ -175,11 +181,7 @@ impl Fleet {
     }
 
     /// Handles what happens until every process has ended.
-    async fn see_through(
-        &mut self,
-        listening: Option<Listening>,
-        interrupts: &mut mpsc::UnboundedReceiver<()>,
-    ) -> Verdict {
+    async fn see_through(&mut self, journal: Option<Journal>, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Verdict {
         let mut supervisor = Supervisor::new(self.running.len());
         let (stop_failed, mut stop_failures) = mpsc::unbounded_channel();
         let mut deadline = None;
@@ -197,7 +199,7 @@ impl Fleet {
             };
             for command in supervisor.on(event) {
                 match command {
-                    Command::Stop(reason) => ask_to_stop(listening.as_ref(), reason, stop_failed.clone()),
+                    Command::Stop(reason) => ask_to_stop(journal.clone(), reason, stop_failed.clone()),
                     Command::Within(time) => deadline = Some(Box::pin(sleep(time))),
                     Command::NoDeadline => deadline = None,
                     Command::KillAll => drop(self.orders.send(Order::Die)),
@@ -237,12 +239,11 @@ async fn due(deadline: &mut Option<Pin<Box<Sleep>>>) {
 
 /// Asks the coordinator to save and stop, in a task of its own: the answer comes when it is done. `failed` is told where
 /// it could not be asked, or went away without an answer.
-fn ask_to_stop(listening: Option<&Listening>, reason: String, failed: mpsc::UnboundedSender<()>) {
-    let address = listening.map(|listening| listening.journal.clone());
+fn ask_to_stop(journal: Option<Journal>, reason: String, failed: mpsc::UnboundedSender<()>) {
     tokio::spawn(async move {
         let asked = async {
-            let mut journal = journal::connect(&address?, None).await.ok()?;
-            journal.stop(StopRequest { reason }).await.ok()
+            let mut client = journal?.connect().await.ok()?;
+            client.stop(StopRequest { reason }).await.ok()
         };
         if asked.await.is_none() {
             // Nobody listens any more once the run is over.

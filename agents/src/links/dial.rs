@@ -18,9 +18,12 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
     tokio::spawn(async move {
         let key = |direction| LinkKey { epoch, peer, direction };
         let broken = |reason: String| send(&settings.events, key(DirectionKey::Down), Happening::Broken(reason));
-        let channel = match transport::dial(&address).await {
+        let channel = match settings.member.dial_data(&address, peer).await {
             Ok(channel) => channel,
-            Err(error) => return broken(format!("{peer} at {address} can't be reached: {error}")).await,
+            Err(error) => {
+                let why = transport::causes(&error);
+                return broken(format!("{peer} at {address} can't be reached: {why}")).await;
+            }
         };
         let down = open_down(me, key(DirectionKey::Down), channel.clone(), settings.clone());
         let up = open_up(me, key(DirectionKey::Up), channel, settings.clone());

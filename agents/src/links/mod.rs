@@ -27,6 +27,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::control::job::CompiledJob;
 
+use crate::member::Member;
+
 pub use dial::dial;
 pub use mailbox::Mailbox;
 pub use serve::LinkService;
@@ -128,6 +130,8 @@ pub struct Settings {
     pub job: JobCell,
     /// Counts bytes.
     pub metrics: RoleMetrics,
+    /// Who dials and accepts.
+    pub member: Member,
 }
 
 impl End {
@@ -217,12 +221,6 @@ async fn send(events: &Events, key: LinkKey, what: Happening) {
 fn parse_epoch(text: &str) -> Option<Epoch> {
     let (attempt, number) = text.split_once('.')?;
     Some(Epoch { attempt: attempt.parse().ok()?, number: number.parse().ok()? })
-}
-
-/// `role-index` back into an agent.
-fn parse_agent(text: &str) -> Option<AgentId> {
-    let (role, index) = text.rsplit_once('-')?;
-    Some(AgentId::new(millrace_engine::types::Role::parse(role)?, index.parse().ok()?))
 }
 
 impl Settings {

@@ -1,43 +1,98 @@
-//! Accepting links.
+//! Accepting links: each from the agent that its connection's certificate names, and once.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use http::{Request, Response, StatusCode};
+use millrace_engine::types::AgentId;
 use millrace_protocol::packet::{self, AGENT_KEY, EPOCH_KEY, Incoming};
+use millrace_protocol::security::{Peer, RejectionLog};
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-use super::{DirectionKey, LinkKey, Settings, parse_agent, parse_epoch, receive_frames, receive_grants};
+use super::{DirectionKey, LinkKey, Settings, parse_epoch, receive_frames, receive_grants};
 
 /// The service that shards and SwarmX nodes offer their children.
 #[derive(Clone)]
 pub struct LinkService {
     settings: Settings,
+    /// Links that are open.
+    open: Arc<Mutex<BTreeSet<LinkKey>>>,
+    rejections: Arc<Mutex<RejectionLog>>,
+}
+
+/// Takes a link out of those that are open, whatever ends it.
+struct Opened {
+    key: LinkKey,
+    open: Arc<Mutex<BTreeSet<LinkKey>>>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
 }
 
 impl LinkService {
     /// See [`Settings`].
-    pub const fn new(settings: Settings) -> Self {
-        Self { settings }
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, open: Arc::default(), rejections: Arc::default() }
     }
 
-    /// Opens one direction of a link: what is sent back to the child. `None` for a request that is none for a link.
-    fn open(&self, request: Request<Body>) -> Option<Body> {
+    /// Opens one direction of a link: what is sent back to the child.
+    ///
+    /// # Errors
+    /// It is no request for a link, or not one that this peer may make: status and reason.
+    fn open(&self, request: Request<Body>) -> Result<Body, (StatusCode, String)> {
+        let peer = request.extensions().get::<Peer>().and_then(|peer| peer.name.agent());
         let text = |key| request.headers().get(key).and_then(|value| value.to_str().ok());
-        let (epoch, peer) = (parse_epoch(text(EPOCH_KEY)?)?, parse_agent(text(AGENT_KEY)?)?);
-        let key = |direction| LinkKey { epoch, peer, direction };
-        let (sender, body) = packet::outgoing();
-        let (path, settings) = (request.uri().path().to_owned(), self.settings.clone());
-        let incoming = Incoming::new(request.into_body());
-        match path.as_str() {
-            packet::DOWN => drop(tokio::spawn(receive_grants(key(DirectionKey::Down), sender, incoming, settings))),
-            packet::UP => drop(tokio::spawn(receive_frames(key(DirectionKey::Up), sender, incoming, settings))),
-            _ => return None,
+        let direction = match request.uri().path() {
+            packet::DOWN => Some(DirectionKey::Down),
+            packet::UP => Some(DirectionKey::Up),
+            _ => None,
+        };
+        let said = (text(EPOCH_KEY).and_then(parse_epoch), text(AGENT_KEY).and_then(AgentId::parse), direction);
+        let (Some(epoch), Some(agent), Some(direction)) = said else {
+            return Err((StatusCode::BAD_REQUEST, "a link must name its epoch and agent".to_owned()));
+        };
+        let key = LinkKey { epoch, peer: agent, direction };
+        match peer {
+            Some(peer) if peer == agent => {}
+            Some(peer) => return Err((StatusCode::FORBIDDEN, format!("{peer} asked for a link of {agent}"))),
+            None => return Err((StatusCode::FORBIDDEN, "no agent is at the other end".to_owned())),
         }
-        Some(body)
+        if !self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+            return Err((StatusCode::CONFLICT, format!("{agent} has this link of epoch {epoch} already")));
+        }
+        Ok(self.take(Opened { key, open: self.open.clone() }, request))
+    }
+
+    /// Serves a link; it counts as open until its peer closes it.
+    fn take(&self, opened: Opened, request: Request<Body>) -> Body {
+        let (key, settings) = (opened.key, self.settings.clone());
+        let (sender, body) = packet::outgoing();
+        let incoming = Incoming::new(request.into_body());
+        tokio::spawn(async move {
+            match key.direction {
+                DirectionKey::Down => receive_grants(key, sender, incoming, settings).await,
+                DirectionKey::Up => receive_frames(key, sender, incoming, settings).await,
+            }
+            drop(opened);
+        });
+        body
+    }
+
+    /// Logs a rejection, unless too many were logged lately.
+    fn note(&self, reason: &str) {
+        let told = self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
+        if told.is_some() {
+            log::warn!("rejected a link: {reason}");
+        }
     }
 }
 
@@ -55,9 +110,10 @@ impl Service<Request<Body>> for LinkService {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let response = self.open(request).map(Response::new).unwrap_or_else(|| {
-            let mut refusal = Response::new(Body::new("a link must name its epoch and agent".to_owned()));
-            *refusal.status_mut() = StatusCode::BAD_REQUEST;
+        let response = self.open(request).map(Response::new).unwrap_or_else(|(status, reason)| {
+            self.note(&reason);
+            let mut refusal = Response::new(Body::new(reason));
+            *refusal.status_mut() = status;
             refusal
         });
         ready(Ok(response))

@@ -22,7 +22,8 @@ fn key(peer: u32, number: u32) -> LinkKey {
 fn settings(events: Events) -> Settings {
     let job = JobCell::default();
     job.send_replace(Some(JOB));
-    Settings { events, job, metrics: RoleMetrics::new("swarmx", 0, "0") }
+    let member = crate::member::testing(AgentId::new(Role::SwarmX, 0));
+    Settings { events, job, metrics: RoleMetrics::new("swarmx", 0, "0"), member }
 }
 
 fn frame(slot: u32, number: u32) -> Packet {

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use millrace_data::Dataset;
 use millrace_engine::message::{Order, Report};
+use millrace_engine::types::Role;
+use millrace_protocol::security::{Incoming, Peer};
 use millrace_protocol::{proto, transport};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Context;
@@ -24,7 +26,7 @@ const ANSWERS: usize = 2;
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (ready, inputs) = watch::channel(None);
-    serve(listener, SampleService { inputs });
+    serve(context.args.member.accept_data(listener), SampleService { inputs });
     let mut session = context.join(address, None, terminate).await?;
     let job = session.job.job.clone();
     // Usually a cache hit: the coordinator has read the same files.
@@ -56,12 +58,11 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     Ok(())
 }
 
-fn serve(listener: tokio::net::TcpListener, service: SampleService) {
+fn serve(incoming: Incoming, service: SampleService) {
     let service = proto::samples_server::SamplesServer::new(service)
         .max_decoding_message_size(transport::MESSAGE_BYTES)
         .max_encoding_message_size(usize::MAX);
     tokio::spawn(async move {
-        let incoming = TcpListenerStream::new(listener);
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
             log::error!("the data port is no longer served: {error}");
         }
@@ -80,6 +81,10 @@ impl proto::samples_server::Samples for SampleService {
         &self,
         request: Request<Streaming<proto::SamplesRequest>>,
     ) -> Result<Response<Self::FetchStream>, Status> {
+        let peer = request.extensions().get::<Peer>().and_then(|peer| peer.name.agent());
+        if peer.is_none_or(|peer| peer.role != Role::Cs2) {
+            return Err(Status::permission_denied("samples are for systems"));
+        }
         let mut requests = request.into_inner();
         let (sender, receiver) = tokio::sync::mpsc::channel(ANSWERS);
         let mut inputs = self.inputs.clone();

@@ -8,8 +8,6 @@ mod memoryx;
 mod swarmx;
 mod tree;
 
-use std::path::PathBuf;
-
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
@@ -22,6 +20,8 @@ use crate::control::agent::{Introduction, Session};
 use crate::failure::{Cause, Failure};
 use crate::http::{self, Readiness};
 use crate::launch::{Exit, Launch};
+use crate::links::{Events, JobCell, Settings};
+use crate::member::Member;
 pub use last_report::LastReport;
 
 /// How a role process was started.
@@ -37,8 +37,8 @@ pub struct RoleArgs {
     pub advertise: Option<String>,
     /// Where the coordinator's journal listens.
     pub journal_listen: String,
-    /// Identity of the journal's port; none to serve it in the clear.
-    pub journal_tls: Option<TlsFiles>,
+    /// Its identity in the job.
+    pub member: Member,
     /// Where `/metrics` and probes listen; none to go without.
     pub metrics_listen: Option<String>,
     /// Compute threads of a system; none shares the machine's cores.
@@ -53,17 +53,6 @@ pub struct RoleArgs {
     pub last_report: LastReport,
     /// Whether a local launcher runs this process, which shows the user what has to be shown.
     pub by_launcher: bool,
-}
-
-/// One end's identity and whom it trusts, as paths of PEM files.
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// The certificate.
-    pub cert: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-    /// The authority of the other end's certificate.
-    pub ca: PathBuf,
 }
 
 /// What every driver has at hand.
@@ -149,13 +138,18 @@ impl Context {
         self.args.agent
     }
 
+    /// What this agent's links share.
+    fn link_settings(&self, events: Events) -> Settings {
+        Settings { events, job: JobCell::default(), metrics: self.metrics.clone(), member: self.args.member.clone() }
+    }
+
     /// Joins the job; `terminate` is SIGTERM.
     async fn join(&self, address: String, shard: Option<ShardState>, terminate: Signal) -> Result<Session, Failure> {
         let coordinator = self.args.coordinator.as_deref();
         let coordinator = coordinator.ok_or_else(|| Failure::bad_input("an agent needs --coordinator HOST:PORT"))?;
         let isa = self.args.isa.unwrap_or_else(Isa::detect);
         let introduction = Introduction { me: self.me(), address, isa, shard, uid: String::new() };
-        Session::join(coordinator, introduction, &self.logger, terminate).await
+        Session::join(coordinator, self.args.member.clone(), introduction, &self.logger, terminate).await
     }
 
     /// Opens the data port; returns it with the address others dial.

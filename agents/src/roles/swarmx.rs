@@ -10,20 +10,19 @@ use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::transport;
 use tokio::signal::unix::Signal;
-use tokio_stream::wrappers::TcpListenerStream;
 
 use super::Context;
 use super::tree::{Ends, TurnSteps};
 use crate::control::agent::{Heard, Session, Work};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
-use crate::links::{Happening, JobCell, LinkEvent, LinkJob, LinkService, Mailbox, Settings, dial};
+use crate::links::{Happening, LinkEvent, LinkJob, LinkService, Mailbox, Settings, dial};
 
 /// Runs the node until the job is over.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
-    let settings = Settings { events, job: JobCell::default(), metrics: context.metrics.clone() };
+    let settings = context.link_settings(events);
     serve(listener, settings.clone());
     let session = context.join(address, None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
@@ -32,9 +31,9 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
 
 /// Serves the data port for as long as the process lives.
 pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
+    let incoming = settings.member.accept_data(listener);
     let service = LinkService::new(settings);
     tokio::spawn(async move {
-        let incoming = TcpListenerStream::new(listener);
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
             log::error!("the data port is no longer served: {error}");
         }

@@ -5,9 +5,12 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use millrace_agents::launch::Launch;
 use millrace_params::{ApplianceSpec, Overrides, Params};
+use millrace_protocol::journal::Journal;
+use millrace_protocol::security::{AttemptName, Name};
 use serde_json::Value;
 
 use super::harness::{Place, kill};
+use super::identities::{self, authority, first_attempt, identity_dir};
 
 /// The agents of a job on two systems.
 pub const AGENTS: [&str; 7] = ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"];
@@ -17,6 +20,8 @@ pub struct Job<'a> {
     place: &'a Place,
     /// Where its first coordinator said it listens.
     listening: Value,
+    /// What its identities are of.
+    attempt: AttemptName,
     coordinator: Child,
     stdout: BufReader<ChildStdout>,
     agents: Vec<(String, Child)>,
@@ -35,7 +40,7 @@ impl<'a> Job<'a> {
         write_launch_with(place, "m", max_steps, |launch| {
             (launch.job_uid, launch.attempt) = (Some(uid.to_owned()), Some(attempt));
         });
-        let mut job = Self::launched(place, &[]);
+        let mut job = Self::launched(place, AttemptName::new(uid, attempt).unwrap(), &[]);
         AGENTS.into_iter().for_each(|agent| job.join(agent));
         job
     }
@@ -43,12 +48,18 @@ impl<'a> Job<'a> {
     /// Starts the coordinator alone, with these arguments more.
     pub fn coordinator_only(place: &'a Place, max_steps: u64, arguments: &[&str]) -> Self {
         write_launch(place, "m", max_steps);
-        Self::launched(place, arguments)
+        Self::launched(place, first_attempt(), arguments)
     }
 
-    fn launched(place: &'a Place, arguments: &[&str]) -> Self {
-        let (coordinator, stdout, listening) = start_coordinator(place, arguments);
-        Self { place, listening, coordinator, stdout, agents: Vec::new() }
+    fn launched(place: &'a Place, attempt: AttemptName, arguments: &[&str]) -> Self {
+        let (coordinator, stdout, listening) = start_coordinator(place, &attempt, arguments);
+        Self { place, listening, attempt, coordinator, stdout, agents: Vec::new() }
+    }
+
+    /// The coordinator's journal, as the attempt's launcher reads it.
+    pub fn journal(&self) -> Journal {
+        let launcher = Name::Launcher(self.attempt.clone());
+        identities::journal(self.listening("journal"), &self.attempt, &authority(self.place), &launcher)
     }
 
     /// Where the coordinator listens for this.
@@ -61,7 +72,8 @@ impl<'a> Job<'a> {
         kill(self.coordinator.id(), "KILL");
         self.coordinator.wait().unwrap();
         write_launch(self.place, model_dir, max_steps);
-        (self.coordinator, self.stdout, _) = start_coordinator(self.place, &["--listen", self.listening("control")]);
+        let arguments = ["--listen", self.listening("control")];
+        (self.coordinator, self.stdout, _) = start_coordinator(self.place, &self.attempt, &arguments);
     }
 
     /// Starts an agent.
@@ -71,8 +83,7 @@ impl<'a> Job<'a> {
 
     /// Starts an agent with these arguments more.
     pub fn join_with(&mut self, agent: &str, arguments: &[&str]) {
-        let (name, index) = agent.rsplit_once('-').unwrap();
-        let mut command = role(self.place, name, index.parse().unwrap());
+        let mut command = role_of(self.place, &self.attempt, agent);
         command.args(["--coordinator", self.listening("control")]).args(arguments);
         self.agents.push((agent.to_owned(), command.stdout(Stdio::null()).spawn().unwrap()));
     }
@@ -161,8 +172,12 @@ fn write_launch_with(place: &Place, model_dir: &str, max_steps: u64, change: imp
 
 /// Starts a coordinator as a launcher would; returns it with what it says where it listens. It ends when its standard
 /// input is closed, which is when it is waited for.
-fn start_coordinator(place: &Place, arguments: &[&str]) -> (Child, BufReader<ChildStdout>, Value) {
-    let mut command = role(place, "coordinator", 0);
+fn start_coordinator(
+    place: &Place,
+    attempt: &AttemptName,
+    arguments: &[&str],
+) -> (Child, BufReader<ChildStdout>, Value) {
+    let mut command = role_of(place, attempt, "coordinator-0");
     command.arg("--launch").arg(place.path("launch.json")).args(arguments);
     command.env("MILLRACE_ROLE_PROCESS", "launcher").stdin(Stdio::piped());
     let mut coordinator = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -175,9 +190,16 @@ fn start_coordinator(place: &Place, arguments: &[&str]) -> (Child, BufReader<Chi
 
 /// The command of a role that nobody watches over.
 pub fn role(place: &Place, name: &str, index: u32) -> Command {
+    role_of(place, &first_attempt(), &format!("{name}-{index}"))
+}
+
+/// The same, of an agent of this attempt.
+pub fn role_of(place: &Place, attempt: &AttemptName, agent: &str) -> Command {
+    let (name, index) = agent.rsplit_once('-').unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-agent"));
     command
-        .args(["role", name, "--index", &index.to_string()])
+        .args(["role", name, "--index", index])
+        .env("MILLRACE_IDENTITY", identity_dir(place, attempt, agent))
         .env("MILLRACE_ROLE_PROCESS", "test")
         .env("XDG_CACHE_HOME", place.path("cache"))
         .current_dir(place.path("."))

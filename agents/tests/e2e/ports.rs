@@ -1,9 +1,10 @@
-//! Ports that are fixed, taken or secured.
+//! Ports that are fixed or taken, and identities that are missing.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use super::harness::Place;
+use super::identities::{first_attempt, identity_dir};
 use super::job::{Job, role, write_launch};
 
 /// A port that was free just now.
@@ -70,14 +71,25 @@ fn each_of_a_coordinators_ports_is_named_when_it_is_taken() {
 }
 
 #[test]
-fn tls_that_can_not_be_had_is_refused() {
+fn a_role_does_not_run_without_an_identity_of_its_own() {
     let place = Place::new();
-    let (code, stderr) = refused(&place, &["--journal_cert", "c.pem"]);
-    assert_eq!(code, Some(2), "{stderr}");
-    assert!(stderr.contains("journal-key") || stderr.contains("journal_key"), "{stderr}");
-    // With the feature or without: there is no such file.
-    let all = ["--journal_cert", "c.pem", "--journal_key", "k.pem", "--journal_ca", "a.pem"];
-    let (code, stderr) = refused(&place, &all);
-    assert_eq!(code, Some(2), "{stderr}");
-    assert!(stderr.contains("the journal's port can't have TLS: ") && stderr.contains("hint: "), "{stderr}");
+    let attempt = first_attempt();
+    let another = identity_dir(&place, &attempt, "cs2-0");
+    let empty = place.path("cache");
+    let cases = [
+        (None, "identity"),
+        (Some(empty.as_path()), "tls.crt"),
+        (Some(another.as_path()), "the identity that coordinator-0 was started with is that of cs2-0"),
+    ];
+    write_launch(&place, "m", 10);
+    for (dir, reason) in cases {
+        let mut command = role(&place, "coordinator", 0);
+        command.arg("--launch").arg(place.path("launch.json")).env_remove("MILLRACE_IDENTITY");
+        command.args(dir.into_iter().flat_map(|dir| ["--identity".as_ref(), dir.as_os_str()]));
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(reason), "{stderr}");
+    }
+    assert!(!place.path("m").exists());
 }

@@ -1,6 +1,6 @@
 //! A job that finds a model_dir in which another has worked, as one of the same name does.
 
-use millrace_protocol::journal::{connect, unpack};
+use millrace_protocol::journal::unpack;
 use millrace_protocol::proto::FollowRequest;
 use millrace_telemetry::journal::Event;
 use tokio_stream::StreamExt;
@@ -10,7 +10,7 @@ use super::job::Job;
 
 /// The steps that a follower of this attempt hears of, and whether all it hears is the attempt's.
 async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
-    let mut client = connect(job.listening("journal"), None).await.unwrap();
+    let mut client = job.journal().connect().await.unwrap();
     let mut entries = client.follow(FollowRequest { from: 0, newest: false }).await.unwrap().into_inner();
     let mut steps = Vec::new();
     while let Some(entry) = entries.next().await {

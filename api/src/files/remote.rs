@@ -2,12 +2,13 @@
 
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt};
-use millrace_protocol::journal::{self, JournalError, Tls};
+use millrace_protocol::journal::{self, JournalError};
 use millrace_protocol::proto::files_client::FilesClient;
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::read_reply::Reply;
 use millrace_protocol::proto::read_request::Request;
 use millrace_protocol::proto::{self, CheckpointsRequest, File, Part, Place, ReadReply, ReadRequest};
+use millrace_protocol::security::{Expected, Identity};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -23,12 +24,12 @@ pub struct RemoteFiles {
 }
 
 impl RemoteFiles {
-    /// Of the reader at `address` (`host:port`), which must show a certificate for `name`. To be called within a runtime.
+    /// Of the `reader` at `address` (`host:port`). To be called within a runtime.
     ///
     /// # Errors
-    /// The address or the certificates can't be used; nobody is dialled yet.
-    pub fn new(address: &str, name: &str, tls: &Tls) -> Result<Self, JournalError> {
-        Ok(Self { channel: journal::channel(address, name, tls)? })
+    /// The address can't be used; nobody is dialled yet.
+    pub fn new(address: &str, identity: &Identity, reader: Expected) -> Result<Self, JournalError> {
+        Ok(Self { channel: journal::channel(address, identity, reader)? })
     }
 
     /// Asks the same reader for the job's journal as its files have it: `follow` ends after the last entry.

@@ -82,7 +82,7 @@ impl Cluster {
         let understanding = Understanding::new(site, compute.workers().clone());
         let planner = Planner::new(jobs.clone(), appliances.clone(), understanding, compute)?;
         let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
-        let readers = Arc::new(Readers::new(client.clone())?);
+        let readers = Arc::new(Readers::new(client.clone()));
         let identity = (namespace, identity);
         let followers =
             Arc::new(Followers::new(client.clone(), store.clone(), mirror.clone(), readers.clone(), identity));

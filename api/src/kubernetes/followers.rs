@@ -16,9 +16,11 @@ use kube::{Api, Client, ResourceExt};
 use millrace_crds::decide::Role;
 use millrace_crds::{ConditionType, TrainJob};
 use millrace_operator::archive;
-use millrace_operator::children::{ATTEMPT, Names, host, ports};
-use millrace_protocol::journal::{self, Tls};
+use millrace_operator::children::{ATTEMPT, Names, ports};
+use millrace_operator::cluster::coordinator;
+use millrace_protocol::journal;
 use millrace_protocol::proto::journal_client::JournalClient;
+use millrace_protocol::security::{Credentials, Identity};
 use millrace_store::{Change, Kind, Query, Store};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
@@ -54,7 +56,7 @@ pub struct Followers {
     readers: Arc<Readers>,
     /// Namespace and name of the secret that the operator puts our identity into.
     identity: (String, String),
-    known: tokio::sync::Mutex<Option<(Instant, Tls)>>,
+    known: tokio::sync::Mutex<Option<(Instant, Identity)>>,
     /// Whether it was said that there is no identity.
     told: AtomicBool,
     companions: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
@@ -257,12 +259,13 @@ impl Followers {
     async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, String> {
         let (names, namespace) = (Names::of(job), job.namespace().unwrap_or_default());
         let address = self.coordinator(&names, &namespace, attempt).await?;
-        let tls = self.identity().await.inspect_err(|error| {
+        let identity = self.identity().await.inspect_err(|error| {
             if !self.told.swap(true, Ordering::Relaxed) {
                 log::warn!("coordinators can't be followed until this is mended: {error}");
             }
         })?;
-        let channel = journal::channel(&address, &host(&names, &namespace), &tls).map_err(|error| error.to_string())?;
+        let coordinator = coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is none")?;
+        let channel = journal::channel(&address, &identity, coordinator).map_err(|error| error.to_string())?;
         record::follow(&self.store, uid, JournalClient::new(channel)).await
     }
 
@@ -357,22 +360,28 @@ impl Followers {
     }
 
     /// Who we are to coordinators.
-    async fn identity(&self) -> Result<Tls, String> {
+    async fn identity(&self) -> Result<Identity, String> {
         let mut known = self.known.lock().await;
-        if let Some((_, tls)) = known.as_ref().filter(|(at, _)| at.elapsed() < GOOD) {
-            return Ok(tls.clone());
+        if let Some((_, identity)) = known.as_ref().filter(|(at, _)| at.elapsed() < GOOD) {
+            return Ok(identity.clone());
         }
         let (namespace, name) = &self.identity;
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let secret = secrets.get(name).await.map_err(|error| format!("the secret {name} of {namespace}: {error}"))?;
         let data = secret.data.unwrap_or_default();
         let part = |key: &str| {
-            data.get(key).map(|part| part.0.clone()).ok_or_else(|| format!("the secret {name} has no {key}"))
+            let text = data.get(key).and_then(|part| String::from_utf8(part.0.clone()).ok());
+            text.ok_or_else(|| format!("the secret {name} has no {key}"))
         };
-        let tls = Tls::new(part("tls.crt")?, part("tls.key")?, part("ca.crt")?);
-        *known = Some((Instant::now(), tls.clone()));
+        let credentials = Credentials {
+            certificate: part(Credentials::CERTIFICATE_FILE)?,
+            key: part(Credentials::KEY_FILE)?,
+            authority: part(Credentials::AUTHORITY_FILE)?,
+        };
+        let identity = Identity::new(&credentials).map_err(|error| format!("the secret {name}: {error}"))?;
+        *known = Some((Instant::now(), identity.clone()));
         self.told.store(false, Ordering::Relaxed);
-        Ok(tls)
+        Ok(identity)
     }
 }
 

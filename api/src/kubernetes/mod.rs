@@ -19,3 +19,5 @@ mod texts;
 
 pub use access::Reviews;
 pub use cluster::{Cluster, Settings};
+#[cfg(test)]
+pub(crate) use readers::client_credentials;

@@ -1,12 +1,12 @@
 //! Readers: a pod for as long as somebody asks for the files of a job, with nothing but model_dir, read-only.
 //!
 //! This server makes no pods: it asks for a reader by a [`FileReader`], which the operator answers. Only this server can talk
-//! to its readers: they let in clients of an authority that lives in its memory, and each shows a certificate of the
-//! operator's for a name of its own. A reader ends by itself when nobody asks any more.
+//! to its readers: each lets in the client of an authority of its own, which is forgotten when it has issued that certificate, and
+//! shows a certificate of the operator's for a name of its own. A reader ends by itself when nobody asks any more.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -14,9 +14,8 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, FileReaderStatus};
 use millrace_crds::{FileReader, TrainJob};
-use millrace_operator::authority::Authority;
-use millrace_operator::children::{Identity, reader_name, reader_spec};
-use millrace_protocol::journal::Tls;
+use millrace_operator::children::{reader_name, reader_spec};
+use millrace_protocol::security::{Authority, Credentials, Expected, Identity, IssueError, Name, Service, Validity};
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{sleep, timeout};
 
@@ -26,12 +25,12 @@ use crate::refusal::{Reason, Refusal, Result};
 
 /// For a reader to listen: an image may have to be fetched.
 const BEGIN_WITHIN: Duration = Duration::from_secs(50);
+/// For how long a reader can be dialled; one that does not answer any more is followed by another.
+const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Readers that begin at a time.
 const MAX_BEGINNING: usize = 8;
 /// Between two looks for readers that have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
-/// The name in this server's certificate.
-const CLIENT: &str = "millrace-api";
 
 /// A reader that listens.
 #[derive(Clone)]
@@ -44,8 +43,6 @@ struct Open {
 /// See the module text.
 pub struct Readers {
     client: Client,
-    /// Who we are to readers, and the authority that vouches for it.
-    identity: Identity,
     /// By the UID of the job; made when they are first asked for.
     open: Mutex<HashMap<String, Arc<OnceCell<Open>>>>,
     beginning: Semaphore,
@@ -53,13 +50,8 @@ pub struct Readers {
 
 impl Readers {
     /// None yet.
-    ///
-    /// # Errors
-    /// No certificate can be made.
-    pub fn new(client: Client) -> Result<Self> {
-        let broken = |error| Refusal::internal("make certificates", &error);
-        let identity = Authority::new().and_then(|authority| authority.client_identity(CLIENT)).map_err(broken)?;
-        Ok(Self { client, identity, open: Mutex::default(), beginning: Semaphore::new(MAX_BEGINNING) })
+    pub fn new(client: Client) -> Self {
+        Self { client, open: Mutex::default(), beginning: Semaphore::new(MAX_BEGINNING) }
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<Open>>>> {
@@ -87,7 +79,8 @@ impl Readers {
 
     async fn begin(&self, job: &TrainJob) -> Result<Open> {
         let resolution = job.status.as_ref().and_then(|status| status.resolved.as_ref());
-        let spec = resolution.and_then(|resolution| reader_spec(job, resolution, &self.identity.authority));
+        let credentials = client_credentials().map_err(|error| Refusal::internal("make certificates", &error))?;
+        let spec = resolution.and_then(|resolution| reader_spec(job, resolution, &credentials.authority));
         let spec = spec.ok_or_else(Refusal::no_files)?;
         // Nobody closes it.
         let _turn = self.beginning.acquire().await;
@@ -105,7 +98,7 @@ impl Readers {
             }
             error => refused("ask for a reader")(error),
         })?;
-        let begun = self.reach(&requests, &made).await;
+        let begun = self.reach(&requests, &made, credentials).await;
         if begun.is_err() {
             remove(&requests, &made.name_any()).await;
         }
@@ -113,7 +106,12 @@ impl Readers {
     }
 
     /// Reaches a reader, once it listens.
-    async fn reach(&self, requests: &Api<FileReader>, request: &FileReader) -> Result<RemoteFiles> {
+    async fn reach(
+        &self,
+        requests: &Api<FileReader>,
+        request: &FileReader,
+        credentials: Credentials,
+    ) -> Result<RemoteFiles> {
         let name = request.name_any();
         let answered = |request: Option<&FileReader>| {
             let status = request.and_then(|request| request.status.as_ref());
@@ -143,9 +141,11 @@ impl Readers {
         let (Some(address), Some(server), Some(authority)) = (address, server_name, server_authority) else {
             return Err(late());
         };
-        let Identity { certificate, key, .. } = self.identity.clone();
-        let tls = Tls::new(certificate, key, authority);
-        RemoteFiles::new(&address, &server, &tls).map_err(|error| Refusal::internal("reach a reader", &error))
+        let identity = Identity::new(&Credentials { authority, ..credentials });
+        let identity = identity.map_err(|error| Refusal::internal("use a reader's certificate", &error))?;
+        let reader = Name::reader(&server).map_err(|error| Refusal::internal("use a reader's name", &error))?;
+        RemoteFiles::new(&address, &identity, Expected::new(reader))
+            .map_err(|error| Refusal::internal("reach a reader", &error))
     }
 
     /// Forgets readers that have ended, for ever.
@@ -165,6 +165,12 @@ impl Readers {
             }
         }
     }
+}
+
+/// What the one client of a reader shows; its authority is the one whose clients the reader lets in.
+pub fn client_credentials() -> std::result::Result<Credentials, IssueError> {
+    let validity = Validity::starting(SystemTime::now(), LIFETIME);
+    Authority::new(validity)?.issue(&Name::Service(Service::RestServer), validity)
 }
 
 async fn remove(requests: &Api<FileReader>, name: &str) {

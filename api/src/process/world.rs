@@ -180,11 +180,11 @@ impl World for Machine {
         });
         let started = Crew::start(&run, changed).await;
         let crew = Arc::new(started.map_err(|error| Ended::<Self>::Job(error.to_string()))?);
-        if let Some(listening) = crew.listening() {
-            let (store, uid, address) = (self.objects.store().clone(), uid.clone(), listening.journal.clone());
+        if let Some(journal) = crew.journal().cloned() {
+            let (store, uid) = (self.objects.store().clone(), uid.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
             tokio::spawn(async move {
-                record::copy(&store, &uid, &address).await;
+                record::copy(&store, &uid, &journal).await;
                 record::tell(record::catch_up(&store, &uid, &model_dir).await, &uid);
             });
         }
@@ -287,9 +287,9 @@ impl World for Machine {
         Ok(super::priorities::all())
     }
 
-    fn journal(&self, _: &ObjectRef<TrainJob>, uid: &str) -> Option<Journal> {
-        let crew = self.aboard(uid)?.crew?;
-        Some(Journal { address: crew.listening()?.journal.clone(), tls: None })
+    fn journal(&self, _: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal> {
+        let aboard = self.aboard(uid).filter(|aboard| aboard.attempt == attempt)?;
+        aboard.crew?.journal().cloned()
     }
 }
 

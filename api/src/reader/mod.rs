@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use millrace_control::program::{end_signals, log_to_stderr};
-use millrace_protocol::journal::{self, Tls};
 use millrace_protocol::proto::files_server::FilesServer;
 use millrace_protocol::proto::journal_server::JournalServer;
+use millrace_protocol::security::{Admit, Identity, Protection, listen};
+use millrace_protocol::transport;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tonic::transport::server::TcpIncoming;
 
 use crate::files::{DEFAULT_EXPORT_BYTES, Exports};
 use activity::Activity;
@@ -72,31 +72,29 @@ pub async fn run(args: Reader) -> anyhow::Result<()> {
     log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
     let mut ending = end_signals().context("can't listen for signals")?;
     let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds } = args;
-    let file = |name: &str| identity.join(name);
-    let tls = Tls::read(&file("tls.crt"), &file("tls.key"), &file("ca.crt"))?;
+    let identity = Identity::read(&identity)?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
     log::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
     let ended = async move { drop(ending.wait_for(|ended| *ended).await) };
     let exports = Exports::new(exports, export_bytes);
-    serve(listener, &tls, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended).await
+    serve(listener, identity, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended).await
 }
 
 /// Serves until nobody has asked for `patience`, or it has `ended`.
 async fn serve(
     listener: TcpListener,
-    tls: &Tls,
+    identity: Identity,
     reads: Reads,
     patience: Duration,
     ended: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let activity = Activity::default();
     let (over, is_over) = oneshot::channel::<()>();
-    let serving = journal::server(Some(tls))?
+    let incoming = listen(listener, "files", identity, Admit::RestServer, Protection::Encrypted);
+    let serving = transport::server()
         .add_service(FilesServer::new(FilesService::new(&reads, activity.clone())))
         .add_service(JournalServer::new(JournalService::new(&reads, activity.clone())))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
-            drop(is_over.await);
-        });
+        .serve_with_incoming_shutdown(incoming, async { drop(is_over.await) });
     tokio::pin!(serving);
     tokio::select! {
         served = &mut serving => return served.context("can't serve any more"),

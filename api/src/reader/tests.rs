@@ -7,16 +7,16 @@ use bytes::BytesMut;
 use futures::TryStreamExt;
 use millrace_checkpoint::{Facts, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch};
 use millrace_emulator::compile::compile_job;
-use millrace_operator::authority::Authority;
-use millrace_operator::children::Identity;
 use millrace_params::{ApplianceDocument, Overrides, Params};
 use millrace_protocol::proto::{Entry, FollowRequest};
+use millrace_protocol::security::{Authority, Credentials, Expected, Name, Service, Validity};
 use millrace_telemetry::journal::{Event, Journal, Outcome};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::files::{Exports, Files, LocalFiles, PIECE, RemoteFiles, Shelf};
+use crate::kubernetes::client_credentials;
 use crate::refusal::{Reason, Refusal};
 use crate::unheard;
 
@@ -24,8 +24,6 @@ const UID: &str = "6a0c1c3e-0000-4000-8000-000000000001";
 const STEP: u64 = 3;
 /// Longer than the tests.
 const LONG: Duration = Duration::from_secs(600);
-/// The name in a reader's certificate.
-const NAME: &str = "job-reader-1.team.reader";
 /// A file of some pieces.
 const LARGE: &str = "logs/large";
 
@@ -91,21 +89,37 @@ fn endless(reads: &Reads) {
     std::fs::File::create(reads.model_dir.join("endless")).unwrap().set_len(1 << 40).unwrap();
 }
 
+fn reader(uid: &str) -> Expected {
+    Expected::new(Name::reader(uid).unwrap())
+}
+
+/// What a reader shows, which is of the operator's authority, and what its one client does.
+fn certificates(uid: &str) -> (Credentials, Identity) {
+    let today = Validity::starting(std::time::SystemTime::now(), LONG);
+    let (operator, client) = (Authority::new(today).unwrap(), client_credentials().unwrap());
+    let shown = operator.issue(&Name::reader(uid).unwrap(), today).unwrap();
+    let served = Credentials { authority: client.authority.clone(), ..shown };
+    (served, Identity::new(&Credentials { authority: operator.certificate().to_owned(), ..client }).unwrap())
+}
+
 /// A reader at work: its address, its end.
-async fn start(identity: Identity, reads: &Reads, patience: Duration) -> (String, JoinHandle<anyhow::Result<()>>) {
-    let Identity { certificate, key, authority } = identity;
+async fn start(
+    credentials: &Credentials,
+    reads: &Reads,
+    patience: Duration,
+) -> (String, JoinHandle<anyhow::Result<()>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, reads) = (listener.local_addr().unwrap().to_string(), reads.clone());
-    let tls = Tls::new(certificate, key, authority);
-    let end = tokio::spawn(async move { serve(listener, &tls, reads, patience, std::future::pending()).await });
+    let identity = Identity::new(credentials).unwrap();
+    let end = tokio::spawn(async move { serve(listener, identity, reads, patience, std::future::pending()).await });
     (address, end)
 }
 
 /// A reader of these directories, and the client that it is for.
 async fn served(reads: &Reads, patience: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
-    let ours = Authority::new().unwrap();
-    let (address, end) = start(ours.server(NAME).unwrap(), reads, patience).await;
-    (RemoteFiles::new(&address, NAME, &ours.client().unwrap()).unwrap(), end)
+    let (served, client) = certificates(UID);
+    let (address, end) = start(&served, reads, patience).await;
+    (RemoteFiles::new(&address, &client, reader(UID)).unwrap(), end)
 }
 
 /// What is in a part of a file.
@@ -255,23 +269,23 @@ async fn the_journal_is_told_from_a_number_on() {
 async fn strangers_are_refused() {
     let (_dir, reads) = directories();
     write(&reads.model_dir.join("a"), b"a");
-    let (ours, other) = (Authority::new().unwrap(), Authority::new().unwrap());
-    let (address, _end) = start(ours.server(NAME).unwrap(), &reads, LONG).await;
-    let (elsewhere, _end) = start(ours.server("coordinator").unwrap(), &reads, LONG).await;
-    let listed = async |address: &str, client: Tls| {
-        let files = RemoteFiles::new(address, NAME, &client).unwrap().list(&Shelf::Artifacts).await;
+    let (served, ours) = certificates(UID);
+    let (address, _end) = start(&served, &reads, LONG).await;
+    let listed = async |client: &Identity, uid: &str| {
+        let files = RemoteFiles::new(&address, client, reader(uid)).unwrap().list(&Shelf::Artifacts).await;
         files.map(|files| files.len()).map_err(|refusal| refusal.reason)
     };
-    assert_eq!(listed(&address, ours.client().unwrap()).await, Ok(1));
-    // Who trusts another authority; who has a certificate of another, or one that only serves; a server of another name.
-    assert_eq!(listed(&address, other.client().unwrap()).await, Err(Reason::Unavailable));
-    let Identity { authority, .. } = ours.server(NAME).unwrap();
-    for Identity { certificate, key, .. } in [other.server(NAME).unwrap(), ours.server(NAME).unwrap()] {
-        let stranger = Tls::new(certificate, key, authority.as_str());
-        assert_eq!(listed(&address, stranger).await, Err(Reason::Unavailable));
-    }
-    assert_eq!(listed(&elsewhere, ours.client().unwrap()).await, Err(Reason::Unavailable));
-    assert_eq!(listed(&address, ours.client().unwrap()).await, Ok(1), "it was the same server all the while");
+    assert_eq!(listed(&ours, UID).await, Ok(1));
+    // The client of another reader; one whose certificate somebody else has signed.
+    assert_eq!(listed(&certificates(UID).1, UID).await, Err(Reason::Unavailable));
+    let today = Validity::starting(std::time::SystemTime::now(), LONG);
+    let other = Authority::new(today).unwrap();
+    let stranger = other.issue(&Name::Service(Service::RestServer), today).unwrap();
+    let stranger = Credentials { authority: format!("{}{}", stranger.authority, served.authority), ..stranger };
+    assert_eq!(listed(&Identity::new(&stranger).unwrap(), UID).await, Err(Reason::Unavailable));
+    // The reader of another job.
+    assert_eq!(listed(&ours, "another").await, Err(Reason::Unavailable));
+    assert_eq!(listed(&ours, UID).await, Ok(1), "it was the same server all the while");
 }
 
 #[tokio::test]

@@ -102,6 +102,7 @@ pub async fn order(api: &Api, ns: &str, who: &Who, request: Request) -> Result<O
 }
 
 /// A body that has come, and is not understood yet.
+#[allow(clippy::large_enum_variant, reason = "one at a time, which is moved once")]
 enum Sent {
     Json(Bytes),
     Yaml(Bytes),

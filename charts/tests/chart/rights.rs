@@ -143,7 +143,7 @@ pub fn the_operator_may_do_what_it_does_and_no_more() {
         ("nodes", ""),
     ]);
     for secret in ["secrets:millrace-authority", "secrets:millrace-api-identity"] {
-        rights.extend([own("get", secret, true), own("update", secret, false), own("delete", secret, true)]);
+        rights.extend([own("get", secret, true), own("update", secret, true), own("delete", secret, true)]);
     }
     rights.extend([
         own("get", "secrets:millrace-api-tls", false),

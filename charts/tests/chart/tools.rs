@@ -102,6 +102,7 @@ pub fn everything() -> Value {
             "link": {"chunkBytes": "1MiB", "windowChunks": 2},
             "activationServers": 2,
             "threads": 1,
+            "encryptData": false,
             "storage": {"storageClassName": "fast", "size": "20Gi", "accessMode": "ReadWriteMany"},
             "resources": {
                 "coordinator": quantities, "memoryx": quantities, "swarmx": quantities, "activation": quantities,

@@ -85,6 +85,12 @@ pub struct ClusterSpec {
     #[serde(default)]
     pub priority_classes: PriorityClasses,
 
+    /// Whether what travels between the agents of a job (weights, gradients, samples) is encrypted; true by default. Both ends
+    /// of every connection prove who they are in any case, and control connections are always encrypted. A change applies
+    /// to attempts that start after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encrypt_data: Option<bool>,
+
     /// Labels of the nodes that pods may run on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,

@@ -55,7 +55,7 @@ mod tests {
             let job = Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job;
             let plan = compile_job(&job, &appliance).unwrap();
             let slots = plan.down_train.len() + plan.down_eval.len() + plan.up.len();
-            let nodes: usize = plan.graph.nodes.iter().map(|node| node.name.len() + size_of_val(node)).sum();
+            let nodes = size_of_val(&plan.graph.nodes[..]);
             let tensors: usize = plan.graph.tensors.iter().map(|tensor| tensor.name.len() + size_of_val(tensor)).sum();
             let counted = size_of_val(&plan.chunks[..]) + slots * size_of_val(&plan.down_train[0]) + nodes + tensors;
             let estimate = planning_bytes(&job, &appliance);

@@ -9,7 +9,7 @@ use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::{Agent, Event, Report, Role};
 use millrace_crds::{Appliance, ApplianceStatus, ClusterSpec, Grant, Progress, Resolution, TrainJob, TrainJobStatus};
 use millrace_params::{ApplianceSpec, Job};
-use millrace_protocol::journal::Tls;
+pub use millrace_protocol::journal::Journal;
 
 use crate::launch::{Unreadable, resolved_job, version_of};
 use crate::resolve::Needs;
@@ -66,15 +66,6 @@ pub struct Found<T> {
     pub last: Option<Report>,
     /// What runs them, as the world knows it.
     pub there: T,
-}
-
-/// Where a coordinator is followed.
-#[derive(Clone, Debug)]
-pub struct Journal {
-    /// `host:port`.
-    pub address: String,
-    /// Who we are, where it is a cluster's.
-    pub tls: Option<Tls>,
 }
 
 /// Where a job's checkpoints, metrics and logs go.
@@ -190,8 +181,8 @@ pub trait World: Send + Sync + 'static {
     /// What priority classes are worth now.
     fn priorities(&self) -> impl Future<Output = Result<Priorities, Self::Error>> + Send;
 
-    /// Where the coordinator of the job of this UID is followed; `None` while that is not known.
-    fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str) -> Option<Journal>;
+    /// Where the coordinator of this attempt of the job of this UID is followed; `None` while that is not known.
+    fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal>;
 }
 
 /// What keeps an attempt from being run.

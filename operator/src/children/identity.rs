@@ -1,40 +1,84 @@
-//! The certificate by which an attempt's coordinator is known. The operator may write such secrets and never read them:
-//! the key exists in the pod and nowhere else.
+//! The identities of an attempt's agents, in one secret. Each pod sees its own entries of it only. The operator may write such
+//! secrets and never read them: a key exists in the secret and in its agent's pod, and nowhere else.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{KeyToPath, Secret, SecretVolumeSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
 use millrace_control::Attempt;
+use millrace_crds::decide::Role;
+use millrace_protocol::security::{AttemptName, Credentials, Name};
 
-use super::{Names, meta};
+use super::{Names, host, meta};
+use crate::authority::Authorities;
 
-/// A certificate with its key, and the authority both ends trust; PEM.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// The certificate.
-    pub certificate: String,
-    /// Its key.
-    pub key: String,
-    /// The authority's certificate.
-    pub authority: String,
-}
+/// Most bytes of a secret's values.
+const MAX_SECRET_BYTES: usize = 1 << 20;
 
-impl Identity {
-    /// The secret that holds it.
-    pub fn secret(&self, metadata: ObjectMeta) -> Secret {
-        let entry = |name: &str, text: &str| (name.to_owned(), ByteString(text.as_bytes().to_vec()));
-        let parts = [("tls.crt", &self.certificate), ("tls.key", &self.key), ("ca.crt", &self.authority)];
-        Secret {
-            metadata,
-            type_: Some("kubernetes.io/tls".to_owned()),
-            data: Some(parts.map(|(name, text)| entry(name, text)).into()),
-            ..Secret::default()
-        }
+/// The secret that holds `credentials` under the names that programs read.
+pub fn credentials_secret(credentials: &Credentials, metadata: ObjectMeta) -> Secret {
+    let Credentials { certificate, key, authority } = credentials;
+    let parts = [
+        (Credentials::CERTIFICATE_FILE, certificate),
+        (Credentials::KEY_FILE, key),
+        (Credentials::AUTHORITY_FILE, authority),
+    ];
+    Secret {
+        metadata,
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(parts.into_iter().map(|(name, text)| entry(name, text)).collect()),
+        ..Secret::default()
     }
 }
 
-/// The secret that holds `identity` for the attempt.
-pub fn secret(attempt: &Attempt<'_>, identity: &Identity) -> Secret {
-    let metadata = meta(attempt, Names::of(attempt.job).identity(attempt.number));
-    Secret { immutable: Some(true), ..identity.secret(metadata) }
+fn entry(name: &str, text: &str) -> (String, ByteString) {
+    (name.to_owned(), ByteString(text.as_bytes().to_vec()))
+}
+
+/// The secret with an identity for every agent of the attempt, issued at `now`.
+///
+/// # Errors
+/// A certificate can't be made, or there are too many agents for one secret: a sentence.
+pub fn identities(attempt: &Attempt<'_>, authorities: &Authorities, now: SystemTime) -> Result<Secret, String> {
+    let (names, namespace) = (Names::of(attempt.job), attempt.job.namespace().unwrap_or_default());
+    let uid = attempt.job.uid().unwrap_or_default();
+    let certified = AttemptName::new(&uid, attempt.number).map_err(|error| error.to_string())?;
+    let mut data = BTreeMap::new();
+    for (role, index) in attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |at| (role, at))) {
+        let agent = format!("{role}-{index}");
+        let name = Name::agent_named(certified.clone(), &agent).map_err(|error| error.to_string())?;
+        let hosts = if role == Role::Coordinator { vec![host(&names, &namespace)] } else { Vec::new() };
+        let issued = authorities.member(&name, &hosts, now);
+        let Credentials { certificate, key, authority } = issued.map_err(|error| error.to_string())?;
+        data.extend([
+            entry(&format!("{agent}.crt"), &certificate),
+            entry(&format!("{agent}.key"), &key),
+            entry(Credentials::AUTHORITY_FILE, &authority),
+        ]);
+    }
+    let bytes: usize = data.values().map(|value| value.0.len()).sum();
+    if bytes > MAX_SECRET_BYTES {
+        return Err(format!("the certificates of all agents take {bytes} bytes, a secret {MAX_SECRET_BYTES} at most"));
+    }
+    let metadata = meta(attempt, names.identity(attempt.number));
+    Ok(Secret { metadata, immutable: Some(true), data: Some(data), ..Secret::default() })
+}
+
+/// What a pod mounts of that secret: its own identity.
+pub fn identity_volume(attempt: &Attempt<'_>, role: Role, index: u32) -> SecretVolumeSource {
+    let item = |key: String, path: &str| KeyToPath { key, path: path.to_owned(), mode: None };
+    SecretVolumeSource {
+        secret_name: Some(Names::of(attempt.job).identity(attempt.number)),
+        items: Some(vec![
+            item(format!("{role}-{index}.crt"), Credentials::CERTIFICATE_FILE),
+            item(format!("{role}-{index}.key"), Credentials::KEY_FILE),
+            item(Credentials::AUTHORITY_FILE.to_owned(), Credentials::AUTHORITY_FILE),
+        ]),
+        // Readable to the pod's group, which is its own.
+        default_mode: Some(0o440),
+        ..SecretVolumeSource::default()
+    }
 }

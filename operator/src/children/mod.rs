@@ -2,7 +2,7 @@
 //! test can look at all of it.
 //!
 //! Names are job (cut), a hash of the job's UID, role and index, within 63 characters and without the attempt: so the API
-//! server itself refuses a second set of pods. What belongs to one attempt only, the launch document and the certificate,
+//! server itself refuses a second set of pods. What belongs to one attempt only, the launch document and the certificates,
 //! has the attempt in its name.
 
 mod claim;
@@ -17,7 +17,7 @@ mod resources;
 mod service;
 
 pub use claim::claim;
-pub use identity::{Identity, secret};
+pub use identity::{credentials_secret, identities, identity_volume};
 pub use launch::launch;
 pub use mounts::MODEL_DIR;
 pub use names::{APPLIANCE, ATTEMPT, INDEX, JOB, MANAGER, Names, ROLE, SYSTEM, UID, cs2_selector};

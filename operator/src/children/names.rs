@@ -70,7 +70,7 @@ impl Names {
         self.child(&format!("launch-{attempt}"))
     }
 
-    /// The certificate of an attempt's coordinator.
+    /// The certificates of an attempt's agents.
     pub fn identity(&self, attempt: u32) -> String {
         self.child(&format!("identity-{attempt}"))
     }

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
     HTTPGetAction, LocalObjectReference, ObjectFieldSelector, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile,
-    SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeMount,
+    SecurityContext, Toleration, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -11,11 +11,11 @@ use kube::ResourceExt;
 use millrace_control::Attempt;
 use millrace_crds::decide::Role;
 use millrace_crds::{ClusterSpec, PullPolicy};
-use millrace_protocol::launch::{ALLOCATOR, ROLE_VARIABLE};
+use millrace_protocol::launch::{ALLOCATOR, DATA_ENCRYPTION_VARIABLE, IDENTITY_VARIABLE, ROLE_VARIABLE};
 
 use super::mounts::Mounts;
 use super::resources::resources;
-use super::{APPLIANCE, ATTEMPT, INDEX, Names, ROLE, SYSTEM, control_address, meta, ports};
+use super::{APPLIANCE, ATTEMPT, INDEX, Names, ROLE, SYSTEM, control_address, identity_volume, meta, ports};
 
 /// The one container of a pod.
 pub const CONTAINER: &str = "agent";
@@ -23,7 +23,7 @@ pub const CONTAINER: &str = "agent";
 const USER: i64 = 65_532;
 /// Directory of the launch document.
 const LAUNCH_DIR: &str = "/etc/millrace/launch";
-/// Directory of the journal's certificate.
+/// Directory of the agent's certificate.
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
 /// Where tokenised text is kept while a pod lives.
 const CACHE_DIR: &str = "/var/cache/millrace";
@@ -54,7 +54,7 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
         labels.insert(SYSTEM.to_owned(), system.clone());
         labels.insert(APPLIANCE.to_owned(), attempt.job.spec.appliance.clone());
     }
-    let (volumes, mounts) = volumes(attempt, role);
+    let (volumes, mounts) = volumes(attempt, role, index);
     let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds + ENDING);
     Pod {
         metadata,
@@ -101,7 +101,7 @@ fn container(attempt: &Attempt<'_>, role: Role, index: u32, mounts: Vec<VolumeMo
         image_pull_policy: attempt.cluster.image_pull_policy.map(|policy| pull_policy(policy).to_owned()),
         command: Some(vec!["millrace-agent".to_owned()]),
         args: Some(arguments(attempt, role, index)),
-        env: Some(environment()),
+        env: Some(environment(attempt.cluster)),
         ports: Some(container_ports(role)),
         resources: Some(resources(role, bytes, own)),
         volume_mounts: Some(mounts),
@@ -133,6 +133,7 @@ fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
         flag("journal_listen", any(ports::JOURNAL));
         flag("launch", format!("{LAUNCH_DIR}/launch.json"));
         flag("termination_log", TERMINATION_LOG.to_owned());
+        // For coordinators of 0.1.0, the image of jobs that began with it.
         for (name, file) in [("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")] {
             flag(&format!("journal_{name}"), format!("{IDENTITY_DIR}/{file}"));
         }
@@ -145,7 +146,8 @@ fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
     arguments
 }
 
-fn environment() -> Vec<EnvVar> {
+/// What agents of 0.1.0 have no flags for is in the environment, which they do not look at.
+fn environment(cluster: &ClusterSpec) -> Vec<EnvVar> {
     let set =
         |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
     let pod_ip = EnvVar {
@@ -157,7 +159,15 @@ fn environment() -> Vec<EnvVar> {
         ..EnvVar::default()
     };
     let allocator = ALLOCATOR.iter().map(|(name, value)| set(name, value));
-    [set(ROLE_VARIABLE, "pod"), set("XDG_CACHE_HOME", CACHE_DIR), pod_ip].into_iter().chain(allocator).collect()
+    let encryption = if cluster.encrypt_data.unwrap_or(true) { "on" } else { "off" };
+    let own = [
+        set(ROLE_VARIABLE, "pod"),
+        set(IDENTITY_VARIABLE, IDENTITY_DIR),
+        set(DATA_ENCRYPTION_VARIABLE, encryption),
+        set("XDG_CACHE_HOME", CACHE_DIR),
+        pod_ip,
+    ];
+    own.into_iter().chain(allocator).collect()
 }
 
 fn container_ports(role: Role) -> Vec<ContainerPort> {
@@ -189,7 +199,7 @@ fn probe(path: &str, period: i32, failures: i32) -> Probe {
 
 /// What role has which directories: only coordinator and MemoryX see model_dir, only coordinator and activation servers
 /// the data.
-fn volumes(attempt: &Attempt<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>) {
+fn volumes(attempt: &Attempt<'_>, role: Role, index: u32) -> (Vec<Volume>, Vec<VolumeMount>) {
     let (spec, resolution) = (&attempt.job.spec, attempt.resolution);
     let mut all = Mounts::default();
     if matches!(role, Role::Coordinator | Role::MemoryX) {
@@ -209,14 +219,9 @@ fn volumes(attempt: &Attempt<'_>, role: Role) -> (Vec<Volume>, Vec<VolumeMount>)
     if role == Role::Coordinator {
         let document = ConfigMapVolumeSource { name: names.launch(attempt.number), ..ConfigMapVolumeSource::default() };
         all.own("launch", LAUNCH_DIR, Volume { config_map: Some(document), ..Volume::default() }, true);
-        let identity = SecretVolumeSource {
-            secret_name: Some(names.identity(attempt.number)),
-            // Readable to the pod's group, which is its own.
-            default_mode: Some(0o440),
-            ..SecretVolumeSource::default()
-        };
-        all.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
     }
+    let identity = identity_volume(attempt, role, index);
+    all.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
     if matches!(role, Role::Coordinator | Role::Activation) {
         let size_limit = Some(Quantity(CACHE_SIZE.to_owned()));
         let empty = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };

@@ -14,12 +14,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
 use millrace_crds::decide::Role;
 use millrace_crds::{ClusterSpec, FileReader, FileReaderSpec, Resolution, TrainJob};
+use millrace_protocol::security::Credentials;
 
 use super::mounts::{Mounts, model_dir_mount};
 use super::network_policy::followers;
 use super::pod::{container_security, pull_policy, spec};
 use super::resources::of_reader;
-use super::{Identity, MANAGER, Names, ROLE, ports};
+use super::{MANAGER, Names, ROLE, credentials_secret, ports};
 
 /// Label of readers: the UID of the job whose files they serve.
 pub const READER: &str = "millrace.dev/reader";
@@ -100,13 +101,13 @@ impl Reader<'_> {
 
     /// The name in its certificate, which no other server has.
     pub fn server_name(&self) -> String {
-        format!("{}.{}.reader", self.request.name_any(), self.request.namespace().unwrap_or_default())
+        format!("{}.{}", self.request.spec.job_uid, self.request.name_any())
     }
 
-    /// The secret with what the pod shows, which is `identity`, and whose clients it lets in.
-    pub fn secret(&self, identity: Identity) -> Secret {
-        let shown = Identity { authority: self.request.spec.client_authority.clone(), ..identity };
-        Secret { immutable: Some(true), ..shown.secret(self.metadata()) }
+    /// The secret with what the pod shows, which is `issued`, and whose clients it lets in.
+    pub fn secret(&self, issued: Credentials) -> Secret {
+        let shown = Credentials { authority: self.request.spec.client_authority.clone(), ..issued };
+        Secret { immutable: Some(true), ..credentials_secret(&shown, self.metadata()) }
     }
 
     fn metadata(&self) -> ObjectMeta {

@@ -14,6 +14,7 @@ use millrace_protocol::launch::VERSION;
 
 use super::*;
 use crate::site::Pods;
+use millrace_protocol::security::Credentials;
 
 /// The smallest job, whose model_dir the params call `model_dir`.
 fn job(name: &str, model_dir: &str) -> TrainJob {
@@ -137,12 +138,63 @@ fn only_who_needs_a_volume_sees_it() {
     assert_eq!((sees("coordinator", "/results"), sees("coordinator", "/data")), (Some(true), Some(false)));
     assert_eq!((sees("memoryx", "/results"), sees("memoryx", "/data")), (Some(true), None));
     assert_eq!((sees("activation", "/results"), sees("activation", "/data")), (Some(false), Some(false)));
-    assert_eq!((mounts(pod(&pods, "cs2")).len(), mounts(pod(&pods, "swarmx")).len()), (0, 0));
+    assert_eq!((mounts(pod(&pods, "cs2")).len(), mounts(pod(&pods, "swarmx")).len()), (1, 1));
     assert!(built(&job, claim_of).is_none(), "the job brings its own");
 }
 
 fn claim_of(attempt: &Attempt<'_>) -> Option<k8s_openapi::api::core::v1::PersistentVolumeClaim> {
     claim(attempt)
+}
+
+#[test]
+fn each_pod_sees_its_own_identity_only_and_proves_it() {
+    use millrace_protocol::security::{AttemptName, Identity, Name};
+    let now = std::time::SystemTime::now();
+    let authorities = crate::authority::Authorities::new(now).unwrap();
+    let job = job("job", "m");
+    let (pods, secret) = built(&job, |attempt| (pods(attempt), identities(attempt, &authorities, now).unwrap()));
+    let data = secret.data.unwrap();
+    assert_eq!(data.len(), 2 * pods.len() + 1);
+    for pod in pods {
+        let labels = pod.metadata.labels.unwrap();
+        let agent = format!("{}-{}", labels[ROLE], labels[INDEX]);
+        let spec = pod.spec.unwrap();
+        let secrets: Vec<_> = spec.volumes.unwrap().into_iter().filter_map(|volume| volume.secret).collect();
+        assert_eq!(secrets.len(), 1);
+        assert_eq!(secrets[0].secret_name, secret.metadata.name);
+        let mounted: BTreeMap<_, _> =
+            secrets[0].items.clone().unwrap().into_iter().map(|at| (at.path, at.key)).collect();
+        assert_eq!(mounted.len(), 3);
+        let part = |file: &str| String::from_utf8(data[&mounted[file]].0.clone()).unwrap();
+        let credentials = Credentials { certificate: part("tls.crt"), key: part("tls.key"), authority: part("ca.crt") };
+        let attempt = AttemptName::new(job.metadata.uid.as_deref().unwrap(), 3).unwrap();
+        assert_eq!(*Identity::new(&credentials).unwrap().name(), Name::agent_named(attempt, &agent).unwrap());
+        let variables = spec.containers[0].env.clone().unwrap();
+        let set = |name: &str| variables.iter().find(|var| var.name == name).and_then(|var| var.value.clone());
+        let mount =
+            spec.containers[0].volume_mounts.clone().unwrap().into_iter().find(|mount| mount.name == "identity");
+        assert_eq!(set("MILLRACE_IDENTITY"), mount.map(|mount| mount.mount_path));
+        assert_eq!(set("MILLRACE_DATA_ENCRYPTION").as_deref(), Some("on"));
+    }
+}
+
+#[test]
+fn the_identities_of_the_largest_cluster_fit_into_a_secret() {
+    let mut job = job("job", "m");
+    job.spec.num_csx = 192;
+    job.spec.params.0["train_input"]["batch_size"] = 192.into();
+    let now = std::time::SystemTime::now();
+    let authorities = crate::authority::Authorities::new(now).unwrap();
+    let cluster = ClusterSpec {
+        machine: serde_json::from_value(serde_json::json!({"systems": 192})).unwrap(),
+        ..ClusterSpec::default()
+    };
+    let resolution = resolve(&job, &cluster, &Pods { image: "localhost/millrace:test".to_owned() }).unwrap();
+    let needs = needs(&resolution, 192).unwrap();
+    let attempt =
+        Attempt { job: &job, resolution: &resolution, cluster: &cluster, number: 3, needs: &needs, systems: &[] };
+    let secret = identities(&attempt, &authorities, now).unwrap();
+    assert!(secret.data.unwrap().len() > 2 * 2 * 192);
 }
 
 #[test]
@@ -282,8 +334,8 @@ fn a_reader_has_one_claim_read_only_and_no_credentials() {
     assert_eq!((claims.len(), claims[0].claim_name.as_str()), (1, "my-results"));
     let mount = &spec.containers[0].volume_mounts.as_ref().unwrap()[0];
     assert_eq!(mount.sub_path.as_deref(), Some("a/b"));
-    let identity = Identity { certificate: "C".to_owned(), key: "K".to_owned(), authority: "OPERATORS".to_owned() };
-    let secret = reader.secret(identity).data.unwrap();
+    let issued = Credentials { certificate: "C".to_owned(), key: "K".to_owned(), authority: "OPERATORS".to_owned() };
+    let secret = reader.secret(issued).data.unwrap();
     assert_eq!(secret["ca.crt"].0, b"CLIENTS", "only clients of whoever asked are let in");
     job.spec.volumes[0].persistent_volume_claim = None;
     job.spec.volumes[0].config_map = Some(millrace_crds::ConfigSource { name: "texts".to_owned() });

@@ -11,6 +11,7 @@ use millrace_engine::coordinator::{Command, Coordinator, Event};
 use millrace_engine::message::{ChunkDigests, Order, Snapshot};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch, Role};
 use millrace_protocol::proto;
+use millrace_protocol::security::RejectionLog;
 use millrace_telemetry::journal::Reason;
 use millrace_telemetry::logs::Record;
 use millrace_telemetry::metric_definitions::RoleMetrics;
@@ -57,8 +58,16 @@ enum Worked {
 /// Agents that have said hello before the instruction set is pinned.
 type WaitingRoom = BTreeMap<AgentId, (StreamNumber, Box<Hello>)>;
 
-/// Who has joined: stream and post of each.
-type Joined = BTreeMap<AgentId, (StreamNumber, Post)>;
+/// Who has joined.
+type Joined = BTreeMap<AgentId, Connected>;
+
+/// An agent that has joined, by its one live stream.
+struct Connected {
+    stream: StreamNumber,
+    /// Of the process, see [`Hello::instance`].
+    instance: u64,
+    post: Post,
+}
 
 /// See the module text.
 pub struct Driver {
@@ -90,6 +99,8 @@ pub struct Driver {
     /// The shard whose leaving ends the run.
     leaver: Option<AgentId>,
     ending: Option<Ending>,
+    /// Of processes whose name another one has.
+    rejections: RejectionLog,
 }
 
 impl Driver {
@@ -124,6 +135,7 @@ impl Driver {
             stop_by: None,
             leaver: None,
             ending: None,
+            rejections: RejectionLog::default(),
         }
     }
 
@@ -174,7 +186,7 @@ impl Driver {
         match event {
             ControlEvent::Hello(number, hello) => self.hello(number, hello),
             ControlEvent::Report(agent, number, report) => {
-                if self.joined.get(&agent).is_some_and(|(current, _)| *current == number) {
+                if self.is_current(agent, number) {
                     return self.event(Event::Report { agent, report });
                 }
                 Ok(())
@@ -188,19 +200,27 @@ impl Driver {
                 Ok(())
             }
             ControlEvent::Leaving(agent, number) => self.leaving(agent, number),
-            ControlEvent::Gone(agent, number) => {
-                if self.joined.get(&agent).is_none_or(|(current, _)| *current != number) {
-                    self.waiting.retain(|_, (waiting, _)| *waiting != number);
-                    return Ok(());
-                }
-                self.joined.remove(&agent);
-                log::warn!("{agent} is gone");
-                if agent.role == Role::MemoryX {
-                    self.lost_shards.insert(agent, Instant::now());
-                }
-                self.event(Event::Lost { agent })
-            }
+            ControlEvent::Gone(agent, number) => self.gone(agent, number),
         }
+    }
+
+    /// Whether `number` is the stream by which `agent` is connected.
+    fn is_current(&self, agent: AgentId, number: StreamNumber) -> bool {
+        self.joined.get(&agent).is_some_and(|connected| connected.stream == number)
+    }
+
+    /// A stream has ended, and with it the agent's membership if it was its current one.
+    fn gone(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), Failure> {
+        if !self.is_current(agent, number) {
+            self.waiting.retain(|_, (waiting, _)| *waiting != number);
+            return Ok(());
+        }
+        self.joined.remove(&agent);
+        log::warn!("{agent} is gone");
+        if agent.role == Role::MemoryX {
+            self.lost_shards.insert(agent, Instant::now());
+        }
+        self.event(Event::Lost { agent })
     }
 
     fn user(&mut self, command: UserCommand) -> Result<(), Failure> {
@@ -241,7 +261,7 @@ impl Driver {
 
     /// A shard has to go, and its numbers are nowhere else: saves them and ends the run.
     fn leaving(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), Failure> {
-        if self.joined.get(&agent).is_none_or(|(current, _)| *current != number) {
+        if !self.is_current(agent, number) {
             return Ok(());
         }
         log::warn!("{agent} was asked to leave");
@@ -315,16 +335,16 @@ impl Driver {
     }
 
     fn send(&self, agent: AgentId, order: &Order) {
-        if let Some((_, post)) = self.joined.get(&agent) {
-            post.order(order);
+        if let Some(connected) = self.joined.get(&agent) {
+            connected.post.order(order);
         }
     }
 
     /// Ends the stream of an agent that can't go on.
     fn dismiss(&mut self, agent: AgentId, reason: &str) {
         log::warn!("{agent} can't go on and is dismissed: {reason}");
-        if let Some((_, post)) = self.joined.remove(&agent) {
-            post.order(&Order::Finish);
+        if let Some(connected) = self.joined.remove(&agent) {
+            connected.post.order(&Order::Finish);
         }
     }
 
@@ -343,8 +363,8 @@ impl Driver {
 
     /// The run can't go on: tells everybody.
     fn give_up(&mut self, failure: &Failure) {
-        for (_, post) in self.joined.values() {
-            post.order(&Order::Finish);
+        for connected in self.joined.values() {
+            connected.post.order(&Order::Finish);
         }
         self.ending = Some(Ending::failed(failure));
     }

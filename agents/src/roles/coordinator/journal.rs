@@ -4,13 +4,13 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use millrace_protocol::journal::pack;
-use millrace_protocol::proto;
+use millrace_protocol::security::Incoming;
+use millrace_protocol::{proto, transport};
 use millrace_telemetry::journal::{Event, Journal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
-use tonic::transport::Server;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 /// A user's command, answered when it is carried out.
@@ -59,19 +59,19 @@ const BATCH: usize = 256;
 pub const COMMANDS: usize = 64;
 
 impl JournalService {
-    /// Serves on `listener`, in `server`'s way, until the process ends or [`Served::finish`] is called.
+    /// Serves whoever is admitted until the process ends or [`Served::finish`] is called.
     pub fn serve(
-        mut server: Server,
-        listener: tokio::net::TcpListener,
+        incoming: Incoming,
         journal: watch::Receiver<Option<JobJournal>>,
         commands: mpsc::Sender<UserCommand>,
     ) -> Served {
         let service = proto::journal_server::JournalServer::new(Self { journal, commands });
         let (end, ended) = oneshot::channel::<()>();
         let server = tokio::spawn(async move {
-            let incoming = TcpListenerStream::new(listener);
             let ended = async { drop(ended.await) };
-            if let Err(error) = server.add_service(service).serve_with_incoming_shutdown(incoming, ended).await {
+            if let Err(error) =
+                transport::server().add_service(service).serve_with_incoming_shutdown(incoming, ended).await
+            {
                 log::error!("the journal is no longer served: {error}");
             }
         });

@@ -19,7 +19,7 @@ use millrace_checkpoint::lock::LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::PlanReport;
-use millrace_protocol::journal::{JournalError, Tls};
+use millrace_protocol::security::{AttemptName, Incoming};
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::journal::Reason;
 use millrace_telemetry::logs::{AgentName, Logger, Record};
@@ -27,10 +27,8 @@ use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
 
-use super::{LastReport, RoleArgs, TlsFiles};
+use super::{LastReport, RoleArgs};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::CONTROL_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
@@ -70,12 +68,13 @@ pub struct Equipment {
 pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> {
     let Equipment { name, metrics, ready, metrics_address, mut terminate } = equipment;
     let launch = args.launch.ok_or_else(|| Failure::bad_input("a coordinator needs its launch document"))?;
+    let member = args.member;
+    check_attempt(&launch, member.attempt())?;
     let console = Console::new();
     let speaker = console.clone();
     let logger = Logger::new(name, args.level, move |line| speaker.log(line));
     logger.install().map_err(Failure::own)?;
 
-    let journal_server = journal_server(args.journal_tls.as_ref())?;
     let control = http::listen(&args.listen).await?;
     let journal_port = http::listen(&args.journal_listen).await?;
     if args.by_launcher {
@@ -86,12 +85,12 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     }
 
     let (service, agents) = ControlService::new();
-    serve_control(control, service);
+    serve_control(member.accept_control(control), service);
     // Agents find it by a name that leads to whoever is ready: it is as soon as they may join, and stays so.
     ready.set(true);
     let (journal, journal_ready) = watch::channel(None);
     let (commands, mut user) = mpsc::channel(journal::COMMANDS);
-    let served = JournalService::serve(journal_server, journal_port, journal_ready, commands);
+    let served = JournalService::serve(member.accept_journal(journal_port), journal_ready, commands);
 
     let prepared = tokio::select! {
         prepared = prepare(*launch, args.last_report, &console) => prepared?,
@@ -110,6 +109,17 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     let exit = Driver::new(prepared, console, metrics, driver::Inbox { agents, user, logs, terminate }).run().await?;
     served.finish(LAST_WORDS).await;
     Ok(exit)
+}
+
+/// Whether the launch is of the job and attempt that the coordinator's certificate names.
+fn check_attempt(launch: &Launch, certified: &AttemptName) -> Result<(), Failure> {
+    let job = launch.job_uid.as_deref().unwrap_or(certified.job());
+    let attempt = launch.attempt.unwrap_or(certified.attempt());
+    if (job, attempt) == (certified.job(), certified.attempt()) {
+        return Ok(());
+    }
+    let sentence = format!("the launch document is of attempt {attempt} of job {job}, the identity of {certified}");
+    Err(Failure::bad_input(sentence).hint("start the coordinator with the identity of its attempt"))
 }
 
 /// Waits until somebody wants the run to end, while nothing has been done that could be saved.
@@ -131,26 +141,11 @@ async fn asked_to_stop(terminate: &mut Signal, user: &mut mpsc::Receiver<UserCom
     }
 }
 
-/// The journal's server, as the user wants it.
-fn journal_server(files: Option<&TlsFiles>) -> Result<Server, Failure> {
-    let tls = files.map(|TlsFiles { cert, key, ca }| Tls::read(cert, key, ca)).transpose();
-    tls.and_then(|tls| millrace_protocol::journal::server(tls.as_ref())).map_err(|error| {
-        let hint = match error {
-            JournalError::NoTls => "build it with `--features tls`, which needs a C compiler",
-            JournalError::File { .. } | JournalError::Transport(_) => {
-                "--journal_cert, --journal_key and --journal_ca are PEM files"
-            }
-        };
-        Failure::bad_input(format!("the journal's port can't have TLS: {error}")).hint(hint)
-    })
-}
-
-fn serve_control(listener: TcpListener, service: ControlService) {
+fn serve_control(incoming: Incoming, service: ControlService) {
     let service = proto::control_server::ControlServer::new(service)
         .max_decoding_message_size(CONTROL_BYTES)
         .max_encoding_message_size(CONTROL_BYTES);
     tokio::spawn(async move {
-        let incoming = TcpListenerStream::new(listener);
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
             log::error!("the control port is no longer served: {error}");
         }

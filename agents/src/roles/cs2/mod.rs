@@ -21,12 +21,13 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
 
 use super::Context;
 use super::tree::Ends;
 use crate::control::agent::{Heard, Session, Work};
 use crate::failure::Failure;
-use crate::links::{End, Granted, Happening, JobCell, LinkEvent, LinkJob, Mailbox, Settings, dial};
+use crate::links::{End, Granted, Happening, LinkEvent, LinkJob, Mailbox, Settings, dial};
 
 /// What the compute thread is told.
 pub(super) enum Input {
@@ -63,7 +64,7 @@ pub(super) struct Start {
 /// Runs the system until the job is over.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (mailbox, events) = Mailbox::new();
-    let settings = Settings { events, job: JobCell::default(), metrics: context.metrics.clone() };
+    let settings = context.link_settings(events);
     let session = context.join(String::new(), None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
     // Frames and grants in it are bounded by the window, samples by the rounds asked for, turns by the coordinator.
@@ -179,8 +180,12 @@ impl Driver {
         if let Some(inputs) = self.inputs.clone() {
             let outbox = self.session.outbox.clone();
             let (address, most_bytes) = (address(server), most_sample_bytes(&self.session.job.plan));
+            let member = self.context.args.member.clone();
             let fetching = tokio::spawn(async move {
-                if let Err(reason) = fetch(&address, most_bytes, requests, &inputs).await {
+                let channel = member.dial_data(&address, server).await;
+                let channel = channel.map_err(|error| transport::causes(&error));
+                let fetched = async { fetch(channel?, most_bytes, requests, &inputs).await };
+                if let Err(reason) = fetched.await {
                     log::info!("link to {server} is gone: {reason}");
                     outbox.report(&Report::LinkLost { epoch, peer: Some(server) });
                 }
@@ -230,12 +235,11 @@ fn most_sample_bytes(plan: &StreamPlan) -> usize {
 /// Carries requests to the activation server and its answers, one for each request, to the compute thread; ends without
 /// error when nobody asks any more.
 async fn fetch(
-    address: &str,
+    channel: Channel,
     most_bytes: usize,
     requests: mpsc::Receiver<proto::SamplesRequest>,
     inputs: &blocking::Sender<Input>,
 ) -> Result<(), String> {
-    let channel = transport::dial(address).await.map_err(|error| error.to_string())?;
     let mut client = SamplesClient::new(channel).max_decoding_message_size(most_bytes);
     let refused = |status: tonic::Status| status.message().to_owned();
     let asked = Arc::new(AtomicU64::new(0));

@@ -22,7 +22,7 @@ use super::tree::{Ends, TurnSteps};
 use crate::control::agent::{Heard, Session, Work};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
-use crate::links::{Happening, JobCell, LinkEvent, LinkJob, LinkKey, Mailbox, Settings};
+use crate::links::{Happening, LinkEvent, LinkJob, LinkKey, Mailbox};
 use store::Store;
 use worker::{Backlog, Done, Job, StoreWorker, spawn};
 
@@ -37,7 +37,7 @@ fn backlog_of(job: &CompiledJob) -> Backlog {
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
-    let settings = Settings { events, job: JobCell::default(), metrics: context.metrics.clone() };
+    let settings = context.link_settings(events);
     serve(listener, settings.clone());
     let session = context.join(address, Some(Default::default()), terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));

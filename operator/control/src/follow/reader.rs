@@ -53,8 +53,8 @@ async fn once<W: World>(
     stop: &watch::Receiver<Option<String>>,
     writer: &mut Writer,
 ) -> Result<(), String> {
-    let Some(journal) = world.journal(&target.job, &target.uid) else { return Ok(()) };
-    let client = journal::connect(&journal.address, journal.tls.as_ref()).await.map_err(|error| error.to_string())?;
+    let Some(journal) = world.journal(&target.job, &target.uid, target.attempt) else { return Ok(()) };
+    let client = journal.connect().await.map_err(|error| error.to_string())?;
     let mut listener = Listener { world, target, visits, reports, writer, visited: None };
     listener.listen(client, stop.clone()).await.map_err(|status| status.to_string())
 }

@@ -1,22 +1,26 @@
 //! Admitting agents: all wait until everyone has said hello; who comes later is admitted at once.
 //!
+//! Whose certificate names the agent has been checked by the control port. A process never takes the place of another live
+//! one of its name: it is sent away until the other's stream has ended.
+//!
 //! Shards may hold parameters already, when they were another coordinator's before: then the run goes on from there, with
 //! the instruction set they are pinned to.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use millrace_checkpoint::{Before, begin_line, take_over_line};
 use millrace_emulator::numerics::Isa;
 use millrace_engine::coordinator::{Coordinator, Done, Event, Known, Wanted};
 use millrace_engine::message::ShardState;
-use millrace_engine::types::Role;
+use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::proto;
 
 use super::super::ending::Ending;
 use super::super::policy::policy;
 use super::super::resume::{check_profile, evaluated};
 use super::super::saver::Saver;
-use super::Driver;
+use super::{Connected, Driver};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::server::{Hello, StreamNumber};
 use crate::failure::Failure;
@@ -27,6 +31,14 @@ impl Driver {
         if !hello.uid.is_empty() && hello.uid != self.uid() {
             hello.post.refuse("it belongs to another job");
             return Ok(());
+        }
+        if let Some((stream, instance)) = self.holder(hello.agent) {
+            if instance != hello.instance {
+                self.refuse_duplicate(&hello);
+                return Ok(());
+            }
+            // The same process: its old stream broke, and only the agent has noticed yet.
+            self.gone(hello.agent, stream)?;
         }
         if self.machine.is_some() {
             return self.admit(number, &hello);
@@ -42,6 +54,20 @@ impl Driver {
             && of(Role::Activation) >= wanted.activation_servers
             && of(Role::Cs2) >= wanted.systems;
         if complete { self.admit_all() } else { Ok(()) }
+    }
+
+    /// Stream and instance of the process that has the name of `agent`.
+    fn holder(&self, agent: AgentId) -> Option<(StreamNumber, u64)> {
+        let joined = self.joined.get(&agent).map(|connected| (connected.stream, connected.instance));
+        joined.or_else(|| self.waiting.get(&agent).map(|(stream, hello)| (*stream, hello.instance)))
+    }
+
+    fn refuse_duplicate(&mut self, hello: &Hello) {
+        let reason = format!("another process is {} in this job", hello.agent);
+        if self.rejections.note(Instant::now()).is_some() {
+            log::warn!("rejected a second {}: {reason}", hello.agent);
+        }
+        hello.post.refuse_duplicate(&reason);
     }
 
     /// The run is to end before everyone is there. Shards that hold steps of an earlier coordinator are waited for, so
@@ -129,7 +155,8 @@ impl Driver {
             "" => log::info!("{} has joined", hello.agent),
             address => log::info!("{} has joined; others dial it at {address}", hello.agent),
         }
-        self.joined.insert(hello.agent, (number, hello.post.clone()));
+        let connected = Connected { stream: number, instance: hello.instance, post: hello.post.clone() };
+        self.joined.insert(hello.agent, connected);
         self.lost_shards.remove(&hello.agent);
         self.event(Event::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })
     }

@@ -1,0 +1,201 @@
+//! Accepting authenticated connections.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use millrace_engine::types::{AgentId, Role};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio_stream::Stream as AsyncStream;
+
+use super::connection::{HANDSHAKE_TIMEOUT, Protection, Refusal, Stream, accept};
+use super::identity::Identity;
+use super::name::{Name, Service};
+use super::rejections::RejectionLog;
+
+/// Handshakes in progress at a time. One more ends the oldest: whoever is slow gives way to whoever is not.
+pub const MAX_HANDSHAKES: usize = 256;
+/// Connections that wait to be served.
+const MAX_WAITING: usize = 16;
+/// Pause after an error of the listener itself, such as too many open files.
+const ERROR_PAUSE: Duration = Duration::from_millis(100);
+
+/// Whom a port admits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admit {
+    /// Agents of the same attempt, except the coordinator, which dials nobody.
+    Agents,
+    /// Those who follow and command the attempt: its launcher, and the services of the control plane.
+    Controllers,
+    /// The REST server.
+    RestServer,
+}
+
+impl Admit {
+    /// Whether `own` takes a connection of `peer`.
+    ///
+    /// # Errors
+    /// Why not: a sentence about the peer.
+    pub(super) fn check(self, own: &Name, peer: &Name) -> Result<(), String> {
+        let same_attempt = match (own.attempt(), peer.attempt()) {
+            (Some(own), Some(peer)) if own.job() != peer.job() => {
+                return Err(format!("its certificate is of job {}, this is job {}", peer.job(), own.job()));
+            }
+            (Some(own), Some(peer)) if own.attempt() != peer.attempt() => {
+                let (theirs, ours) = (peer.attempt(), own.attempt());
+                return Err(format!("its certificate is of attempt {theirs}, this is attempt {ours}"));
+            }
+            (Some(_), Some(_)) => true,
+            _ => false,
+        };
+        let admitted = match (self, peer) {
+            (Admit::Agents, Name::Agent(_, AgentId { role, .. })) => same_attempt && *role != Role::Coordinator,
+            (Admit::Controllers, Name::Launcher(_)) => same_attempt,
+            (Admit::Controllers, Name::Service(_)) | (Admit::RestServer, Name::Service(Service::RestServer)) => true,
+            _ => false,
+        };
+        if admitted { Ok(()) } else { Err(format!("{peer} may not use this port")) }
+    }
+}
+
+/// Accepts connections to a port; a stream of those that are admitted. Dropping it closes the port.
+#[derive(Debug)]
+pub struct Incoming {
+    connections: mpsc::Receiver<io::Result<Stream>>,
+    accepting: JoinHandle<()>,
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl AsyncStream for Incoming {
+    type Item = io::Result<Stream>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.connections.poll_recv(cx)
+    }
+}
+
+/// Accepts connections to `listener` as `identity`. `port` is its name in the log. To be called within a runtime.
+pub fn listen(
+    listener: TcpListener,
+    port: &'static str,
+    identity: Identity,
+    admit: Admit,
+    protection: Protection,
+) -> Incoming {
+    let (sender, connections) = mpsc::channel(MAX_WAITING);
+    let rejections = Arc::default();
+    let gate = Gate { port, identity, admit, protection, sender, rejections };
+    Incoming { connections, accepting: tokio::spawn(gate.run(listener)) }
+}
+
+/// What every handshake of a port shares.
+#[derive(Clone)]
+struct Gate {
+    port: &'static str,
+    identity: Identity,
+    admit: Admit,
+    protection: Protection,
+    sender: mpsc::Sender<io::Result<Stream>>,
+    rejections: Arc<Mutex<RejectionLog>>,
+}
+
+impl Gate {
+    async fn run(self, listener: TcpListener) {
+        let mut handshakes = JoinSet::new();
+        let mut oldest_first: VecDeque<(SocketAddr, AbortHandle)> = VecDeque::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                Some(_) = handshakes.join_next() => {
+                    oldest_first.retain(|(_, handshake)| !handshake.is_finished());
+                    continue;
+                }
+            };
+            match accepted {
+                Ok((tcp, from)) => {
+                    if oldest_first.len() >= MAX_HANDSHAKES
+                        && let Some((slow, handshake)) = oldest_first.pop_front()
+                    {
+                        handshake.abort();
+                        self.reject(slow, "it was the slowest of too many handshakes");
+                    }
+                    oldest_first.push_back((from, handshakes.spawn(self.clone().shake(tcp, from))));
+                }
+                Err(error) => {
+                    self.log(|untold| format!("the {} port can't accept a connection: {error}{untold}", self.port));
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// One handshake.
+    async fn shake(self, tcp: TcpStream, from: SocketAddr) {
+        let handshake = accept(tcp, &self.identity, self.admit, self.protection);
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
+            // Nobody takes it where the server has ended.
+            Ok(Ok(stream)) => drop(self.sender.send(Ok(stream)).await),
+            Ok(Err(Refusal::Silent)) => log::debug!("{from} closed its connection to the {} port at once", self.port),
+            Ok(Err(Refusal::Because(reason))) => self.reject(from, &reason),
+            Err(_) => self.reject(from, "it did not finish its handshake in time"),
+        }
+    }
+
+    fn reject(&self, from: SocketAddr, reason: &str) {
+        self.log(|untold| format!("rejected a connection of {from} to the {} port: {reason}{untold}", self.port));
+    }
+
+    /// Logs, unless too much was logged lately.
+    fn log(&self, text: impl FnOnce(&str) -> String) {
+        match self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now()) {
+            None => {}
+            Some(0) => log::warn!("{}", text("")),
+            Some(untold) => log::warn!("{}", text(&format!(" ({untold} more were not logged)"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::name::AttemptName;
+    use super::*;
+
+    #[test]
+    fn each_port_admits_its_own_members_only() {
+        let attempt = |job, number| AttemptName::new(job, number).unwrap();
+        let agent = |job, number, role| Name::Agent(attempt(job, number), AgentId::new(role, 0));
+        let own = agent("ours", 2, Role::Coordinator);
+        let all = [
+            agent("ours", 2, Role::Cs2),
+            agent("ours", 2, Role::Coordinator),
+            agent("ours", 1, Role::Cs2),
+            agent("ours", 3, Role::Cs2),
+            agent("theirs", 2, Role::Cs2),
+            Name::Launcher(attempt("ours", 2)),
+            Name::Launcher(attempt("ours", 1)),
+            Name::Launcher(attempt("theirs", 2)),
+            Name::reader("ours").unwrap(),
+            Name::Service(Service::Operator),
+            Name::Service(Service::RestServer),
+        ];
+        let admitted = |admit: Admit, own: &Name| -> Vec<usize> {
+            (0..all.len()).filter(|&at| admit.check(own, &all[at]).is_ok()).collect()
+        };
+        assert_eq!(admitted(Admit::Agents, &own), [0]);
+        assert_eq!(admitted(Admit::Controllers, &own), [5, 9, 10]);
+        assert_eq!(admitted(Admit::RestServer, &Name::reader("ours").unwrap()), [10]);
+        let reason = Admit::Agents.check(&own, &all[2]).unwrap_err();
+        assert_eq!(reason, "its certificate is of attempt 1, this is attempt 2");
+    }
+}

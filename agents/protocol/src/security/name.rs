@@ -1,0 +1,229 @@
+//! What a certificate names, and its form as a URI.
+
+use std::fmt;
+use std::str::FromStr;
+
+use millrace_engine::types::AgentId;
+
+/// What every name begins with: a SPIFFE trust domain.
+const PREFIX: &str = "spiffe://millrace.dev/";
+/// Longest name of a job, in bytes.
+const MAX_JOB_BYTES: usize = 128;
+
+/// One attempt of one job.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttemptName {
+    job: String,
+    attempt: u32,
+}
+
+/// Who a certificate belongs to.
+///
+/// | name | URI |
+/// |---|---|
+/// | `Agent` | `spiffe://millrace.dev/job/JOB/attempt/NUMBER/memoryx-0` |
+/// | `Launcher` | `spiffe://millrace.dev/job/JOB/attempt/NUMBER/launcher` |
+/// | `Reader` | `spiffe://millrace.dev/job/JOB/reader` |
+/// | `Service` | `spiffe://millrace.dev/operator`, `…/rest-server` |
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Name {
+    /// An agent of an attempt.
+    Agent(AttemptName, AgentId),
+    /// The program that runs an attempt's processes on this machine.
+    Launcher(AttemptName),
+    /// The server that reads the files of a job.
+    Reader {
+        /// The job's UID.
+        job: String,
+    },
+    /// A service of the control plane, which acts on every job.
+    Service(Service),
+}
+
+/// The services of the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// The operator.
+    Operator,
+    /// The REST server.
+    RestServer,
+}
+
+/// A name that can't be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NameError {
+    /// Not a job's UID.
+    #[error("{0:?} can't be the job in a certificate: use 1 to 128 letters, digits, '.', '_' and '-'")]
+    Job(String),
+    /// Not the name of an agent.
+    #[error("{0:?} is no agent: agents are called memoryx-0, cs2-1 and so on")]
+    Agent(String),
+    /// Not the URI of a [`Name`].
+    #[error("{0:?} names no member of a job")]
+    Uri(String),
+}
+
+impl AttemptName {
+    /// Attempt number `attempt` of the job with the UID `job`.
+    ///
+    /// # Errors
+    /// [`NameError::Job`].
+    pub fn new(job: &str, attempt: u32) -> Result<Self, NameError> {
+        let safe = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        if job.is_empty() || job.len() > MAX_JOB_BYTES || !job.bytes().all(safe) {
+            return Err(NameError::Job(job.chars().take(MAX_JOB_BYTES).collect()));
+        }
+        Ok(Self { job: job.to_owned(), attempt })
+    }
+
+    /// The job's UID.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// The attempt's number.
+    pub const fn attempt(&self) -> u32 {
+        self.attempt
+    }
+}
+
+impl Name {
+    /// The attempt it belongs to.
+    pub const fn attempt(&self) -> Option<&AttemptName> {
+        match self {
+            Name::Agent(attempt, _) | Name::Launcher(attempt) => Some(attempt),
+            Name::Reader { .. } | Name::Service(_) => None,
+        }
+    }
+
+    /// The agent it is.
+    pub const fn agent(&self) -> Option<AgentId> {
+        match self {
+            Name::Agent(_, agent) => Some(*agent),
+            Name::Launcher(_) | Name::Reader { .. } | Name::Service(_) => None,
+        }
+    }
+
+    /// The agent called `agent`, such as `memoryx-0`, of an attempt.
+    ///
+    /// # Errors
+    /// [`NameError::Agent`].
+    pub fn agent_named(attempt: AttemptName, agent: &str) -> Result<Self, NameError> {
+        let id = AgentId::parse(agent).ok_or_else(|| NameError::Agent(agent.chars().take(MAX_JOB_BYTES).collect()))?;
+        Ok(Name::Agent(attempt, id))
+    }
+
+    /// The name of the reader of a job's files.
+    ///
+    /// # Errors
+    /// [`NameError::Job`].
+    pub fn reader(job: &str) -> Result<Self, NameError> {
+        Ok(Name::Reader { job: AttemptName::new(job, 0)?.job })
+    }
+
+    /// The name as a URI.
+    pub fn uri(&self) -> String {
+        match self {
+            Name::Agent(AttemptName { job, attempt }, agent) => format!("{PREFIX}job/{job}/attempt/{attempt}/{agent}"),
+            Name::Launcher(AttemptName { job, attempt }) => format!("{PREFIX}job/{job}/attempt/{attempt}/launcher"),
+            Name::Reader { job } => format!("{PREFIX}job/{job}/reader"),
+            Name::Service(service) => format!("{PREFIX}{}", service.as_str()),
+        }
+    }
+}
+
+impl Service {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Service::Operator => "operator",
+            Service::RestServer => "rest-server",
+        }
+    }
+}
+
+/// Reads a URI.
+impl FromStr for Name {
+    type Err = NameError;
+
+    fn from_str(uri: &str) -> Result<Self, NameError> {
+        let unknown = || NameError::Uri(uri.chars().take(2 * MAX_JOB_BYTES).collect());
+        let parts: Vec<&str> = uri.strip_prefix(PREFIX).ok_or_else(unknown)?.split('/').collect();
+        let name = match parts.as_slice() {
+            ["operator"] => Name::Service(Service::Operator),
+            ["rest-server"] => Name::Service(Service::RestServer),
+            ["job", job, "reader"] => Name::reader(job)?,
+            ["job", job, "attempt", number, member] => {
+                let attempt = AttemptName::new(job, number.parse().map_err(|_| unknown())?)?;
+                match *member {
+                    "launcher" => Name::Launcher(attempt),
+                    agent => Name::Agent(attempt, AgentId::parse(agent).ok_or_else(unknown)?),
+                }
+            }
+            _ => return Err(unknown()),
+        };
+        // One spelling for each name: no leading zeros, no signs.
+        if name.uri() == uri { Ok(name) } else { Err(unknown()) }
+    }
+}
+
+impl fmt::Display for AttemptName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "attempt {} of job {}", self.attempt, self.job)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Agent(attempt, agent) => write!(f, "{agent} of {attempt}"),
+            Name::Launcher(attempt) => write!(f, "the launcher of {attempt}"),
+            Name::Reader { job } => write!(f, "the reader of job {job}"),
+            Name::Service(service) => write!(f, "the service {}", service.as_str()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_engine::types::Role;
+
+    use super::*;
+
+    #[test]
+    fn every_name_has_one_uri() {
+        let attempt = AttemptName::new("0b5c-7", 3).unwrap();
+        let names = [
+            Name::Agent(attempt.clone(), AgentId::new(Role::MemoryX, 12)),
+            Name::Launcher(attempt),
+            Name::reader("0b5c-7").unwrap(),
+            Name::Service(Service::Operator),
+            Name::Service(Service::RestServer),
+        ];
+        for name in names {
+            assert_eq!(name.uri().parse(), Ok(name));
+        }
+    }
+
+    #[test]
+    fn other_uris_are_no_names() {
+        let uris = [
+            "spiffe://millrace.dev/job/a/attempt/03/memoryx-0",
+            "spiffe://millrace.dev/job/a/attempt/+3/memoryx-0",
+            "spiffe://millrace.dev/job/a/attempt/3/memoryx-00",
+            "spiffe://millrace.dev/job/a/attempt/3/memoryx",
+            "spiffe://millrace.dev/job/a/attempt/3/launcher/",
+            "spiffe://millrace.dev/job//attempt/3/launcher",
+            "spiffe://millrace.dev/job/a/../attempt/3/launcher",
+            "spiffe://elsewhere/operator",
+            "spiffe://millrace.dev/",
+            "operator",
+            "",
+        ];
+        for uri in uris {
+            assert!(uri.parse::<Name>().is_err(), "{uri}");
+        }
+        for job in ["", "a/b", "a b", "ä", &"a".repeat(129)] {
+            assert!(matches!(AttemptName::new(job, 1), Err(NameError::Job(_))), "{job}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A TCP connection that is read one TLS record at a time, so that nothing behind the last record of a handshake is taken
+//! from it.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+/// Bytes of a record's header: content type, version, length of what follows.
+const HEADER_BYTES: usize = 5;
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Records {
+    tcp: TcpStream,
+    header: [u8; HEADER_BYTES],
+    /// Bytes of the header that have been read.
+    header_bytes: usize,
+    /// Bytes of the record's body that have not.
+    body_left: usize,
+    /// Whether reads end at the end of a record.
+    bounded: bool,
+    silent: bool,
+}
+
+impl Records {
+    /// Reads of `tcp` end at the end of a record.
+    pub const fn new(tcp: TcpStream) -> Self {
+        Self { tcp, header: [0; HEADER_BYTES], header_bytes: 0, body_left: 0, bounded: true, silent: true }
+    }
+
+    /// From now on reads take whatever is there.
+    pub const fn unbound(&mut self) {
+        self.bounded = false;
+    }
+
+    /// Whether nothing has ever come.
+    pub const fn is_silent(&self) -> bool {
+        self.silent
+    }
+
+    /// The connection, to look at.
+    pub const fn tcp(&self) -> &TcpStream {
+        &self.tcp
+    }
+
+    /// The connection.
+    pub fn into_inner(self) -> TcpStream {
+        self.tcp
+    }
+
+    /// Takes note of what was read.
+    fn advance(&mut self, bytes: &[u8]) {
+        if self.header_bytes < HEADER_BYTES {
+            self.header[self.header_bytes..self.header_bytes + bytes.len()].copy_from_slice(bytes);
+            self.header_bytes += bytes.len();
+            if self.header_bytes == HEADER_BYTES {
+                self.body_left = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));
+            }
+        } else {
+            self.body_left -= bytes.len();
+        }
+        if self.header_bytes == HEADER_BYTES && self.body_left == 0 {
+            self.header_bytes = 0;
+        }
+    }
+}
+
+impl AsyncRead for Records {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.bounded {
+            return Pin::new(&mut self.tcp).poll_read(cx, buf);
+        }
+        let record = if self.header_bytes < HEADER_BYTES { HEADER_BYTES - self.header_bytes } else { self.body_left };
+        let most = record.min(buf.remaining());
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
+        ready!(Pin::new(&mut self.tcp).poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        self.silent &= read == 0;
+        self.advance(part.filled());
+        buf.advance(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Records {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,45 @@
+//! A bounded log of rejected connections: whoever knocks without end can't fill a log.
+
+use std::time::{Duration, Instant};
+
+/// Rejections told one by one in each period.
+const MAX_PER_PERIOD: u32 = 10;
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// Decides which rejections are logged.
+#[derive(Debug, Default)]
+pub struct RejectionLog {
+    since: Option<Instant>,
+    logged: u32,
+    untold: u64,
+}
+
+impl RejectionLog {
+    /// Takes note of a rejection at `now`. `Some` if it is to be logged, with the number of those that were not since
+    /// the last one that was.
+    pub fn note(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= PERIOD) {
+            (self.since, self.logged) = (Some(now), 0);
+        }
+        if self.logged == MAX_PER_PERIOD {
+            self.untold += 1;
+            return None;
+        }
+        self.logged += 1;
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_ten_lines_a_minute() {
+        let (mut log, start) = (RejectionLog::default(), Instant::now());
+        let told: Vec<_> = (0..100_000).filter_map(|at| log.note(start + Duration::from_micros(at))).collect();
+        assert_eq!(told, [0; 10]);
+        assert_eq!(log.note(start + PERIOD), Some(99_990));
+        assert_eq!(log.note(start + PERIOD), Some(0));
+    }
+}

@@ -1,0 +1,333 @@
+//! Who gets a connection to a member of a job, and who does not.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
+
+use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::security::{
+    Admit, AttemptName, Authority, ConnectError, Credentials, Expected, HANDSHAKE_TIMEOUT, Identity, IdentityError,
+    MAX_HANDSHAKES, Name, Protection, Service, Stream, Validity, connect, listen,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::time_provider::TimeProvider;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_stream::StreamExt;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const BOTH: [Protection; 2] = [Protection::Encrypted, Protection::Authenticated];
+
+fn agent(job: &str, attempt: u32, role: Role) -> Name {
+    Name::Agent(AttemptName::new(job, attempt).unwrap(), AgentId::new(role, 0))
+}
+
+fn coordinator() -> Name {
+    agent("ours", 2, Role::Coordinator)
+}
+
+fn today() -> Validity {
+    Validity::starting(SystemTime::now(), DAY)
+}
+
+fn identity(authority: &Authority, name: &Name) -> Identity {
+    Identity::new(&authority.issue(name, today()).unwrap()).unwrap()
+}
+
+/// A port that echoes what its admitted clients send, after a greeting that follows the handshake at once.
+async fn serve(identity: Identity, admit: Admit, protection: Protection) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut incoming = listen(listener, "control", identity, admit, protection);
+    tokio::spawn(async move {
+        while let Some(stream) = incoming.next().await {
+            tokio::spawn(echo(stream.unwrap()));
+        }
+    });
+    address
+}
+
+async fn echo(mut stream: Stream) -> std::io::Result<()> {
+    stream.write_all(b"welcome").await?;
+    stream.flush().await?;
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let read = stream.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        stream.write_all(&buffer[..read]).await?;
+        stream.flush().await?;
+    }
+}
+
+/// Connects, and has `payload` echoed.
+async fn try_echo(
+    address: &str,
+    identity: &Identity,
+    protection: Protection,
+    payload: &[u8],
+) -> Result<Vec<u8>, ConnectError> {
+    let stream = connect(address, identity, &Expected::new(coordinator()), protection).await?;
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let mut echoed = vec![0; b"welcome".len() + payload.len()];
+    let write = async {
+        writer.write_all(payload).await.unwrap();
+        writer.flush().await.unwrap();
+    };
+    let (_, read) = tokio::join!(write, reader.read_exact(&mut echoed));
+    read.unwrap();
+    Ok(echoed)
+}
+
+#[tokio::test]
+async fn members_talk_and_everyone_else_is_told_why_not() {
+    let (ours, other) = (Authority::new(today()).unwrap(), Authority::new(today()).unwrap());
+    let payload: Vec<u8> = (0..300_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
+    for protection in BOTH {
+        let address = serve(identity(&ours, &coordinator()), Admit::Agents, protection).await;
+        let reach = async |name: &Name| try_echo(&address, &identity(&ours, name), protection, &payload).await;
+        let refusals = [
+            (agent("theirs", 2, Role::Cs2), "its certificate is of job theirs, this is job ours"),
+            (agent("ours", 1, Role::Cs2), "its certificate is of attempt 1, this is attempt 2"),
+            (Name::Launcher(AttemptName::new("ours", 2).unwrap()), "may not use this port"),
+            (Name::Service(Service::Operator), "may not use this port"),
+        ];
+        for (name, reason) in refusals {
+            let error = reach(&name).await.unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        // The right name, and a certificate that somebody else has signed.
+        let mut forged = other.issue(&agent("ours", 2, Role::Cs2), today()).unwrap();
+        forged.authority = ours.certificate().to_owned();
+        let forged = Identity::new(&forged).unwrap();
+        let error = try_echo(&address, &forged, protection, &payload).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Handshake(_)), "{error}");
+        let echoed = reach(&agent("ours", 2, Role::Cs2)).await.unwrap();
+        assert!(echoed.strip_prefix(b"welcome").is_some_and(|echoed| echoed == payload));
+    }
+}
+
+#[tokio::test]
+async fn protection_is_never_less_than_asked_for() {
+    let ours = Authority::new(today()).unwrap();
+    let member = identity(&ours, &agent("ours", 2, Role::Cs2));
+    for (served, asked) in [(BOTH[0], BOTH[1]), (BOTH[1], BOTH[0])] {
+        let address = serve(identity(&ours, &coordinator()), Admit::Agents, served).await;
+        let error = try_echo(&address, &member, asked, b"x").await.unwrap_err();
+        assert!(matches!(error, ConnectError::Handshake(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_with_another_name_is_told_nothing() {
+    let ours = Authority::new(today()).unwrap();
+    let member = identity(&ours, &agent("ours", 2, Role::Cs2));
+    let of_host = ours.issue_for_hosts(&agent("ours", 1, Role::Coordinator), &["localhost".into()], today()).unwrap();
+    let servers = [
+        Identity::new(&of_host).unwrap(),
+        identity(&ours, &agent("theirs", 2, Role::Coordinator)),
+        identity(&ours, &agent("ours", 2, Role::MemoryX)),
+    ];
+    for server in servers {
+        let found = server.name().to_string();
+        let address = serve(server, Admit::Agents, Protection::Encrypted).await;
+        let expected = Expected::or_host(coordinator(), "localhost".into());
+        let error = connect(&address, &member, &expected, Protection::Encrypted).await.unwrap_err().to_string();
+        assert_eq!(error, format!("expected {}, found {found}", coordinator()));
+    }
+}
+
+/// Collects the log.
+struct Lines(Mutex<Vec<String>>);
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        self.0.lock().unwrap().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+static LINES: Lines = Lines(Mutex::new(Vec::new()));
+
+/// Whoever speaks no TLS, or has no certificate, is turned away and named; whoever says nothing gives way.
+#[tokio::test]
+async fn strangers_are_logged_and_hold_up_nobody() {
+    log::set_logger(&LINES).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let ours = Authority::new(today()).unwrap();
+    let server = ours.issue_for_hosts(&coordinator(), &["localhost".into()], today()).unwrap();
+    let address = serve(Identity::new(&server).unwrap(), Admit::Agents, Protection::Encrypted).await;
+
+    let mut http = TcpStream::connect(&address).await.unwrap();
+    http.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    let _ = http.read_to_end(&mut answer).await;
+    assert!(!answer.windows(7).any(|bytes| bytes == b"welcome"), "{answer:?}");
+
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ours.certificate().as_bytes()).unwrap()).unwrap();
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"millrace/encrypted".to_vec(), b"h2".to_vec()];
+    let tcp = TcpStream::connect(&address).await.unwrap();
+    let host = ServerName::try_from("localhost").unwrap();
+    let anonymous = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(host, tcp).await;
+    let heard = match anonymous {
+        Ok(mut tls) => tls.read_u8().await,
+        Err(error) => Err(error),
+    };
+    assert!(heard.is_err(), "without a certificate");
+
+    let mut idle = Vec::new();
+    for _ in 0..MAX_HANDSHAKES + 40 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(&[22]).await.unwrap();
+        idle.push(stream);
+    }
+    let member = identity(&ours, &agent("ours", 2, Role::Cs2));
+    let began = tokio::time::Instant::now();
+    assert_eq!(try_echo(&address, &member, Protection::Encrypted, b"x").await.unwrap(), b"welcomex");
+    assert!(began.elapsed() < HANDSHAKE_TIMEOUT);
+
+    let lines = LINES.0.lock().unwrap().clone();
+    let rejected: Vec<_> = lines.iter().filter(|line| line.starts_with("rejected a connection of 127.0.0.1")).collect();
+    assert!(rejected.iter().any(|line| line.contains("peer sent no certificates")), "{lines:?}");
+    assert!(rejected.len() <= 40, "{}", rejected.len());
+}
+
+/// A clock that stands still.
+#[derive(Debug)]
+struct At(SystemTime);
+
+impl TimeProvider for At {
+    fn current_time(&self) -> Option<UnixTime> {
+        let since = self.0.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        Some(UnixTime::since_unix_epoch(since))
+    }
+}
+
+#[tokio::test]
+async fn certificates_end_and_authorities_overlap() {
+    let now = SystemTime::now();
+    let validity = |from, to| Validity::starting(now + from * DAY, (to - from) * DAY);
+    let old = Authority::new(validity(0, 365)).unwrap();
+    let new = Authority::new(validity(185, 550)).unwrap();
+    let trusting_both = |mut credentials: Credentials| {
+        credentials.authority = format!("{}{}", new.certificate(), old.certificate());
+        credentials
+    };
+    // A coordinator that began before there was a new authority, and one that began after.
+    let early = old.issue(&coordinator(), validity(100, 365)).unwrap();
+    let late = trusting_both(new.issue(&coordinator(), validity(200, 550)).unwrap());
+    let member = Name::Service(Service::Operator);
+    let client = |authority: &Authority, from, to| trusting_both(authority.issue(&member, validity(from, to)).unwrap());
+    let reach = async |server: &Credentials, client: &Credentials, day: u32| {
+        let identity = |credentials| Identity::with_clock(credentials, Arc::new(At(now + day * DAY))).unwrap();
+        let address = serve(identity(server), Admit::Controllers, Protection::Encrypted).await;
+        try_echo(&address, &identity(client), Protection::Encrypted, b"x").await
+    };
+    let by_old = client(&old, 210, 217);
+    reach(&early, &by_old, 211).await.unwrap();
+    reach(&late, &by_old, 211).await.unwrap();
+    // The other way round the early one knows nobody.
+    reach(&early, &client(&new, 210, 217), 211).await.unwrap_err();
+    // Both ends look at the time.
+    reach(&late, &by_old, 218).await.unwrap_err();
+    reach(&early, &client(&old, 360, 500), 366).await.unwrap_err();
+    reach(&late, &client(&new, 360, 367), 366).await.unwrap();
+}
+
+#[test]
+fn credentials_that_can_not_be_used_are_named() {
+    let ours = Authority::new(today()).unwrap();
+    let good = ours.issue(&coordinator(), today()).unwrap();
+    assert_eq!(format!("{good:?}"), "Credentials { .. }");
+    assert_eq!(Credentials::from_line(&good.to_line()).unwrap(), good);
+    assert!(matches!(Credentials::from_line("{}"), Err(IdentityError::Line)));
+
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tls.crt"), &good.certificate).unwrap();
+    std::fs::write(dir.path().join("tls.key"), &good.key).unwrap();
+    let error = Identity::read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("ca.crt"), "{error}");
+    std::fs::write(dir.path().join("ca.crt"), &good.authority).unwrap();
+    assert_eq!(*Identity::read(dir.path()).unwrap().name(), coordinator());
+
+    let with = |change: fn(&mut Credentials, &Credentials)| {
+        let (mut bad, another) = (good.clone(), ours.issue(&coordinator(), today()).unwrap());
+        change(&mut bad, &another);
+        Identity::new(&bad).unwrap_err()
+    };
+    assert!(matches!(with(|bad, _| bad.key.clear()), IdentityError::Pem("key")));
+    assert!(matches!(with(|bad, _| bad.authority.clear()), IdentityError::Pem("authority")));
+    assert!(matches!(with(|bad, _| bad.certificate.clone_from(&bad.authority)), IdentityError::Unnamed));
+    assert!(matches!(with(|bad, another| bad.key.clone_from(&another.key)), IdentityError::Unusable(_)));
+}
+
+/// Whoever has a certificate of the authority for the coordinator's host and no name, as coordinators of 0.1.0: they are
+/// followed over HTTP/2 in TLS until their attempt is over.
+#[tokio::test]
+async fn a_coordinator_of_0_1_0_is_known_by_its_host() {
+    let ours = Authority::new(today()).unwrap();
+    let issuer = rcgen::Issuer::new(authority_params(), rcgen::KeyPair::from_pem(&ours.key()).unwrap());
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["job.team.svc".to_owned()]).unwrap();
+    let certificate = certificate.signed_by(&key, &issuer).unwrap();
+    let client_roots = {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(ours.certificate().as_bytes()).unwrap()).unwrap();
+        Arc::new(roots)
+    };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(client_roots, provider.clone());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier.build().unwrap())
+        .with_single_cert(
+            vec![certificate.der().clone()],
+            rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            if let Ok(mut tls) = acceptor.accept(tcp).await {
+                let _ = tls.write_all(b"journal").await;
+                let _ = tls.flush().await;
+            }
+        }
+    });
+    let operator = identity(&ours, &Name::Service(Service::Operator));
+    let reach = async |expected: Expected| connect(&address, &operator, &expected, Protection::Encrypted).await;
+    let mut read = [0; 7];
+    let mut stream = reach(Expected::or_host(coordinator(), "job.team.svc".into())).await.unwrap();
+    stream.read_exact(&mut read).await.unwrap();
+    assert_eq!(&read, b"journal");
+    let error = reach(Expected::or_host(coordinator(), "another.team.svc".into())).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Unexpected { .. }), "{error}");
+    reach(Expected::new(coordinator())).await.unwrap_err();
+}
+
+/// What the authorities of every version call themselves.
+fn authority_params() -> rcgen::CertificateParams {
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "millrace jobs");
+    params
+}

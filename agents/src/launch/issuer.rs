@@ -1,0 +1,57 @@
+//! The authority of a local run: it lives in the launcher's memory, and issues each process its identity.
+
+use std::time::{Duration, SystemTime};
+
+use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::journal::Journal;
+use millrace_protocol::security::{AttemptName, Authority, Expected, Identity, Name, Validity, random_number};
+
+use super::{LaunchError, LocalRun};
+
+/// How long the identities of a run can be used to make connections: longer than any run on one machine.
+const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// See the module text.
+pub struct Issuer {
+    authority: Authority,
+    attempt: AttemptName,
+    validity: Validity,
+}
+
+impl Issuer {
+    /// An authority for one run.
+    ///
+    /// # Errors
+    /// The job's UID can't stand in a certificate, or no certificate can be made.
+    pub fn new(run: &LocalRun) -> Result<Self, LaunchError> {
+        let job = run.launch.job_uid.clone().unwrap_or_else(|| format!("local-{:016x}", random_number()));
+        let attempt = AttemptName::new(&job, run.launch.attempt.unwrap_or(1)).map_err(failed)?;
+        let validity = Validity::starting(SystemTime::now(), LIFETIME);
+        Ok(Self { authority: Authority::new(validity).map_err(failed)?, attempt, validity })
+    }
+
+    /// The first line of an agent's standard input.
+    ///
+    /// # Errors
+    /// No certificate can be made.
+    pub fn line(&self, agent: AgentId) -> Result<String, LaunchError> {
+        let name = Name::Agent(self.attempt.clone(), agent);
+        let credentials = self.authority.issue(&name, self.validity).map_err(failed)?;
+        Ok(format!("{}\n", credentials.to_line()))
+    }
+
+    /// How the launcher reaches the journal of the run's coordinator at `address`.
+    ///
+    /// # Errors
+    /// No certificate can be made.
+    pub fn journal(&self, address: &str) -> Result<Journal, LaunchError> {
+        let credentials = self.authority.issue(&Name::Launcher(self.attempt.clone()), self.validity).map_err(failed)?;
+        let identity = Identity::new(&credentials).map_err(failed)?;
+        let coordinator = Name::Agent(self.attempt.clone(), AgentId::new(Role::Coordinator, 0));
+        Ok(Journal { address: address.to_owned(), identity, coordinator: Expected::new(coordinator) })
+    }
+}
+
+fn failed(cause: impl std::error::Error + Send + Sync + 'static) -> LaunchError {
+    LaunchError::system("give the agents their identities")(std::io::Error::other(cause))
+}

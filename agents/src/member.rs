@@ -1,0 +1,93 @@
+//! What a process is in its job: its identity, and the connections it makes and accepts with it.
+
+use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::security::{
+    Admit, AttemptName, Expected, Identity, Incoming, Name, Protection, listen, random_number,
+};
+use millrace_protocol::transport;
+use tokio::net::TcpListener;
+use tonic::transport::Channel;
+
+use crate::failure::Failure;
+
+/// See the module text. Clones are the same member.
+#[derive(Clone, Debug)]
+pub struct Member {
+    identity: Identity,
+    attempt: AttemptName,
+    data: Protection,
+    instance: u64,
+}
+
+impl Member {
+    /// The agent `me` with the credentials of `identity`; `data` protects the links and samples between agents.
+    ///
+    /// # Errors
+    /// The identity is somebody else's.
+    pub fn new(identity: Identity, me: AgentId, data: Protection) -> Result<Self, Failure> {
+        let attempt = match identity.name() {
+            Name::Agent(attempt, agent) if *agent == me => attempt.clone(),
+            other => {
+                let sentence = format!("the identity that {me} was started with is that of {other}");
+                return Err(Failure::bad_input(sentence).hint("give each agent its own certificate"));
+            }
+        };
+        Ok(Self { identity, attempt, data, instance: random_number() })
+    }
+
+    /// The job and attempt in its certificate.
+    pub const fn attempt(&self) -> &AttemptName {
+        &self.attempt
+    }
+
+    /// Distinguishes this process from another one of the same name.
+    pub const fn instance(&self) -> u64 {
+        self.instance
+    }
+
+    /// Connects to the coordinator's control port at `address`.
+    ///
+    /// # Errors
+    /// It can't be reached, or one end does not take the other for who it should be.
+    pub async fn dial_coordinator(&self, address: &str) -> Result<Channel, tonic::transport::Error> {
+        let coordinator = self.fellow(AgentId::new(Role::Coordinator, 0));
+        transport::dial(address, &self.identity, coordinator, Protection::Encrypted).await
+    }
+
+    /// Connects to the data port of `peer` at `address`.
+    ///
+    /// # Errors
+    /// As for [`Member::dial_coordinator`].
+    pub async fn dial_data(&self, address: &str, peer: AgentId) -> Result<Channel, tonic::transport::Error> {
+        transport::dial(address, &self.identity, self.fellow(peer), self.data).await
+    }
+
+    /// Accepts agents on a coordinator's control port.
+    pub fn accept_control(&self, listener: TcpListener) -> Incoming {
+        listen(listener, "control", self.identity.clone(), Admit::Agents, Protection::Encrypted)
+    }
+
+    /// Accepts agents on a data port.
+    pub fn accept_data(&self, listener: TcpListener) -> Incoming {
+        listen(listener, "data", self.identity.clone(), Admit::Agents, self.data)
+    }
+
+    /// Accepts those who follow and command the job on a coordinator's journal port.
+    pub fn accept_journal(&self, listener: TcpListener) -> Incoming {
+        listen(listener, "journal", self.identity.clone(), Admit::Controllers, Protection::Encrypted)
+    }
+
+    fn fellow(&self, agent: AgentId) -> Expected {
+        Expected::new(Name::Agent(self.attempt.clone(), agent))
+    }
+}
+
+/// The agent `me` of an attempt of its own.
+#[cfg(test)]
+pub(crate) fn testing(me: AgentId) -> Member {
+    use millrace_protocol::security::{Authority, Validity};
+    let validity = Validity::starting(std::time::SystemTime::now(), std::time::Duration::from_secs(3600));
+    let name = Name::Agent(AttemptName::new("test", 1).unwrap(), me);
+    let credentials = Authority::new(validity).and_then(|authority| authority.issue(&name, validity)).unwrap();
+    Member::new(Identity::new(&credentials).unwrap(), me, Protection::Authenticated).unwrap()
+}

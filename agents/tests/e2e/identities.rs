@@ -1,0 +1,56 @@
+//! Identities of agents that no launcher starts, from an authority of the working directory.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use millrace_engine::types::AgentId;
+use millrace_protocol::journal::Journal;
+use millrace_protocol::security::{AttemptName, Authority, Credentials, Expected, Identity, Name, Validity};
+
+use super::harness::Place;
+
+/// The attempt that agents are of unless a test says otherwise.
+pub fn first_attempt() -> AttemptName {
+    AttemptName::new("e2e", 1).unwrap()
+}
+
+/// Valid for as long as any test runs.
+pub fn today() -> Validity {
+    Validity::starting(SystemTime::now(), Duration::from_secs(24 * 3600))
+}
+
+/// The authority of everything in `place`; made when it is first needed.
+pub fn authority(place: &Place) -> Authority {
+    let [certificate, key] = ["authority.crt", "authority.key"].map(|name| place.path("cache").join(name));
+    if !key.exists() {
+        let made = Authority::new(today()).unwrap();
+        std::fs::create_dir_all(place.path("cache")).unwrap();
+        std::fs::write(&certificate, made.certificate()).unwrap();
+        std::fs::write(&key, made.key()).unwrap();
+    }
+    let read = |path| std::fs::read_to_string(path).unwrap();
+    Authority::from_pem(&read(certificate), &read(key)).unwrap()
+}
+
+/// Writes the identity of an agent into a directory, which is returned.
+pub fn identity_dir(place: &Place, attempt: &AttemptName, agent: &str) -> PathBuf {
+    let name = Name::Agent(attempt.clone(), AgentId::parse(agent).unwrap());
+    let dir = place.path("cache").join(format!("{}-{}-{agent}", attempt.job(), attempt.attempt()));
+    write(&dir, &authority(place).issue(&name, today()).unwrap());
+    dir
+}
+
+/// Writes credentials as an agent reads them.
+pub fn write(dir: &std::path::Path, credentials: &Credentials) {
+    std::fs::create_dir_all(dir).unwrap();
+    std::fs::write(dir.join(Credentials::CERTIFICATE_FILE), &credentials.certificate).unwrap();
+    std::fs::write(dir.join(Credentials::KEY_FILE), &credentials.key).unwrap();
+    std::fs::write(dir.join(Credentials::AUTHORITY_FILE), &credentials.authority).unwrap();
+}
+
+/// The journal at `address` of the coordinator of `attempt`, for `reader` with a certificate of `authority`.
+pub fn journal(address: &str, attempt: &AttemptName, authority: &Authority, reader: &Name) -> Journal {
+    let identity = Identity::new(&authority.issue(reader, today()).unwrap()).unwrap();
+    let coordinator = Name::Agent(attempt.clone(), AgentId::parse("coordinator-0").unwrap());
+    Journal { address: address.to_owned(), identity, coordinator: Expected::new(coordinator) }
+}

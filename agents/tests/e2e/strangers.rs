@@ -1,0 +1,183 @@
+//! Strangers on the ports of a running job: whoever has no certificate, another job's, an old attempt's, or another agent's
+//! name. All are rejected, the reason is logged, and the job computes the same bits.
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use millrace_engine::types::AgentId;
+use millrace_protocol::packet::{self, AGENT_KEY, EPOCH_KEY};
+use millrace_protocol::proto::control_client::ControlClient;
+use millrace_protocol::proto::{self, CheckpointRequest, FollowRequest, from_agent};
+use millrace_protocol::security::{AttemptName, Authority, Expected, Identity, Name, Protection, Service};
+use millrace_protocol::transport;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tonic::body::Body;
+use tonic::codegen::Service as _;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::harness::Place;
+use super::identities::{authority, first_attempt, journal, today};
+use super::job::Job;
+use super::ports::free_port;
+
+const STEPS: u64 = 300;
+
+fn agent(attempt: &AttemptName, name: &str) -> Name {
+    Name::Agent(attempt.clone(), AgentId::parse(name).unwrap())
+}
+
+fn identity(authority: &Authority, name: &Name) -> Identity {
+    Identity::new(&authority.issue(name, today()).unwrap()).unwrap()
+}
+
+/// Whether a client of HTTP/2 that shows nothing is turned away without an answer of HTTP/2.
+async fn turned_away(address: &str) -> bool {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut answer = Vec::new();
+    // The end of the connection, however it comes; a server of HTTP/2 keeps it open.
+    let ended = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await;
+    // An alert of TLS.
+    ended.is_ok() && answer.first().is_none_or(|&byte| byte == 21)
+}
+
+async fn dial(address: &str, identity: &Identity, to: &str, protection: Protection) -> Result<Channel, String> {
+    let expected = Expected::new(agent(&first_attempt(), to));
+    transport::dial(address, identity, expected, protection).await.map_err(|error| transport::causes(&error))
+}
+
+/// Says hello as `name`, as a shard that comes for the first time.
+async fn join(channel: Channel, name: &str) -> Status {
+    let AgentId { role, index } = AgentId::parse(name).unwrap();
+    let hello = proto::Hello {
+        role: role.name().to_owned(),
+        index,
+        address: "127.0.0.1:1".to_owned(),
+        isa: "portable".to_owned(),
+        instance: 7,
+        ..proto::Hello::default()
+    };
+    let hello = proto::FromAgent { message: Some(from_agent::Message::Hello(hello)) };
+    let stream = ControlClient::new(channel).join(tokio_stream::iter([hello])).await;
+    match stream {
+        Ok(stream) => stream.into_inner().message().await.expect_err("it is not welcome"),
+        Err(status) => status,
+    }
+}
+
+/// Asks for weights as `name`; the answer's status and text.
+async fn ask_for_link(mut channel: Channel, name: &str) -> (StatusCode, String) {
+    let request = Request::post(packet::DOWN).header(EPOCH_KEY, "1.1").header(AGENT_KEY, name);
+    let request = request.body(Body::empty()).unwrap();
+    poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
+    let response = channel.call(request).await.unwrap();
+    let status = response.status();
+    let text = response.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    (status, String::from_utf8_lossy(&text).into_owned())
+}
+
+#[tokio::test]
+async fn strangers_are_rejected_at_every_port_and_change_nothing() {
+    let place = Place::new();
+    place.params("params.yaml", &[("eval_frequency: 2", "eval_frequency: 40")]);
+    let [data, metrics] = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let mut job = Job::coordinator_only(&place, STEPS, &["--metrics_listen", &metrics]);
+    let link_port = format!("127.0.0.1:{}", free_port());
+    job.join_with("memoryx-0", &["--listen", &data]);
+    job.join_with("swarmx-0", &["--listen", &link_port]);
+    ["memoryx-1", "activation-0", "activation-1", "cs2-0", "cs2-1"].into_iter().for_each(|agent| job.join(agent));
+    job.reach(5);
+    let (control, journal_port) = (job.listening("control").to_owned(), job.listening("journal").to_owned());
+
+    for port in [&control, &journal_port, &data, &link_port] {
+        assert!(turned_away(port).await, "{port}");
+    }
+    // Metrics are read by whoever may reach them, and take no commands.
+    let mut stream = TcpStream::connect(&metrics).await.unwrap();
+    stream
+        .write_all(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
+
+    let (ours, other) = (authority(&place), Authority::new(today()).unwrap());
+    let this = first_attempt();
+    let shard = agent(&this, "memoryx-0");
+    let mut forged = other.issue(&shard, today()).unwrap();
+    forged.authority = ours.certificate().to_owned();
+    let strangers = [
+        (Identity::new(&forged).unwrap(), "alert"),
+        (identity(&ours, &agent(&AttemptName::new("another", 1).unwrap(), "memoryx-0")), "of job another"),
+        (identity(&ours, &agent(&AttemptName::new(this.job(), 0).unwrap(), "memoryx-0")), "of attempt 0"),
+        (identity(&ours, &Name::Service(Service::RestServer)), "may not use this port"),
+    ];
+    for (stranger, reason) in &strangers {
+        for (port, of) in [(&control, "coordinator-0"), (&data, "memoryx-0"), (&link_port, "swarmx-0")] {
+            let error = dial(port, stranger, of, Protection::Encrypted).await.unwrap_err();
+            assert!(error.contains(reason), "{of}: {error}");
+        }
+    }
+
+    // A member of the job that calls itself another one.
+    let system = identity(&ours, &agent(&this, "cs2-1"));
+    let status =
+        join(dial(&control, &system, "coordinator-0", Protection::Encrypted).await.unwrap(), "memoryx-0").await;
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    let channel = dial(&link_port, &system, "swarmx-0", Protection::Encrypted).await.unwrap();
+    let (status, text) = ask_for_link(channel.clone(), "cs2-0").await;
+    assert_eq!((status, text.as_str()), (StatusCode::FORBIDDEN, "cs2-1 asked for a link of cs2-0"));
+    // A second process of a name whose first one lives.
+    let (status, text) = ask_for_link(channel, "cs2-1").await;
+    assert_eq!(status, StatusCode::CONFLICT, "{text}");
+    let shard = identity(&ours, &shard);
+    let status = join(dial(&control, &shard, "coordinator-0", Protection::Encrypted).await.unwrap(), "memoryx-0").await;
+    assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+
+    // The journal is for the attempt's launcher and the control plane.
+    for stranger in [agent(&this, "cs2-1"), Name::Launcher(AttemptName::new("another", 1).unwrap())] {
+        journal(&journal_port, &this, &ours, &stranger).connect().await.unwrap_err();
+    }
+    let mut operator = journal(&journal_port, &this, &ours, &Name::Service(Service::Operator)).connect().await.unwrap();
+    let entries = operator.follow(FollowRequest { from: 1, newest: false }).await.unwrap().into_inner().message().await;
+    assert_eq!(entries.unwrap().unwrap().attempt, 1);
+    assert!(operator.checkpoint(CheckpointRequest {}).await.unwrap().into_inner().step >= 5);
+
+    assert_eq!(job.end(), Some(0));
+    place.succeed(&format!("train_and_eval -p params.yaml -o whole --num_csx 1 --max_steps {STEPS}"));
+    assert_eq!(place.result("m", STEPS), place.result("whole", STEPS));
+    for (agent, reason) in [
+        ("coordinator-0", "its certificate is of job another, this is job e2e"),
+        ("coordinator-0", "its certificate is of cs2-1, it calls itself memoryx-0"),
+        ("coordinator-0", "rejected a second memoryx-0"),
+        ("coordinator-0", "rejected a connection of 127.0.0.1"),
+        ("memoryx-0", "its certificate is of attempt 0, this is attempt 1"),
+        ("swarmx-0", "cs2-1 asked for a link of cs2-0"),
+    ] {
+        let log = std::fs::read_to_string(place.path(format!("m/logs/attempt-1/{agent}.log"))).unwrap();
+        assert!(log.contains(reason), "{agent}: {reason:?} is not in\n{log}");
+    }
+}
+
+/// Encryption of what travels between agents is one setting of a job: an agent with another one does not get in.
+#[tokio::test]
+async fn data_in_the_clear_is_for_agents_that_agree_on_it() {
+    let place = Place::new();
+    let data = format!("127.0.0.1:{}", free_port());
+    let mut job = Job::coordinator_only(&place, STEPS, &[]);
+    job.join_with("memoryx-0", &["--listen", &data, "--data_encryption", "off"]);
+    for agent in ["memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"] {
+        job.join_with(agent, &["--data_encryption", "off"]);
+    }
+    job.reach(5);
+    let system = identity(&authority(&place), &agent(&first_attempt(), "cs2-1"));
+    dial(&data, &system, "memoryx-0", Protection::Encrypted).await.unwrap_err();
+    dial(&data, &system, "memoryx-0", Protection::Authenticated).await.unwrap();
+    assert!(turned_away(&data).await);
+    assert_eq!(job.end(), Some(0));
+}

@@ -1,0 +1,154 @@
+"""Strangers on the ports of a running job: none gets in, and the job computes the same bits."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness.common import PARAMS, PROGRAMS, ROOT
+
+AGENT = PROGRAMS / "millrace-agent"
+STEPS = 300
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of HTTP/2 begins with, and its settings."""
+ALERT = 21
+"""The first byte of a record of TLS that says why a handshake failed."""
+TIMEOUT = 60.0
+
+
+def train(out: Path, *flags: str) -> subprocess.Popen[str]:
+    """Start a local run of the suite's params on two systems."""
+    command = [AGENT, "train", "-p", PARAMS, "-o", out, "--num_csx", "2", "--max_steps", str(STEPS), *flags]
+    return subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def digest(out: Path) -> str:
+    """What the run has computed."""
+    command = [AGENT, "checkpoint", "info", out / f"checkpoint_{STEPS}", "--json"]
+    told = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
+    return str(json.loads(told)["parameters_blake3"])
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that a process has started."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            yield int(stat.parent.name)
+
+
+def listening_ports(pid: int) -> dict[str, set[int]]:
+    """The ports that the agents of a run listen at, by their names."""
+    owners: dict[str, str] = {}
+    for child in descendants(pid):
+        words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+        agent = f"{words[2]}-{words[words.index('--index') + 1]}"
+        for descriptor in Path(f"/proc/{child}/fd").iterdir():
+            try:
+                owners[descriptor.readlink().name] = agent
+            except OSError:
+                continue
+    found: dict[str, set[int]] = {}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        agent = owners.get(f"socket:[{fields[9]}]")
+        if fields[3] == "0A" and agent:
+            found.setdefault(agent, set()).add(int(fields[1].split(":")[1], 16))
+    return found
+
+
+def answer(port: int, sent: bytes) -> bytes:
+    """What comes back until the connection ends."""
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT) as stream:
+        stream.sendall(sent)
+        received = b""
+        try:
+            while len(received) < 1 << 16 and (part := stream.recv(1 << 12)):
+                received += part
+        except ConnectionResetError:
+            pass
+        return received
+
+
+def serves_metrics(port: int) -> bool:
+    """Whether this is the port of metrics, which is for whoever reaches it, and takes no commands."""
+    return answer(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def raw_http2(port: int) -> None:
+    """HTTP/2 without TLS."""
+    received = answer(port, PREFACE)
+    assert not received or received[0] == ALERT, received
+
+
+def tls(port: int, certificate: Path | None) -> None:
+    """A client that trusts everybody, and shows a certificate or none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate:
+        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    for protocols in (["millrace/encrypted"], ["millrace/authenticated"], ["h2"], []):
+        if protocols:
+            context.set_alpn_protocols(protocols)
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT) as plain:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                with context.wrap_socket(plain) as stream:
+                    # With TLS 1.3 a client learns only now that its certificate is not taken.
+                    received = stream.recv(1)
+                    assert received == b"", f"{port} has answered {received!r}"
+                    raise ConnectionError("closed")
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> Path:
+    """A certificate that names a shard of a job, and that its bearer has signed."""
+    certificate = tmp_path / "forged.crt"
+    name = "subjectAltName=URI:spiffe://millrace.dev/job/local/attempt/1/memoryx-0"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=millrace member", "-addext", name, "-days", "1"]
+    command += ["-out", str(certificate), "-keyout", str(certificate.with_suffix(".key"))]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to forge a certificate with")
+    return certificate
+
+
+@pytest.mark.needs("local files")
+def test_strangers_on_loopback_get_in_nowhere(tmp_path: Path, forged: Path) -> None:
+    """Every port of a local run is tried without a certificate and with a forged one, and held open by idle connections."""
+    undisturbed = train(tmp_path / "undisturbed")
+    said, logged = undisturbed.communicate()
+    assert undisturbed.returncode == 0, said + logged
+
+    run = train(tmp_path / "attacked")
+    assert run.stdout is not None
+    while "Step=5," not in (line := run.stdout.readline()):
+        assert line, "the run ended before its fifth step"
+    ports = listening_ports(run.pid)
+    assert len(ports["coordinator-0"]) == 3, ports
+    guarded = {port for found in ports.values() for port in found if not serves_metrics(port)}
+    # Control and journal; a data port of each shard, SwarmX node and activation server.
+    assert len(guarded) >= 2 + 2 + 1 + 2, ports
+    attacks: list[Callable[[int], None]] = [raw_http2, lambda port: tls(port, None), lambda port: tls(port, forged)]
+    idle = [socket.create_connection(("127.0.0.1", port), TIMEOUT) for port in guarded for _ in range(20)]
+    for port in sorted(guarded):
+        for attack in attacks:
+            attack(port)
+    assert run.poll() is None, "the run was over before the attacks were"
+    said, logged = run.communicate(timeout=TIMEOUT * 5)
+    for stream in idle:
+        stream.close()
+    assert run.returncode == 0, said + logged
+    assert digest(tmp_path / "attacked") == digest(tmp_path / "undisturbed")
+    log = (tmp_path / "attacked" / "logs" / "attempt-1" / "coordinator-0.log").read_text()
+    assert "rejected a connection of 127.0.0.1" in log and "control port" in log
+    assert 0 < log.count("rejected a connection") <= 60, "the log is bounded"
