@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{Appliance, TrainJob};
 use millrace_params::{FileName, ObjectName};
-use millrace_store::{Job, Key, Store};
+use millrace_store::{Incarnation, Job, Key, Store};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -42,14 +42,18 @@ pub struct Order {
 }
 
 impl Order {
-    /// The job that the same request made before, as far as `store` remembers.
+    /// The job that the same request made before in the namespace as it is now, as far as `store` remembers.
     ///
     /// # Errors
     /// The key came before with another body, or the database's.
-    pub async fn before(&self, store: &Store) -> Result<Option<Job>> {
+    pub async fn before(&self, store: &Store, incarnation: Option<&Incarnation>) -> Result<Option<Job>> {
         let Some(key) = &self.key else { return Ok(None) };
         let now = Timestamp::now().as_millisecond();
         let Some(row) = store.keyed_job(&self.namespace, &key.key, now).await? else { return Ok(None) };
+        if incarnation.is_some_and(|namespace| !namespace.has(&row)) {
+            // It was made in an earlier namespace of the name, perhaps by others.
+            return Ok(None);
+        }
         match &row.key {
             Some(known) if known.body_hash == key.body_hash => Ok(Some(row)),
             _ => Err(Refusal::key_reused()),
@@ -139,6 +143,10 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What a job in this namespace can mount.
     async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>>;
+
+    /// The namespace of this name as it is now, whose history alone its users see; `None` where namespaces are nothing but
+    /// names, or there is none.
+    async fn incarnation(&self, namespace: &str) -> Result<Option<Incarnation>>;
 
     /// Numbers for Prometheus.
     fn metrics(&self) -> String;

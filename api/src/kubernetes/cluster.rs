@@ -21,7 +21,7 @@ use millrace_operator::children::API;
 use millrace_operator::cluster::priorities;
 use millrace_operator::site::Pods;
 use millrace_operator::watch::readable_events;
-use millrace_store::Store;
+use millrace_store::{Incarnation, Store};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -29,6 +29,7 @@ use tokio::time::timeout;
 use super::answer::refused;
 use super::followers::Followers;
 use super::mirror::Mirror;
+use super::namespaces::Namespaces;
 use super::readers::{ReaderFiles, Readers};
 use super::{events, texts};
 use crate::backend::{BODY_ANNOTATION, Backend, Change, Created, KEY_ANNOTATION, Order, Target, Volume};
@@ -62,9 +63,10 @@ pub struct Settings {
 pub struct Cluster {
     client: Client,
     store: Store,
-    mirror: Arc<Mirror<Client>>,
+    mirror: Arc<Mirror<Namespaces>>,
     followers: Arc<Followers>,
     readers: Arc<Readers>,
+    namespaces: Namespaces,
     planner: Planner,
     running: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -81,7 +83,8 @@ impl Cluster {
         let site = Arc::new(Pods { image });
         let understanding = Understanding::new(site, compute.workers().clone());
         let planner = Planner::new(jobs.clone(), appliances.clone(), understanding, compute)?;
-        let mirror = Arc::new(Mirror::new(store.clone(), client.clone()));
+        let namespaces = Namespaces::new(client.clone());
+        let mirror = Arc::new(Mirror::new(store.clone(), namespaces.clone()));
         let readers = Arc::new(Readers::new(client.clone()));
         let identity = (namespace, identity);
         let followers =
@@ -105,7 +108,7 @@ impl Cluster {
                 return Err(Refusal::new(Reason::Unavailable, detail));
             }
         }
-        Ok(Self { client, store, mirror, followers, readers, planner, running: Mutex::new(running) })
+        Ok(Self { client, store, mirror, followers, readers, namespaces, planner, running: Mutex::new(running) })
     }
 
     fn jobs(&self, namespace: &str) -> Api<TrainJob> {
@@ -198,7 +201,7 @@ impl Backend for Cluster {
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
         let (object, job) = self.planner.admitted(order, &self.priorities().await?).await?;
-        if let Some(known) = order.before(&self.store).await? {
+        if let Some(known) = order.before(&self.store, self.incarnation(&order.namespace).await?.as_ref()).await? {
             return job_of(&known).map(plain);
         }
         self.planner.understood(&order.account, &job).await?;
@@ -209,7 +212,7 @@ impl Backend for Cluster {
 
     async fn create(&self, order: Order) -> Result<Created> {
         let (mut object, job) = self.planner.admitted(&order, &self.priorities().await?).await?;
-        let made = match order.before(&self.store).await? {
+        let made = match order.before(&self.store, self.incarnation(&order.namespace).await?.as_ref()).await? {
             Some(known) => Created::Replayed(Box::new(job_of(&known)?)),
             None => {
                 // What can never run is refused now, not when it is first visited.
@@ -296,6 +299,10 @@ impl Backend for Cluster {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
         let claims = claims.list(&ListParams::default()).await.map_err(refused("list claims"))?.items;
         Ok(claims.iter().map(|claim| Volume { name: claim.name_any(), message: described(claim) }).collect())
+    }
+
+    async fn incarnation(&self, namespace: &str) -> Result<Option<Incarnation>> {
+        self.namespaces.now(namespace).await
     }
 
     fn metrics(&self) -> String {

@@ -13,12 +13,13 @@ use millrace_operator::watch::chosen;
 use millrace_store::{Error, NewEvent, Store};
 
 use super::mirror::Mirror;
+use super::namespaces::Namespaces;
 
 /// Between two tries while the database does not answer.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Copies events about jobs into `store`, for ever.
-pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Arc<Mirror<Client>>) {
+pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Arc<Mirror<Namespaces>>) {
     let of_jobs = watcher::Config::default().fields("regarding.kind=TrainJob");
     let mut events = chosen::<Told>(&client, of_jobs);
     while let Some(event) = events.next().await {

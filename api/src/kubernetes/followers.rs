@@ -26,6 +26,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
 
 use super::mirror::Mirror;
+use super::namespaces::Namespaces;
 use super::readers::Readers;
 use crate::record;
 use crate::refusal::{Reason, Refusal};
@@ -52,7 +53,7 @@ const GOOD: Duration = Duration::from_secs(30);
 pub struct Followers {
     client: Client,
     store: Store,
-    mirror: Arc<Mirror<Client>>,
+    mirror: Arc<Mirror<Namespaces>>,
     readers: Arc<Readers>,
     /// Namespace and name of the secret that the operator puts our identity into.
     identity: (String, String),
@@ -94,7 +95,7 @@ impl Followers {
     pub fn new(
         client: Client,
         store: Store,
-        mirror: Arc<Mirror<Client>>,
+        mirror: Arc<Mirror<Namespaces>>,
         readers: Arc<Readers>,
         identity: (String, String),
     ) -> Self {

@@ -7,12 +7,13 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use millrace_crds::{ConditionType, TrainJob};
 use millrace_store::{Job, Key, NewJob, Store};
 use tokio::sync::Mutex;
 
 use super::answer::refused;
+use super::namespaces::Namespaces;
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
 use crate::document::{content, version};
 use crate::refusal::Result;
@@ -41,13 +42,20 @@ struct Seen {
 pub trait Truth: Send + Sync + 'static {
     /// Whether the job of a row is still there.
     fn has(&self, row: &Job) -> impl Future<Output = Result<bool>> + Send;
+
+    /// The UID of a namespace, which has jobs.
+    fn namespace_uid(&self, namespace: &str) -> impl Future<Output = Result<Option<String>>> + Send;
 }
 
-impl Truth for Client {
+impl Truth for Namespaces {
     async fn has(&self, row: &Job) -> Result<bool> {
-        let jobs: Api<TrainJob> = Api::namespaced(self.clone(), &row.namespace);
+        let jobs: Api<TrainJob> = Api::namespaced(self.client().clone(), &row.namespace);
         let there = jobs.get_metadata_opt(&row.name).await.map_err(refused("look for a job"))?;
         Ok(there.is_some_and(|job| job.metadata.uid.as_deref() == Some(&row.uid)))
+    }
+
+    async fn namespace_uid(&self, namespace: &str) -> Result<Option<String>> {
+        Ok(self.now(namespace).await?.map(|namespace| namespace.uid))
     }
 }
 
@@ -87,6 +95,12 @@ impl<T: Truth> Mirror<T> {
         }
         let now = Timestamp::now().as_millisecond();
         self.store.put_job(&row(job)?, now).await?;
+        if known.version == 0
+            && job.metadata.deletion_timestamp.is_none()
+            && let Some(namespace) = self.truth.namespace_uid(&job.namespace().unwrap_or_default()).await?
+        {
+            self.store.put_namespace_uid(&uid, &namespace).await?;
+        }
         if let Some(deleted) = &job.metadata.deletion_timestamp {
             self.store.mark_deleted(&uid, deleted.0.as_millisecond().min(now)).await?;
         }
@@ -191,6 +205,10 @@ mod tests {
         async fn has(&self, row: &Job) -> Result<bool> {
             Ok(self.0.contains(&row.uid.as_str()))
         }
+
+        async fn namespace_uid(&self, namespace: &str) -> Result<Option<String>> {
+            Ok(Some(format!("uid of {namespace}")))
+        }
     }
 
     async fn mirrored(store: &Store, events: Vec<Event<TrainJob>>) {
@@ -222,6 +240,7 @@ mod tests {
         )
         .await;
         assert_eq!(systems("a").await, (4, false), "the older version changed nothing");
+        assert_eq!(store.job("a").await.unwrap().unwrap().namespace_uid.as_deref(), Some("uid of team"));
         Mirror::new(store.clone(), Only(&[])).put(&seen("d", "new", 8, 1)).await.unwrap();
         // Another life of the server: one job went meanwhile, another of its name came.
         mirrored(&store, vec![Event::Init, Event::InitApply(seen("c", "two", 9, 2)), Event::InitDone]).await;

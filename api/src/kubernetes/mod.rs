@@ -14,6 +14,7 @@ mod cluster;
 mod events;
 mod followers;
 mod mirror;
+mod namespaces;
 mod readers;
 mod texts;
 

@@ -10,7 +10,7 @@ use millrace_control::metrics::Metrics;
 use millrace_control::{Control, Parts, Streams, World};
 use millrace_crds::{Appliance, TrainJob};
 use millrace_params::LabelName;
-use millrace_store::Store;
+use millrace_store::{Incarnation, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -117,7 +117,7 @@ impl Backend for Local {
 
     async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
         let (_, job) = self.planner.admitted(order, &priorities::all()).await?;
-        if let Some(known) = order.before(self.objects.store()).await? {
+        if let Some(known) = order.before(self.objects.store(), None).await? {
             return job_of(&known);
         }
         self.planner.understood(&order.account, &job).await?;
@@ -130,7 +130,7 @@ impl Backend for Local {
 
     async fn create(&self, order: Order) -> Result<Created> {
         let (object, job) = self.planner.admitted(&order, &priorities::all()).await?;
-        if order.before(self.objects.store()).await?.is_none() {
+        if order.before(self.objects.store(), None).await?.is_none() {
             // What can never run is refused now, not when it is first visited.
             self.planner.understood(&order.account, &job).await?;
         }
@@ -194,6 +194,11 @@ impl Backend for Local {
         Ok(volumes
             .map(|(name, dir)| Volume { name: name.clone(), message: format!("{} of the server", dir.display()) })
             .collect())
+    }
+
+    /// Here a namespace is what tokens name: it is there as soon as it is named, and never made anew.
+    async fn incarnation(&self, _: &str) -> Result<Option<Incarnation>> {
+        Ok(None)
     }
 
     fn metrics(&self) -> String {

@@ -120,7 +120,14 @@ pub async fn list(
     if asked.state.as_deref().is_some_and(|state| crds::State::from_name(state).is_none()) {
         return Err(wrong("state", &format!("one of {}", crds::State::ALL.map(crds::State::as_str).join(", "))));
     }
+    let mut incarnations = Vec::new();
+    if asked.deleted == Some(true) {
+        for namespace in namespaces.iter().flatten() {
+            incarnations.extend(api.backend.incarnation(namespace).await?);
+        }
+    }
     let filter = Filter {
+        incarnations,
         namespaces,
         name: asked.name,
         state: asked.state,

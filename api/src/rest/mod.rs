@@ -160,6 +160,14 @@ impl Api {
             Some(uid) => self.store.job(uid).await?.filter(|job| job.namespace == path.ns && job.name == path.name),
             None => self.store.newest_job(&path.ns, &path.name).await?,
         };
+        let found = match found {
+            // Whoever has the name of a namespace now has not the history of those who had it before.
+            Some(job) if job.deleted_ms.is_some() => {
+                let now = self.backend.incarnation(&path.ns).await?;
+                Some(job).filter(|job| now.is_none_or(|namespace| namespace.has(job)))
+            }
+            found => found,
+        };
         found.ok_or_else(|| match uid {
             Some(uid) => {
                 let JobPath { ns, name } = path;

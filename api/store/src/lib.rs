@@ -46,7 +46,7 @@ pub use appliances::Appliance;
 pub use changes::{Change, What};
 pub use error::{Error, Result};
 pub use events::{Event, NewEvent};
-pub use jobs::{Content, Created, Cursor, Filter, Job, Key, NewJob, Page};
+pub use jobs::{Content, Created, Cursor, Filter, Incarnation, Job, Key, NewJob, Page};
 pub use journal::{Entry, Kind, Mode, Query, RECENT_STEPS};
 pub use open::Options;
 pub use tokens::Token;

@@ -83,5 +83,16 @@ async fn replay(on: &mut AnyConnection, job: &NewJob) -> Result<Option<Created>>
 /// A new job as it is read back.
 fn made(job: &NewJob) -> Job {
     let NewJob { uid, namespace, name, created_ms, submitted_by, key, content } = job.clone();
-    Job { uid, namespace, name, created_ms, submitted_by, key, version: 1, deleted_ms: None, content }
+    Job {
+        uid,
+        namespace,
+        name,
+        created_ms,
+        submitted_by,
+        key,
+        version: 1,
+        deleted_ms: None,
+        namespace_uid: None,
+        content,
+    }
 }

@@ -1,6 +1,6 @@
 //! Lists of jobs, newest first, a page at a time.
 
-use super::{Cursor, Job, select};
+use super::{Cursor, Incarnation, Job, select};
 use crate::Store;
 use crate::error::Result;
 use crate::sql::{Sql, rows};
@@ -20,6 +20,8 @@ pub struct Filter {
     pub finished: Option<bool>,
     /// Deleted ones, too.
     pub include_deleted: bool,
+    /// Of deleted ones in these namespaces those alone that were in the namespaces as they are now.
+    pub incarnations: Vec<Incarnation>,
 }
 
 /// A part of a list.
@@ -68,6 +70,11 @@ fn only(filter: &Filter) -> Sql {
         if let Some(value) = value {
             query = query.push(text).value(value);
         }
+    }
+    for Incarnation { namespace, uid, since_ms } in &filter.incarnations {
+        query = query.push(" AND (deleted_ms IS NULL OR namespace <> ").value(namespace);
+        query = query.push(" OR namespace_uid = ").value(uid);
+        query = query.push(" OR (namespace_uid IS NULL AND created_ms >= ").value(*since_ms).push("))");
     }
     if filter.state.is_some() {
         // What a job was doing that was deleted meanwhile it does no more.

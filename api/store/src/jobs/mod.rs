@@ -7,6 +7,7 @@ mod create;
 mod cursor;
 mod forget;
 mod list;
+mod namespace;
 mod put;
 
 use sqlx::any::AnyRow;
@@ -16,6 +17,7 @@ pub use create::Created;
 pub use cursor::Cursor;
 pub(crate) use forget::PIECE;
 pub use list::{Filter, Page};
+pub use namespace::Incarnation;
 
 use crate::error::{Error, Result};
 use crate::sql::{Columns, Sql, Value, insert, signed, sql};
@@ -85,6 +87,8 @@ pub struct Job {
     pub version: u64,
     /// When it was deleted, ms; none while it lives.
     pub deleted_ms: Option<i64>,
+    /// UID of its namespace, where namespaces have one and it is known.
+    pub namespace_uid: Option<String>,
     /// What of it changes.
     pub content: Content,
 }
@@ -92,7 +96,7 @@ pub struct Job {
 /// All of a job; more may follow.
 fn select() -> Sql {
     sql("SELECT uid, namespace, name, created_ms, submitted_by, idempotency_key, body_hash, version, document, state, \
-         finished_ms, deleted_ms FROM jobs WHERE ")
+         finished_ms, deleted_ms, namespace_uid FROM jobs WHERE ")
 }
 
 impl Job {
@@ -107,6 +111,7 @@ impl Job {
             key: key.map(|(key, body_hash)| Key { key, body_hash }),
             version: row.number("version")?,
             deleted_ms: row.maybe_time("deleted_ms")?,
+            namespace_uid: row.maybe_text("namespace_uid")?,
             content: Content {
                 document: row.text("document")?,
                 state: row.maybe_text("state")?,

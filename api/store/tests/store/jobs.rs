@@ -1,6 +1,6 @@
 //! Jobs, their names, keys, versions and lists.
 
-use millrace_store::{Content, Created, Cursor, Error, Filter, Job, Key, NewJob, Store, What};
+use millrace_store::{Content, Created, Cursor, Error, Filter, Incarnation, Job, Key, NewJob, Store, What};
 
 use crate::scratch::Scratch;
 
@@ -12,6 +12,7 @@ behaviours![
     what_was_seen_is_noted_and_the_dead_stay_dead,
     pages_hold_while_jobs_are_made,
     filters_leave_out_the_rest,
+    history_of_an_earlier_namespace_of_the_name_is_left_out,
     what_is_forgotten_is_gone_with_all_under_it,
     retention_forgets_what_is_over,
     only_one_of_many_askers_makes_the_job,
@@ -219,6 +220,36 @@ async fn filters_leave_out_the_rest(Scratch { store, .. }: &Scratch) {
     assert_eq!(history(Filter { finished: Some(true), ..Filter::default() }).await, "edb");
     assert_eq!(history(Filter { finished: Some(false), ..Filter::default() }).await, "ca");
     assert_eq!(history(Filter { state: some("Training"), ..Filter::default() }).await, "");
+}
+
+async fn history_of_an_earlier_namespace_of_the_name_is_left_out(Scratch { store, .. }: &Scratch) {
+    // The namespace team-a was deleted and made anew at 10.
+    let now = Incarnation { namespace: "team-a".to_owned(), uid: "second".to_owned(), since_ms: 10 };
+    for (uid, created, namespace, deleted) in [
+        ("former", 5, Some("first"), true),
+        ("former-unknown", 6, None, true),
+        ("new", 11, Some("second"), true),
+        ("new-unknown", 12, None, true),
+        ("alive", 13, None, false),
+    ] {
+        make(store, &job(uid, created)).await;
+        if let Some(namespace) = namespace {
+            store.put_namespace_uid(uid, namespace).await.unwrap();
+            store.put_namespace_uid(uid, "another").await.unwrap();
+        }
+        if deleted {
+            assert!(store.mark_deleted(uid, 20).await.unwrap());
+        }
+    }
+    make(store, &NewJob { namespace: "team-b".to_owned(), ..job("elsewhere", 1) }).await;
+    store.mark_deleted("elsewhere", 20).await.unwrap();
+    let filter = Filter { include_deleted: true, incarnations: vec![now.clone()], ..Filter::default() };
+    let page = store.jobs(&filter, None, 10).await.unwrap();
+    let listed: Vec<&str> = page.items.iter().map(|job| job.uid.as_str()).collect();
+    assert_eq!(listed, ["alive", "new-unknown", "new", "elsewhere"]);
+    for (uid, visible) in [("former", false), ("former-unknown", false), ("new", true), ("new-unknown", true)] {
+        assert_eq!(now.has(&store.job(uid).await.unwrap().unwrap()), visible, "{uid}");
+    }
 }
 
 async fn what_is_forgotten_is_gone_with_all_under_it(Scratch { store, .. }: &Scratch) {

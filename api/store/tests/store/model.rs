@@ -27,7 +27,18 @@ impl Model {
 
     fn add(&mut self, new: &NewJob, deleted_ms: Option<i64>) -> Job {
         let NewJob { uid, namespace, name, created_ms, submitted_by, key, content } = new.clone();
-        self.jobs.push(Job { uid, namespace, name, created_ms, submitted_by, key, version: 1, deleted_ms, content });
+        self.jobs.push(Job {
+            uid,
+            namespace,
+            name,
+            created_ms,
+            submitted_by,
+            key,
+            version: 1,
+            deleted_ms,
+            namespace_uid: None,
+            content,
+        });
         self.jobs.last().unwrap().clone()
     }
 
