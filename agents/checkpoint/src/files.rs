@@ -1,6 +1,5 @@
 //! Small helpers over the file system: what is said to be on disk is on disk.
 
-use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Component, Path};
 
@@ -8,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// Writes a whole file and waits until it is on disk.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut file = OpenOptions::new()
+    let mut file = millrace_roots::OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
@@ -19,12 +18,12 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Waits until the names in a directory are on disk.
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
-    File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| Error::io("sync", path, e))
+    millrace_roots::open_dir(path).and_then(|dir| dir.sync_all()).map_err(|e| Error::io("sync", path, e))
 }
 
 /// Renames and waits until that is on disk.
 pub(crate) fn rename_synced(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(|e| Error::io("rename", from, e))?;
+    millrace_roots::rename(from, to).map_err(|e| Error::io("rename", from, e))?;
     sync_dir(parent(to))
 }
 
@@ -39,7 +38,7 @@ pub(crate) fn parent(path: &Path) -> &Path {
 /// Reads a whole file of at most `most` bytes.
 pub(crate) fn read_limited(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    millrace_roots::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, format!("it is longer than {most} bytes")));
     }
@@ -53,7 +52,7 @@ pub(crate) fn stays_inside(path: &str) -> bool {
 
 /// Removes a directory and all in it, if it is there.
 pub(crate) fn remove_dir(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
+    match millrace_roots::remove_dir_all(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
         _ => Ok(()),
     }

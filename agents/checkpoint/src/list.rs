@@ -4,7 +4,6 @@
 //! `.replaced-<epoch>` one that a new one of the same step is taking the place of; `.deleted` one being deleted. A
 //! directory is only ever deleted under one of the last three, so what half a deletion leaves is no checkpoint.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -114,7 +113,8 @@ pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint
 
 /// Deletes checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and returns what
 /// was deleted: first those of lines that were left, then the oldest. Broken ones are neither counted nor touched; the
-/// newest is always kept.
+/// newest is always kept. Neither counted nor touched, where the lock is a job's, are those that the job has nothing to do
+/// with: another job wrote them, and this one does not go on from them.
 ///
 /// # Errors
 /// When the lock was lost or the file system refuses.
@@ -124,6 +124,8 @@ pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf
     }
     let (mut whole, history) = (list(lock.model_dir())?.whole, History::read(lock.model_dir()));
     let point = |info: &CheckpointInfo| Point { attempt: info.epoch.attempt, step: info.step };
+    let is_own = |at: Point| lock.owner().job.is_none() || at.attempt > lock.before() || history.continues(at);
+    whole.retain(|info| is_own(point(info)));
     whole.sort_by_key(|info| (history.continues(point(info)), point(info)));
     whole.truncate(whole.len().saturating_sub(max_checkpoints));
     if !whole.is_empty() {
@@ -143,7 +145,7 @@ pub fn tidy(lock: &ModelDirLock) -> Result<Vec<String>> {
     let found = entries(lock.model_dir())?;
     for (step, path) in found.replaced {
         let home = lock.model_dir().join(name_of(step));
-        if !home.exists() && Checkpoint::open(&path).is_ok() {
+        if millrace_roots::metadata(&home).is_err() && Checkpoint::open(&path).is_ok() {
             rename_synced(&path, &home)?;
             done.push(format!("brought back {}, which was to be replaced when the last run ended", home.display()));
         } else {
@@ -187,18 +189,16 @@ struct Entries {
 
 fn entries(model_dir: &Path) -> Result<Entries> {
     let mut found = Entries::default();
-    let listed = match fs::read_dir(model_dir) {
+    let listed = match millrace_roots::read_dir(model_dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(found),
         listed => listed.map_err(|e| Error::io("list", model_dir, e))?,
     };
     for entry in listed {
-        let entry = entry.map_err(|e| Error::io("list", model_dir, e))?;
-        let name = entry.file_name();
-        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+        let Some(rest) = entry.name().strip_prefix(PREFIX) else { continue };
         let (step, ending) = rest.split_once('.').map_or((rest, None), |(step, ending)| (step, Some(ending)));
         // Only as this crate writes it: no sign, no leading zeros.
         let Some(step) = step.parse::<u64>().ok().filter(|number| number.to_string() == step) else { continue };
-        let path = entry.path();
+        let path = entry.path.clone();
         match ending {
             None => found.steps.push((step, path)),
             Some(ending) if ending.starts_with(PARTIAL) => found.partial.push(path),

@@ -185,7 +185,7 @@ impl Manifest {
                 if error.kind() == std::io::ErrorKind::NotFound
                     || error.kind() == std::io::ErrorKind::NotADirectory =>
             {
-                return Err(not_one(if dir.is_dir() {
+                return Err(not_one(if millrace_roots::is_dir(dir) {
                     "it has no manifest.json"
                 } else {
                     "there is no such directory"

@@ -132,7 +132,7 @@ impl Checkpoint {
     /// When the file system refuses.
     pub fn files(&self) -> Result<Vec<FileEntry>> {
         let path = self.dir.join(MANIFEST);
-        let manifest = std::fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?.len();
+        let manifest = millrace_roots::metadata(&path).map_err(|e| Error::io("read", &path, e))?.len();
         let all = self.manifest.sizes().chain([(MANIFEST, manifest)]);
         Ok(all.map(|(path, bytes)| FileEntry { path: path.to_owned(), bytes }).collect())
     }
@@ -231,7 +231,7 @@ impl Checkpoint {
         }
         for file in &self.manifest.files {
             let path = self.dir.join(&file.path);
-            let reason = match File::open(&path).and_then(|open| Ok((open.metadata()?.len(), open))) {
+            let reason = match millrace_roots::open(&path).and_then(|open| Ok((open.metadata()?.len(), open))) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => Some("is missing".to_owned()),
                 Err(e) => return Err(Error::io("read", path, e)),
                 Ok((bytes, _)) if bytes != file.bytes => Some(wrong_length(bytes, file.bytes)),
@@ -266,7 +266,7 @@ impl Checkpoint {
         if let Some(file) = self.open[at].get() {
             return Ok(file);
         }
-        let file = File::open(self.dir.join(&self.manifest.files[at].path))?;
+        let file = millrace_roots::open(self.dir.join(&self.manifest.files[at].path))?;
         Ok(self.open[at].get_or_init(|| file))
     }
 }

@@ -10,7 +10,7 @@
 //! A run that dies in between leaves a `.partial-` directory, never a checkpoint; [`crate::tidy`] removes it. The epoch
 //! in the name keeps writers of an abandoned attempt away from the next one's files.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -68,7 +68,7 @@ impl Staging {
             published: false,
         };
         for dir in staging.directories() {
-            fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
+            millrace_roots::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
         }
         for spec in staging.layout.files(moments) {
             create_file(&staging.path.join(&spec.path), &spec)?;
@@ -112,7 +112,7 @@ impl Staging {
             // The shards have synced their ranges; this is for the header and the length, which are the coordinator's.
             let path = self.path.join(&spec.path);
             check_length(&path, spec.bytes)?;
-            File::open(&path).and_then(|file| file.sync_all()).map_err(|e| Error::io("sync", &path, e))?;
+            millrace_roots::open(&path).and_then(|file| file.sync_all()).map_err(|e| Error::io("sync", &path, e))?;
         }
         let documents = self.write_documents(&facts)?;
         let (layout, moments) = (&self.layout, &self.moments);
@@ -159,7 +159,7 @@ impl Staging {
         let dir = self.lock.model_dir();
         let target = dir.join(name_of(self.step));
         let old = dir.join(replaced_name(self.step, self.epoch));
-        let replaces = target.exists();
+        let replaces = millrace_roots::metadata(&target).is_ok();
         if replaces {
             // A crash between the two renames leaves the old one under this name, from which it is brought back.
             remove_dir(&old)?;
@@ -185,13 +185,17 @@ impl Drop for Staging {
 }
 
 fn create_file(path: &Path, spec: &FileSpec) -> Result<()> {
-    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|e| Error::io("create", path, e))?;
+    let file = millrace_roots::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|e| Error::io("create", path, e))?;
     let written = file.write_all_at(&spec.header, 0).and_then(|()| file.set_len(spec.bytes));
     written.map_err(|e| Error::io("write", path, e))
 }
 
 fn check_length(path: &Path, expected: u64) -> Result<()> {
-    let found = fs::metadata(path).map_err(|e| Error::io("read", path, e))?.len();
+    let found = millrace_roots::metadata(path).map_err(|e| Error::io("read", path, e))?.len();
     if found == expected {
         return Ok(());
     }
@@ -219,7 +223,7 @@ impl RangeWriter {
         let path = staging.into();
         let layout = Layout::of(plan)?;
         moments.check().map_err(Error::Argument)?;
-        fs::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
+        millrace_roots::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
         let specs = layout.files(moments);
         let open = specs.iter().map(|_| OnceLock::new()).collect();
         Ok(Self { path, layout, sections: 1 + moments.len(), specs, open, block: Vec::new() })
@@ -264,7 +268,8 @@ impl RangeWriter {
         }
         let path = self.path.join(&self.specs[at].path);
         check_length(&path, self.specs[at].bytes)?;
-        let file = OpenOptions::new().write(true).open(&path).map_err(|e| Error::io("open", &path, e))?;
+        let file =
+            millrace_roots::OpenOptions::new().write(true).open(&path).map_err(|e| Error::io("open", &path, e))?;
         Ok(self.open[at].get_or_init(|| file))
     }
 }

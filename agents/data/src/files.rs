@@ -27,7 +27,7 @@ pub(crate) fn expand(entries: &[String], extension: &'static str) -> Result<Vec<
 
 fn expand_one(entry: &str, extension: &'static str) -> Result<Vec<PathBuf>, DataError> {
     let path = PathBuf::from(entry);
-    match std::fs::metadata(&path) {
+    match millrace_roots::metadata(&path) {
         Ok(meta) if meta.is_dir() => list(path, extension),
         Ok(meta) if meta.is_file() => Ok(vec![path]),
         Ok(_) => Err(DataError::NotAFile { path }),
@@ -43,9 +43,9 @@ fn expand_one(entry: &str, extension: &'static str) -> Result<Vec<PathBuf>, Data
 fn list(directory: PathBuf, extension: &'static str) -> Result<Vec<PathBuf>, DataError> {
     let read = |source| DataError::Read { path: directory.clone(), source };
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(&directory).map_err(read)? {
-        let path = entry.map_err(read)?.path();
-        if path.extension().is_some_and(|e| e == extension) && path.is_file() {
+    for entry in millrace_roots::read_dir(&directory).map_err(read)? {
+        let path = entry.path;
+        if path.extension().is_some_and(|e| e == extension) && millrace_roots::is_file(&path) {
             files.push(path);
         }
     }
@@ -65,7 +65,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for path in found {
         let path = path.map_err(|e: glob::GlobError| DataError::Read { path: e.path().into(), source: e.into() })?;
-        if path.is_file() {
+        if millrace_roots::is_file(&path) {
             files.push(path);
         }
     }

@@ -85,7 +85,7 @@ impl TokenStore {
         let mut files = Vec::new();
         for path in paths {
             let read = |source| DataError::Read { path: path.clone(), source };
-            let file = File::open(path).map_err(read)?;
+            let file = millrace_roots::open(path).map_err(read)?;
             let bytes = file.metadata().map_err(read)?.len();
             if bytes % TOKEN_BYTES as u64 != 0 {
                 return Err(DataError::OddLength { path: path.clone(), bytes });

@@ -85,7 +85,7 @@ impl Corpus {
 
 impl Document {
     fn open(path: &Path) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+        let mut file = millrace_roots::open(path)?;
         let mut hasher = blake3::Hasher::new();
         let mut buffer = vec![0; BLOCK];
         loop {
@@ -115,7 +115,7 @@ struct Blocks<'a> {
 
 impl<'a> Blocks<'a> {
     fn open(document: &'a Document, tokenizer: Tokenizer) -> Result<Self, DataError> {
-        let file = File::open(&document.path).map_err(|source| read_error(document, source))?;
+        let file = millrace_roots::open(&document.path).map_err(|source| read_error(document, source))?;
         Ok(Self { document, tokenizer, file, hasher: blake3::Hasher::new(), buffer: Vec::new(), taken: 0, offset: 0 })
     }
 

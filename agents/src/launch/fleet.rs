@@ -56,6 +56,9 @@ fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> 
     flag("listen", listen);
     flag("metrics_listen", metrics);
     flag("logging", level(run.launch.job.run.logging).as_str().to_owned());
+    for root in &run.roots {
+        flag("root", root.display().to_string());
+    }
     match agent.role {
         Role::Coordinator => {
             flag("journal_listen", journal);

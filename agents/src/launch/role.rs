@@ -77,6 +77,9 @@ struct Line {
     /// A coordinator's launch document: a file, or `-` for the first line of standard input.
     #[arg(long)]
     launch: Option<PathBuf>,
+    /// A directory for users' files, once for each: with one, all of them lie in these.
+    #[arg(long)]
+    root: Vec<PathBuf>,
     /// Where a coordinator leaves its outcome when it ends, as a line of JSON of at most 4096 bytes.
     #[arg(long)]
     termination_log: Option<PathBuf>,
@@ -96,7 +99,7 @@ pub fn role_process() -> Option<ExitCode> {
     let exit = match Line::try_parse_from(crate::cli::with_underscores(arguments)) {
         Ok(line) => {
             let last_report = LastReport::new(line.termination_log.clone());
-            match role_args(line, last_report.clone()) {
+            match restrict(&line.root).and_then(|()| role_args(line, last_report.clone())) {
                 Ok(args) => {
                     watch_parent();
                     roles::run(args)
@@ -110,6 +113,17 @@ pub fn role_process() -> Option<ExitCode> {
         Err(error) => refuse(&Failure::bad_input(crate::cli::sentence(&error))),
     };
     Some(exit.into())
+}
+
+/// Limits this process to `roots`, if there are any.
+fn restrict(roots: &[PathBuf]) -> Result<(), Failure> {
+    if roots.is_empty() {
+        return Ok(());
+    }
+    millrace_roots::restrict(roots).map_err(|error| {
+        Failure::bad_input(format!("can't use a directory of the job: {error}"))
+            .hint("see that the directory is there and may be read by the server's user")
+    })
 }
 
 fn refuse(failure: &Failure) -> Exit {

@@ -36,12 +36,14 @@ pub struct LocalRun {
     pub base_port: Option<u16>,
     /// Where the coordinator leaves its outcome when it ends, as a line of JSON; `None` for nowhere.
     pub last_report: Option<PathBuf>,
+    /// The directories that its processes may use for users' files, which must be there; none for the whole machine.
+    pub roots: Vec<PathBuf>,
 }
 
 impl LocalRun {
     /// A run with threads as the appliance says, on free ports.
     pub const fn new(launch: Launch) -> Self {
-        Self { launch, threads: None, base_port: None, last_report: None }
+        Self { launch, threads: None, base_port: None, last_report: None, roots: Vec::new() }
     }
 }
 

@@ -4,7 +4,7 @@
 //! everything that was written. A failed write leaves the target untouched and removes its temporary file.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
@@ -29,7 +29,7 @@ pub fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Resul
     let replaced = fill_and_rename(&temporary, path, fill);
     if replaced.is_err() {
         // The first failure is the one to report; a leftover is only untidy.
-        let _ = fs::remove_file(&temporary);
+        let _ = millrace_roots::remove_file(&temporary);
     }
     replaced.map_err(Error::io("write", path))
 }
@@ -39,17 +39,17 @@ fn fill_and_rename(
     path: &Path,
     fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(temporary)?);
+    let mut file = BufWriter::new(millrace_roots::create(temporary)?);
     fill(&mut file)?;
     let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.sync_all()?;
-    fs::rename(temporary, path)?;
+    millrace_roots::rename(temporary, path)?;
     sync_directory(parent(path))
 }
 
 /// Makes names created in or renamed into `directory` survive a power cut.
 pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
-    match File::open(directory)?.sync_all() {
+    match millrace_roots::open_dir(directory)?.sync_all() {
         // Some network file systems have no such operation; their renames are durable on the server.
         Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
         result => result,
@@ -76,6 +76,8 @@ fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {

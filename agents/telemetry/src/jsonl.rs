@@ -1,7 +1,7 @@
 //! Append-only files of lines, as `metrics.jsonl` and the journal are: whole lines or nothing.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
@@ -27,7 +27,11 @@ pub(crate) struct Appender {
 impl Appender {
     /// Opens or creates the file; what it holds must end in a whole line.
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
-        let file = OpenOptions::new().append(true).create(true).open(&path).map_err(Error::io("open", &path))?;
+        let file = millrace_roots::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .map_err(Error::io("open", &path))?;
         let whole = file.metadata().map_err(Error::io("examine", &path))?.len();
         Ok(Self { file, path, whole, torn: false })
     }
@@ -104,7 +108,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
-        let file = File::open(&path).map_err(Error::io("open", &path))?;
+        let file = millrace_roots::open(&path).map_err(Error::io("open", &path))?;
         Ok(Self { reader: BufReader::new(file), path, offset: 0, buffer: Vec::new() })
     }
 
@@ -181,7 +185,7 @@ pub(crate) fn repair(path: &Path) -> Result<()> {
             Line::Torn => break,
         }
     }
-    OpenOptions::new()
+    millrace_roots::OpenOptions::new()
         .write(true)
         .open(path)
         .and_then(|file| file.set_len(lines.offset()))
@@ -206,7 +210,7 @@ mod tests {
         assert_eq!(lines.next().unwrap(), Line::Whole(b""));
         assert_eq!(lines.next().unwrap(), Line::Torn);
         assert_eq!(lines.next().unwrap(), Line::Torn);
-        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"rn\n").unwrap();
         assert_eq!(lines.next().unwrap(), Line::Whole(b"torn"));
         assert_eq!(lines.next().unwrap(), Line::End);

@@ -121,7 +121,9 @@ impl Performance {
     /// [`Error::Io`], also where the file is not such a document.
     pub fn read(model_dir: &Path) -> Result<Self> {
         let path = model_dir.join(FILE_NAME);
-        std::fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?)).map_err(Error::io("read", &path))
+        millrace_roots::read(&path)
+            .and_then(|text| Ok(serde_json::from_slice(&text)?))
+            .map_err(Error::io("read", &path))
     }
 }
 

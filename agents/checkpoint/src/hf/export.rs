@@ -1,6 +1,5 @@
 //! Writing a Hugging Face GPT-2 directory.
 
-use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -39,13 +38,13 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<Exported> {
             hint: "train with use_bias_in_output: false to export".into(),
         });
     }
-    if fs::read_dir(out_dir).is_ok_and(|mut entries| entries.next().is_some()) || out_dir.is_file() {
+    if millrace_roots::read_dir(out_dir).is_ok_and(|entries| !entries.is_empty()) || millrace_roots::is_file(out_dir) {
         return Err(Error::Exists { path: out_dir.to_owned() });
     }
     let name = out_dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let draft = Draft(parent(out_dir).join(format!("{name}.partial-{}", std::process::id())));
     remove_dir(&draft.0)?;
-    fs::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
+    millrace_roots::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
     let exported = write_tensors(checkpoint, &model, &draft.0.join("model.safetensors"))?;
     let config = serde_json::to_vec_pretty(&config(&model)).map_err(|e| Error::Argument(e.to_string()))?;
     write_synced(&draft.0.join("config.json"), &config)?;
@@ -76,7 +75,8 @@ fn write_tensors(checkpoint: &Checkpoint, model: &Gpt2, path: &Path) -> Result<E
         (mapped.name.as_str(), mapped.shape.as_slice(), start)
     }));
     let io = |e| Error::io("write", path, e);
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(path).map_err(|e| Error::io("create", path, e))?);
+    let mut out =
+        BufWriter::with_capacity(1 << 20, millrace_roots::create(path).map_err(|e| Error::io("create", path, e))?);
     out.write_all(&header).map_err(io)?;
     for mapped in &mapping {
         write_f32(&mut out, &values(checkpoint, mapped)?).map_err(io)?;

@@ -67,7 +67,7 @@ impl Source {
         let config: Config =
             json(&dir.join("config.json"), "copy the config.json that belongs to these weights into it")?;
         let index = dir.join("model.safetensors.index.json");
-        let names = if index.is_file() {
+        let names = if millrace_roots::is_file(&index) {
             json::<Index>(&index, "download the directory again")?.weight_map.into_values().collect()
         } else {
             BTreeSet::from(["model.safetensors".to_owned()])
@@ -87,7 +87,7 @@ impl Source {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        let file = File::open(path).map_err(|e| match e.kind() {
+        let file = millrace_roots::open(path).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => refuse(
                 path,
                 "it is missing".into(),

@@ -29,7 +29,6 @@ mod heartbeat;
 mod owner;
 mod slot;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -149,7 +148,7 @@ impl ModelDirLock {
             let model_dir = model_dir.clone();
             move |cause| LockError::Io { action, model_dir, cause }
         };
-        fs::create_dir_all(&model_dir).map_err(io("create"))?;
+        millrace_roots::create_dir_all(&model_dir).map_err(io("create"))?;
         for _ in 0..TRIES {
             // Written before anything is judged: its time stamp is "now" by the file server's clock.
             let draft = Draft::new(&model_dir).map_err(io("create"))?;

@@ -3,7 +3,7 @@
 //! A file has three lines: `held    ` or `released`; `heartbeat <seconds since 1970, 20 digits>`, both of fixed
 //! width, so that the creator can write them again in place; and the [`Owner`] as JSON.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub(super) fn highest(dir: &Path) -> io::Result<Option<Occupant>> {
     loop {
         let Some(generation) = generations(dir)?.into_iter().max() else { return Ok(None) };
         let path = path(dir, generation);
-        let read = read_limited(&path, 1 << 16).and_then(|text| Ok((text, fs::metadata(&path)?)));
+        let read = read_limited(&path, 1 << 16).and_then(|text| Ok((text, millrace_roots::metadata(&path)?)));
         match read {
             // Its successor removed it between the listing and now.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -70,10 +70,8 @@ fn path(dir: &Path, generation: u64) -> PathBuf {
 
 fn generations(dir: &Path) -> io::Result<Vec<u64>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let name = entry?.file_name();
-        found
-            .extend(name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|rest| rest.parse::<u64>().ok()));
+    for entry in millrace_roots::read_dir(dir)? {
+        found.extend(entry.name().strip_prefix(PREFIX).and_then(|rest| rest.parse::<u64>().ok()));
     }
     Ok(found)
 }
@@ -81,7 +79,7 @@ fn generations(dir: &Path) -> io::Result<Vec<u64>> {
 /// Withdraws this process's own file.
 pub(super) fn remove(dir: &Path, generation: u64) {
     // If it stays, it is found dead by its process id or its silence.
-    let _ = fs::remove_file(path(dir, generation));
+    let _ = millrace_roots::remove_file(path(dir, generation));
 }
 
 /// Removes what earlier owners left, and drafts of the dead. What stays does no harm.
@@ -89,13 +87,13 @@ pub(super) fn remove_older(dir: &Path, generation: u64, lease: Duration) {
     for older in generations(dir).unwrap_or_default().into_iter().filter(|&older| older < generation) {
         remove(dir, older);
     }
-    let touched = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    let touched = |path: &Path| millrace_roots::metadata(path).and_then(|data| data.modified()).ok();
     let Some(now) = touched(&path(dir, generation)) else { return };
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let is_draft = entry.file_name().to_str().is_some_and(|name| name.starts_with(DRAFT));
-        let age = || now.duration_since(touched(&entry.path())?).ok();
+    for entry in millrace_roots::read_dir(dir).into_iter().flatten() {
+        let is_draft = entry.name().starts_with(DRAFT);
+        let age = || now.duration_since(touched(&entry.path)?).ok();
         if is_draft && age().is_some_and(|age| age > lease) {
-            let _ = fs::remove_file(entry.path());
+            let _ = millrace_roots::remove_file(&entry.path);
         }
     }
 }
@@ -115,7 +113,7 @@ pub(super) struct Draft {
 impl Draft {
     pub fn new(dir: &Path) -> io::Result<Self> {
         let path = dir.join(format!("{DRAFT}{}", random_token()));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        let file = millrace_roots::OpenOptions::new().write(true).create_new(true).open(&path)?;
         let metadata = file.metadata()?;
         let (created, uid) = (metadata.modified()?, metadata.uid());
         Ok(Self { dir: dir.to_owned(), path, file, created, uid })
@@ -127,11 +125,11 @@ impl Draft {
         self.file.write_all_at(content.as_bytes(), 0)?;
         self.file.sync_all()?;
         let target = path(&self.dir, generation);
-        match fs::hard_link(&self.path, &target) {
+        match millrace_roots::hard_link(&self.path, &target) {
             Ok(()) => Ok(Some(self.file.try_clone()?)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // A network file system may have done it and lost the answer.
-                let there = fs::read(&target).is_ok_and(|there| there == content.as_bytes());
+                let there = millrace_roots::read(&target).is_ok_and(|there| there == content.as_bytes());
                 if there { Ok(Some(self.file.try_clone()?)) } else { Ok(None) }
             }
             // The draft was tidied away as too old: begin again.
@@ -145,12 +143,12 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         // Left behind, it is tidied away by the lock's next owner.
-        let _ = fs::remove_file(&self.path);
+        let _ = millrace_roots::remove_file(&self.path);
     }
 }
 
 fn create_exclusively(target: &Path, content: &[u8]) -> io::Result<Option<File>> {
-    let file = match OpenOptions::new().write(true).create_new(true).open(target) {
+    let file = match millrace_roots::OpenOptions::new().write(true).create_new(true).open(target) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
         file => file?,
     };

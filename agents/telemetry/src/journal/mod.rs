@@ -27,7 +27,6 @@ mod reader;
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
@@ -90,7 +89,7 @@ impl Journal {
     /// [`Error::StaleAttempt`] if a later attempt has begun; [`Error::Io`].
     pub fn open(model_dir: &Path, attempt: u64) -> Result<Self> {
         let directory = model_dir.join(DIRECTORY);
-        fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+        millrace_roots::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
         let attempts = reader::attempts(&directory)?;
         if let Some(&newest) = attempts.last() {
             if newest > attempt {

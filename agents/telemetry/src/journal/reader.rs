@@ -1,9 +1,6 @@
 //! Reading the journal's files, also while they are being written and by another process.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use super::{DIRECTORY, Entry, header};
 use crate::{
@@ -130,14 +127,13 @@ pub(super) fn path(directory: &Path, attempt: u64) -> PathBuf {
 
 /// The attempts that have a file, in order.
 pub(super) fn attempts(directory: &Path) -> Result<Vec<u64>> {
-    let listing = match fs::read_dir(directory) {
+    let listing = match millrace_roots::read_dir(directory) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         listing => listing.map_err(Error::io("list", directory))?,
     };
     let mut attempts = Vec::new();
     for file in listing {
-        let name = file.map_err(Error::io("list", directory))?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix("attempt-")?.strip_suffix(".jsonl"));
+        let number = file.name().strip_prefix("attempt-").and_then(|name| name.strip_suffix(".jsonl"));
         attempts.extend(number.and_then(|number| number.parse::<u64>().ok()));
     }
     attempts.sort_unstable();

@@ -1,4 +1,4 @@
-use std::{io::Write, sync::mpsc, time::Duration};
+use std::{fs, io::Write, sync::mpsc, time::Duration};
 
 use super::*;
 use crate::metrics::TrainPoint;

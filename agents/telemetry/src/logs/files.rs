@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -29,7 +28,7 @@ impl LogFiles {
     /// [`Error::Io`].
     pub fn open(model_dir: &Path, attempt: u64) -> Result<Self> {
         let directory = model_dir.join("logs").join(format!("attempt-{attempt}"));
-        fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+        millrace_roots::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
         Ok(Self { directory, files: BTreeMap::new() })
     }
 
@@ -61,6 +60,8 @@ impl LogFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::logs::Level;
 

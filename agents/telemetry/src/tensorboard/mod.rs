@@ -10,7 +10,7 @@ mod event;
 mod record;
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
@@ -53,7 +53,7 @@ impl EventWriter {
     /// # Errors
     /// [`Error::Io`].
     pub fn create(directory: &Path, attempt: u64, resume_step: u64) -> Result<Self> {
-        fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+        millrace_roots::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let now = wall_time();
         let name = file_name(now, &host_name(), std::process::id(), attempt);
         let (file, path) = create_new(directory, &name)?;
@@ -86,7 +86,7 @@ impl EventWriter {
 fn create_new(directory: &Path, name: &str) -> Result<(File, PathBuf)> {
     let mut path = directory.join(name);
     for copy in 1_u32.. {
-        match OpenOptions::new().append(true).create_new(true).open(&path) {
+        match millrace_roots::OpenOptions::new().append(true).create_new(true).open(&path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 path = directory.join(format!("{name}.{copy}"));
             }

@@ -1,0 +1,280 @@
+//! The directories that a process may use for users' files, and file operations that stay inside them.
+//!
+//! A server, and every agent that it starts, calls [`restrict`] once, with the directories that users may name: the server's
+//! volumes, its inputs and its own data. From then on each operation of this crate resolves its path below the one of these
+//! directories that holds it, component by component with open directories (`openat2` with `RESOLVE_BENEATH` where the kernel
+//! has it). A path in none of them, a `..`, and a symbolic link that leads out are refused, also when a directory is exchanged
+//! for a link while the operation is under way. A link to another place in the same directory is followed.
+//!
+//! ```no_run
+//! millrace_roots::restrict(["/srv/corpora", "/srv/results"])?;
+//! let text = millrace_roots::open("/srv/corpora/kjv.txt")?;
+//! assert!(millrace_roots::open("/etc/passwd").is_err());
+//! # std::io::Result::Ok(())
+//! ```
+//!
+//! A process that never calls [`restrict`] (a run on the command line, an agent in a pod, whose mounts isolate it) uses every
+//! path as it is.
+
+#![warn(missing_docs)]
+
+use std::fs::File;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+
+use cap_std::ambient_authority;
+use cap_std::fs::Dir;
+
+mod options;
+pub use options::OpenOptions;
+
+/// Mode of a directory, and of a file, that only their owner may use.
+pub const PRIVATE_DIR_MODE: u32 = 0o700;
+/// See [`PRIVATE_DIR_MODE`].
+pub const PRIVATE_FILE_MODE: u32 = 0o600;
+
+static ROOTS: OnceLock<Roots> = OnceLock::new();
+
+/// Limits this process, for good, to these directories, which must exist. They are trusted: links on the way to them are
+/// followed.
+///
+/// # Errors
+/// A directory can't be opened, or the process is limited already.
+pub fn restrict<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> io::Result<()> {
+    let roots = Roots::open(directories)?;
+    ROOTS.set(roots).map_err(|_| io::Error::other("this process is limited to its directories already"))
+}
+
+/// Directories, each held open.
+#[derive(Debug, Default)]
+struct Roots(Vec<(PathBuf, Dir)>);
+
+impl Roots {
+    fn open<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> io::Result<Self> {
+        let open = |path: P| {
+            let path = path.as_ref();
+            let dir = Dir::open_ambient_dir(path, ambient_authority());
+            let dir = dir.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+            Ok((path.to_owned(), dir))
+        };
+        directories.into_iter().map(open).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Finds the directory that holds `path`, the deepest where they lie in each other, and the rest of the path.
+    fn holding<'a>(&'a self, path: &'a Path) -> io::Result<Place<'a>> {
+        let refused = |why: &str| Err(io::Error::new(io::ErrorKind::PermissionDenied, why.to_owned()));
+        if path.components().any(|part| part == Component::ParentDir) {
+            return refused("a path with `..` is not used here");
+        }
+        let holders = self.0.iter().filter(|(root, _)| path.starts_with(root));
+        let Some((root, dir)) = holders.max_by_key(|(root, _)| root.components().count()) else {
+            return refused("the path lies outside of the directories that this process may use");
+        };
+        let rest = path.strip_prefix(root).unwrap_or(path);
+        Ok(Place::Inside(dir, if rest.as_os_str().is_empty() { Path::new(".") } else { rest }))
+    }
+}
+
+/// Where a path is resolved.
+enum Place<'a> {
+    /// Anywhere: the process is not limited.
+    Ambient(&'a Path),
+    /// Below an open directory.
+    Inside(&'a Dir, &'a Path),
+}
+
+fn place(path: &Path) -> io::Result<Place<'_>> {
+    ROOTS.get().map_or(Ok(Place::Ambient(path)), |roots| roots.holding(path))
+}
+
+/// Opens a file to be read. Devices, pipes and directories are refused: opening or reading one could block for ever.
+///
+/// # Errors
+/// The system's; [`io::ErrorKind::PermissionDenied`] where the path leads out of the directories.
+pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
+    OpenOptions::new().read(true).open(path)
+}
+
+/// Opens a file below a directory to be read, on a path without any symbolic link below that directory.
+///
+/// # Errors
+/// As [`open`]; the path is not one of plain names.
+pub fn open_without_links(directory: impl AsRef<Path>, inside: impl AsRef<Path>) -> io::Result<File> {
+    let mut dir = match place(directory.as_ref())? {
+        Place::Ambient(path) => Dir::open_ambient_dir(path, ambient_authority())?,
+        Place::Inside(dir, path) => dir.open_dir(path)?,
+    };
+    let mut parts = inside.as_ref().components().peekable();
+    while let Some(part) = parts.next() {
+        let Component::Normal(name) = part else { break };
+        if parts.peek().is_none() {
+            return options::open_no_link(&dir, Path::new(name));
+        }
+        dir = options::open_dir_no_link(&dir, Path::new(name))?;
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of plain names"))
+}
+
+/// Creates a file, or empties the one that is there.
+///
+/// # Errors
+/// As [`open`].
+pub fn create(path: impl AsRef<Path>) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(true).open(path)
+}
+
+/// Reads a whole file.
+///
+/// # Errors
+/// As [`open`].
+pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut open(path)?, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// What is at a path, links followed.
+///
+/// # Errors
+/// As [`open`].
+pub fn metadata(path: impl AsRef<Path>) -> io::Result<std::fs::Metadata> {
+    match place(path.as_ref())? {
+        Place::Ambient(path) => std::fs::metadata(path),
+        Place::Inside(dir, path) => {
+            // Without opening what is there: opening a pipe would wait for its other end.
+            let about = dir.metadata(path)?;
+            if about.is_dir() {
+                return dir.open_dir(path)?.into_std_file().metadata();
+            }
+            if about.is_file() {
+                return dir.open(path)?.into_std().metadata();
+            }
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a directory"))
+        }
+    }
+}
+
+/// Whether there is a directory at a path, links followed.
+pub fn is_dir(path: impl AsRef<Path>) -> bool {
+    metadata(path).is_ok_and(|about| about.is_dir())
+}
+
+/// Whether there is a file at a path, links followed.
+pub fn is_file(path: impl AsRef<Path>) -> bool {
+    metadata(path).is_ok_and(|about| about.is_file())
+}
+
+/// Makes a directory and those above it that are missing. In a limited process they are for their owner only, whatever the
+/// umask.
+///
+/// # Errors
+/// As [`open`].
+pub fn create_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
+    match place(path.as_ref())? {
+        Place::Ambient(path) => std::fs::create_dir_all(path),
+        Place::Inside(dir, path) => options::private_dirs(dir, path),
+    }
+}
+
+/// Opens a directory as a file, to have it synced to disk.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_dir(path: impl AsRef<Path>) -> io::Result<File> {
+    match place(path.as_ref())? {
+        Place::Ambient(path) => File::open(path),
+        Place::Inside(dir, path) => options::open_dir(dir, path),
+    }
+}
+
+/// Gives a file or directory another name in the same directory tree.
+///
+/// # Errors
+/// As [`open`].
+pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+    match (place(from.as_ref())?, place(to.as_ref())?) {
+        (Place::Inside(from_dir, from), Place::Inside(to_dir, to)) => from_dir.rename(from, to_dir, to),
+        _ => std::fs::rename(from, to),
+    }
+}
+
+/// Gives a file a second name.
+///
+/// # Errors
+/// As [`open`].
+pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+    match (place(from.as_ref())?, place(to.as_ref())?) {
+        (Place::Inside(from_dir, from), Place::Inside(to_dir, to)) => from_dir.hard_link(from, to_dir, to),
+        _ => std::fs::hard_link(from, to),
+    }
+}
+
+/// Removes a file, or a link as such.
+///
+/// # Errors
+/// As [`open`].
+pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
+    match place(path.as_ref())? {
+        Place::Ambient(path) => std::fs::remove_file(path),
+        Place::Inside(dir, path) => dir.remove_file(path),
+    }
+}
+
+/// Removes a directory with all in it; links in it are removed as such.
+///
+/// # Errors
+/// As [`open`].
+pub fn remove_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
+    match place(path.as_ref())? {
+        Place::Ambient(path) => std::fs::remove_dir_all(path),
+        Place::Inside(dir, path) => dir.remove_dir_all(path),
+    }
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Its path: that of the directory and its name.
+    pub path: PathBuf,
+    /// Whether it is a directory itself, and no link to one.
+    pub is_dir: bool,
+    /// Whether it is a file itself, and no link to one.
+    pub is_file: bool,
+}
+
+impl Entry {
+    /// Its name in the directory; an empty one where that is not UTF-8.
+    pub fn name(&self) -> &str {
+        self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+}
+
+/// Lists a directory, in no order.
+///
+/// # Errors
+/// As [`open`].
+pub fn read_dir(path: impl AsRef<Path>) -> io::Result<Vec<Entry>> {
+    let path = path.as_ref();
+    let entry = |name: std::ffi::OsString, is_dir, is_file| Entry { path: path.join(name), is_dir, is_file };
+    match place(path)? {
+        Place::Ambient(path) => std::fs::read_dir(path)?
+            .map(|found| {
+                let found = found?;
+                let kind = found.file_type()?;
+                Ok(entry(found.file_name(), kind.is_dir(), kind.is_file()))
+            })
+            .collect(),
+        Place::Inside(dir, path) => dir
+            .read_dir(path)?
+            .map(|found| {
+                let found = found?;
+                let kind = found.file_type()?;
+                Ok(entry(found.file_name(), kind.is_dir(), kind.is_file()))
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
