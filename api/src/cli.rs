@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use millrace_store::{Options, Store};
 
 use crate::backup::{self, Backup, Restore};
+use crate::private;
 use crate::reader::{self, Reader};
 use crate::serve::{self, Serve};
 
@@ -30,7 +31,7 @@ pub struct Args {
 #[allow(clippy::large_enum_variant, reason = "read once, when the program starts")]
 enum Task {
     /// Serves until SIGTERM or Ctrl-C; running jobs save their state and go on when it serves again
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Serves the files of one job to a REST server elsewhere, until nobody asks any more
     Reader(Reader),
     /// Writes what a server keeps into one file, also while it runs; checkpoints apart
@@ -64,7 +65,7 @@ struct TokenArgs {
 /// Where the server keeps what it knows.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Database {
-    /// Directory of the server's own: database, model_dirs, texts
+    /// Directory of the server's own, which only its user may enter: database, model_dirs, texts
     #[arg(long, env = "MILLRACE_DATA", default_value = "millrace-data")]
     pub data: PathBuf,
     /// sqlite:PATH or postgres://…; a file in the data directory where this is left out
@@ -78,7 +79,8 @@ impl Database {
     /// # Errors
     /// It can't be: a sentence.
     pub async fn open(&self) -> anyhow::Result<Store> {
-        std::fs::create_dir_all(&self.data).map_err(|error| {
+        private::make_all_private();
+        private::claim_dir(&self.data).map_err(|error| {
             anyhow::anyhow!("can't make the directory {}: {error}; choose another --data", self.data.display())
         })?;
         let url =
@@ -98,7 +100,7 @@ pub fn run(args: Args) -> ExitCode {
                     println!("{}", serde_json::to_string_pretty(&crate::rest::openapi::document())?);
                     Ok(())
                 }
-                Task::Serve(args) => serve::run(args).await,
+                Task::Serve(args) => serve::run(*args).await,
                 Task::Reader(args) => reader::run(args).await,
                 Task::Token(args) => make_token(args).await,
                 Task::Backup(args) => backup::backup(args).await,

@@ -28,6 +28,7 @@ pub mod kubernetes;
 pub mod metrics;
 pub mod own_certificate;
 pub mod plan;
+mod private;
 pub mod process;
 pub mod reader;
 pub mod record;

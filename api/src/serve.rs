@@ -1,6 +1,5 @@
 //! Everything put together: database, backend, routes, and an end in good order.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use kube::{Client, Resource};
 use millrace_control::Workers;
 use millrace_control::program::{end_signals, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
-use millrace_params::{ApplianceDocument, ApplianceSpec};
+use millrace_params::{ApplianceDocument, ApplianceSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
 use serde_json::{Value, json};
 
@@ -27,7 +26,7 @@ use crate::files::DEFAULT_EXPORT_BYTES;
 use crate::kubernetes::{self, Cluster, Reviews};
 use crate::metrics::Traffic;
 use crate::own_certificate::OwnCertificate;
-use crate::process::{Directories, Local, Settings};
+use crate::process::{Directories, Local, ServerVolume, Settings, VOLUME_SYNTAX, all_volumes, parse_volume};
 use crate::refusal::Refusal;
 use crate::rest::{Access, Api, Pace, Proxies, forget_sessions, router};
 use crate::tls::{self, Files};
@@ -87,12 +86,12 @@ pub struct Serve {
     /// Bytes of checkpoints exported for downloads that are kept at most, together; on Kubernetes they lie in pods of their own
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_EXPORT_BYTES)]
     export_bytes: u64,
-    /// What relative data paths of params are relative to
-    #[arg(long, default_value = ".")]
-    inputs: PathBuf,
-    /// A directory that jobs can mount, once for each
-    #[arg(long = "volume", value_name = "NAME=DIR", value_parser = volume)]
-    volumes: Vec<(String, PathBuf)>,
+    /// What relative data paths of params are relative to, readable by every job; left out, params name no such paths
+    #[arg(long, value_name = "DIR")]
+    inputs: Option<PathBuf>,
+    /// A directory that jobs can mount, once for each: read-only with `ro`, and only in some namespaces with their names
+    #[arg(long = "volume", value_name = VOLUME_SYNTAX, value_parser = parse_volume)]
+    volumes: Vec<(ObjectName, ServerVolume)>,
     /// On Kubernetes: the namespace of this server and of the operator
     #[arg(long, env = "POD_NAMESPACE", default_value = "millrace-system")]
     namespace: String,
@@ -107,27 +106,6 @@ pub struct Serve {
     log: log::LevelFilter,
     #[command(flatten)]
     database: Database,
-}
-
-fn volume(text: &str) -> Result<(String, PathBuf), String> {
-    let (name, dir) = text.split_once('=').ok_or("write NAME=DIR")?;
-    if name.is_empty() || name.contains(|letter: char| !letter.is_ascii_alphanumeric() && !"-.".contains(letter)) {
-        return Err(format!("{name:?} is no name of a volume: letters, digits, hyphens and dots"));
-    }
-    match Path::new(dir).canonicalize() {
-        Ok(real) if real.is_dir() => Ok((name.to_owned(), real)),
-        _ => Err(format!("there is no directory {dir}")),
-    }
-}
-
-fn volumes(given: &[(String, PathBuf)]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
-    let mut volumes = BTreeMap::new();
-    for (name, dir) in given {
-        if volumes.insert(name.clone(), dir.clone()).is_some() {
-            anyhow::bail!("there are two volumes {name}: give each --volume another name");
-        }
-    }
-    Ok(volumes)
 }
 
 /// A network as `10.0.0.0/8`, or a single address.
@@ -220,8 +198,13 @@ fn prepared<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Se
 async fn process(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
     // As they are, whatever leads to them: what lies in the one must not be read by way of the other.
     let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
-    let directories =
-        Directories { data: real(&args.database.data)?, inputs: real(&args.inputs)?, volumes: volumes(&args.volumes)? };
+    let directories = Directories {
+        data: real(&args.database.data)?,
+        inputs: args.inputs.as_deref().map(real).transpose()?,
+        volumes: all_volumes(&args.volumes).map_err(anyhow::Error::msg)?,
+    };
+    directories.make().map_err(anyhow::Error::msg)?;
+    millrace_roots::restrict(directories.roots()).context("can't use a directory of the server")?;
     let local = Local::start(
         store.clone(),
         Settings {

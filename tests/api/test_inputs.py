@@ -83,18 +83,18 @@ def test_volumes(serve: Serve, tmp_path: Path) -> None:
     assert {volume["name"] for volume in listed} == {"corpus", "results"}
 
     mounts = ("--mount_dirs", "corpus/en=/data", "results=/results")
-    params = write(tmp_path / "params.yaml", "/data/kjv.txt", model_dir="/results/run")
+    params = write(tmp_path / "params.yaml", "/data/kjv.txt", model_dir="/results/default/run")
     user.millrace("train", "-p", params, "-n", "mounted", "--max_steps", STEPS, *mounts)
     job = user.appliance.job("mounted")
-    assert (results / f"run/checkpoint_{STEPS}/manifest.json").is_file()
+    assert (results / f"default/run/checkpoint_{STEPS}/manifest.json").is_file()
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
     here = write(tmp_path / "here.yaml", str(corpus / "en/kjv.txt"))
     Reference.train(tmp_path / "here", STEPS, here).assert_same(user, job)
     assert [checkpoint.step for checkpoint in job.checkpoints()] == [STEPS]
 
     # A checkpoint of one job is the beginning of another.
-    start = ("--checkpoint_path", f"/results/run/checkpoint_{STEPS}")
-    further = write(tmp_path / "further.yaml", "/data/kjv.txt", model_dir="/results/further")
+    start = ("--checkpoint_path", f"/results/default/run/checkpoint_{STEPS}")
+    further = write(tmp_path / "further.yaml", "/data/kjv.txt", model_dir="/results/default/further")
     user.millrace("train", "-p", further, "-n", "further", "--max_steps", 2 * STEPS, *start, *mounts)
     job = user.appliance.job("further")
     assert job.metrics()[0].step == STEPS + 1
@@ -108,7 +108,7 @@ def test_volumes_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
     user = serve("--volume", f"corpus={tmp_path / 'corpus'}").user
     params = write(tmp_path / "params.yaml", "/data/kjv.txt")
     done = user.millrace("train", "-p", params, "--mount_dirs", "nowhere=/data", code=2)
-    assert "offers no volume nowhere (corpus)" in done.error
+    assert "offers no volume nowhere to namespace default (corpus)" in done.error
     done = user.millrace("train", "-p", params, "--mount_dirs", "corpus/../..=/data", code=2)
     assert "subPath" in done.error
     assert list(user.appliance.jobs()) == []

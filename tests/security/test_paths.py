@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
-from harness import PARAMS, Server, User
+from harness import PARAMS, ROOT, ProcessServer, Serve, Server, User, path, trainjob, until_state
+from hostile import NAMES, PATHS, put, raw, strings
+from millrace import Job
 
 CODE = b"import os\n"
 """What an attacker would want to have on the server."""
@@ -59,8 +68,9 @@ def test_uploaded_texts_have_a_volume_of_their_own(server: Server) -> None:
     assert answer.status_code == 201, answer.text
     volumes = {volume["name"]: volume for volume in answer.json()["spec"]["volumes"]}
     own = volumes["texts"]["configMap"]["name"]
+    assert isinstance(server, ProcessServer)
     assert volumes["mine"]["configMap"]["name"] == "shared-settings" != own
-    assert tree(server.data / "texts/default") == {own, f"{own}/0-0000-x.txt"}  # type: ignore[attr-defined]
+    assert tree(server.data / "texts/default") == {own, f"{own}/0-0000-x.txt"}
 
 
 @pytest.mark.parametrize(
@@ -70,3 +80,484 @@ def test_the_volume_of_uploaded_texts_is_reserved(shared: Server, spec: dict[str
     """A volume of the user's has neither the name nor the directory of the uploaded texts."""
     answer = upload(shared.user, "reserved", {"x.txt": CODE}, **spec)
     assert answer.status_code == 422 and "reserved for the uploaded texts" in answer.text, answer.text
+
+
+JOBS = "/v1/namespaces/{ns}/trainjobs"
+SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
+
+NAME_FIELDS: dict[str, set[str]] = {
+    # An empty name is one that the server makes.
+    "metadata.name": {"empty"},
+    # The beginning of a name, to which the server adds an end.
+    "metadata.generateName": {"hyphen at the end", "too long", "much too long"},
+    "metadata.namespace": set(),
+    "spec.appliance": set(),
+    "spec.priorityClassName": set(),
+    "spec.volumes[].name": set(),
+    "spec.volumes[].configMap.name": set(),
+    "spec.volumes[].persistentVolumeClaim.claimName": set(),
+    "spec.mountDirs[].volume": set(),
+    "spec.mountDirs[].path": {"absolute"},
+    "spec.mountDirs[].subPath": {
+        *(
+            "slash inside",
+            "percent-encoded",
+            "twice percent-encoded",
+            "upper case",
+            "hyphen at the end",
+            "tilde",
+            "too long",
+        ),
+    },
+}
+"""Fields that name something, and the texts that are all right there."""
+
+PATH_FIELDS = {
+    "spec.params.train_input.data_dir",
+    "spec.params.train_input.data_files",
+    "spec.params.eval_input.data_dir",
+    "spec.params.eval_input.data_files",
+    "spec.params.runconfig.model_dir",
+    "spec.params.runconfig.summary_dir",
+    "spec.params.runconfig.checkpoint_path",
+}
+"""Fields with a path that a job reads or writes."""
+
+OTHER_FIELDS = {
+    *("apiVersion", "kind", "metadata.annotations.*", "metadata.labels.*", "spec.labels.*"),
+    # The server gives these itself, whatever a client writes.
+    *("metadata.creationTimestamp", "metadata.deletionTimestamp", "metadata.resourceVersion", "metadata.selfLink"),
+    "metadata.uid",
+    *(
+        f"spec.resources.{role}.{kind}.*"
+        for role in ("activation", "coordinator", "cs2", "memoryx", "swarmx")
+        for kind in ("limits", "requests")
+    ),
+    *(
+        f"spec.params.{name}_input.{key}"
+        for name in ("train", "eval")
+        for key in ("data_processor", "micro_batch_size", "split", "tokenizer")
+    ),
+    *(
+        f"spec.params.model.{key}"
+        for key in ("attention_kernel", "attention_module", "attention_type", "embedding_initializer")
+    ),
+    *(
+        f"spec.params.model.{key}"
+        for key in ("fp16_type", "initializer", "loss_scaling", "name", "nonlinearity", "norm_type")
+    ),
+    *(f"spec.params.model.{key}" for key in ("output_layer_initializer", "position_embedding_type")),
+    *(f"spec.params.optimizer.{key}" for key in ("learning_rate", "loss_scaling_factor", "optimizer_type")),
+    *(
+        f"spec.params.runconfig.{key}"
+        for key in ("job_labels", "job_priority", "load_checkpoint_states", "logging", "mode")
+    ),
+    # Of the real appliance: without effect here.
+    *(f"spec.params.runconfig.{key}" for key in ("autogen_policy", "cbcore_image", "compile_dir", "credentials_path")),
+    *(f"spec.params.runconfig.{key}" for key in ("debug_args", "debug_args_path", "dist_addr", "dist_backend")),
+    *(f"spec.params.runconfig.{key}" for key in ("execution_strategy", "fabric_type_blacklist", "hf_cache_dir", "ini")),
+    *(f"spec.params.runconfig.{key}" for key in ("init_method", "mgmt_address", "mgmt_namespace", "mount_dirs")),
+    *(
+        f"spec.params.runconfig.{key}"
+        for key in ("python_paths", "service_dir", "target_device", "variant", "wsc_log_level")
+    ),
+}
+"""Fields that become no part of a path and no name of an object."""
+
+
+def test_every_field_is_known(shared: Server) -> None:
+    """A new field of a job is put into one of the tables above: whoever adds it decides whether it names something."""
+    document = shared.user.http.get("/openapi.json").json()
+    body = document["paths"][JOBS]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    found = {at for at in strings(body, document) if not at.startswith("status.")}
+    assert found == NAME_FIELDS.keys() | PATH_FIELDS | OTHER_FIELDS
+
+
+def job(name: str = "hostile") -> dict[str, Any]:
+    """A suspended job with something in every field that names something."""
+    document = trainjob(name, suspend=True)
+    document["spec"]["volumes"] = [
+        {"name": "one", "configMap": {"name": "settings"}},
+        {"name": "two", "persistentVolumeClaim": {"claimName": "data"}},
+    ]
+    document["spec"]["mountDirs"] = [{"path": "/one", "volume": "one"}, {"path": "/two", "volume": "two"}]
+    return document
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, shared: Server) -> Iterator[Callable[[], None]]:
+    """Checks that nothing of what lies about a server has changed."""
+    homes = [shared.home, Path("/tmp")]
+
+    def seen() -> set[str]:
+        own = {each.name for each in shared.home.glob("user-*")} | {"data", "server.log"}
+        at_home = {str(each) for each in homes[0].iterdir() if each.name not in own}
+        return at_home | {str(each) for each in homes[1].glob("millrace-x*")}
+
+    before = seen()
+
+    def check() -> None:
+        assert seen() == before
+
+    yield check
+    check()
+
+
+@pytest.mark.parametrize("field", NAME_FIELDS)
+def test_what_is_no_name_is_refused(shared: Server, site: Callable[[], None], field: str) -> None:
+    """Whatever is no name is refused before anything is made, in every field that names something."""
+    jobs = JOBS.format(ns=shared.namespace)
+    taken = {}
+    for trick, text in NAMES.items():
+        if field == "metadata.generateName" and trick == "empty":
+            # Then the name is all of the server's, and whether it may begin so is chance.
+            continue
+        body = job()
+        if field.endswith("claimName"):
+            body["spec"]["volumes"].reverse()
+            body["spec"]["volumes"][0] = {"name": "two", "persistentVolumeClaim": {"claimName": "data"}}
+        if field == "metadata.generateName":
+            del body["metadata"]["name"]
+        put(body, field, text)
+        answer = shared.user.http.post(jobs, json=body)
+        if answer.status_code == 201:
+            taken[trick] = answer.json()["metadata"]["name"]
+            shared.user.http.delete(f"{jobs}/{taken[trick]}").raise_for_status()
+        else:
+            assert answer.status_code in (400, 413, 422), (trick, answer.text[:500])
+    assert taken.keys() == NAME_FIELDS[field]
+    site()
+
+
+@pytest.mark.needs("local paths")
+@pytest.mark.parametrize("field", sorted(PATH_FIELDS))
+def test_what_leads_elsewhere_is_refused(shared: Server, site: Callable[[], None], field: str) -> None:
+    """A path that leads out of what the server offers is refused; one of results is below the job's own directory."""
+    jobs = JOBS.format(ns=shared.namespace)
+    assert isinstance(shared, ProcessServer)
+    own = shared.data.resolve() / "model_dirs" / shared.namespace / "hostile"
+    for trick, text in PATHS.items():
+        body = job()
+        if "eval_input" in field:
+            body["spec"]["params"]["eval_input"] = dict(body["spec"]["params"]["train_input"])
+        put(body, field, text)
+        answer = shared.user.http.post(jobs, json=body)
+        if answer.status_code == 201:
+            assert field.endswith(("model_dir", "summary_dir")) and not text.startswith("/"), (trick, answer.text[:500])
+            created = shared.user.appliance.job("hostile")
+            until_state(created, "Suspended")
+            shared.user.http.delete(path(created)).raise_for_status()
+        else:
+            assert answer.status_code == 422, (trick, answer.text[:500])
+    assert not own.exists()
+    site()
+
+
+@pytest.mark.needs("local files")
+@pytest.mark.parametrize("trick", [*NAMES, *(f"path: {trick}" for trick in PATHS)])
+def test_names_of_uploaded_files(server: Server, trick: str) -> None:
+    """Whatever an uploaded text is called, it is written into its own directory under a name of the server's, or not at all."""
+    name = PATHS[trick.removeprefix("path: ")] if trick.startswith("path: ") else NAMES[trick]
+    assert isinstance(server, ProcessServer)
+    texts = server.data / "texts/default"
+    with suppress(httpx.RemoteProtocolError):
+        answer = upload(server.user, "named", {name: CODE * 20_000})
+        assert answer.status_code in (201, 400, 413, 422), answer.text[:500]
+    for file in texts.rglob("*") if texts.exists() else ():
+        inside = file.relative_to(texts).parts
+        assert inside[0].startswith("texts-") and len(inside) <= 2
+        assert len(inside) == 1 or inside[1].startswith("0-0000-")
+    assert {each.name for each in server.home.iterdir()} <= {"data", "server.log"} | {
+        u.name for u in server.home.glob("user-*")
+    }
+
+
+def test_parts_of_addresses(shared: Server, finished: Job) -> None:
+    """A part of an address that is no name, or a path that leads elsewhere, finds nothing and breaks nothing."""
+    routes = {
+        JOBS.format(ns="{x}"): "GET",
+        JOBS.format(ns=shared.namespace) + "/{x}": "GET",
+        JOBS.format(ns=shared.namespace) + "/{x}/suspend": "POST",
+        "/v1/namespaces/{x}/volumes": "GET",
+        **{f"{path(finished)}/{below}": "GET" for below in ("checkpoints/{x}", "checkpoints/200/{x}", "artifacts/{x}")},
+        f"{path(finished)}/checkpoints/200:export/{{x}}?format=hf": "GET",
+    }
+    wrong = {}
+    for route, method in routes.items():
+        for trick, text in {**NAMES, **PATHS}.items():
+            if len(text) > 10_000 or (trick == "empty" and not route.endswith("{x}")):
+                continue
+            for written in (quote(text, safe=""), quote(text, safe="/.~$*()")):
+                status, body = raw(shared, method, route.replace("{x}", written))
+                listed = trick in ("empty", "trailing slash", "dot") and status in (200, 404)
+                if not listed and (status < 400 or status >= 500 or "root:x:" in body):
+                    wrong[route, trick] = status, body[:200]
+    assert wrong == {}
+
+
+def test_questions_behind_addresses(shared: Server, finished: Job) -> None:
+    """No parameter of a query breaks the server or shows a file, whatever stands there."""
+    document = shared.user.http.get("/openapi.json").json()
+    wrong = {}
+    for route, methods in document["paths"].items():
+        operation = methods.get("get", {})
+        names = [each["name"] for each in operation.get("parameters", []) if each.get("in") == "query"]
+        if "/follow" in route or route.endswith("/events") and "Last-Event-ID" in str(operation):
+            names = [name for name in names if name not in ("after",)]
+        target = route.format(ns=shared.namespace, name=finished.name, shelf=200, path="job.json", id="x")
+        for name in names:
+            for trick, text in {**NAMES, **PATHS}.items():
+                if len(text) > 10_000:
+                    continue
+                with shared.user.http.stream("GET", target, params={name: text}) as answer:
+                    if answer.status_code >= 500:
+                        wrong[target, name, trick] = answer.status_code
+    assert wrong == {}
+
+
+@contextmanager
+def swapping(place: Path, other: Path) -> Iterator[None]:
+    """While this lasts, a directory is now itself, now a link to another one."""
+    over, away = threading.Event(), place.with_name(f"{place.name}-away")
+
+    def swap() -> None:
+        while not over.is_set():
+            place.rename(away)
+            place.symlink_to(other)
+            place.unlink()
+            while away.exists():
+                # Whoever found nothing there may have made it anew.
+                with suppress(OSError):
+                    shutil.rmtree(place, ignore_errors=True)
+                    away.rename(place)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """A directory to be offered as a volume, and beside it one with a secret, to which links of the volume lead."""
+    volume, outside = tmp_path / "volume", tmp_path / "outside"
+    for each in (volume / "default", outside):
+        each.mkdir(parents=True)
+    (volume / "kjv.txt").write_text((ROOT / "examples/data/kjv.txt").read_text()[:100_000])
+    (outside / "secret.txt").write_text(f"{SECRET}\n" * 4000)
+    (outside / "metrics.jsonl").write_text(f'{{"{SECRET}": 1}}\n')
+    (volume / "secret-link.txt").symlink_to(outside / "secret.txt")
+    (volume / "outside").symlink_to(outside)
+    (volume / "default/outside").symlink_to("../../outside")
+    return volume
+
+
+def mounted(name: str, data: str, steps: int = 20, **runconfig: str | int) -> dict[str, Any]:
+    """A job with the volume `shared` at /v."""
+    body = trainjob(name, steps)
+    body["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "shared"}}]
+    body["spec"]["mountDirs"] = [{"path": "/v", "volume": "v"}]
+    body["spec"]["params"]["train_input"]["data_files"] = data
+    body["spec"]["params"]["runconfig"] |= runconfig
+    return body
+
+
+def submit(user: User, body: dict[str, Any], namespace: str | None = None) -> Job:
+    """Submit a job that is to be taken."""
+    jobs = JOBS.format(ns=namespace or user.namespace)
+    user.http.post(jobs, json=body).raise_for_status()
+    return user.appliance.job(body["metadata"]["name"])
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file below a directory, links not followed."""
+    files = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+@pytest.mark.needs("own volumes")
+@pytest.mark.parametrize("data", ["/v/secret-link.txt", "/v/outside/secret.txt", "/v/outside/*.txt", "/v/outside"])
+def test_data_behind_a_link_are_not_read(serve: Serve, volume: Path, data: str) -> None:
+    """A link in a volume that leads out of it is no training data."""
+    user = serve("--volume", f"shared={volume}").user
+    created = submit(user, mounted("linked", data))
+    until_state(created, "BadParams", "Failed", "RetriesExhausted")
+    assert not created.metrics()
+    assert SECRET not in json.dumps(created.refresh().status)
+
+
+@pytest.mark.needs("own volumes")
+@pytest.mark.parametrize("model_dir", ["/v/default/outside", "/v/default/outside/run", "/v/default/planted"])
+def test_results_behind_a_link_are_not_written(serve: Serve, volume: Path, model_dir: str) -> None:
+    """A link in a writable volume leads no checkpoint, log or metric out of it; neither does one in model_dir itself."""
+    outside = volume.parent / "outside"
+    planted = volume / "default/planted"
+    planted.mkdir()
+    for name in ("metrics.jsonl", "job.json", "journal", "logs", "checkpoint_20"):
+        (planted / name).symlink_to(outside / name)
+    before = contents(outside)
+    user = serve("--volume", f"shared={volume}").user
+    created = submit(user, mounted("linked", "/v/kjv.txt", model_dir=model_dir))
+    until_state(created, "BadParams", "Failed", "RetriesExhausted", "Succeeded", seconds=120)
+    assert contents(outside) == before and {each.name for each in outside.iterdir()} == {"secret.txt", "metrics.jsonl"}
+    for file in created.artifacts() if created.state == "Succeeded" else ():
+        assert SECRET not in user.http.get(path(created, f"artifacts/{file.path}")).text
+
+
+@pytest.mark.needs("own volumes")
+def test_a_directory_that_is_swapped_for_a_link(serve: Serve, volume: Path) -> None:
+    """While somebody exchanges a model_dir for a link again and again, nothing beyond the link is listed or served."""
+    user = serve("--volume", f"shared={volume}").user
+    created = submit(user, mounted("swapped", "/v/kjv.txt", model_dir="/v/default/run"))
+    created.wait(120)
+    own = user.http.get(path(created, "artifacts/metrics.jsonl")).raise_for_status().text
+    seen: dict[int, int] = {}
+    with swapping(volume / "default/run", volume.parent / "outside"):
+        for _ in range(300):
+            answer = user.http.get(path(created, "artifacts/metrics.jsonl"))
+            seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
+            assert SECRET not in answer.text and (answer.status_code != 200 or answer.text == own)
+            listed = user.http.get(path(created, "artifacts"))
+            assert "secret" not in listed.text
+    assert seen.get(200), seen
+
+
+@pytest.mark.needs("own volumes")
+def test_results_while_their_directory_is_swapped(serve: Serve, volume: Path) -> None:
+    """A job whose model_dir is exchanged for a link while it trains writes nothing beyond the link."""
+    outside = volume.parent / "outside"
+    before = contents(outside)
+    user = serve("--volume", f"shared={volume}").user
+    (volume / "default/run").mkdir()
+    with swapping(volume / "default/run", outside):
+        created = submit(user, mounted("swapped", "/v/kjv.txt", 100, model_dir="/v/default/run", checkpoint_steps=10))
+        until_state(created, "BadParams", "Failed", "RetriesExhausted", "Succeeded", seconds=120)
+    assert contents(outside) == before
+
+
+@pytest.mark.needs("own volumes")
+def test_a_volume_is_no_artifact(serve: Serve, volume: Path) -> None:
+    """Of a model_dir that is a whole volume, nothing is listed or served but what jobs write."""
+    (volume / "id_rsa").write_text(SECRET)
+    (volume / "logs").mkdir()
+    (volume / "logs/secret.log").write_text(SECRET)
+    (volume / "checkpoint_7").mkdir()
+    (volume / "checkpoint_7/secret.json").write_text(SECRET)
+    user = serve("--volume", f"shared={volume}:rw:default").user
+    created = submit(user, mounted("whole", "/v/kjv.txt", model_dir="/v"))
+    created.wait(120)
+    names = {file.path for file in created.artifacts()}
+    assert {"metrics.jsonl", "params.yaml", "job.json"} <= names
+    assert not {name for name in names if "secret" in name or "kjv" in name or "id_rsa" in name}
+    assert [each.step for each in created.checkpoints()] == [20]
+    for below in (
+        "artifacts/id_rsa",
+        "artifacts/kjv.txt",
+        "artifacts/logs/secret.log",
+        "checkpoints/7",
+        "checkpoints/7/secret.json",
+    ):
+        assert user.http.get(path(created, below)).status_code == 404, below
+
+
+@pytest.mark.needs("own volumes")
+def test_volumes_of_namespaces(serve: Serve, volume: Path) -> None:
+    """Only namespaces that a volume is offered to use, list or plan with it; those that share it write to their own part."""
+    other = volume.parent / "other"
+    other.mkdir()
+    server = serve(
+        "--volume", f"shared={volume}", "--volume", f"other={other}:rw:default,team", "--volume", f"ro={other}:ro:team"
+    )
+    user = server.user
+
+    def asked(namespace: str, claim: str, model_dir: str, ending: str = "") -> httpx.Response:
+        body = mounted("mine", "/v/kjv.txt", model_dir=model_dir)
+        body["spec"] |= {"suspend": True}
+        body["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim
+        return user.http.post(JOBS.format(ns=namespace) + ending, json=body)
+
+    def listed(namespace: str) -> set[str]:
+        items = user.http.get(f"/v1/namespaces/{namespace}/volumes").raise_for_status().json()["items"]
+        return {item["name"] for item in items}
+
+    assert (listed("default"), listed("team"), listed("strangers")) == (
+        {"shared", "other"},
+        {"shared", "other", "ro"},
+        {"shared"},
+    )
+    for namespace, claim, model_dir, told in (
+        ("strangers", "other", "/v/strangers/run", "offers no volume other to namespace strangers (shared)"),
+        ("strangers", "ro", "/v/strangers/run", "offers no volume ro to namespace strangers"),
+        ("team", "ro", "/v/team/run", "the volume ro is read-only"),
+        ("team", "other", "/v", "the volume other is shared with other namespaces"),
+        ("team", "other", "/v/default/run", "write below its directory team/"),
+        ("default", "shared", "/v/run", "write below its directory default/"),
+    ):
+        for ending in ("", ":plan", "?dryRun=All"):
+            answer = asked(namespace, claim, model_dir, ending)
+            refused = answer.status_code == 422 or ending == ":plan" and not answer.json().get("fits", True)
+            assert refused and told in answer.text, (namespace, claim, model_dir, ending, answer.text)
+    for namespace, claim in (("team", "other"), ("default", "shared")):
+        assert asked(namespace, claim, f"/v/{namespace}/run").status_code == 201
+
+
+@pytest.mark.needs("own volumes")
+def test_retention_spares_the_checkpoints_of_others(serve: Serve, volume: Path) -> None:
+    """A job that keeps one checkpoint deletes its own older ones, and none of a job that it does not go on from."""
+    user = serve("--volume", f"shared={volume}").user
+    submit(user, mounted("first", "/v/kjv.txt", 40, model_dir="/v/default/run", checkpoint_steps=10)).wait(120)
+    kept = {f"checkpoint_{step}": contents(volume / f"default/run/checkpoint_{step}") for step in (10, 20, 30, 40)}
+    second = mounted("second", "/v/kjv.txt", 9, model_dir="/v/default/run", checkpoint_steps=3, max_checkpoints=1)
+    second["spec"]["params"]["runconfig"]["autoload_last_checkpoint"] = False
+    submit(user, second).wait(120)
+    there = {each.name for each in (volume / "default/run").glob("checkpoint_*")}
+    assert there == kept.keys() | {"checkpoint_9"}
+    assert {name: contents(volume / "default/run" / name) for name in kept} == kept
+
+
+@pytest.mark.needs("local files")
+def test_what_the_server_keeps_is_its_users_alone(tmp_path: Path, volume: Path) -> None:
+    """Whatever the umask, and however wide a data directory was, nobody else reads what the server and its jobs keep."""
+    before = os.umask(0)
+    try:
+        server = ProcessServer(tmp_path / "private", "--volume", f"shared={volume}")
+        try:
+            server.stop()
+            server.data.chmod(0o755)
+            server.start()
+            user = server.user
+            submit(user, mounted("kept", "/v/kjv.txt", model_dir="/v/default/run")).wait(120)
+            upload(user, "texts", {"x.txt": CODE * 20_000}, suspend=True).raise_for_status()
+            until_state(user.submit("own", 20), "Succeeded")
+            user.millrace("download", "own", "--format", "hf", "--to", tmp_path / "hf")
+            places = [
+                server.data,
+                *server.data.rglob("*"),
+                volume / "default/run",
+                *(volume / "default/run").rglob("*"),
+            ]
+            open_to_others = {
+                str(each): oct(stat.S_IMODE(each.stat().st_mode)) for each in places if each.stat().st_mode & 0o077
+            }
+        finally:
+            server.close()
+    finally:
+        os.umask(before)
+    assert open_to_others == {}
+
+
+@pytest.mark.needs("local paths")
+def test_without_inputs_nothing_of_the_machine_is_data(tmp_path: Path) -> None:
+    """A server that is not told where inputs lie offers none, wherever it was started; the refusal says what to do."""
+    server = ProcessServer(tmp_path / "server", inputs=None)
+    try:
+        (server.home / "id_rsa").write_text(f"{SECRET}\n" * 4000)
+        body = trainjob("stolen")
+        body["spec"]["params"]["train_input"]["data_files"] = "id_rsa"
+        answer = server.user.http.post(JOBS.format(ns="default"), json=body)
+        assert answer.status_code == 422 and "start the server with --inputs DIR" in answer.text, answer.text
+    finally:
+        server.close()

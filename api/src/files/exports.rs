@@ -110,7 +110,7 @@ impl Exports {
         })?;
         let unreadable = |error: io::Error| super::local::unreadable(&error);
         // Of the same parameters there may be several models: what else it says counts, too.
-        let manifest = std::fs::read(dir.join(MANIFEST)).map_err(unreadable)?;
+        let manifest = millrace_roots::read(dir.join(MANIFEST)).map_err(unreadable)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
         if out.is_dir() {
             used_now(&out);

@@ -6,13 +6,17 @@ use std::path::{Component, Path, PathBuf};
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::jiff::Timestamp;
-use millrace_checkpoint::CheckpointInfo;
+use millrace_checkpoint::{CheckpointInfo, MANIFEST};
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
 
+use super::shape::{is_artifact, may_hold_artifacts, of_checkpoint};
 use super::{CheckpointFiles, Content, Exports, FileInfo, Files, Opened, PIECE, Pieces, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
+
+/// Most files that one shelf lists, and most directories that are looked into for them.
+const MAX_LISTED: usize = 10_000;
 
 /// Files on this machine.
 #[derive(Clone, Debug)]
@@ -55,40 +59,54 @@ impl Files for LocalFiles {
     }
 
     async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>> {
-        let (dir, artifacts) = (self.dir(shelf).await?, *shelf == Shelf::Artifacts);
-        blocking(move || {
-            let mut files = Vec::new();
-            walk(&dir, &dir, artifacts, &mut files).map_err(|error| unreadable(&error))?;
-            files.sort_by(|a, b| a.path.cmp(&b.path));
-            Ok(files)
-        })
-        .await
+        let (dir, shelf) = (self.dir(shelf).await?, shelf.clone());
+        blocking(move || listed(&dir, &shelf).map_err(|error| unreadable(&error))).await
     }
 
     async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened> {
+        let inside = PathBuf::from(path);
+        if !is_plain(&inside) || path.is_empty() || !belongs(shelf, &inside) {
+            return Err(no_file(path));
+        }
         let dir = self.dir(shelf).await?;
-        let inside = Path::new(path);
-        let plain = inside.components().all(|part| matches!(part, Component::Normal(name) if !hidden(name)));
-        let top = inside.components().next().and_then(|part| part.as_os_str().to_str().map(str::to_owned));
-        let other_shelf = *shelf == Shelf::Artifacts && top.is_none_or(|name| is_checkpoint(&name));
-        if !plain || path.is_empty() || other_shelf {
-            return Err(no_file(path));
-        }
-        // A link may lead anywhere: what is not where it seems to be is not there.
-        let place = tokio::fs::canonicalize(&dir).await.map(|dir| dir.join(inside));
-        let real = tokio::fs::canonicalize(dir.join(inside)).await;
-        let (Ok(place), Ok(real)) = (place, real) else { return Err(no_file(path)) };
-        if place != real {
-            return Err(no_file(path));
-        }
-        let file = File::open(real).await.map_err(|error| unreadable(&error))?;
-        let about = file.metadata().await.map_err(|error| unreadable(&error))?;
-        if !about.is_file() {
-            return Err(no_file(path));
-        }
-        let changed = about.modified().ok().and_then(|time| Timestamp::try_from(time).ok());
-        let tag = format!("\"{:x}-{:x}\"", about.len(), changed.map_or(0, Timestamp::as_nanosecond));
-        Ok(Opened { bytes: about.len(), tag, content: Box::new(file) })
+        let (asked, is_checkpoint) = (path.to_owned(), matches!(shelf, Shelf::Checkpoint(_)));
+        blocking(move || {
+            let open = || {
+                if is_checkpoint {
+                    millrace_roots::open_without_links(&dir, MANIFEST)?;
+                }
+                millrace_roots::open_without_links(&dir, &inside)
+            };
+            // A link, a pipe, a name that is too long: whatever is no file there is not there.
+            let file = open().map_err(|error| {
+                log::debug!("{asked} of {} is not served: {error}", dir.display());
+                no_file(&asked)
+            })?;
+            let about = file.metadata().map_err(|error| unreadable(&error))?;
+            let changed = about.modified().ok().and_then(|time| Timestamp::try_from(time).ok());
+            let tag = format!("\"{:x}-{:x}\"", about.len(), changed.map_or(0, Timestamp::as_nanosecond));
+            Ok(Opened { bytes: about.len(), tag, content: Box::new(File::from_std(file)) })
+        })
+        .await
+    }
+}
+
+/// Whether a path is one of plain names, none of them hidden.
+fn is_plain(path: &Path) -> bool {
+    let is_name = |part: Component<'_>| match part {
+        Component::Normal(name) => name.to_str().is_some_and(|name| !name.starts_with('.')),
+        _ => false,
+    };
+    path.components().all(is_name)
+}
+
+/// Whether a shelf may have a file of this path.
+fn belongs(shelf: &Shelf, path: &Path) -> bool {
+    match shelf {
+        Shelf::Artifacts => is_artifact(path),
+        Shelf::Checkpoint(_) => of_checkpoint(path),
+        // Made by the server itself.
+        Shelf::HuggingFace(_) => true,
     }
 }
 
@@ -102,9 +120,7 @@ impl Content for File {
 }
 
 fn described(info: CheckpointInfo) -> Result<CheckpointFiles> {
-    let mut files = Vec::new();
-    walk(&info.path, &info.path, false, &mut files).map_err(|error| unreadable(&error))?;
-    files.sort_by(|a, b| a.path.cmp(&b.path));
+    let files = listed(&info.path, &Shelf::Checkpoint(info.step)).map_err(|error| unreadable(&error))?;
     Ok(CheckpointFiles {
         step: info.step,
         digest: info.parameters_blake3.to_string(),
@@ -114,40 +130,39 @@ fn described(info: CheckpointInfo) -> Result<CheckpointFiles> {
     })
 }
 
-/// Adds every file below `dir`, without checkpoints where they are not wanted.
-fn walk(root: &Path, dir: &Path, without_checkpoints: bool, files: &mut Vec<FileInfo>) -> io::Result<()> {
-    let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        let (name, kind) = (entry.file_name(), entry.file_type()?);
-        if hidden(&name) || without_checkpoints && is_checkpoint(&name.to_string_lossy()) {
-            continue;
-        }
-        if kind.is_dir() {
-            walk(root, &entry.path(), false, files)?;
-        } else if kind.is_file() {
-            let about = entry.metadata()?;
-            let path = entry.path();
-            files.push(FileInfo {
-                path: path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned(),
-                bytes: about.len(),
-                time: about.modified().ok().and_then(|time| Timestamp::try_from(time).ok()),
-            });
+/// The files of a shelf in its directory, in the order of their paths. Of a checkpoint without a manifest there are none.
+fn listed(dir: &Path, shelf: &Shelf) -> io::Result<Vec<FileInfo>> {
+    let mut files = Vec::new();
+    if matches!(shelf, Shelf::Checkpoint(_)) && !millrace_roots::is_file(dir.join(MANIFEST)) {
+        return Ok(files);
+    }
+    let (mut dirs, mut seen) = (vec![dir.to_owned()], 0);
+    while let Some(next) = dirs.pop() {
+        let entries = match millrace_roots::read_dir(&next) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let inside = entry.path.strip_prefix(dir).unwrap_or(&entry.path);
+            if !is_plain(inside) {
+                continue;
+            }
+            if entry.is_dir && seen < MAX_LISTED && (*shelf != Shelf::Artifacts || may_hold_artifacts(inside)) {
+                seen += 1;
+                dirs.push(entry.path);
+            } else if entry.is_file && files.len() < MAX_LISTED && belongs(shelf, inside) {
+                // One that went away meanwhile is not there.
+                let Ok(about) = millrace_roots::metadata(&entry.path) else { continue };
+                files.push(FileInfo {
+                    path: inside.to_string_lossy().into_owned(),
+                    bytes: about.len(),
+                    time: about.modified().ok().and_then(|time| Timestamp::try_from(time).ok()),
+                });
+            }
         }
     }
-    Ok(())
-}
-
-/// Locks and what is being written.
-fn hidden(name: &std::ffi::OsStr) -> bool {
-    name.to_string_lossy().starts_with('.')
-}
-
-fn is_checkpoint(name: &str) -> bool {
-    name.starts_with("checkpoint_")
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
 }
 
 pub(super) fn no_file(path: &str) -> Refusal {

@@ -6,6 +6,7 @@
 mod exports;
 mod local;
 mod remote;
+mod shape;
 pub mod wire;
 
 use async_trait::async_trait;
@@ -81,7 +82,7 @@ pub enum Shelf {
     Checkpoint(u64),
     /// What a checkpoint is as a directory of Hugging Face, by its step.
     HuggingFace(u64),
-    /// Everything in model_dir that is no checkpoint.
+    /// What a job writes into its model_dir besides checkpoints: metrics, logs, the journal, TensorBoard's events.
     Artifacts,
 }
 

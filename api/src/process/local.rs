@@ -1,5 +1,6 @@
 //! The backend itself: what users ask for, carried to the objects, and the control loop over them.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,10 +67,7 @@ impl Local {
     pub async fn start(store: Store, settings: Settings) -> Result<Self> {
         let Settings { directories, holds_database, appliance, compute, export_bytes } = settings;
         let claim = Claim::take(&directories.data, holds_database)?;
-        for dir in ["model_dirs", "texts", "last", "exports"].map(|name| directories.data.join(name)) {
-            std::fs::create_dir_all(&dir)
-                .map_err(|error| Refusal::internal(&format!("make the directory {}", dir.display()), &error))?;
-        }
+        directories.make().map_err(|error| Refusal::internal("make the server's directories", &error))?;
         let exports = Exports::new(directories.data.join("exports"), export_bytes);
         exports.clean_up().await;
         let objects = Arc::new(Objects::new(store));
@@ -189,11 +187,11 @@ impl Backend for Local {
         self.planner.plan(&order.account, job, &priorities).await
     }
 
-    async fn volumes(&self, _: &str) -> Result<Vec<Volume>> {
-        let volumes = self.machine.directories.volumes.iter();
-        Ok(volumes
-            .map(|(name, dir)| Volume { name: name.clone(), message: format!("{} of the server", dir.display()) })
-            .collect())
+    async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>> {
+        // What is no namespace has been granted nothing.
+        let Ok(namespace) = LabelName::new(namespace) else { return Ok(Vec::new()) };
+        let granted = self.machine.directories.granted(&namespace).into_iter();
+        Ok(granted.map(|(name, volume)| Volume { name: name.to_string(), message: volume.described() }).collect())
     }
 
     /// Here a namespace is what tokens name: it is there as soon as it is named, and never made anew.
@@ -236,6 +234,12 @@ impl Backend for Local {
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
         let written = job.status.as_ref().and_then(|status| status.resolved.as_ref()?.model_dir.clone());
         let model_dir = written.ok_or_else(Refusal::no_files)?;
+        if !self.machine.directories.is_readable(job, Path::new(&model_dir)) {
+            return Err(Refusal::new(
+                Reason::Gone,
+                "the job's files lie in a volume that its namespace may not use any more",
+            ));
+        }
         Ok(Arc::new(LocalFiles::new(model_dir.into(), self.exports.of_job(&job.uid().unwrap_or_default()))))
     }
 }

@@ -13,7 +13,9 @@ mod objects;
 mod observe;
 mod priorities;
 mod site;
+mod volumes;
 mod world;
 
 pub use local::{Local, Settings};
 pub use site::Directories;
+pub use volumes::{SYNTAX as VOLUME_SYNTAX, ServerVolume, all as all_volumes, parse as parse_volume};

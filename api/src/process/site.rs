@@ -3,32 +3,49 @@
 //! What params name is what a pod would see: an absolute path lies in one of the job's `mountDirs`, a relative model_dir below
 //! the server's data, other relative paths below the directory that the server offers. Nothing else of the machine is
 //! reached, so that whoever may submit a job may not read every file of the server's user.
+//!
+//! Paths are judged here as text. That no link leads out of a directory is for whoever opens them, by `millrace_roots`:
+//! [`Directories::roots_of`] are the directories that the agents of a job are limited to.
 
-use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use kube::ResourceExt;
 use millrace_control::{ModelDir, Site};
-use millrace_crds::{JobVolume, TrainJob};
+use millrace_crds::{JobVolume, MountDir, TrainJob};
 use millrace_params::{LabelName, ObjectName};
 
-/// The server's directories.
+use super::volumes::{ServerVolume, Volumes};
+use crate::private;
+
+/// The server's directories. All paths are real ones.
 #[derive(Clone, Debug)]
 pub struct Directories {
     /// The server's own: model_dirs, small texts, last words.
     pub data: PathBuf,
-    /// What relative paths of inputs are relative to.
-    pub inputs: PathBuf,
+    /// What relative paths of inputs are relative to; `None` where jobs name no such paths.
+    pub inputs: Option<PathBuf>,
     /// What jobs can mount, by the name of a claim.
-    pub volumes: BTreeMap<String, PathBuf>,
+    pub volumes: Volumes,
 }
 
 impl Directories {
+    /// Makes the server's own directories, for its user only.
+    ///
+    /// # Errors
+    /// The system's, as a sentence.
+    pub fn make(&self) -> Result<(), String> {
+        let dirs = ["model_dirs", "texts", "last", "exports"].map(|name| self.data.join(name));
+        std::iter::once(self.data.clone()).chain(dirs).try_for_each(|dir| {
+            private::claim_dir(&dir).map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
+        })
+    }
+
     /// Where the small texts of a ConfigMap lie.
     pub fn texts(&self, namespace: &LabelName, config_map: &ObjectName) -> PathBuf {
         self.texts_of(namespace).join(config_map)
     }
 
+    /// Where the small texts of a namespace lie.
     fn texts_of(&self, namespace: &LabelName) -> PathBuf {
         self.data.join("texts").join(namespace)
     }
@@ -53,47 +70,90 @@ impl Directories {
     }
 
     /// Where the coordinator of an attempt leaves its last report.
-    pub fn last_report(&self, uid: &str, attempt: u32) -> PathBuf {
+    pub fn last_report(&self, uid: &ObjectName, attempt: u32) -> PathBuf {
         self.data.join("last").join(format!("{uid}-{attempt}.json"))
     }
 
     /// Removes what the coordinators of a job, which is gone, have left behind.
     pub async fn remove_reports(&self, job: &TrainJob) {
         let attempts = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
+        let Ok(uid) = ObjectName::new(job.uid().unwrap_or_default()) else { return };
         for attempt in 1..=attempts {
             // Not every attempt had a coordinator that came so far.
-            let _ = tokio::fs::remove_file(self.last_report(&job.uid().unwrap_or_default(), attempt)).await;
+            let _ = tokio::fs::remove_file(self.last_report(&uid, attempt)).await;
         }
     }
 
-    /// Where a path of `job`'s params lies.
+    /// Where a path of `job`'s params lies, to be read.
     ///
     /// # Errors
     /// It lies nowhere: a sentence for the user.
     pub fn place(&self, job: &TrainJob, written: &str) -> Result<PathBuf, String> {
+        Ok(self.find(job, written)?.path)
+    }
+
+    fn find(&self, job: &TrainJob, written: &str) -> Result<Found<'_>, String> {
         let path = Path::new(written);
         if path.components().any(|part| part == Component::ParentDir) {
             return Err(format!("the path {written} leaves its directory by `..`: write it without"));
         }
+        if written.contains('\0') {
+            return Err(format!("the path {written:?} has a NUL in it: no file's path has"));
+        }
         if path.is_relative() {
-            return self.not_of_others(job, self.inputs.join(path));
+            let Some(inputs) = &self.inputs else {
+                return Err(format!(
+                    "the path {written} is relative, and this server offers no directory for such paths: send a text of \
+                     less than 1 MiB along with the params, mount a volume, or start the server with --inputs DIR"
+                ));
+            };
+            return Ok(Found::own(self.not_of_others(job, inputs.join(path))?));
         }
         if path.starts_with(self.model_dirs(job)?) {
             // As a job's status tells where its checkpoints are.
-            return Ok(path.to_owned());
+            return Ok(Found::own(path.to_owned()));
         }
         let Some(mount) = job.spec.mount_holding(path) else {
-            return Err(format!(
-                "the path {written} lies in none of spec.mountDirs: mount a volume there, or give a path relative to {}",
-                self.inputs.display()
-            ));
+            let or = self
+                .inputs
+                .as_ref()
+                .map_or_else(String::new, |inputs| format!(", or give a path relative to {}", inputs.display()));
+            return Err(format!("the path {written} lies in none of spec.mountDirs: mount a volume there{or}"));
         };
-        let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
-        let dir =
-            volume.map_or_else(|| Err(format!("there is no volume {}", mount.volume)), |it| self.volume(job, it))?;
-        let rest = path.strip_prefix(&mount.path).unwrap_or(path);
-        let dir = mount.sub_path.as_ref().map_or_else(|| dir.clone(), |sub| dir.join(sub));
-        self.not_of_others(job, if rest.as_os_str().is_empty() { dir } else { dir.join(rest) })
+        let (dir, volume) = self.mounted(job, mount)?;
+        let mut inside = mount.sub_path.as_ref().map(PathBuf::from).unwrap_or_default();
+        if inside.is_absolute() || inside.components().any(|part| part == Component::ParentDir) {
+            return Err(format!("spec.mountDirs: subPath {} leaves its volume", inside.display()));
+        }
+        inside.extend(path.strip_prefix(&mount.path).unwrap_or(path).components());
+        let path = if inside.as_os_str().is_empty() { dir } else { dir.join(&inside) };
+        Ok(Found { path: self.not_of_others(job, path)?, volume, inside })
+    }
+
+    /// The directories that the agents of `job` may use, those that are there.
+    pub fn roots_of(&self, job: &TrainJob) -> Vec<PathBuf> {
+        let mounted = job.spec.mount_dirs.iter().filter_map(|mount| Some(self.mounted(job, mount).ok()?.0));
+        let own = self.model_dirs(job).ok();
+        let mut roots: Vec<PathBuf> =
+            mounted.chain(own).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect();
+        roots.sort();
+        roots.dedup();
+        roots
+    }
+
+    /// The directories that this server may use for users' files, those that are there.
+    pub fn roots(&self) -> Vec<PathBuf> {
+        let own = ["model_dirs", "exports"].map(|name| self.data.join(name));
+        let volumes = self.volumes.values().map(|volume| volume.dir.clone());
+        own.into_iter().chain(volumes).filter(|dir| dir.is_dir()).collect()
+    }
+
+    /// Whether a job's model_dir lies where jobs of its namespace may still read.
+    pub fn is_readable(&self, job: &TrainJob, model_dir: &Path) -> bool {
+        let Ok(namespace) = namespace_of(job) else { return false };
+        let mut volumes = self.volumes.values().filter(|volume| volume.is_granted_to(&namespace));
+        self.model_dirs(job).is_ok_and(|own| model_dir.starts_with(own))
+            || volumes.any(|volume| model_dir.starts_with(&volume.dir))
     }
 
     /// The path, unless it leads to what the server keeps for others: its data may lie below what it offers. A job may read
@@ -123,17 +183,59 @@ impl Directories {
         Ok(self.data.join("model_dirs").join(namespace_of(job)?))
     }
 
-    fn volume(&self, job: &TrainJob, volume: &JobVolume) -> Result<PathBuf, String> {
+    /// Makes the directory of [`Directories::model_dirs`], so that agents can be limited to it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn make_model_dirs(&self, job: &TrainJob) -> Result<(), String> {
+        let dir = self.model_dirs(job)?;
+        private::make_dir(&dir).map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
+    }
+
+    /// The directory of a mount's volume, and the volume where it is one of the server's.
+    fn mounted(&self, job: &TrainJob, mount: &MountDir) -> Result<(PathBuf, Option<Named<'_>>), String> {
+        let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
+        let volume: &JobVolume = volume.ok_or_else(|| format!("there is no volume {}", mount.volume))?;
+        let namespace = namespace_of(job)?;
         if let Some(map) = &volume.config_map {
             let name = ObjectName::new(&*map.name).map_err(|error| format!("spec.volumes: {error}"))?;
-            return Ok(self.texts(&namespace_of(job)?, &name));
+            return Ok((self.texts(&namespace, &name), None));
         }
         let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
-        self.volumes.get(claim).cloned().ok_or_else(|| {
-            let known: Vec<&str> = self.volumes.keys().map(String::as_str).collect();
+        let granted = self.granted(&namespace);
+        let known: Vec<&str> = granted.iter().map(|(name, _)| name.as_str()).collect();
+        // Of a volume of others no more is told than of one that is not there.
+        let found = granted.iter().find(|(name, _)| name.as_str() == claim);
+        found.map(|&(name, volume)| (volume.dir.clone(), Some((name, volume)))).ok_or_else(|| {
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            format!("the server offers no volume {claim} ({known}): start it with --volume {claim}=DIR")
+            format!(
+                "the server offers no volume {claim} to namespace {namespace} ({known}): start it with --volume {claim}=DIR"
+            )
         })
+    }
+
+    /// The volumes that jobs of a namespace may use.
+    pub fn granted(&self, namespace: &LabelName) -> Vec<Named<'_>> {
+        self.volumes.iter().filter(|(_, volume)| volume.is_granted_to(namespace)).collect()
+    }
+}
+
+/// A volume of the server and its name.
+type Named<'a> = (&'a ObjectName, &'a ServerVolume);
+
+/// Where a path lies.
+struct Found<'a> {
+    path: PathBuf,
+    /// The server's volume that it lies in.
+    volume: Option<Named<'a>>,
+    /// Its place in the volume.
+    inside: PathBuf,
+}
+
+impl Found<'_> {
+    /// In no volume.
+    const fn own(path: PathBuf) -> Self {
+        Self { path, volume: None, inside: PathBuf::new() }
     }
 }
 
@@ -150,8 +252,16 @@ impl Site for Directories {
     fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String> {
         let path = Path::new(written);
         if path.is_absolute() {
-            let path = self.place(job, written).map_err(|error| format!("runconfig.model_dir: {error}"))?;
-            return Ok(ModelDir { path, claim: None });
+            let refused = |error: String| format!("runconfig.model_dir {written}: {error}");
+            let found = self.find(job, written).map_err(refused)?;
+            match found.volume {
+                Some((name, volume)) => {
+                    volume.check_writable(name.as_str(), &namespace_of(job)?, &found.inside).map_err(refused)?;
+                }
+                None if found.path.starts_with(self.model_dirs(job)?) => {}
+                None => return Err(refused("a ConfigMap is read-only: mount a volume there".to_owned())),
+            }
+            return Ok(ModelDir { path: found.path, claim: None });
         }
         // By the job's name, so that the next job of the name goes on from there, as with a claim on a cluster.
         let name = ObjectName::new(job.name_any()).map_err(|error| format!("metadata.name: {error}"))?;
@@ -191,8 +301,8 @@ mod tests {
             vec![mount("/data", "d", None), mount("/data/deep", "d", Some("b/c")), mount("/n", "n", None)];
         let site = Directories {
             data: "/srv/data".into(),
-            inputs: "/srv/inputs".into(),
-            volumes: [("books".to_owned(), PathBuf::from("/vol/books"))].into(),
+            inputs: Some("/srv/inputs".into()),
+            volumes: [(ObjectName::new("books").unwrap(), volume_at("/vol/books", &["team"]))].into(),
         };
         let place = |path: &str| site.place(&job, path).map(|path| path.display().to_string());
         assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
@@ -206,6 +316,12 @@ mod tests {
             config_map: Some(millrace_crds::ConfigSource { name: "../../../etc".to_owned() }),
         });
         job.spec.mount_dirs.push(mount("/t", "t", None));
+        job.spec.volumes.push(JobVolume {
+            name: "t2".to_owned(),
+            persistent_volume_claim: None,
+            config_map: Some(millrace_crds::ConfigSource { name: "texts".to_owned() }),
+        });
+        job.spec.mount_dirs.push(mount("/t2", "t2", None));
         let place = |path: &str| site.place(&job, path).map(|path| path.display().to_string());
         for bad in [
             "/srv/data/model_dirs/else/x",
@@ -219,7 +335,7 @@ mod tests {
         ] {
             assert!(place(bad).is_err(), "{bad}");
         }
-        let beside = Directories { inputs: "/srv".into(), ..site.clone() };
+        let beside = Directories { inputs: Some("/srv".into()), ..site.clone() };
         let place = |path: &str| beside.place(&job, path).map(|path| path.display().to_string());
         assert_eq!(place("data/model_dirs/team/other/model_dir").unwrap(), "/srv/data/model_dirs/team/other/model_dir");
         assert_eq!(place("inputs/*.txt").unwrap(), "/srv/inputs/*.txt");
@@ -233,5 +349,66 @@ mod tests {
         assert_eq!(model_dir("./runs/../m").unwrap(), "/srv/data/model_dirs/team/job/runs/m");
         assert_eq!(model_dir("/data/m").unwrap(), "/vol/books/m");
         assert!(model_dir("/root").is_err());
+        assert!(model_dir("/t2/x").unwrap_err().contains("ConfigMap is read-only"));
+    }
+
+    fn volume_at(dir: &str, namespaces: &[&str]) -> ServerVolume {
+        let namespaces = namespaces.iter().map(|name| LabelName::new(*name).unwrap()).collect();
+        ServerVolume { dir: dir.into(), read_only: false, namespaces: Some(namespaces) }
+    }
+
+    #[test]
+    fn a_namespace_sees_its_own_volumes_and_writes_to_its_own_part() {
+        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        job.metadata.namespace = Some("team".to_owned());
+        let names = ["mine", "shared", "reading", "theirs"];
+        job.spec.volumes = names
+            .map(|name| JobVolume {
+                name: name.to_owned(),
+                persistent_volume_claim: Some(ClaimSource { claim_name: name.to_owned() }),
+                config_map: None,
+            })
+            .into();
+        let mount = |path: &str, volume: &str, sub: Option<&str>| MountDir {
+            path: path.to_owned(),
+            volume: volume.to_owned(),
+            sub_path: sub.map(str::to_owned),
+        };
+        job.spec.mount_dirs = names.map(|name| mount(&format!("/{name}"), name, None)).into();
+        job.spec.mount_dirs.push(mount("/out", "shared", Some("team/runs")));
+        let volume = |name: &str, volume: ServerVolume| (ObjectName::new(name).unwrap(), volume);
+        let site = Directories {
+            data: "/srv/data".into(),
+            inputs: None,
+            volumes: [
+                volume("mine", volume_at("/vol/mine", &["team"])),
+                volume("shared", volume_at("/vol/shared", &["team", "others"])),
+                volume("reading", ServerVolume { read_only: true, ..volume_at("/vol/reading", &["team"]) }),
+                volume("theirs", volume_at("/vol/theirs", &["others"])),
+            ]
+            .into(),
+        };
+        let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
+        assert_eq!(model_dir("/mine/run").unwrap(), "/vol/mine/run");
+        assert_eq!(model_dir("/shared/team/run").unwrap(), "/vol/shared/team/run");
+        assert_eq!(model_dir("/out/1").unwrap(), "/vol/shared/team/runs/1");
+        for (path, why) in [
+            ("/shared", "shared with other namespaces"),
+            ("/shared/others/run", "shared with other namespaces"),
+            ("/reading/run", "read-only"),
+            ("/theirs/run", "offers no volume theirs to namespace team (mine, reading, shared)"),
+            ("/shared/team/../others", "`..`"),
+        ] {
+            let error = model_dir(path).unwrap_err();
+            assert!(error.contains(why), "{path}: {error}");
+        }
+        assert_eq!(site.place(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
+        assert!(site.place(&job, "/theirs/x").is_err());
+        assert!(site.place(&job, "x.txt").unwrap_err().contains("--inputs DIR"));
+        assert!(site.place(&job, "/mine/x\0").unwrap_err().contains("NUL"));
+        assert!(
+            site.is_readable(&job, Path::new("/vol/mine/run")) && !site.is_readable(&job, Path::new("/vol/theirs/run"))
+        );
+        assert!(!site.is_readable(&job, Path::new("/srv/data/model_dirs/others/x")));
     }
 }

@@ -15,7 +15,7 @@ use millrace_control::world::Error as Ended;
 use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::{Event, Report};
 use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, Progress, TrainJob, TrainJobStatus};
-use millrace_params::{Job, Source};
+use millrace_params::{Job, ObjectName, Source};
 use millrace_telemetry::journal::Outcome;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -121,8 +121,12 @@ impl Machine {
         if let Some(path) = launch.resume.checkpoint_path.take() {
             launch.resume.checkpoint_path = Some(self.directories.place(attempt.job, &path.display().to_string())?);
         }
-        let last_report = self.directories.last_report(uid, attempt.number);
-        Ok(LocalRun { last_report: Some(last_report), ..LocalRun::new(launch) })
+        let uid = ObjectName::new(uid).map_err(|error| format!("metadata.uid: {error}"))?;
+        let last_report = self.directories.last_report(&uid, attempt.number);
+        // Without any root its agents would be limited to nothing: this one is always there.
+        self.directories.make_model_dirs(attempt.job)?;
+        let roots = self.directories.roots_of(attempt.job);
+        Ok(LocalRun { last_report: Some(last_report), roots, ..LocalRun::new(launch) })
     }
 }
 
@@ -295,7 +299,8 @@ impl World for Machine {
 
 /// What the coordinator of an attempt left behind.
 async fn last_report(directories: &Directories, uid: &str, attempt: u32) -> Option<Report> {
-    let text = tokio::fs::read_to_string(directories.last_report(uid, attempt)).await.ok()?;
+    let uid = ObjectName::new(uid).ok()?;
+    let text = tokio::fs::read_to_string(directories.last_report(&uid, attempt)).await.ok()?;
     let told = Outcome::parse_last_report(&text).ok()?;
     Some(Report {
         attempt,

@@ -9,7 +9,7 @@ mod service;
 mod tests;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -23,6 +23,8 @@ use tokio::sync::oneshot;
 
 use crate::files::{DEFAULT_EXPORT_BYTES, Exports};
 use activity::Activity;
+
+use crate::private;
 use service::{FilesService, JournalService};
 
 /// For streams that are open when it is told to end.
@@ -72,12 +74,19 @@ pub async fn run(args: Reader) -> anyhow::Result<()> {
     log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
     let mut ending = end_signals().context("can't listen for signals")?;
     let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds } = args;
+    private::make_all_private();
+    millrace_roots::restrict([there(&model_dir), there(&exports)]).context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
     log::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
     let ended = async move { drop(ending.wait_for(|ended| *ended).await) };
     let exports = Exports::new(exports, export_bytes);
     serve(listener, identity, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended).await
+}
+
+/// The directory, or, where it is not made yet, the nearest one above it that is there.
+fn there(dir: &Path) -> &Path {
+    dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir)
 }
 
 /// Serves until nobody has asked for `patience`, or it has `ended`.

@@ -27,6 +27,7 @@ use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, RawPathPara
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::IntoResponse;
+use millrace_params::{LabelName, ObjectName};
 use millrace_store::{Job, Store};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -120,6 +121,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
         if let Some((_, name)) = raw.iter().find(|(key, value)| *key == "ns" && *value != ALL && !is_label(value)) {
             return Err(Refusal::new(Reason::BadRequest, format!("{name:?} is no name of a namespace: {NAMESPACE}")));
         }
+        if let Some((_, name)) = raw.iter().find(|(key, value)| *key == "name" && ObjectName::new(*value).is_err()) {
+            return Err(Refusal::new(Reason::NotFound, format!("there is no job {name:?}: no job has such a name")));
+        }
         Ok(read)
     }
 }
@@ -132,8 +136,7 @@ const ALL: &str = "-";
 
 /// Whether `name` is a label of RFC 1123, as Kubernetes wants a namespace to be.
 fn is_label(name: &str) -> bool {
-    let within = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
-    (1..=63).contains(&name.len()) && name.chars().all(within) && !name.starts_with('-') && !name.ends_with('-')
+    LabelName::new(name).is_ok()
 }
 
 /// A job's place in the path.

@@ -106,7 +106,7 @@ pub async fn order(api: &Api, ns: &str, who: &Who, request: Request) -> Result<O
 enum Sent {
     Json(Bytes),
     Yaml(Bytes),
-    Form(Form),
+    Form(Box<Form>),
 }
 
 /// The parts of a form.
@@ -126,7 +126,7 @@ async fn receive(request: Request) -> Result<Sent> {
     match kind.as_str() {
         "application/json" | "" => Ok(Sent::Json(short(whole(request).await?)?)),
         "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Sent::Yaml(short(whole(request).await?)?)),
-        "multipart/form-data" => Ok(Sent::Form(Form::receive(request).await?)),
+        "multipart/form-data" => Ok(Sent::Form(Box::new(Form::receive(request).await?))),
         other => Err(unread(other, "application/json, application/yaml or multipart/form-data")),
     }
 }

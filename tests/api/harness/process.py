@@ -32,8 +32,9 @@ class ProcessServer(Server):
     )
     namespace = "default"
 
-    def __init__(self, home: Path, *flags: object) -> None:
+    def __init__(self, home: Path, *flags: object, inputs: Path | None = ROOT) -> None:
         super().__init__(home)
+        self._inputs = ["--inputs", inputs] if inputs else []
         self.data = home / "data"
         self._database = {"MILLRACE_DATABASE": new_database()} if "MILLRACE_TEST_POSTGRES" in os.environ else {}
         self._flags = [str(flag) for flag in flags]
@@ -45,7 +46,7 @@ class ProcessServer(Server):
     def start(self) -> None:
         """Start it, or start it again: with the same data and at the same address."""
         assert not self.processes(), "an earlier one still runs"
-        command = [PROGRAMS / "millrace-api", "serve", "--listen", self._listen, "--inputs", ROOT, *self._flags]
+        command = [PROGRAMS / "millrace-api", "serve", "--listen", self._listen, *self._inputs, *self._flags]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=self._env, cwd=self.home, stdout=subprocess.PIPE, stderr=log, text=True

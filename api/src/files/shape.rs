@@ -1,0 +1,95 @@
+//! Which files a job writes, by their paths: nothing else of a directory is listed or served, whatever else lies there.
+//!
+//! A model_dir may be a directory of a volume that holds other things, too: data, results of other programs.
+
+use std::path::Path;
+
+use millrace_telemetry::{journal, metrics, performance};
+
+/// Files of a model_dir itself, apart from TensorBoard's.
+const FILES: [&str; 5] = [metrics::FILE_NAME, performance::FILE_NAME, "params.yaml", "job.json", "attempts.json"];
+/// How a directory of logs in `logs/` and a file of the journal begin.
+const ATTEMPT: &str = "attempt-";
+/// How TensorBoard's files begin; they are in `summary_dir`, a directory at most so deep in model_dir.
+const EVENTS: &str = "events.out.tfevents.";
+const MAX_EVENTS_DEPTH: usize = 4;
+
+fn parts(path: &Path) -> Vec<&str> {
+    path.iter().filter_map(|part| part.to_str()).collect()
+}
+
+/// Whether a path in a model_dir is that of an artifact.
+pub fn is_artifact(path: &Path) -> bool {
+    let parts = parts(path);
+    match parts[..] {
+        [name] if FILES.contains(&name) => true,
+        [journal::DIRECTORY, name] => name.starts_with(ATTEMPT) && name.ends_with(".jsonl"),
+        ["logs", attempt, name] => attempt.starts_with(ATTEMPT) && name.ends_with(".log"),
+        [ref dirs @ .., name] => {
+            name.starts_with(EVENTS)
+                && dirs.len() <= MAX_EVENTS_DEPTH
+                && dirs.first().is_none_or(|dir| !is_checkpoint(dir))
+        }
+        [] => false,
+    }
+}
+
+/// Whether there may be artifacts in a directory of a model_dir.
+pub fn may_hold_artifacts(path: &Path) -> bool {
+    let parts = parts(path);
+    parts.len() <= MAX_EVENTS_DEPTH && parts.first().is_none_or(|first| !is_checkpoint(first))
+}
+
+/// Whether a path in the directory of a checkpoint is that of one of its files.
+pub fn of_checkpoint(path: &Path) -> bool {
+    match parts(path)[..] {
+        [name] => name.ends_with(".json"),
+        ["parameters" | "optimizer", name] => name.ends_with(".safetensors"),
+        _ => false,
+    }
+}
+
+fn is_checkpoint(name: &str) -> bool {
+    name.starts_with("checkpoint_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_job_writes_is_known_by_its_path() {
+        let artifact = |path: &str| is_artifact(Path::new(path));
+        for good in [
+            "metrics.jsonl",
+            "performance.json",
+            "params.yaml",
+            "job.json",
+            "journal/attempt-1.jsonl",
+            "logs/attempt-1/cs2-0.log",
+            "events.out.tfevents.1.host.2.3",
+            "tb/run/events.out.tfevents.1.host.2.3",
+        ] {
+            assert!(artifact(good), "{good}");
+        }
+        for bad in [
+            "",
+            "id_rsa",
+            "secret.json",
+            "logs/x.log",
+            "logs/attempt-1/deep/x.log",
+            "journal/x",
+            "journal",
+            "checkpoint_1/job.json",
+            "checkpoint_1/events.out.tfevents.1",
+            "a/b/c/d/e/events.out.tfevents.1",
+        ] {
+            assert!(!artifact(bad), "{bad}");
+        }
+        let file = |path: &str| of_checkpoint(Path::new(path));
+        assert!(
+            file("manifest.json") && file("parameters/00003-h.3.safetensors") && file("model.safetensors.index.json")
+        );
+        assert!(!file("x.bin") && !file("parameters/x.txt") && !file("deep/parameters/x.safetensors") && !file(""));
+    }
+}

@@ -1,0 +1,155 @@
+//! The volumes of a server: directories of its machine that jobs may mount.
+//!
+//! `--volume NAME=DIR[:ro][:NAMESPACE,...]`: jobs of any namespace, or of the namespaces named, find the directory as the
+//! claim NAME; with `ro` no job writes there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use millrace_params::{LabelName, ObjectName};
+
+/// What `--volume` takes.
+pub const SYNTAX: &str = "NAME=DIR[:ro][:NAMESPACE,...]";
+
+/// Volumes by their names.
+pub type Volumes = BTreeMap<ObjectName, ServerVolume>;
+
+/// A directory that jobs may mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerVolume {
+    /// Where it is on this machine: a real path.
+    pub dir: PathBuf,
+    /// Whether jobs only read it.
+    pub read_only: bool,
+    /// The namespaces whose jobs may use it; `None` for all of them.
+    pub namespaces: Option<BTreeSet<LabelName>>,
+}
+
+impl ServerVolume {
+    /// Whether jobs of `namespace` may use it.
+    pub fn is_granted_to(&self, namespace: &LabelName) -> bool {
+        self.namespaces.as_ref().is_none_or(|granted| granted.contains(namespace))
+    }
+
+    /// Checks whether a job of `namespace` may write at `inside`, a path in the volume. In a volume that other namespaces may
+    /// use, too, each writes only below the directory that has its name.
+    ///
+    /// # Errors
+    /// It may not: a sentence for the user that begins with the volume.
+    pub fn check_writable(&self, name: &str, namespace: &LabelName, inside: &Path) -> Result<(), String> {
+        if self.read_only {
+            return Err(format!("the volume {name} is read-only: write to another volume, or give a relative path"));
+        }
+        let is_alone = self.namespaces.as_ref().is_some_and(|granted| granted.len() == 1);
+        if !is_alone && !inside.starts_with(namespace.as_str()) {
+            return Err(format!(
+                "the volume {name} is shared with other namespaces: write below its directory {namespace}/, give a relative \
+                 path, or have the server started with --volume {name}=DIR:{namespace}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What a user is told of it.
+    pub fn described(&self) -> String {
+        let access = if self.read_only { ", read-only" } else { "" };
+        format!("{} of the server{access}", self.dir.display())
+    }
+}
+
+/// Reads one `--volume`.
+///
+/// # Errors
+/// A sentence: it is written in another way, or there is no such directory.
+pub fn parse(text: &str) -> Result<(ObjectName, ServerVolume), String> {
+    let (name, rest) = text.split_once('=').ok_or_else(|| format!("write {SYNTAX}"))?;
+    let name = ObjectName::new(name).map_err(|error| error.to_string())?;
+    let mut parts = rest.split(':');
+    let dir = parts.next().unwrap_or_default();
+    let mut options: Vec<&str> = parts.collect();
+    let read_only = match options.first() {
+        Some(&"ro") => true,
+        Some(&"rw") => false,
+        _ => {
+            options.insert(0, "rw");
+            false
+        }
+    };
+    let namespaces = match options[1..] {
+        [] => None,
+        [list] => {
+            let names = list.split(',').map(|name| LabelName::new(name).map_err(|error| format!("namespace {error}")));
+            Some(names.collect::<Result<BTreeSet<_>, _>>()?)
+        }
+        _ => {
+            return Err(format!(
+                "{text:?} has too many colons: write {SYNTAX}, with a directory that has none in its path"
+            ));
+        }
+    };
+    match Path::new(dir).canonicalize() {
+        Ok(dir) if dir.is_dir() && dir.parent().is_some() => Ok((name, ServerVolume { dir, read_only, namespaces })),
+        Ok(dir) if dir.is_dir() => Err("the root directory is no volume: name a directory below it".to_owned()),
+        _ => Err(format!("there is no directory {dir}")),
+    }
+}
+
+/// All of them by name.
+///
+/// # Errors
+/// A name stands there twice.
+pub fn all(given: &[(ObjectName, ServerVolume)]) -> Result<Volumes, String> {
+    let mut volumes = Volumes::new();
+    for (name, volume) in given {
+        if volumes.insert(name.clone(), volume.clone()).is_some() {
+            return Err(format!("there are two volumes {name}: give each --volume another name"));
+        }
+    }
+    Ok(volumes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_a_directory_with_a_mode_and_namespaces() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().canonicalize().unwrap();
+        let read = |options: &str| parse(&format!("data={}{options}", dir.display()));
+        let volume = |options: &str| read(options).unwrap().1;
+        assert_eq!(volume(""), ServerVolume { dir: dir.clone(), read_only: false, namespaces: None });
+        assert!(volume(":ro").read_only && volume(":ro").namespaces.is_none());
+        let label = |name: &str| LabelName::new(name).unwrap();
+        assert_eq!(volume(":ro:a,b").namespaces, Some([label("a"), label("b")].into()));
+        assert_eq!(volume(":a").namespaces, Some([label("a")].into()));
+        assert!(!volume(":a").read_only && volume(":a").is_granted_to(&label("a")));
+        assert!(!volume(":a").is_granted_to(&label("b")) && volume("").is_granted_to(&label("b")));
+        assert!(volume(":ro:ro").read_only && !volume(":rw:ro").read_only, "a namespace may be called so");
+        for bad in [":", ":a,", ":../x", ":a:b:c", ":a:b", ":RO"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+        for bad in ["data", "=x", "Data=/tmp", "../x=/tmp", "x=/", "x=/nowhere/at/all"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_writes_below_its_own_directory_of_a_shared_volume() {
+        let volume = |read_only, namespaces: Option<&[&str]>| ServerVolume {
+            dir: "/vol".into(),
+            read_only,
+            namespaces: namespaces.map(|names| names.iter().map(|name| LabelName::new(*name).unwrap()).collect()),
+        };
+        let a = LabelName::new("a").unwrap();
+        let check = |volume: ServerVolume, inside: &str| volume.check_writable("v", &a, Path::new(inside));
+        for shared in [None, Some(["a", "b"].as_slice())] {
+            assert!(check(volume(false, shared), "a/run").is_ok() && check(volume(false, shared), "a").is_ok());
+            for bad in ["", "run", "b/run", "ab/run"] {
+                assert!(check(volume(false, shared), bad).unwrap_err().contains("below its directory a/"), "{bad}");
+            }
+        }
+        assert!(check(volume(false, Some(&["a"])), "").is_ok());
+        assert!(check(volume(true, Some(&["a"])), "a/run").unwrap_err().contains("read-only"));
+    }
+}

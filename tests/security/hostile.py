@@ -1,0 +1,109 @@
+"""Texts that an attacker writes where a name or a path is asked for, and raw requests that no client tidies up."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness import Server
+
+NAMES = {
+    "empty": "",
+    "dot": ".",
+    "dots": "..",
+    "three dots": "...",
+    "parent": "../x",
+    "deep parent": "../../../../../../../../tmp/millrace-x",
+    "parent inside": "a/../../x",
+    "absolute": "/tmp/millrace-x",
+    "slash inside": "a/b",
+    "trailing slash": "a/",
+    "backslash": "..\\x",
+    "NUL": "a\0b",
+    "newline": "a\nb",
+    "percent-encoded": "%2e%2e%2fx",
+    "twice percent-encoded": "%252e%252e%252fx",
+    "full-width dots": "．．/x",
+    "right-to-left": "a\u202eb",
+    "not ASCII": "é",
+    "upper case": "Name",
+    "hidden": ".name",
+    "hyphen at the end": "name-",
+    "tilde": "~root",
+    "variable": "$HOME",
+    "command": "$(id)",
+    "glob": "*",
+    "too long": "x" * 254,
+    "much too long": "x" * 100_000,
+}
+"""None of them is the name of a Kubernetes object or a component of a path that the server makes."""
+
+PATHS = {
+    "absolute": "/etc/passwd",
+    "absolute directory": "/",
+    "parent": "../secret.txt",
+    "parent inside": "examples/../../secret.txt",
+    "parent at the end": "examples/..",
+    "NUL": "examples/data/kjv.txt\0.txt",
+    "proc": "/proc/self/environ",
+    "out of a mount": "/var/lib/millrace/texts/../../../../etc/passwd",
+    "many slashes": "//etc//passwd",
+    "glob": "/etc/pass*",
+    "parent in a glob": "*/../../*",
+}
+"""None of them leads to anything that a server offers."""
+
+
+def strings(schema: dict[str, Any], document: dict[str, Any], at: str = "") -> Iterator[str]:
+    """Every place of a schema where a client may write a text of its own, as a path with `[]` for the items of a list."""
+    if "$ref" in schema:
+        found: Any = document
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            found = found[part]
+        schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
+    for each in (*schema.get("anyOf", []), *schema.get("oneOf", []), *schema.get("allOf", [])):
+        yield from strings(each, document, at)
+    kinds = schema.get("type", [])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    is_open = not kinds and not ({"$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"} & schema.keys())
+    if ("string" in kinds or is_open) and "enum" not in schema and "const" not in schema:
+        yield at
+    for name, below in schema.get("properties", {}).items():
+        yield from strings(below, document, f"{at}.{name}".lstrip("."))
+    if isinstance(schema.get("items"), dict):
+        yield from strings(schema["items"], document, f"{at}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from strings(schema["additionalProperties"], document, f"{at}.*".lstrip("."))
+
+
+def put(object: dict[str, Any], at: str, text: str) -> None:
+    """Write a text at such a place of an object."""
+    *way, last = at.replace("[]", ".0").split(".")
+    here: Any = object
+    for part in way:
+        if part == "0":
+            here = here[0]
+        else:
+            here = here.setdefault(part, {})
+    if last == "0":
+        here[0] = text
+    else:
+        here[last] = text
+
+
+def raw(server: Server, method: str, target: str) -> tuple[int, str]:
+    """The answer to a request for just this target, by a user of the server."""
+    at, token = urlsplit(server.url), server.user.token
+    connection = socket.create_connection((at.hostname or "", at.port or 80), timeout=30)
+    if at.scheme == "https":
+        connection = ssl.create_default_context(cafile=server.ca).wrap_socket(connection, server_hostname=at.hostname)
+    headers = f"Host: {at.netloc}\r\nConnection: close\r\n"
+    if token:
+        headers += f"Authorization: Bearer {token}\r\n"
+    with connection:
+        connection.sendall(f"{method} {target} HTTP/1.1\r\n{headers}\r\n".encode())
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode(errors="replace")
