@@ -40,7 +40,7 @@ use tower_http::timeout::TimeoutLayer;
 pub use pace::Pace;
 pub use proxies::Proxies;
 pub use session::forget as forget_sessions;
-pub use submit::order as read_order;
+pub use submit::Submission;
 pub use tokens::NewToken;
 pub use who::{Access, Role};
 

@@ -77,32 +77,58 @@ const OVERRIDES: [&str; 8] = [
     "logging",
 ];
 
-/// Reads the job that `who` asks for in namespace `ns`.
+/// Reads the job that `who` submits to namespace `ns`, its documents on the pool for expensive work.
 ///
 /// # Errors
 /// The body can't be read, or its params can't be understood; [`Reason::TooManyRequests`].
 pub async fn order(api: &Api, ns: &str, who: &Who, request: Request) -> Result<Order> {
-    if ns == ALL {
-        let message = "a job is made in one namespace".to_owned();
-        return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
+    let submission = Submission::receive(ns, &who.name, &who.account, request).await?;
+    api.compute.run(&who.account, move || submission.order()).await
+}
+
+/// A request to make a job, received whole and not understood yet.
+pub struct Submission {
+    namespace: String,
+    submitter: String,
+    account: String,
+    /// The idempotency key of the request.
+    key: Option<String>,
+    sent: Sent,
+}
+
+impl Submission {
+    /// Receives the body of a request to make a job in namespace `ns`.
+    ///
+    /// # Errors
+    /// The body is too slow, too long or of an unknown type; `ns` stands for all namespaces; the idempotency key is invalid.
+    pub async fn receive(ns: &str, submitter: &str, account: &str, request: Request) -> Result<Self> {
+        if ns == ALL {
+            let message = "a job is made in one namespace".to_owned();
+            return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
+        }
+        let key = key(request.headers())?;
+        let sent = in_time(receive(request)).await?;
+        let [namespace, submitter, account] = [ns, submitter, account].map(str::to_owned);
+        Ok(Self { namespace, submitter, account, key, sent })
     }
-    let key = key(request.headers())?;
-    let sent = in_time(receive(request)).await?;
-    let (ns, submitter, account) = (ns.to_owned(), who.name.clone(), who.account.clone());
-    let reading = api.compute.run(&who.account, move || {
+
+    /// Reads the documents of the body and completes the job. CPU-bound: its time grows with the length of the body.
+    ///
+    /// # Errors
+    /// A document can't be read, or the params can't be understood.
+    pub fn order(self) -> Result<Order> {
+        let Self { namespace, submitter, account, key, sent } = self;
         let (mut object, texts, hash, stem) = sent.read()?;
-        // Who asks belongs to what is asked: a key is theirs alone.
+        // The submitter is a part of the hash: a key belongs to one account.
         let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
         let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
-        complete(&mut object, &ns, &submitter, key.as_ref(), stem.as_deref())?;
+        complete(&mut object, &namespace, &submitter, key.as_ref(), stem.as_deref())?;
         let texts = name_texts(&mut object, texts)?;
-        Ok(Order { namespace: ns, object: Arc::new(object), texts, submitter, account, key })
-    });
-    reading.await
+        Ok(Order { namespace, object: Arc::new(object), texts, submitter, account, key })
+    }
 }
 
 /// A body that has come, and is not understood yet.
-#[allow(clippy::large_enum_variant, reason = "one at a time, which is moved once")]
 enum Sent {
     Json(Bytes),
     Yaml(Bytes),

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use millrace_api::rest::read_order;
+use millrace_api::rest::Submission;
 
 use crate::wire::runtime;
 
@@ -12,8 +12,8 @@ const BOUNDARY: &str = "boundary";
 fn submit(content_type: &str, bytes: &[u8]) {
     let request = Request::builder().header("content-type", content_type).header("idempotency-key", "key");
     let request = request.body(Body::from(bytes.to_vec())).expect("a request");
-    // What is refused is refused with an answer.
-    if let Err(refusal) = runtime().block_on(read_order("team", "somebody", request)) {
+    let received = runtime().block_on(Submission::receive("team", "somebody", "token", request));
+    if let Err(refusal) = received.and_then(Submission::order) {
         assert!((400..500).contains(&refusal.reason.status()), "a bad request is no fault of the server: {refusal}");
     }
 }
