@@ -1,0 +1,142 @@
+//! Jobs whose record this program can't use, because another release wrote it.
+
+use super::*;
+
+/// What a program says that can't use the record of a job's first admission.
+const UNUSABLE: &str = "status.resolved has version 9: run the release that admitted the job";
+
+impl World {
+    /// The program was replaced by one that can't use the job's record, so that it knows no agents that must be there.
+    fn lose_the_record(&mut self) {
+        self.seen.resolution = Some(Err(UNUSABLE.to_owned()));
+        self.seen.largest_num_csx = None;
+    }
+
+    /// As [`World::visit`], by a program that can't use the record.
+    fn visit_without_record(&mut self) -> State {
+        self.seen.wanted = Vec::new();
+        let decision = decide(&self.job, &self.seen);
+        self.last = decision.commands;
+        self.job.status = Some(decision.status);
+        self.status().state().expect("a state that is known")
+    }
+}
+
+#[test]
+fn a_job_whose_record_cannot_be_used_is_in_no_wrong_state_and_says_what_to_do() {
+    type Case = (&'static str, fn() -> World, State);
+    let starting = || {
+        let mut world = World::new(2);
+        world.grant();
+        world.visit();
+        world
+    };
+    let cases: [Case; 6] = [
+        ("its agents train", || World::training(2), State::Training),
+        ("no agent of the attempt was created yet", starting, State::Queued),
+        (
+            "its agents are starting",
+            || {
+                let mut world = World::new(2);
+                world.grant();
+                world.visit();
+                world.create();
+                world
+            },
+            State::Starting,
+        ),
+        (
+            "its agents ended while nobody looked",
+            || {
+                let mut world = World::training(2);
+                world.gone();
+                world
+            },
+            State::Queued,
+        ),
+        (
+            "it has just been granted systems again",
+            || {
+                let mut world = World::training(2);
+                world.ends(Role::Cs2, 1, "Error");
+                world.visit();
+                world.gone();
+                world.spec().num_csx = 1;
+                assert_eq!(world.visit(), State::Queued);
+                world.grant();
+                world
+            },
+            State::Queued,
+        ),
+        (
+            "it waits to start again",
+            || {
+                let mut world = World::training(2);
+                world.ends(Role::Cs2, 1, "Error");
+                assert_eq!(world.visit(), State::Restarting);
+                world.gone();
+                world
+            },
+            State::Queued,
+        ),
+    ];
+    for (case, world, expected) in cases {
+        let mut world = world();
+        world.lose_the_record();
+        for visit in 0..3 {
+            assert_eq!(world.visit_without_record(), expected, "{case}, visit {visit}");
+            assert!(
+                !world.last.iter().any(|command| matches!(command, Command::Run { .. })),
+                "{case}: nothing is started"
+            );
+            let accepted = world.status().condition(ConditionType::Accepted).cloned().unwrap();
+            let told = (accepted.status.as_str(), accepted.reason.as_str(), accepted.message.as_str());
+            assert_eq!(told, ("False", "RecordUnusable", UNUSABLE), "{case}");
+            if expected == State::Queued {
+                assert_eq!(world.reason(ConditionType::Admitted), "RecordUnusable", "{case}");
+                assert!(world.status().systems.is_empty(), "{case}: it holds nothing");
+            }
+        }
+        let restarts = world.status().restarts;
+        // The release that admitted it is back.
+        world.seen.resolution = Some(Ok(world.status().resolved.unwrap()));
+        world.seen.grant = None;
+        world.visit();
+        assert!(world.is(ConditionType::Accepted), "{case}");
+        assert_eq!(world.status().restarts, restarts, "{case}: nothing failed");
+    }
+}
+
+#[test]
+fn an_attempt_whose_record_cannot_be_used_still_fails_stops_and_ends_as_it_does() {
+    let mut world = World::training(2);
+    world.lose_the_record();
+    world.outcome(0, "Succeeded");
+    assert_eq!(world.visit_without_record(), State::Succeeded);
+
+    let mut world = World::training(2);
+    world.lose_the_record();
+    world.spec().suspend = true;
+    assert_eq!(world.visit_without_record(), State::Suspending);
+    world.gone();
+    assert_eq!(world.visit_without_record(), State::Suspended);
+
+    let mut world = World::training(2);
+    world.lose_the_record();
+    world.seen.agents.retain(|agent| agent.role != Role::SwarmX);
+    assert_eq!(world.visit_without_record(), State::Restarting, "the status tells who must be there");
+    assert!(world.status().failure.unwrap().message.unwrap().contains("swarmx"));
+}
+
+#[test]
+fn a_job_whose_plan_takes_long_waits_and_says_so() {
+    let mut world = World::new(2);
+    let planned = world.seen.resolution.take();
+    world.grant();
+    assert_eq!(world.visit(), State::Queued);
+    assert_eq!(world.status().queue.unwrap().reason.as_deref(), Some("Planning"));
+    assert_eq!(world.attempt(), 0, "nothing is begun without a plan");
+    world.seen.resolution = planned;
+    assert_eq!(world.visit(), State::Starting);
+    assert_eq!((world.attempt(), world.status().queue), (1, None));
+}
