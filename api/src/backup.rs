@@ -22,7 +22,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tar::{Archive, EntryType, Header};
@@ -244,11 +244,18 @@ fn unpack(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
     Ok(manifest)
 }
 
+/// Most characters of a damaged file that an error quotes.
+const MAX_QUOTED_CHARS: usize = 100;
+
 /// Writes the files of an archive into a directory; what it says of itself, and the digest of each file.
 fn extract(input: impl Read, into: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, String>)> {
     let (mut manifest, mut files) = (None, BTreeMap::new());
     for entry in Archive::new(io::BufReader::new(input)).entries().context("it is no backup")? {
-        let mut entry = entry.context("it is no backup, or was cut off")?;
+        // The error quotes bytes of the file as they are, which a terminal could take for commands.
+        let mut entry = entry.map_err(|error| {
+            let cause: String = error.to_string().escape_debug().take(MAX_QUOTED_CHARS).collect();
+            anyhow!("it is no backup, or was cut off: {cause}")
+        })?;
         let path = entry.path()?.into_owned();
         ensure!(entry.header().entry_type() == EntryType::Regular, "{} is no file", path.display());
         if path == Path::new(MANIFEST) {

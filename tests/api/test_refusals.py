@@ -116,7 +116,13 @@ def test_a_check_makes_nothing(shared: Server) -> None:
 
 def test_a_model_that_is_too_large(shared: Server, tmp_path: Path) -> None:
     """Whether it fits is what a plan is asked, so that it does not is an answer; a job is refused in the same words."""
-    large = params(tmp_path, "hidden_size: 32", "hidden_size: 100000")
+    wide = params(tmp_path, "hidden_size: 32", "hidden_size: 50000")
+    text = wide.read_text()
+    for key in ("max_sequence_length", "max_position_embeddings"):
+        text = text.replace(f"{key}: 64", f"{key}: 65536")
+    # One sample of it is larger than the wafer; weights never are, as they are streamed.
+    large = tmp_path / "large.yaml"
+    large.write_text(text)
     planned = shared.user.millrace("plan", "-p", large, "-o", "json", code=1).json
     assert (planned["fits"], planned["reason"]) == (False, "ExceedsAppliance")
     assert "choose a smaller hidden_size" in planned["message"]

@@ -19,9 +19,10 @@ const BURST: NonZeroU32 = NonZeroU32::new(400).unwrap();
 /// Tokens or networks that are remembered before those that have been quiet are forgotten.
 const REMEMBERED: usize = 10_000;
 
-/// Requests a second with one bad token, and how many at once.
-const BAD_TOKEN_RATE: NonZeroU32 = NonZeroU32::new(1).unwrap();
-const BAD_TOKEN_BURST: NonZeroU32 = NonZeroU32::new(10).unwrap();
+/// Requests a second with one bad token, and how many at once: a client whose token has expired must hear that, on every
+/// route it tries, before it hears that it asks too often.
+const BAD_TOKEN_RATE: NonZeroU32 = NonZeroU32::new(5).unwrap();
+const BAD_TOKEN_BURST: NonZeroU32 = NonZeroU32::new(200).unwrap();
 
 /// See the module text.
 pub struct Pace {
