@@ -39,8 +39,8 @@ pub fn holds_checkpoints(path: &Path) -> Result<bool, Failure> {
 }
 
 /// Refuses to go on under the numerics profile `now` from a checkpoint computed under `then`, unless the user `accepts`
-/// it; returns the note for the next manifests. Profiles are JSON, as manifests have them; what only one of them says is
-/// not compared.
+/// it; returns the note for the next manifests. Profiles are JSON, as manifests have them; what only one of them says
+/// is not compared.
 ///
 /// # Errors
 /// The profiles differ.

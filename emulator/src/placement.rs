@@ -3,11 +3,11 @@
 //! A placement is made from a plan and the agents at hand, holds for one epoch and never reaches a checkpoint.
 //! Changing it changes no bit of the result: every sum follows the leaf tree, whoever owns the leaves.
 //!
-//! Rounds and shares begin and end at boundaries of subtrees where that is cheap: the owner of a whole subtree sends one
-//! partial sum of a chunk, the owner of n leaves anywhere in the tree up to 2 log2 n. Aligning may cost at most one
-//! sixteenth ([`ALIGNMENT_SLACK`]): that much larger a share for the busiest system, that many more rounds. For instance, 16
-//! systems share 24 leaves as 1, 2, 1, 2, ... (single subtrees) and not as 2, 1, 2, 1, ...; 3 systems share 8 leaves as
-//! 2, 3, 3, since whole subtrees (4, 2, 2) would keep the busiest system at work for a third longer.
+//! Rounds and shares begin and end at boundaries of subtrees where that is cheap: the owner of a whole subtree sends
+//! one partial sum of a chunk, the owner of n leaves anywhere in the tree up to 2 log2 n. Aligning may cost at most one
+//! sixteenth ([`ALIGNMENT_SLACK`]): that much larger a share for the busiest system, that many more rounds. For
+//! instance, 16 systems share 24 leaves as 1, 2, 1, 2, ... (single subtrees) and not as 2, 1, 2, 1, ...; 3 systems
+//! share 8 leaves as 2, 3, 3, since whole subtrees (4, 2, 2) would keep the busiest system at work for a third longer.
 
 use std::ops::Range;
 
@@ -247,8 +247,8 @@ fn check_rounds(leaves: u32, systems: usize, per_system: u32) -> Result<(), Plac
 /// One part in this many: how much larger a share, or how many more rounds, alignment with subtrees may cost.
 pub const ALIGNMENT_SLACK: u32 = 16;
 
-/// Rounds of `leaves` leaves in which no system holds more than `per_system`: nodes of the leaf tree, all of one depth, or,
-/// where these would be too many, as few contiguous ranges as there can be.
+/// Rounds of `leaves` leaves in which no system holds more than `per_system`: nodes of the leaf tree, all of one depth,
+/// or, where these would be too many, as few contiguous ranges as there can be.
 fn rounds(leaves: u32, systems: usize, per_system: u32) -> Vec<Round> {
     let tree = LeafTree::new(leaves);
     let most = u64::from(per_system.max(1)) * systems as u64;
@@ -274,8 +274,8 @@ fn halves(node: Node) -> Vec<Node> {
     }
 }
 
-/// Shares of `leaves` for `systems` systems, none of more than `per_system` leaves: contiguous, ascending, and as equal as
-/// can be but for [`ALIGNMENT_SLACK`].
+/// Shares of `leaves` for `systems` systems, none of more than `per_system` leaves: contiguous, ascending, and as equal
+/// as can be but for [`ALIGNMENT_SLACK`].
 fn divide(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: u32) -> Vec<Range<u32>> {
     let (count, parts) = (u64::from(leaves.end - leaves.start), systems as u64);
     if count < parts {
@@ -288,8 +288,9 @@ fn divide(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: u32) -
     cut(tree, leaves, systems, most)
 }
 
-/// Cuts `range`, of at least `parts` leaves and at most `parts * most`, into `parts` ranges of at most `most` leaves, from
-/// left to right, each time at the boundary of the largest subtrees that leaves enough, and not too much, for the rest.
+/// Cuts `range`, of at least `parts` leaves and at most `parts * most`, into `parts` ranges of at most `most` leaves,
+/// from left to right, each time at the boundary of the largest subtrees that leaves enough, and not too much, for the
+/// rest.
 fn cut(tree: LeafTree, range: Range<u32>, parts: usize, most: u64) -> Vec<Range<u32>> {
     let end = u64::from(range.end);
     let mut start = u64::from(range.start);

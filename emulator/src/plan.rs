@@ -217,7 +217,8 @@ impl StreamPlan {
         self.chunks.iter().map(|chunk| chunk.elements as u64).sum()
     }
 
-    /// Checks that links can carry its chunks; a plan of more than 1.1e12 parameters has larger ones and is for planning only.
+    /// Checks that links can carry its chunks; a plan of more than 1.1e12 parameters has larger ones and is for
+    /// planning only.
     ///
     /// # Errors
     /// [`CompileError::TooLargeToStream`].

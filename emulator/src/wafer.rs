@@ -1,21 +1,21 @@
 //! How fast the modelled wafer works: products, memory, fabric and network in seconds.
 //!
 //! Features lie along one side of the square grid of cores, `sqrt(cores)` long, and tokens along the other. Each weight
-//! that arrives is multiplied into all tokens at once, at the peak. Each number that a product makes is then summed over
-//! the cores that share its features: the sum visits one side of the grid, and every core on the way spends
-//! [`PARTIAL_SUM_CYCLES`] on it. That work does not shrink with the features a core has, so narrow products keep the wafer
-//! less busy: over `w` features by a factor of `w / (w + constant * side)`. The fabric carries the sums meanwhile, and takes
-//! over as the bound where it is slow.
+//! that arrives is multiplied into all tokens at once, at the peak. Each number that a product makes is then summed
+//! over the cores that share its features: the sum visits one side of the grid, and every core on the way spends
+//! [`PARTIAL_SUM_CYCLES`] on it. That work does not shrink with the features a core has, so narrow products keep the
+//! wafer less busy: over `w` features by a factor of `w / (w + constant * side)`. The fabric carries the sums
+//! meanwhile, and takes over as the bound where it is slow.
 //!
-//! One constant is fitted, to the public figures that [`crate::time`] marks so: the appliance's `utilisation`, the share of
-//! this rate that public runs sustained. [`PARTIAL_SUM_CYCLES`] is derived from the maker's description of the core, and all
-//! else is the appliance's.
+//! One constant is fitted, to the public figures that [`crate::time`] marks so: the appliance's `utilisation`, the
+//! share of this rate that public runs sustained. [`PARTIAL_SUM_CYCLES`] is derived from the maker's description of the
+//! core, and all else is the appliance's.
 
 use millrace_params::WaferSpec;
 
-/// Cycles that a core spends on a partial sum that passes through it, per number: the maker describes four cycles (one to
-/// copy the sum, one to clear it, two for a double-wide addition), and a double-wide operation of a core whose arithmetic is
-/// four numbers wide takes eight.
+/// Cycles that a core spends on a partial sum that passes through it, per number: the maker describes four cycles (one
+/// to copy the sum, one to clear it, two for a double-wide addition), and a double-wide operation of a core whose
+/// arithmetic is four numbers wide takes eight.
 pub const PARTIAL_SUM_CYCLES: f64 = 4.0 / 8.0;
 /// Bytes of a partial sum on the fabric.
 const PARTIAL_SUM_BYTES: f64 = 4.0;

@@ -1,5 +1,6 @@
-//! The finalizer by which a deleted job stays until its history is kept. The REST server sets it and takes it off. Where
-//! there is none, or the job has nothing to keep, the operator takes it off at once; where it is away, after a minute.
+//! The finalizer by which a deleted job stays until its history is kept. The REST server sets it and takes it off.
+//! Where there is none, or the job has nothing to keep, the operator takes it off at once; where it is away, after a
+//! minute.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub fn is_held(job: &TrainJob) -> bool {
     job.finalizers().iter().any(|name| name == ARCHIVE)
 }
 
-/// Whether a job has come so far that its files tell of steps or hold a checkpoint: only then there is something to save when
-/// it is deleted, and something to copy that nobody may have heard.
+/// Whether a job has come so far that its files tell of steps or hold a checkpoint: only then there is something to
+/// save when it is deleted, and something to copy that nobody may have heard.
 pub fn has_steps(job: &TrainJob) -> bool {
     let Some(status) = &job.status else { return false };
     let trains =

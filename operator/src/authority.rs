@@ -1,5 +1,5 @@
-//! The operator's certificate authority: it issues the identities of each attempt's agents, and of the services of the control
-//! plane that follow them.
+//! The operator's certificate authority: it issues the identities of each attempt's agents, and of the services of the
+//! control plane that follow them.
 //!
 //! The authority lives in one Secret of the operator's own namespace. It is valid for [`LIFETIME`], and when less than
 //! [`RENEW_BEFORE`] of that is left, another one takes its place; the previous one is trusted until it expires.
@@ -9,12 +9,13 @@
 //!   ├── A: issues ──────┼── A: trusted ─┤
 //!                       ├── B: issues ──────────────────┤ …
 //!   agents' identities:  the newest authority signs them; they expire with it, after 180 days at least
-//!   services' identities: the oldest authority that is valid signs them, since every attempt that can still be followed
+//!   services' identities: the oldest authority that is valid signs them, since every attempt that can still be
+//!   followed
 //!                         knows it; they are short, and renewed
 //! ```
 //!
-//! An attempt whose pods live longer than its identities can make no new connections: it fails and restarts from its last
-//! checkpoint, with new ones.
+//! An attempt whose pods live longer than its identities can make no new connections: it fails and restarts from its
+//! last checkpoint, with new ones.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -135,8 +136,8 @@ impl Authorities {
         format!("{}{previous}", self.newest.authority.certificate())
     }
 
-    /// The identity of a member of an attempt, or of what serves a job's files, valid for as long as the newest authority is.
-    /// The certificate names `hosts`, too.
+    /// The identity of a member of an attempt, or of what serves a job's files, valid for as long as the newest
+    /// authority is. The certificate names `hosts`, too.
     ///
     /// # Errors
     /// It can't be made.
@@ -196,8 +197,8 @@ fn is_stale(data: &BTreeMap<String, ByteString>, bundle: &str, now: SystemTime) 
     !fresh || text(Credentials::AUTHORITY_FILE) != Some(bundle)
 }
 
-/// The authorities in their Secret, and the REST server's identity in another; both are kept in time while this operator
-/// leads.
+/// The authorities in their Secret, and the REST server's identity in another; both are kept in time while this
+/// operator leads.
 pub struct Keeper {
     secrets: Api<Secret>,
     authority_name: String,
@@ -206,8 +207,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// The authorities in the secret `authority_name` of `namespace`, made where there are none yet; and sees to it that the
-    /// secret `rest_server_name` holds an identity of the REST server.
+    /// The authorities in the secret `authority_name` of `namespace`, made where there are none yet; and sees to it
+    /// that the secret `rest_server_name` holds an identity of the REST server.
     ///
     /// # Errors
     /// [`AuthorityError`].

@@ -1,9 +1,9 @@
 //! One leader among the operators, by a Lease.
 //!
 //! The number of changes of leadership is the *fencing epoch* that goes with every status write: the API server refuses
-//! one that is lower than what stands there, so that a leader that was asleep while another took over changes nothing. For
-//! everything else, deletions above all, there is the [`Term`]: it ends before the lease does. An operator that can't renew
-//! in time ends its process; it is started again as a candidate.
+//! one that is lower than what stands there, so that a leader that was asleep while another took over changes nothing.
+//! For everything else, deletions above all, there is the [`Term`]: it ends before the lease does. An operator that
+//! can't renew in time ends its process; it is started again as a candidate.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use crate::term::Term;
 
 /// How long a leader counts as one without renewing.
 const LEASE: SignedDuration = SignedDuration::from_secs(15);
-/// A leader may write for so long after it sent its last renewal. Others may take over after [`LEASE`]: what lies between
-/// is for requests that the API server still works on, and for clocks that differ.
+/// A leader may write for so long after it sent its last renewal. Others may take over after [`LEASE`]: what lies
+/// between is for requests that the API server still works on, and for clocks that differ.
 const TERM: Duration = Duration::from_secs(10);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(2);
@@ -68,7 +68,8 @@ impl Candidate {
         Ok(u64::try_from(transitions).unwrap_or(0))
     }
 
-    /// Keeps leading; returns when the term is over, at the latest [`TERM`] after the last renewal that succeeded was sent.
+    /// Keeps leading; returns when the term is over, at the latest [`TERM`] after the last renewal that succeeded was
+    /// sent.
     pub async fn lead(&self, term: &Term) {
         keep(term, || self.try_lead()).await;
     }

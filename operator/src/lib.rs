@@ -9,7 +9,8 @@
 //! * [`readers`]: the pods that serve the files of jobs, for the REST server.
 //! * [`authority`]: the certificates that coordinators and whoever follows them show.
 //! * [`seed`]: the appliance that the chart's values describe; [`protect`]: what keeps its ledger from being lost.
-//! * [`leader`]: one operator at a time; [`term`]: it changes nothing after its time. [`watch`]: watches that no object can stop; [`run`](mod@run): everything put together.
+//! * [`leader`]: one operator at a time; [`term`]: it changes nothing after its time. [`watch`]: watches that no object
+//!   can stop; [`run`](mod@run): everything put together.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

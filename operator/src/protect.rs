@@ -1,5 +1,5 @@
-//! What keeps the ledger from being lost: a finalizer holds an appliance for as long as jobs hold systems of it, and pods say
-//! which systems they are.
+//! What keeps the ledger from being lost: a finalizer holds an appliance for as long as jobs hold systems of it, and
+//! pods say which systems they are.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ fn wanted(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
     }
 }
 
-/// Sets the finalizer, or takes it off; whether there was anything to do. Where somebody else has written meanwhile nothing
-/// is done: a newer version will be seen.
+/// Sets the finalizer, or takes it off; whether there was anything to do. Where somebody else has written meanwhile
+/// nothing is done: a newer version will be seen.
 ///
 /// # Errors
 /// The API server refused, or can't be reached.

@@ -1,8 +1,9 @@
-//! Readers of jobs' files: pods that the REST server asks for by a [`FileReader`], made here from a template of our own.
+//! Readers of jobs' files: pods that the REST server asks for by a [`FileReader`], made here from a template of our
+//! own.
 //!
-//! A reader ends by itself when nobody asks it any more. Then its FileReader is deleted, and with it goes all that was made
-//! for it. One that does not begin in time is deleted likewise. What a request could do wrong, its definition refuses; what
-//! it could ask for too often has a bound.
+//! A reader ends by itself when nobody asks it any more. Then its FileReader is deleted, and with it goes all that was
+//! made for it. One that does not begin in time is deleted likewise. What a request could do wrong, its definition
+//! refuses; what it could ask for too often has a bound.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -4,9 +4,9 @@
 //! its status, the ledger. Server-side apply changes what the values name, takes back what they named before, and leaves the
 //! rest of the spec to others.
 //!
-//! A digest of the values is kept in an annotation of the appliance. While it is that of the values nothing is applied, so
-//! that what a person changes by hand outlives a restart and a change of leadership. When the values change and take the
-//! place of something that was set by hand, an event says what it was.
+//! A digest of the values is kept in an annotation of the appliance. While it is that of the values nothing is applied,
+//! so that what a person changes by hand outlives a restart and a change of leadership. When the values change and take
+//! the place of something that was set by hand, an event says what it was.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,8 +75,8 @@ struct Metadata {
     name: String,
 }
 
-/// Applies the Appliance in the JSON file at `path`, unless it is what was applied last. Waits while the API server does not
-/// serve the kind yet, as in the first second after an install.
+/// Applies the Appliance in the JSON file at `path`, unless it is what was applied last. Waits while the API server
+/// does not serve the kind yet, as in the first second after an install.
 ///
 /// # Errors
 /// [`SeedError`]. The cluster's Appliance is then what it was.

@@ -1,9 +1,9 @@
 //! The term of a leader: until when it may write, and a client that writes nothing after that.
 //!
-//! A renewal of the lease prolongs the term from the moment the renewal was *sent*, by less than the lease lasts. The client
-//! of a leader refuses every request that changes something once the term is over, and gives up those that are under way. So
-//! whatever a leader does ends before another can take the lease, however long it was asleep or busy in between. Reading is
-//! harmless and goes on.
+//! A renewal of the lease prolongs the term from the moment the renewal was *sent*, by less than the lease lasts. The
+//! client of a leader refuses every request that changes something once the term is over, and gives up those that are
+//! under way. So whatever a leader does ends before another can take the lease, however long it was asleep or busy in
+//! between. Reading is harmless and goes on.
 
 use std::time::Duration;
 

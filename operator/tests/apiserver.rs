@@ -1,6 +1,6 @@
-//! The operator on a real API server without nodes: `cargo test -p millrace-operator --test apiserver -- --ignored`, with
-//! KUBECONFIG set and kubectl in PATH. Nothing else may run there. Pods never start, so that jobs stay in the state Starting,
-//! which is enough to hold systems.
+//! The operator on a real API server without nodes: `cargo test -p millrace-operator --test apiserver -- --ignored`,
+//! with KUBECONFIG set and kubectl in PATH. Nothing else may run there. Pods never start, so that jobs stay in the
+//! state Starting, which is enough to hold systems.
 
 use std::collections::BTreeSet;
 use std::io::Write;

@@ -113,8 +113,8 @@ pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint
 
 /// Deletes checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and returns what
 /// was deleted: first those of lines that were left, then the oldest. Broken ones are neither counted nor touched; the
-/// newest is always kept. Neither counted nor touched, where the lock is a job's, are those that the job has nothing to do
-/// with: another job wrote them, and this one does not go on from them.
+/// newest is always kept. Neither counted nor touched, where the lock is a job's, are those that the job has nothing to
+/// do with: another job wrote them, and this one does not go on from them.
 ///
 /// # Errors
 /// When the lock was lost or the file system refuses.

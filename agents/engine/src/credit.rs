@@ -3,8 +3,8 @@
 //! Both count slots (a chunk with all its partial sums is one slot) since the link was opened. The receiver grants a
 //! running total, so that a repeated or reordered grant is harmless.
 //!
-//! Neither end trusts the other to keep to this. [`FrameCheck`] finds a sender that exceeds its credits, [`GrantCheck`] a
-//! receiver that grants what it can't have room for; so what waits between the two is bounded by windows, whatever a
+//! Neither end trusts the other to keep to this. [`FrameCheck`] finds a sender that exceeds its credits, [`GrantCheck`]
+//! a receiver that grants what it can't have room for; so what waits between the two is bounded by windows, whatever a
 //! peer does.
 
 use crate::frame::Place;
@@ -62,8 +62,8 @@ impl Window {
     }
 }
 
-/// Most frames of one slot: a run of leaves is covered by at most two nodes a level of the tree, and leaves are numbered
-/// by 32 bits.
+/// Most frames of one slot: a run of leaves is covered by at most two nodes a level of the tree, and leaves are
+/// numbered by 32 bits.
 pub const MOST_FRAMES_OF_SLOT: u64 = 64;
 
 /// A peer that breaks the rules of a link.

@@ -13,8 +13,8 @@
 //!                          '--- next: chunk 0, chunk 1, ... each as of step t --------------> writer's thread
 //! ```
 //!
-//! Guarantees: a snapshot of step *t* holds every chunk exactly as of step *t*, or ends in an error; an update is applied
-//! once, to the gradient it was decided for. The store is shared by two threads: one calls [`Store::read`],
+//! Guarantees: a snapshot of step *t* holds every chunk exactly as of step *t*, or ends in an error; an update is
+//! applied once, to the gradient it was decided for. The store is shared by two threads: one calls [`Store::read`],
 //! [`Store::gather`], [`Store::commit`] and [`Store::begin_snapshot`], the other writes the snapshot.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -114,8 +114,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<A: Arithmetic> Store<A> {
-    /// A store of `numbers`, by chunk, `None` for those of other shards; at most `copies` chunks are copied at a time for
-    /// a snapshot. The numbers are those before the first update until [`Store::fill`].
+    /// A store of `numbers`, by chunk, `None` for those of other shards; at most `copies` chunks are copied at a time
+    /// for a snapshot. The numbers are those before the first update until [`Store::fill`].
     pub fn new(arithmetic: A, numbers: impl IntoIterator<Item = Option<A::Numbers>>, copies: usize) -> Self {
         let cell = |numbers| Mutex::new(Cell { numbers, applied: 0, snapshot: None });
         Self {
@@ -239,8 +239,8 @@ impl<A: Arithmetic> Store<A> {
             self.return_copy();
             return Ok(copy);
         }
-        // Without a copy the chunk is at the snapshot's step, or one update behind it. The pending update may be that one,
-        // or a later one, committed while the snapshot is written: that one must not get into the snapshot.
+        // Without a copy the chunk is at the snapshot's step, or one update behind it. The pending update may be that
+        // one, or a later one, committed while the snapshot is written: that one must not get into the snapshot.
         if let Some(record) = self.pending().filter(|record| record.step > cell.applied && record.step <= step) {
             self.update(chunk, &mut cell, &record)?;
         }

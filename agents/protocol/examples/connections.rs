@@ -2,8 +2,8 @@
 //! `cargo run --release -p millrace-protocol --example connections`.
 //!
 //! Moves chunks as large as a link's over plain TCP, over a connection that is authenticated, and over one that is also
-//! encrypted, and makes connections of each kind. The three are measured in turn, several times, and the medians printed as JSON:
-//! CPU seconds a GiB for both ends together, GiB a second, and milliseconds a connection.
+//! encrypted, and makes connections of each kind. The three are measured in turn, several times, and the medians
+//! printed as JSON: CPU seconds a GiB for both ends together, GiB a second, and milliseconds a connection.
 
 use std::time::{Duration, Instant, SystemTime};
 

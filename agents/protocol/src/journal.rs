@@ -1,7 +1,9 @@
-//! The coordinator's journal port, dialled from whoever runs jobs. The reader of a job's files is dialled from here, too.
+//! The coordinator's journal port, dialled from whoever runs jobs. The reader of a job's files is dialled from here,
+//! too.
 //!
-//! Both are served and dialled with mutual TLS, see [`security`](crate::security): the coordinator shows the certificate of
-//! its attempt, and takes commands from the attempt's launcher and the services of the control plane only.
+//! Both are served and dialled with mutual TLS, see [`security`](crate::security): the coordinator shows the
+//! certificate of its attempt, and takes commands from the attempt's launcher and the services of the control plane
+//! only.
 
 use std::time::Duration;
 
@@ -13,8 +15,8 @@ use crate::proto::journal_client::JournalClient;
 use crate::security::{Expected, Identity, Protection};
 use crate::transport::{self, Connector};
 
-/// Bytes that one stream of a shared channel may have in flight, and all of them. As many as a server takes by default, 200,
-/// fit: those that are not read leave room for the others.
+/// Bytes that one stream of a shared channel may have in flight, and all of them. As many as a server takes by default,
+/// 200, fit: those that are not read leave room for the others.
 const STREAM_BYTES: u32 = 256 << 10;
 const CONNECTION_BYTES: u32 = 64 << 20;
 /// Whoever is behind a shared channel listened before: a peer that does not answer soon is gone.
@@ -48,8 +50,8 @@ impl Journal {
     }
 }
 
-/// A channel to `expected` at `address` (`host:port`). It is dialled when it is first used, and anew whenever it broke; a stream
-/// that nobody reads holds up no other.
+/// A channel to `expected` at `address` (`host:port`). It is dialled when it is first used, and anew whenever it broke;
+/// a stream that nobody reads holds up no other.
 ///
 /// # Errors
 /// The address is none.

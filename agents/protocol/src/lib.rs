@@ -4,7 +4,8 @@
 //! [`proto`] is generated from `proto/`. [`codec`] packs the engine's frames and messages, [`packet`] carries frames over
 //! the links of the data tree; [`transport`] has the HTTP/2
 //! settings both ends of every link must share; [`security`] authenticates every connection;
-//! [`journal`] is how the coordinator's stream is dialled. [`launch`] is what a job's processes are started with and how they end.
+//! [`journal`] is how the coordinator's stream is dialled. [`launch`] is what a job's processes are started with and
+//! how they end.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

@@ -34,8 +34,8 @@ pub const AGENT_KEY: &str = "millrace-agent";
 /// Most bytes of a payload: a chunk.
 pub const PAYLOAD_BYTES: usize = 4 << 20;
 const GRANT_BYTES: usize = 8;
-/// Most grants that wait for a peer to take them. A peer that takes its frames takes these too: together they are smaller
-/// than one.
+/// Most grants that wait for a peer to take them. A peer that takes its frames takes these too: together they are
+/// smaller than one.
 const MOST_WAITING_GRANTS: u64 = 1 << 16;
 
 /// What travels on a link, ready to be sent.

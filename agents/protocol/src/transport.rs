@@ -1,4 +1,5 @@
-//! HTTP/2 over authenticated connections, and its settings. The receiver advertises the frame size, so both ends need them.
+//! HTTP/2 over authenticated connections, and its settings. The receiver advertises the frame size, so both ends need
+//! them.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

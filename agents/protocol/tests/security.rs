@@ -275,8 +275,8 @@ fn credentials_that_can_not_be_used_are_named() {
     assert!(matches!(with(|bad, another| bad.key.clone_from(&another.key)), IdentityError::Unusable(_)));
 }
 
-/// Whoever has a certificate of the authority for the coordinator's host and no name, as coordinators of 0.1.0: they are
-/// followed over HTTP/2 in TLS until their attempt is over.
+/// Whoever has a certificate of the authority for the coordinator's host and no name, as coordinators of 0.1.0: they
+/// are followed over HTTP/2 in TLS until their attempt is over.
 #[tokio::test]
 async fn a_coordinator_of_0_1_0_is_known_by_its_host() {
     let ours = Authority::new(today()).unwrap();

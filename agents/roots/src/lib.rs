@@ -1,10 +1,11 @@
 //! The directories that a process may use for users' files, and file operations that stay inside them.
 //!
-//! A server, and every agent that it starts, calls [`restrict`] once, with the directories that users may name: the server's
-//! volumes, its inputs and its own data. From then on each operation of this crate resolves its path below the one of these
-//! directories that holds it, component by component with open directories (`openat2` with `RESOLVE_BENEATH` where the kernel
-//! has it). A path in none of them, a `..`, and a symbolic link that leads out are refused, also when a directory is exchanged
-//! for a link while the operation is under way. A link to another place in the same directory is followed.
+//! A server, and every agent that it starts, calls [`restrict`] once, with the directories that users may name: the
+//! server's volumes, its inputs and its own data. From then on each operation of this crate resolves its path below the
+//! one of these directories that holds it, component by component with open directories (`openat2` with
+//! `RESOLVE_BENEATH` where the kernel has it). A path in none of them, a `..`, and a symbolic link that leads out are
+//! refused, also when a directory is exchanged for a link while the operation is under way. A link to another place in
+//! the same directory is followed.
 //!
 //! ```no_run
 //! millrace_roots::restrict(["/srv/corpora", "/srv/results"])?;
@@ -13,8 +14,8 @@
 //! # std::io::Result::Ok(())
 //! ```
 //!
-//! A process that never calls [`restrict`] (a run on the command line, an agent in a pod, whose mounts isolate it) uses every
-//! path as it is.
+//! A process that never calls [`restrict`] (a run on the command line, an agent in a pod, whose mounts isolate it) uses
+//! every path as it is.
 
 #![warn(missing_docs)]
 
@@ -36,8 +37,8 @@ pub const PRIVATE_FILE_MODE: u32 = 0o600;
 
 static ROOTS: OnceLock<Roots> = OnceLock::new();
 
-/// Limits this process, for good, to these directories, which must exist. They are trusted: links on the way to them are
-/// followed.
+/// Limits this process, for good, to these directories, which must exist. They are trusted: links on the way to them
+/// are followed.
 ///
 /// # Errors
 /// A directory can't be opened, or the process is limited already.
@@ -165,8 +166,8 @@ pub fn is_file(path: impl AsRef<Path>) -> bool {
     metadata(path).is_ok_and(|about| about.is_file())
 }
 
-/// Makes a directory and those above it that are missing. In a limited process they are for their owner only, whatever the
-/// umask.
+/// Makes a directory and those above it that are missing. In a limited process they are for their owner only, whatever
+/// the umask.
 ///
 /// # Errors
 /// As [`open`].

@@ -52,8 +52,8 @@ pub struct Introduction {
     pub uid: String,
 }
 
-/// Words that may wait for the coordinator to take them. A run has a few at a time; the lines of a log, of which there may
-/// be any number, get half of the room, and are dropped beyond it.
+/// Words that may wait for the coordinator to take them. A run has a few at a time; the lines of a log, of which there
+/// may be any number, get half of the room, and are dropped beyond it.
 const WORDS: usize = 8192;
 
 /// Where an agent's words go. Clones share the stream, and follow it to the next coordinator; words into a broken one

@@ -22,8 +22,8 @@ pub struct JobDocument {
     pub cuts: Option<Cuts>,
 }
 
-/// How a checkpoint's run cut its batch and its parameters. A run that goes on from it cuts them in the same way, so that
-/// another wafer, or other chunks on the links, change no bit.
+/// How a checkpoint's run cut its batch and its parameters. A run that goes on from it cuts them in the same way, so
+/// that another wafer, or other chunks on the links, change no bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cuts {
     /// Samples of a training leaf.

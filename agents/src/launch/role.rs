@@ -46,8 +46,8 @@ struct Line {
     /// The agent's identity: a directory with tls.crt, tls.key and ca.crt, or `-` for the first line of standard input.
     #[arg(long, env = IDENTITY_VARIABLE)]
     identity: PathBuf,
-    /// Whether what travels between agents is encrypted; all agents of a job have the same. Both ends of each connection
-    /// prove who they are in any case, and the control and journal ports are always encrypted.
+    /// Whether what travels between agents is encrypted; all agents of a job have the same. Both ends of each
+    /// connection prove who they are in any case, and the control and journal ports are always encrypted.
     #[arg(long, env = DATA_ENCRYPTION_VARIABLE, default_value = "on", value_parser = ["on", "off"])]
     data_encryption: String,
     /// Of no effect: for who starts coordinators of 0.1.0, too.

@@ -9,15 +9,16 @@ use super::{DirectionKey, EVENTS, Events, Happening, LinkEvent};
 
 /// Most links that may be open for epochs this agent hasn't been told of yet: more than any node of the tree has.
 const EARLY_LINKS: usize = 4096;
-/// Most events kept of one such link: that it is up, the newest grant, its end. Frames can't come: nothing is granted yet.
+/// Most events kept of one such link: that it is up, the newest grant, its end. Frames can't come: nothing is granted
+/// yet.
 const EARLY_EVENTS: usize = 3;
 
 /// Hands out the events of the current epoch; see the module above.
 pub struct Mailbox {
     receiver: mpsc::Receiver<LinkEvent>,
     epoch: Epoch,
-    /// Events of epochs this agent hasn't been told of yet; of each peer those of its newest epoch, since it has left the
-    /// ones before.
+    /// Events of epochs this agent hasn't been told of yet; of each peer those of its newest epoch, since it has left
+    /// the ones before.
     early: BTreeMap<(AgentId, DirectionKey), Vec<LinkEvent>>,
     /// Early events whose epoch has come.
     ready: VecDeque<LinkEvent>,

@@ -1,5 +1,5 @@
-//! Strangers on the ports of a running job: whoever has no certificate, another job's, an old attempt's, or another agent's
-//! name. All are rejected, the reason is logged, and the job computes the same bits.
+//! Strangers on the ports of a running job: whoever has no certificate, another job's, an old attempt's, or another
+//! agent's name. All are rejected, the reason is logged, and the job computes the same bits.
 
 use std::future::poll_fn;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What planning itself costs, known before anything is built: a planner that serves many users refuses by it what is too much.
+//! What planning itself costs, known before anything is built: a planner that serves many users refuses by it what is
+//! too much.
 
 use millrace_params::{ApplianceSpec, Job};
 
@@ -13,8 +14,8 @@ const CHUNK_BYTES: u64 = 160;
 /// Groups of tensors in a block, each of which begins a chunk.
 const GROUPS_PER_BLOCK: u64 = 4;
 
-/// Bytes of memory that compiling and projecting `job` takes, estimated from above. The time grows with the same numbers: a
-/// gigabyte is about ten seconds of one core.
+/// Bytes of memory that compiling and projecting `job` takes, estimated from above. The time grows with the same
+/// numbers: a gigabyte is about ten seconds of one core.
 pub fn planning_bytes(job: &Job, appliance: &ApplianceSpec) -> u64 {
     let model = &job.model;
     let [blocks, hidden, filter, vocabulary, positions] = [

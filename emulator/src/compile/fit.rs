@@ -41,7 +41,8 @@ pub struct WeightElements {
 pub struct WeightBytes {
     /// Weights that stay from forward to backward.
     pub resident: u64,
-    /// Weights on their way through: on the wafer a window of chunks, in the process the layer at work and the next one.
+    /// Weights on their way through: on the wafer a window of chunks, in the process the layer at work and the next
+    /// one.
     pub window: u64,
     /// Gradients, f32: on the wafer a window of chunks, in the process the open partial sums of the layer at work.
     pub gradients: u64,

@@ -10,8 +10,8 @@ use crate::plan::{CHUNK_ELEMENTS, Chunk, Encoding, Group, GroupId};
 
 /// Chunks begin at multiples of this many elements in their group: a cache line of f32 and a vector of every width.
 const CHUNK_ALIGNMENT: usize = 64;
-/// About as many chunks as a plan may have, however small they are asked to be and however large the model is: a plan must
-/// fit in memory. Beyond 2.7e11 parameters chunks are larger than asked for; see [`StreamPlan::check_streamable`].
+/// About as many chunks as a plan may have, however small they are asked to be and however large the model is: a plan
+/// must fit in memory. Beyond 2.7e11 parameters chunks are larger than asked for; see [`StreamPlan::check_streamable`].
 pub(super) const MOST_CHUNKS: usize = 1 << 20;
 
 /// The tensors of a graph in groups, not yet cut into chunks.

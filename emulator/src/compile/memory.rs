@@ -34,8 +34,8 @@ impl LayerMemory {
     }
 }
 
-/// The memory of a valid graph on `N` machines, whose activations have so many bytes. Schedules of a large model take more
-/// memory than its graph, so there is one at a time, and each is made once for all machines.
+/// The memory of a valid graph on `N` machines, whose activations have so many bytes. Schedules of a large model take
+/// more memory than its graph, so there is one at a time, and each is made once for all machines.
 pub(super) struct Analysis<'a, const N: usize> {
     graph: &'a Graph,
     activation_bytes: [u64; N],

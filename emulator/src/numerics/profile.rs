@@ -132,9 +132,9 @@ impl NumericsProfile {
     }
 }
 
-/// Elements of the largest of these chunks. Groups of the same sizes are cut alike if and only if their largest chunks have
-/// as many elements: groups are cut into as few even pieces as a bound allows, and the largest piece, taken as the bound,
-/// gives the same number of pieces.
+/// Elements of the largest of these chunks. Groups of the same sizes are cut alike if and only if their largest chunks
+/// have as many elements: groups are cut into as few even pieces as a bound allows, and the largest piece, taken as the
+/// bound, gives the same number of pieces.
 pub fn largest_chunk(chunks: &[Chunk]) -> Option<u32> {
     chunks.iter().map(|chunk| chunk.elements).max().and_then(|elements| u32::try_from(elements).ok())
 }

@@ -41,9 +41,9 @@ impl Operator for CausalAttention {
         let pairs = rows.saturating_mul(rows + 1) / 2;
         let width = columns / 3;
         let forward = 4u64.saturating_mul(pairs).saturating_mul(width);
-        // A head's features lie on 1 / heads of the cores that the whole width lies on, so the sums of its scores cost that
-        // much less: all heads' together as much as one number a pair. Values and the gradients of queries, keys and values
-        // are summed over rows.
+        // A head's features lie on 1 / heads of the cores that the whole width lies on, so the sums of its scores cost
+        // that much less: all heads' together as much as one number a pair. Values and the gradients of queries, keys
+        // and values are summed over rows.
         let (row, pair) = (rows.saturating_mul(width), pairs);
         Flops {
             forward,

@@ -218,9 +218,9 @@ pub trait Execute: Operator {
     /// Computes the output.
     fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>);
 
-    /// Computes gradients of inputs and tensors. Where the gradient of an input replaces it, called twice: for the tensors
-    /// without targets, then for the target without inputs and tensors. Never called for an operator all of whose input gradients are
-    /// [`Same`](super::GradientForm::Same) and that has no tensors.
+    /// Computes gradients of inputs and tensors. Where the gradient of an input replaces it, called twice: for the
+    /// tensors without targets, then for the target without inputs and tensors. Never called for an operator all of
+    /// whose input gradients are [`Same`](super::GradientForm::Same) and that has no tensors.
     fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>);
 
     /// Whether adding the gradient of a tensor to what is there has the bits of computing it apart and adding that.

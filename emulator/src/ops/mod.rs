@@ -1,8 +1,8 @@
 //! One file per operator, with everything that is particular to it.
 //!
 //! [`Operator`] is what the compiler asks: shapes, work, what the backward pass needs of the forward pass. Outside
-//! this module only the graph's families build an [`Op`], and only `device/activations.rs` looks at which one it is; a new operator is a variant of [`Op`] (or a new form of one), a file here and
-//! a line in [`operator`].
+//! this module only the graph's families build an [`Op`], and only `device/activations.rs` looks at which one it is; a
+//! new operator is a variant of [`Op`] (or a new form of one), a file here and a line in [`operator`].
 //!
 //! What an operator *saves* is a contract with the [schedule](crate::schedule): of a layer that is not recomputed, exactly
 //! the values named by [`Saved`] and [`Saved::floats`] extra numbers a sample live from the forward to the backward pass.
@@ -315,8 +315,8 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         if self.makes_gradient(input) { GradientForm::Store } else { GradientForm::None }
     }
 
-    /// Whether the gradient of input 0 may be written over that input: its backward pass makes the gradients of tensors,
-    /// for which it reads the input, and that of the input, for which it does not, one after the other.
+    /// Whether the gradient of input 0 may be written over that input: its backward pass makes the gradients of
+    /// tensors, for which it reads the input, and that of the input, for which it does not, one after the other.
     fn gradient_replaces_input(&self) -> bool {
         false
     }

@@ -44,8 +44,8 @@ impl RoleBytes {
     }
 }
 
-/// Weights, moments and gradients of each shard's chunks, and the partial sums that rounds keep open: those over the leaves
-/// so far, each use of a group having a tree of its own; the first of them is the gradient itself.
+/// Weights, moments and gradients of each shard's chunks, and the partial sums that rounds keep open: those over the
+/// leaves so far, each use of a group having a tree of its own; the first of them is the gradient itself.
 fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     let mut uses = vec![0u64; plan.groups.len()];
     plan.layers.iter().flat_map(|layer| &layer.groups).for_each(|&group| uses[group] += 1);

@@ -20,7 +20,8 @@ pub struct Traffic {
     pub weights_down: u64,
     /// Partial sums of gradients with all their zeros, over every link and round.
     pub gradients_up: u64,
-    /// Most partial sums of a gradient that a link carries in a round: one where every share is a subtree of the leaves.
+    /// Most partial sums of a gradient that a link carries in a round: one where every share is a subtree of the
+    /// leaves.
     pub most_sums: u32,
     /// Tokens and labels of a training step.
     pub samples: u64,

@@ -170,7 +170,8 @@ impl<'a> Builder<'a> {
         if !allowed || self.gradient[input].is_some() || self.lives.readers(input).first() != Some(&id) {
             return None;
         }
-        // Its maker's backward step is still to come, in this layer or, where it belongs to an earlier one, in another pass.
+        // Its maker's backward step is still to come, in this layer or, where it belongs to an earlier one, in another
+        // pass.
         let maker = &self.graph.nodes[self.lives.maker(input)?];
         let saved = operator(&maker.op).saved(&Signature::of(self.graph, maker));
         if saved.output || self.lives.made_in(input) != self.lives.layer_of(id) { None } else { self.place[input] }

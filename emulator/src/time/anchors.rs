@@ -1,8 +1,8 @@
 //! Public figures of the real machine, and how far the time model is from them.
 //!
-//! Three of them fit the model's one free constant, the default appliance's `utilisation`: the one for which the mean of
-//! their errors' logarithms is zero. The others only check the model. The same model runs up to 1.3 times faster in one
-//! release of the real machine's software than in the one before, so that errors below 15% mean nothing.
+//! Three of them fit the model's one free constant, the default appliance's `utilisation`: the one for which the mean
+//! of their errors' logarithms is zero. The others only check the model. The same model runs up to 1.3 times faster in
+//! one release of the real machine's software than in the one before, so that errors below 15% mean nothing.
 
 use std::sync::OnceLock;
 

@@ -1,14 +1,15 @@
 //! How long the modelled machine would take: a projection, never a measurement.
 //!
-//! A step is its rounds one after the other, and the commit. In a round every system works on its leaves layer by layer.
-//! The weights of a layer stream in while it computes and its gradients leave meanwhile, chunk by chunk, so that a pass over
-//! a layer takes as long as the slowest of these. What can't be hidden: the tree's hops, and MemoryX's update of the first
-//! layer, since it updates each layer just ahead of streaming it. See [`crate::wafer`] for the rates.
+//! A step is its rounds one after the other, and the commit. In a round every system works on its leaves layer by
+//! layer. The weights of a layer stream in while it computes and its gradients leave meanwhile, chunk by chunk, so that
+//! a pass over a layer takes as long as the slowest of these. What can't be hidden: the tree's hops, and MemoryX's
+//! update of the first layer, since it updates each layer just ahead of streaming it. See [`crate::wafer`] for the
+//! rates.
 //!
-//! Down each link travel the weights of every pass; the backward pass of a recomputed layer takes them twice, as the wafer
-//! holds no layer. Up travels one gradient of each parameter, 32 bits, in each round: a real system adds up the gradients
-//! of all its samples, and SwarmX those of its children. That an emulated system may have to send several partial sums of
-//! the leaf tree is not the modelled machine's; [`Traffic`](crate::report::Traffic) counts these.
+//! Down each link travel the weights of every pass; the backward pass of a recomputed layer takes them twice, as the
+//! wafer holds no layer. Up travels one gradient of each parameter, 32 bits, in each round: a real system adds up the
+//! gradients of all its samples, and SwarmX those of its children. That an emulated system may have to send several
+//! partial sums of the leaf tree is not the modelled machine's; [`Traffic`](crate::report::Traffic) counts these.
 
 use std::collections::BTreeMap;
 
@@ -107,8 +108,8 @@ impl Waits {
 }
 
 impl Projection {
-    /// What bounds the rate, and the share of a step by which a machine without that bound would be faster; for compute the
-    /// share of a step that it takes.
+    /// What bounds the rate, and the share of a step by which a machine without that bound would be faster; for compute
+    /// the share of a step that it takes.
     pub fn bound(&self) -> (Bound, f64) {
         let waits = [
             (Bound::WeightsDown, self.waits.weights),

@@ -100,7 +100,8 @@ impl<W: World> Control<W> {
         self.appliances.get(&ObjectRef::new(name))
     }
 
-    /// What `job` comes to on `num_csx` systems. Where that has to be found out yet, the job is visited when it is known.
+    /// What `job` comes to on `num_csx` systems. Where that has to be found out yet, the job is visited when it is
+    /// known.
     pub fn understood(&self, job: &TrainJob, uid: &str, cluster: &ClusterSpec, num_csx: u32) -> Understood {
         let (visits, job_ref) = (self.visits.clone(), ObjectRef::from_obj(job));
         let visit = move || {

@@ -5,9 +5,9 @@
 //! when the attempt's last agent is gone, or when the job and all of its agents are gone. Each of these facts never becomes
 //! false again once it is true, so that a view of the jobs that is behind can only let a grant stand too long.
 //!
-//! What the appliance's status says is checked against the jobs each time ([`millrace_crds::decide::ledger`]): it may have
-//! been lost with the object, or edited. A job takes up a grant only after this leader has confirmed it, never by a view of
-//! the appliance alone.
+//! What the appliance's status says is checked against the jobs each time ([`millrace_crds::decide::ledger`]): it may
+//! have been lost with the object, or edited. A job takes up a grant only after this leader has confirmed it, never by
+//! a view of the appliance alone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -36,8 +36,8 @@ const AFTER_CONFLICT: Duration = Duration::from_millis(100);
 
 /// It is looked at so often while the plan of a job that waits is being made: then the job stands in the queue.
 const WHILE_PLANNING: Duration = Duration::from_millis(250);
-/// A loop that has just begun plans the jobs anew that were in the queue already. For so long none of them is granted anything
-/// before all are known, so that a job whose plan takes longer is not overtaken.
+/// A loop that has just begun plans the jobs anew that were in the queue already. For so long none of them is granted
+/// anything before all are known, so that a job whose plan takes longer is not overtaken.
 const PLANNING_THE_QUEUE: Duration = Duration::from_secs(30);
 
 /// Condition: the spec was understood, and jobs are admitted.

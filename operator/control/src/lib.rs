@@ -7,7 +7,8 @@
 //! * [`visit`](mod@visit): a visit to a job, in five steps.
 //! * [`ledger`]: who uses what of an appliance, and the queue.
 //! * [`resolve`](mod@resolve): from what a user asks for to what will run; [`launch`](mod@launch): what its coordinator is started with.
-//! * [`understand`]: what jobs come to, remembered; [`plans`]: their plans, within limits; [`workers`]: the threads that make them.
+//! * [`understand`]: what jobs come to, remembered; [`plans`]: their plans, within limits; [`workers`]: the threads
+//!   that make them.
 //! * [`follow`]: the coordinators' streams.
 //! * [`program`]: what a program around the loop begins with.
 //! * [`run`](mod@run): the two controllers, over streams of changed objects.

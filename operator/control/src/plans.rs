@@ -1,7 +1,7 @@
 //! Plans of jobs: compiled once for each job, machine and number of systems, within limits on memory and time.
 //!
-//! Compiling is CPU-bound and can't be interrupted, so what it will take is estimated before it begins, and what is too much is
-//! refused. Callers run it on [`Workers`](crate::workers::Workers), never on an async thread.
+//! Compiling is CPU-bound and can't be interrupted, so what it will take is estimated before it begins, and what is too
+//! much is refused. Callers run it on [`Workers`](crate::workers::Workers), never on an async thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -85,8 +85,8 @@ impl Understanding {
         &self.shared.workers
     }
 
-    /// What `job` comes to on `num_csx` systems. Where that is not known yet it is found out from now on, jobs of each namespace
-    /// in turn, and `done` is called then; of several the first. To be called within a runtime.
+    /// What `job` comes to on `num_csx` systems. Where that is not known yet it is found out from now on, jobs of each
+    /// namespace in turn, and `done` is called then; of several the first. To be called within a runtime.
     pub fn of(&self, job: &TrainJob, uid: &str, cluster: &ClusterSpec, num_csx: u32, done: Option<Done>) -> Understood {
         let record = job.status.as_ref().and_then(|status| status.resolved.clone());
         let mut jobs = self.shared.jobs();
@@ -138,7 +138,8 @@ impl Understanding {
         state
     }
 
-    /// What a job that does not exist yet would come to, in the calling thread. Plans that must be made are made only if
+    /// What a job that does not exist yet would come to, in the calling thread. Plans that must be made are made only
+    /// if
     /// `may_plan` allows it.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! Threads for work that computes for long, such as planning a job: the async threads, which answer probes and requests and run
-//! the control loop, never do it themselves.
+//! Threads for work that computes for long, such as planning a job: the async threads, which answer probes and requests
+//! and run the control loop, never do it themselves.
 //!
 //! ```text
 //!   owner "team-a":  work, work, work ─┐ one at a time
@@ -8,11 +8,12 @@
 //! ```
 //!
 //! Invariants:
-//! * No more than the given number of threads computes at a time, and one more: work that takes seconds has a thread apart from
-//!   work that takes milliseconds.
-//! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners, however much
-//!   each of them has queued.
-//! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it begins.
+//! * No more than the given number of threads computes at a time, and one more: work that takes seconds has a thread
+//!   apart from   work that takes milliseconds.
+//! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners,
+//!   however much   each of them has queued.
+//! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it
+//!   begins.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,8 +63,8 @@ impl Workers {
         Self::new((cores / 2).min(MAX_THREADS))
     }
 
-    /// Does `work` in a thread when it is the turn of `owner`, and gives its result. Work whose future is dropped while it waits
-    /// is not begun.
+    /// Does `work` in a thread when it is the turn of `owner`, and gives its result. Work whose future is dropped while
+    /// it waits is not begun.
     ///
     /// # Errors
     /// It panicked, or the system has no thread left.
@@ -75,8 +76,8 @@ impl Workers {
         self.light.run(owner, work).await
     }
 
-    /// As [`Workers::run`], for work that takes seconds: it has a thread of its own, so that what takes milliseconds does not wait
-    /// for it.
+    /// As [`Workers::run`], for work that takes seconds: it has a thread of its own, so that what takes milliseconds
+    /// does not wait for it.
     ///
     /// # Errors
     /// As [`Workers::run`].

@@ -142,7 +142,8 @@ pub trait World: Send + Sync + 'static {
     /// What agents of jobs that are gone hold of an appliance, as they themselves say.
     fn left_behind(&self, appliance: &str) -> impl Future<Output = Result<Vec<Grant>, Self::Error>> + Send;
 
-    /// Sees to it that `appliance` can't go while it is `in_use`, and can when it is not. Whether that took a write, so that
+    /// Sees to it that `appliance` can't go while it is `in_use`, and can when it is not. Whether that took a write, so
+    /// that
     /// `appliance` is not the newest version any more.
     fn protect(&self, appliance: &Appliance, in_use: bool) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 

@@ -1,5 +1,5 @@
-//! The identities of an attempt's agents, in one secret. Each pod sees its own entries of it only. The operator may write such
-//! secrets and never read them: a key exists in the secret and in its agent's pod, and nowhere else.
+//! The identities of an attempt's agents, in one secret. Each pod sees its own entries of it only. The operator may
+//! write such secrets and never read them: a key exists in the secret and in its agent's pod, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

@@ -2,8 +2,8 @@
 //! test can look at all of it.
 //!
 //! Names are job (cut), a hash of the job's UID, role and index, within 63 characters and without the attempt: so the API
-//! server itself refuses a second set of pods. What belongs to one attempt only, the launch document and the certificates,
-//! has the attempt in its name.
+//! server itself refuses a second set of pods. What belongs to one attempt only, the launch document and the
+//! certificates, has the attempt in its name.
 
 mod claim;
 mod identity;

@@ -1,5 +1,6 @@
-//! The pod that serves a job's files while nothing else of it runs: without credentials, one claim mounted read-only, gone soon.
-//! The operator makes it where a [`FileReader`] asks for it; it is beside the job's own pods, with which it is not counted.
+//! The pod that serves a job's files while nothing else of it runs: without credentials, one claim mounted read-only,
+//! gone soon. The operator makes it where a [`FileReader`] asks for it; it is beside the job's own pods, with which it
+//! is not counted.
 
 use std::collections::BTreeMap;
 

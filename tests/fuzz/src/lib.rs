@@ -1,8 +1,8 @@
 //! Targets for fuzzing: each takes any bytes, and must neither panic nor take unbounded time or memory.
 //!
-//! `tests/corpus.rs` runs every target over the committed corpus and over mutations of it, with the stable toolchain and nothing
-//! to install. `libfuzzer/` runs the same targets with cargo-fuzz. A target checks more than that nothing breaks where it can:
-//! what was read and is written again must read as the same.
+//! `tests/corpus.rs` runs every target over the committed corpus and over mutations of it, with the stable toolchain
+//! and nothing to install. `libfuzzer/` runs the same targets with cargo-fuzz. A target checks more than that nothing
+//! breaks where it can: what was read and is written again must read as the same.
 
 mod cluster;
 mod disk;

@@ -1,6 +1,8 @@
-//! Every target over its committed corpus, then over mutations of it, which are the same in every run: seeded by the target's name.
+//! Every target over its committed corpus, then over mutations of it, which are the same in every run: seeded by the
+//! target's name.
 //!
-//! `MILLRACE_FUZZ_SECONDS` is the time that a target gets, one second by default. An input that breaks a target is left in
+//! `MILLRACE_FUZZ_SECONDS` is the time that a target gets, one second by default. An input that breaks a target is left
+//! in
 //! `target/tmp/`; put it into the target's directory of `corpus/` with the fix.
 
 use std::fs;

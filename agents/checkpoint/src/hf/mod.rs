@@ -19,8 +19,8 @@ pub use import::import_hf;
 /// Reads every tensor of the Hugging Face directory `dir`, of whatever model.
 ///
 /// # Errors
-/// [`Error::NotImportable`](crate::Error::NotImportable) when the directory can't be read, or a tensor has a type that is not
-/// known.
+/// [`Error::NotImportable`](crate::Error::NotImportable) when the directory can't be read, or a tensor has a type that
+/// is not known.
 pub fn tensors(dir: &std::path::Path) -> crate::Result<Vec<(String, Vec<f32>)>> {
     let source = source::Source::open(dir)?;
     source.names().map(|name| Ok((name.to_owned(), source.read(name)?))).collect()

@@ -140,8 +140,8 @@ pub enum Command {
         /// Its placement.
         placement: Arc<Placement>,
     },
-    /// A link of `epoch` failed: answer [`Event::PauseOver`] after so long. No new epoch begins before, unless one of the
-    /// two ends comes or goes.
+    /// A link of `epoch` failed: answer [`Event::PauseOver`] after so long. No new epoch begins before, unless one of
+    /// the two ends comes or goes.
     Pause {
         /// The epoch that failed.
         epoch: Epoch,

@@ -1,8 +1,9 @@
 //! Links that fail: how long to wait before the next epoch, whom to name, and when to give up.
 //!
-//! A link may fail because one of its ends died; then the end of that agent's control stream follows, and the failure is
-//! forgotten. Where both ends stay, the next epoch would fail in the same way: each failure in a row doubles the pause
-//! before it, and after [`MOST_FAILURES`] the run ends and names both ends. A finished turn shows that every link works.
+//! A link may fail because one of its ends died; then the end of that agent's control stream follows, and the failure
+//! is forgotten. Where both ends stay, the next epoch would fail in the same way: each failure in a row doubles the
+//! pause before it, and after [`MOST_FAILURES`] the run ends and names both ends. A finished turn shows that every link
+//! works.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -5,7 +5,8 @@
 //!        ^                                                                     |
 //!        '-- an agent or a link is lost, or a wanted system joined by now -----'
 //! ```
-//! A system that joins waits for the end of the turn in flight. After a link was lost, the next epoch waits for a pause.
+//! A system that joins waits for the end of the turn in flight. After a link was lost, the next epoch waits for a
+//! pause.
 //!
 //! A training turn is decided once every shard has reported it prepared and every leaf's loss is known; the commit is
 //! sent until every shard has acknowledged it, over any number of epochs. Everything before that decision may be thrown

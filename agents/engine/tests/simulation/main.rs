@@ -147,8 +147,8 @@ fn a_shard_that_joins_again_hears_what_it_missed() {
 }
 
 /// Faults planted in `Store` by hand, and the first seed that catches each: an update beyond the snapshot's step in
-/// `take_for_snapshot` (without the bound on the pending update's step, and without the check behind it): seed 4, and seed
-/// 66 of [`every_run_ends_in_the_bits_of_the_reference`]; no copy before the update in `read`: seeds 0 and 25.
+/// `take_for_snapshot` (without the bound on the pending update's step, and without the check behind it): seed 4, and
+/// seed 66 of [`every_run_ends_in_the_bits_of_the_reference`]; no copy before the update in `read`: seeds 0 and 25.
 #[test]
 fn checkpoints_are_of_their_step_on_slow_storage_and_on_storage_that_fails() {
     let task = Task::small();

@@ -1,8 +1,8 @@
 //! What a coordinator is started with: the job, nothing left to decide, and what the run around it is.
 //!
-//! The document names its [version](super::VERSION). A reader passes over fields that it does not know and takes defaults
-//! for those that later versions added, so a field may be added without a new version only if a job means the same to a
-//! reader that ignores it.
+//! The document names its [version](super::VERSION). A reader passes over fields that it does not know and takes
+//! defaults for those that later versions added, so a field may be added without a new version only if a job means the
+//! same to a reader that ignores it.
 
 use std::path::PathBuf;
 
@@ -140,8 +140,8 @@ impl Launch {
         serde_json::to_string(&Self { version: VERSION, ..self.clone() })
     }
 
-    /// The document on one line, as agents of `version` read it: a job keeps the image of its first attempt, so that a newer
-    /// operator may start older agents.
+    /// The document on one line, as agents of `version` read it: a job keeps the image of its first attempt, so that a
+    /// newer operator may start older agents.
     ///
     /// # Errors
     /// [`DocumentError::Inexpressible`] where an agent of that version would not do what the document says,

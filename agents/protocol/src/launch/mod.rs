@@ -22,8 +22,8 @@ pub const BY_LAUNCHER: &str = "launcher";
 /// In the environment of a role: the directory with its identity, see
 /// [`Credentials::read`](crate::security::Credentials::read). The same as its flag `--identity`.
 pub const IDENTITY_VARIABLE: &str = "MILLRACE_IDENTITY";
-/// In the environment of a role: `off` where what travels between agents is authenticated and not encrypted. The same as its
-/// flag `--data_encryption`.
+/// In the environment of a role: `off` where what travels between agents is authenticated and not encrypted. The same
+/// as its flag `--data_encryption`.
 pub const DATA_ENCRYPTION_VARIABLE: &str = "MILLRACE_DATA_ENCRYPTION";
 
 /// Environment that a role process wants: glibc gives memory of the size of a chunk back to the system as soon as it is

@@ -1,8 +1,8 @@
 //! Versions of what the processes of a job and the program that starts them agree on.
 //!
 //! One number stands for all of it: the launch document, the arguments of a role, and how the ports between agents are
-//! authenticated. A job keeps the image of its first attempt, so a program may start agents of any earlier version. It then
-//! writes the document as that version reads it. A reader refuses a later version than its own.
+//! authenticated. A job keeps the image of its first attempt, so a program may start agents of any earlier version. It
+//! then writes the document as that version reads it. A reader refuses a later version than its own.
 //!
 //! | version | releases | differs in |
 //! |---|---|---|
@@ -187,7 +187,8 @@ const FIRST_APPLIANCE: Keys = Only(&[
     ("link", Only(&[("chunk_bytes", Any), ("window_chunks", Any)])),
 ]);
 
-/// Values of version 1 that later versions have no field for: where they stand, and what release 0.1.0 takes by default.
+/// Values of version 1 that later versions have no field for: where they stand, and what release 0.1.0 takes by
+/// default.
 const FIRST_ONLY: &[(&str, &str, &str)] = &[];
 
 /// `launch` as version 1 writes it. What version 1 does not know is left out if the document says the same without it.

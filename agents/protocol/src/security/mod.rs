@@ -8,9 +8,9 @@
 //!   accepting side: listen(listener, identity, Admit) ────────┘
 //! ```
 //!
-//! A certificate names one agent of one attempt of one job (or a service of the control plane) in a URI, see [`Name`]. An
-//! attempt is one life of a job's pods, or of a local run's processes; coordinators that follow each other within it have
-//! the same name.
+//! A certificate names one agent of one attempt of one job (or a service of the control plane) in a URI, see [`Name`].
+//! An attempt is one life of a job's pods, or of a local run's processes; coordinators that follow each other within it
+//! have the same name.
 //!
 //! Each connection begins with a TLS 1.3 handshake in which both ends show their certificates. Then the accepting side
 //! sends one record that says whether it takes the connection, and if not, why. After that the connection is either

@@ -1,5 +1,5 @@
-//! A TCP connection that is read one TLS record at a time, so that nothing behind the last record of a handshake is taken
-//! from it.
+//! A TCP connection that is read one TLS record at a time, so that nothing behind the last record of a handshake is
+//! taken from it.
 
 use std::io;
 use std::pin::Pin;

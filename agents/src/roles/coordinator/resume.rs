@@ -165,8 +165,8 @@ fn profile_of(checkpoint: &Checkpoint, job: &Job) -> String {
     serde_json::to_string(&profile).unwrap_or_else(|_| text.to_owned())
 }
 
-/// The job compiled with the leaves and chunks of the checkpoint that training goes on from, whatever this appliance would
-/// choose; unless the user accepts other numerics.
+/// The job compiled with the leaves and chunks of the checkpoint that training goes on from, whatever this appliance
+/// would choose; unless the user accepts other numerics.
 ///
 /// # Errors
 /// Its leaves do not fit on this appliance's wafer.

@@ -309,7 +309,8 @@ impl Driver {
         self.link = None;
     }
 
-    /// Grants the root gradient slots; later, while the store's thread is a window behind with the sums of earlier ones.
+    /// Grants the root gradient slots; later, while the store's thread is a window behind with the sums of earlier
+    /// ones.
     fn grant(&mut self, total: u64) {
         let Some(link) = &mut self.link else { return };
         if self.backlog.exceeded() {

@@ -6,8 +6,9 @@
 //! {"seq":2,"attempt":1,"unix_ms":1700000000420,"event":{"metric":{"step":1,"loss":5.56,...}}}
 //! ```
 //!
-//! The first line of a file names its version; a file without that line is of version 1, release 0.1.0. Fields that a reader
-//! does not know are passed over, fields added later have defaults, and a file of a later version than the reader's is refused.
+//! The first line of a file names its version; a file without that line is of version 1, release 0.1.0. Fields that a
+//! reader does not know are passed over, fields added later have defaults, and a file of a later version than the
+//! reader's is refused.
 //!
 //! Invariants:
 //! * Numbers start at 1 and only rise, over all attempts; a number never means two different things to a follower, not

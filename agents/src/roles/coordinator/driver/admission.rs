@@ -1,7 +1,7 @@
 //! Admitting agents: all wait until everyone has said hello; who comes later is admitted at once.
 //!
-//! Whose certificate names the agent has been checked by the control port. A process never takes the place of another live
-//! one of its name: it is sent away until the other's stream has ended.
+//! Whose certificate names the agent has been checked by the control port. A process never takes the place of another
+//! live one of its name: it is sent away until the other's stream has ended.
 //!
 //! Shards may hold parameters already, when they were another coordinator's before: then the run goes on from there, with
 //! the instruction set they are pinned to.
