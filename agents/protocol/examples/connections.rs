@@ -91,13 +91,21 @@ impl Pair {
     }
 }
 
-/// Both ends of a plain connection.
+/// Both ends of a plain connection, over which as much has gone back and forth as in a handshake: the system sizes its buffers by
+/// how a connection begins.
 async fn plain(listener: &TcpListener) -> Result<(TcpStream, TcpStream), Failed> {
     let address = listener.local_addr()?;
     let (dialled, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
-    let (dialled, (accepted, _)) = (dialled?, accepted?);
+    let (mut dialled, (mut accepted, _)) = (dialled?, accepted?);
     dialled.set_nodelay(true)?;
     accepted.set_nodelay(true)?;
+    for bytes in [300, 1200] {
+        let mut buffer = vec![0; bytes];
+        dialled.write_all(&buffer).await?;
+        accepted.read_exact(&mut buffer).await?;
+        accepted.write_all(&buffer).await?;
+        dialled.read_exact(&mut buffer).await?;
+    }
     Ok((accepted, dialled))
 }
 
