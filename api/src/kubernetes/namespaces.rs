@@ -13,15 +13,18 @@ use super::answer::refused;
 use crate::refusal::Result;
 
 /// How long an answer is good. Making a namespace anew takes longer than this: what is in the former goes first.
-const GOOD: Duration = Duration::from_secs(2);
+const ANSWER_TTL: Duration = Duration::from_secs(2);
 /// Most answers that are remembered; then all are forgotten.
 const MAX_REMEMBERED: usize = 10_000;
+
+/// When each namespace was looked up, and what was found.
+type Answers = HashMap<String, (Instant, Option<Incarnation>)>;
 
 /// See the module text. Clones share what is remembered.
 #[derive(Clone)]
 pub struct Namespaces {
     client: Client,
-    known: Arc<Mutex<HashMap<String, (Instant, Option<Incarnation>)>>>,
+    known: Arc<Mutex<Answers>>,
 }
 
 impl Namespaces {
@@ -42,7 +45,7 @@ impl Namespaces {
     pub async fn now(&self, name: &str) -> Result<Option<Incarnation>> {
         // A map of answers: whole after any panic.
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-        if let Some((_, incarnation)) = known.filter(|(at, _)| at.elapsed() < GOOD) {
+        if let Some((_, incarnation)) = known.filter(|(at, _)| at.elapsed() < ANSWER_TTL) {
             return Ok(incarnation);
         }
         let asked = Instant::now();

@@ -11,8 +11,8 @@
 //! * What does not fit is made to fit in a fixed order: layers are recomputed inside; then the batch goes in rounds;
 //!   then a leaf gets smaller (a given `micro_batch_size` is an upper bound). Recomputation is chosen when one system
 //!   could not hold the whole batch without it. The last layers' weights, and those that layers share, stay on the
-//!   wafer   where that costs at most a sixteenth of the leaves of a round. What fits in none of these ways is refused
-//! with   layer, bytes and remedy.
+//!   wafer where that costs at most a sixteenth of the leaves of a round. What fits in none of these ways is refused
+//!   with layer, bytes and remedy.
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};

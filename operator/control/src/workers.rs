@@ -9,9 +9,9 @@
 //!
 //! Invariants:
 //! * No more than the given number of threads computes at a time, and one more: work that takes seconds has a thread
-//!   apart from   work that takes milliseconds.
+//!   apart from work that takes milliseconds.
 //! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners,
-//!   however much   each of them has queued.
+//!   however much each of them has queued.
 //! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it
 //!   begins.
 
