@@ -68,7 +68,7 @@ impl Candidate {
         Ok(u64::try_from(transitions).unwrap_or(0))
     }
 
-    /// Keeps leading; returns when the term is over, at the latest [`TERM`] after the last renewal that succeeded was
+    /// Keeps leading; returns when the term is over, at the latest `TERM` after the last renewal that succeeded was
     /// sent.
     pub async fn lead(&self, term: &Term) {
         keep(term, || self.try_lead()).await;

@@ -183,7 +183,7 @@ impl Directories {
         Ok(self.data.join("model_dirs").join(namespace_of(job)?))
     }
 
-    /// Makes the directory of [`Directories::model_dirs`], so that agents can be limited to it.
+    /// Makes the directory of `Directories::model_dirs`, so that agents can be limited to it.
     ///
     /// # Errors
     /// The system's.

@@ -52,7 +52,7 @@ pub struct Request {
     pub encoding: Encoding,
     /// Memory of the modelled wafer, bytes.
     pub wafer_memory: u64,
-    /// Most elements of a chunk, at most [`CHUNK_ELEMENTS`](crate::plan::CHUNK_ELEMENTS).
+    /// Most elements of a chunk, at most [`CHUNK_ELEMENTS`].
     pub chunk_elements: usize,
     /// Chunks of weights, and as many of gradients, that are in flight on the wafer.
     pub window_chunks: usize,
