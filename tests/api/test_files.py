@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from harness import Reference, Server, path, until
+from harness import Reference, Server, path, raw, until
 from millrace import Job
 
 
@@ -186,7 +185,7 @@ ELSEWHERE = [
 
 def test_nothing_else_of_the_machine_is_served(shared: Server, finished: Job) -> None:
     """Paths that lead elsewhere lead nowhere. They are sent as they are: no client has tidied them up."""
-    answers = {below: raw_get(shared, f"{path(finished)}/{below}") for below in ELSEWHERE}
+    answers = {below: raw(shared, "GET", f"{path(finished)}/{below}") for below in ELSEWHERE}
     assert {below: status for below, (status, _) in answers.items() if status != 404} == {}
     assert {json.loads(body)["reason"] for _, body in answers.values()} == {"NotFound"}
 
@@ -198,25 +197,10 @@ def test_links_lead_nowhere(shared: Server, finished: Job) -> None:
     link.symlink_to("/etc/hostname")
     try:
         assert link.name not in {file.path for file in finished.artifacts()}
-        status, _ = raw_get(shared, path(finished, f"artifacts/{link.name}"))
+        status, _ = raw(shared, "GET", path(finished, f"artifacts/{link.name}"))
     finally:
         link.unlink()
     assert status == 404
-
-
-def raw_get(server: Server, target: str) -> tuple[int, bytes]:
-    """A GET for just these bytes, by a user of the server."""
-    at, token = urlsplit(server.url), server.user.token
-    connection = socket.create_connection((at.hostname or "", at.port or 80), timeout=30)
-    if at.scheme == "https":
-        connection = ssl.create_default_context(cafile=server.ca).wrap_socket(connection, server_hostname=at.hostname)
-    headers = f"Host: {at.netloc}\r\nConnection: close\r\n"
-    if token:
-        headers += f"Authorization: Bearer {token}\r\n"
-    with connection:
-        connection.sendall(f"GET {target} HTTP/1.1\r\n{headers}\r\n".encode())
-        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
-    return int(head.split()[1]), body
 
 
 class BadLine:

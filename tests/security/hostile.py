@@ -1,14 +1,9 @@
-"""Texts that an attacker writes where a name or a path is asked for, and raw requests that no client tidies up."""
+"""Texts that an attacker writes where a name or a path is asked for."""
 
 from __future__ import annotations
 
-import socket
-import ssl
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
-
-from harness import Server
 
 NAMES = {
     "empty": "",
@@ -92,18 +87,3 @@ def put(object: dict[str, Any], at: str, text: str) -> None:
         here[0] = text
     else:
         here[last] = text
-
-
-def raw(server: Server, method: str, target: str) -> tuple[int, str]:
-    """The answer to a request for just this target, by a user of the server."""
-    at, token = urlsplit(server.url), server.user.token
-    connection = socket.create_connection((at.hostname or "", at.port or 80), timeout=30)
-    if at.scheme == "https":
-        connection = ssl.create_default_context(cafile=server.ca).wrap_socket(connection, server_hostname=at.hostname)
-    headers = f"Host: {at.netloc}\r\nConnection: close\r\n"
-    if token:
-        headers += f"Authorization: Bearer {token}\r\n"
-    with connection:
-        connection.sendall(f"{method} {target} HTTP/1.1\r\n{headers}\r\n".encode())
-        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
-    return int(head.split()[1]), body.decode(errors="replace")

@@ -18,7 +18,7 @@ from .common import PARAMS, ROOT, Command, Done, trainjob, until
 from .kubernetes import KubernetesServer
 from .process import ProcessServer
 from .reference import Reference
-from .server import Server
+from .server import Server, raw
 from .user import User, path, step, until_job, until_state, until_step
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Server",
     "User",
     "path",
+    "raw",
     "serving",
     "step",
     "trainjob",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from .user import User
 
@@ -66,3 +69,18 @@ class Server(ABC):
     @abstractmethod
     def close(self) -> None:
         """End it, however it stands, and see that nothing stays."""
+
+
+def raw(server: Server, method: str, target: str) -> tuple[int, bytes]:
+    """The answer to a request for just this target, which no client has tidied up, by a user of the server."""
+    at, token = urlsplit(server.url), server.user.token
+    connection = socket.create_connection((at.hostname or "", at.port or 80), timeout=30)
+    if at.scheme == "https":
+        connection = ssl.create_default_context(cafile=server.ca).wrap_socket(connection, server_hostname=at.hostname)
+    headers = f"Host: {at.netloc}\r\nConnection: close\r\n"
+    if token:
+        headers += f"Authorization: Bearer {token}\r\n"
+    with connection:
+        connection.sendall(f"{method} {target} HTTP/1.1\r\n{headers}\r\n".encode())
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
