@@ -319,12 +319,9 @@ impl Followers {
     async fn told_of_end(&self, job: &TrainJob) {
         let status = job.status.as_ref();
         let end = status.and_then(|status| status.condition(ConditionType::Succeeded)).map(|end| end.reason.clone());
+        let Some(end) = end else { return };
         let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
-        loop {
-            let events = self.store.events(&uid, 0, u32::MAX).await.unwrap_or_default();
-            if end.as_ref().is_none_or(|end| events.iter().any(|event| event.event.reason == *end)) {
-                return;
-            }
+        while !self.store.has_event(&uid, &end).await.unwrap_or(false) {
             changed(&mut changes, &uid).await;
         }
     }

@@ -157,9 +157,18 @@ impl Teller {
         if Timestamp::now().as_millisecond() - finished > SETTLING_MS {
             return Ok(true);
         }
+        if job.deleted_ms.is_some() {
+            return Ok(false);
+        }
+        // The event that a job has finished is written after its status, and on a cluster comes by a watch of its own.
+        if let Some(state) = job.content.state.as_deref().filter(|_| self.wanted.events.is_some())
+            && !self.api.store.has_event(&self.uid, state).await?
+        {
+            return Ok(false);
+        }
         let attempt = shown(job)["status"]["attempt"].as_u64();
         let last = Query { kinds: vec![Kind::Outcome], attempt, limit: 1, ..Query::default() };
-        Ok(job.deleted_ms.is_none() && !self.api.store.entries(&self.uid, &last).await?.is_empty())
+        Ok(!self.api.store.entries(&self.uid, &last).await?.is_empty())
     }
 
     /// Tells what is new; whether the client still listens.

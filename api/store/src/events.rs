@@ -110,4 +110,13 @@ impl Store {
             .all(&self.inner.read, Event::read)
             .await
     }
+
+    /// Whether any event of a job has this reason.
+    ///
+    /// # Errors
+    /// As [`Store::job`].
+    pub async fn has_event(&self, uid: &str, reason: &str) -> Result<bool> {
+        let found = sql("SELECT number FROM events WHERE uid = $1 AND reason = $2 LIMIT 1");
+        Ok(found.bind(uid).bind(reason).first(&self.inner.read).await?.is_some())
+    }
 }
