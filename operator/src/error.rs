@@ -30,3 +30,11 @@ pub fn said(error: &kube::Error) -> String {
         other => other.to_string(),
     }
 }
+
+/// Whether the same request may succeed later: the API server could not be reached, or has no time for it.
+pub fn is_temporary(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code >= 500 || status.code == 429,
+        _ => true,
+    }
+}

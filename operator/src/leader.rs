@@ -3,7 +3,7 @@
 //! The number of changes of leadership is the *fencing epoch* that goes with every status write: the API server refuses
 //! one that is lower than what stands there, so that a leader that was asleep while another took over changes nothing.
 //! For everything else, deletions above all, there is the [`Term`]: it ends before the lease does. An operator that
-//! can't renew in time ends its process; it is started again as a candidate.
+//! can't renew in time ends its leadership and is a candidate again, for a leadership with an epoch of its own.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Candidate {
     pub async fn elected(&self) -> (u64, Term) {
         loop {
             let sent = Instant::now();
-            match self.try_lead().await {
+            match self.try_lead(Claim::New).await {
                 Ok(Some(epoch)) if sent.elapsed() < TERM => return (epoch, Term::begin(sent, TERM)),
                 Ok(Some(_)) => log::warn!("the lease was taken too late to be of use"),
                 Ok(None) => {}
@@ -71,7 +71,7 @@ impl Candidate {
     /// Keeps leading; returns when the term is over, at the latest `TERM` after the last renewal that succeeded was
     /// sent.
     pub async fn lead(&self, term: &Term) {
-        keep(term, || self.try_lead()).await;
+        keep(term, || self.try_lead(Claim::Renewal)).await;
     }
 
     /// Gives the lease back, so that the next one need not wait for it to run out.
@@ -88,10 +88,10 @@ impl Candidate {
     }
 
     /// Takes or renews the lease; the epoch, or `None` where another holds it.
-    async fn try_lead(&self) -> Result<Option<u64>, kube::Error> {
+    async fn try_lead(&self, what: Claim) -> Result<Option<u64>, kube::Error> {
         let now = Timestamp::now();
         let found = self.leases.get_opt(&self.name).await?;
-        let Some((lease, epoch)) = claim(found, &self.name, &self.me, now) else { return Ok(None) };
+        let Some((lease, epoch)) = claim(found, &self.name, &self.me, what, now) else { return Ok(None) };
         let written = match lease.metadata.resource_version {
             None => self.leases.create(&PostParams::default(), &lease).await,
             Some(_) => self.leases.replace(&self.name, &PostParams::default(), &lease).await,
@@ -122,8 +122,17 @@ where
     }
 }
 
+/// What a candidate wants the lease for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// For a new leadership, whose epoch is higher than that of every one before, of the same operator too.
+    New,
+    /// To go on leading.
+    Renewal,
+}
+
 /// The lease as `me` would write it, with the epoch that then holds; `None` while another one's is valid.
-fn claim(found: Option<Lease>, name: &str, me: &str, now: Timestamp) -> Option<(Lease, u64)> {
+fn claim(found: Option<Lease>, name: &str, me: &str, what: Claim, now: Timestamp) -> Option<(Lease, u64)> {
     let mut lease = found.unwrap_or_else(|| Lease {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         ..Lease::default()
@@ -135,11 +144,12 @@ fn claim(found: Option<Lease>, name: &str, me: &str, now: Timestamp) -> Option<(
     if held && !mine && ends.is_some_and(|ends| now < ends) {
         return None;
     }
-    let transitions = old.lease_transitions.unwrap_or(0) + i32::from(!mine);
+    let begins = !mine || what == Claim::New;
+    let transitions = old.lease_transitions.unwrap_or(0) + i32::from(begins);
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(me.to_owned()),
         lease_duration_seconds: i32::try_from(LEASE.as_secs()).ok(),
-        acquire_time: if mine { old.acquire_time } else { Some(MicroTime(now)) },
+        acquire_time: if begins { Some(MicroTime(now)) } else { old.acquire_time },
         renew_time: Some(MicroTime(now)),
         lease_transitions: Some(transitions),
         ..old
@@ -192,16 +202,19 @@ mod tests {
 
     #[test]
     fn one_leads_at_a_time_and_every_change_raises_the_epoch() {
-        let (lease, epoch) = claim(None, "l", "a", at(100)).unwrap();
+        use Claim::{New, Renewal};
+        let (lease, epoch) = claim(None, "l", "a", New, at(100)).unwrap();
         assert_eq!(epoch, 1);
-        assert!(claim(Some(lease.clone()), "l", "b", at(114)).is_none(), "a's lease is valid");
-        let (renewed, epoch) = claim(Some(lease), "l", "a", at(114)).unwrap();
+        assert!(claim(Some(lease.clone()), "l", "b", New, at(114)).is_none(), "a's lease is valid");
+        let (renewed, epoch) = claim(Some(lease), "l", "a", Renewal, at(114)).unwrap();
         assert_eq!(epoch, 1, "renewing changes no leader");
-        assert!(claim(Some(renewed.clone()), "l", "b", at(128)).is_none());
-        let (taken, epoch) = claim(Some(renewed), "l", "b", at(129)).unwrap();
+        assert!(claim(Some(renewed.clone()), "l", "b", New, at(128)).is_none());
+        let (taken, epoch) = claim(Some(renewed), "l", "b", New, at(129)).unwrap();
         assert_eq!(epoch, 2);
-        let mut given_back = taken;
+        let (again, epoch) = claim(Some(taken), "l", "b", New, at(130)).unwrap();
+        assert_eq!(epoch, 3, "a leader that has lost its term begins another");
+        let mut given_back = again;
         given_back.spec.as_mut().unwrap().holder_identity = None;
-        assert_eq!(claim(Some(given_back), "l", "a", at(130)).unwrap().1, 3, "at once, once it is given back");
+        assert_eq!(claim(Some(given_back), "l", "a", New, at(130)).unwrap().1, 4, "at once, once it is given back");
     }
 }

@@ -10,7 +10,7 @@
 //! * [`authority`]: the certificates that coordinators and whoever follows them show.
 //! * [`seed`]: the appliance that the chart's values describe; [`protect`]: what keeps its ledger from being lost.
 //! * [`leader`]: one operator at a time; [`term`]: it changes nothing after its time. [`watch`]: watches that no object
-//!   can stop; [`run`](mod@run): everything put together.
+//!   can stop; [`leadership`]: everything a leader runs; [`run`](mod@run): candidate, leader, candidate again.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -24,6 +24,7 @@ pub mod error;
 pub mod events;
 pub mod http;
 pub mod leader;
+pub mod leadership;
 pub mod missing;
 pub mod observe;
 pub mod protect;

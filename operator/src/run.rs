@@ -1,83 +1,147 @@
-//! Everything put together: watches, election, the two controllers, and a graceful end.
+//! The life of an operator: it waits for the API server, becomes a candidate, leads, and is a candidate again when it
+//! loses the lease.
+//!
+//! ```text
+//!   prepare ──► candidate ──► leads ──► SIGTERM: the lease is given back, and the process ends
+//!                  ▲            │
+//!                  └── 2 s ◄────┘ the lease is lost, or the API server refuses what a leader needs
+//! ```
+//!
+//! An API server that is away never ends the process: Kubernetes would restart it with an ever longer back-off, up to
+//! five minutes after the API server is back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context as _;
-use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
-use kube::runtime::Controller;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
 use millrace_control::program::{self, end_signals};
-use millrace_control::{Control, Parts, Streams, Workers};
 use millrace_crds::{Appliance, TrainJob};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
+use tokio::time::sleep;
 
-use crate::authority::Keeper;
 use crate::children::MANAGER;
 use crate::cli::Args;
-use crate::cluster::Cluster;
+use crate::error::said;
 use crate::leader::Candidate;
-use crate::site::Pods;
-use crate::watch::{changes, children, keep};
-use crate::{http, readers, seed};
+use crate::leadership::Leadership;
+use crate::{http, seed};
 
-/// Why an operator ends that led.
-const LOST: &str = "the leadership is lost: another operator has it, or the API server could not be reached in time";
+/// Between two tries to reach the API server, or to lead after a failure.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Runs until SIGTERM or until the leadership is lost, whichever is first.
+/// How a leadership ended.
+enum Ended {
+    /// By SIGTERM.
+    Asked,
+    /// Another operator has the lease, or it could not be renewed in time.
+    Lost,
+}
+
+/// Runs until SIGTERM.
 ///
 /// # Errors
-/// The cluster can't be reached, or refuses what the operator must be allowed.
+/// There is no configuration of a cluster, the port is taken, or the API server refuses the chart's Appliance.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
     let metrics = Arc::new(Metrics::default());
     let ready = Arc::new(AtomicBool::new(false));
     http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;
-    client.apiserver_version().await.context("the API server can't be reached")?;
-    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity.clone()) };
-    if let Some(path) = &args.appliance {
-        seed::apply(&client, path, &Recorder::new(client.clone(), reporter.clone())).await?;
+    let mut ending = end_signals().context("can't listen for signals")?;
+    let operator = Operator { args, client, metrics, ready };
+    tokio::select! {
+        prepared = operator.prepare() => prepared?,
+        _ = ending.wait_for(|ended| *ended) => return Ok(()),
     }
-    ready.store(true, Ordering::Relaxed);
+    loop {
+        let led = operator.lead_once(ending.clone()).await;
+        operator.metrics.set_leads(false);
+        match led {
+            Ok(Ended::Asked) => return Ok(()),
+            Ok(Ended::Lost) => {
+                log::warn!("the leadership is lost: another operator has it, or the lease was not renewed in time")
+            }
+            Err(error) => {
+                operator.ready.store(false, Ordering::Relaxed);
+                log::error!("this operator can't lead, and tries again: {error:#}");
+            }
+        }
+        tokio::select! {
+            () = sleep(RETRY_INTERVAL) => {}
+            _ = ending.wait_for(|ended| *ended) => return Ok(()),
+        }
+    }
+}
 
-    let ending = end_signals().context("can't listen for signals")?;
-    let candidate = Candidate::new(client.clone(), &args.namespace, &args.lease, &args.identity);
-    let mut end = ending.clone();
-    let (epoch, term) = tokio::select! {
-        elected = candidate.elected() => elected,
-        _ = end.wait_for(|ended| *ended) => return Ok(()),
-    };
-    // The term goes on while all jobs are read, however many they are.
-    let seen = tokio::select! {
-        biased;
-        () = candidate.lead(&term) => anyhow::bail!(LOST),
-        seen = highest_epoch(&client) => seen.context("the appliances and jobs can't be read")?,
-    };
-    let epoch = match seen {
-        seen if seen >= epoch => candidate.raise(seen + 1).await.context("the lease can't be written")?,
-        _ => epoch,
-    };
-    log::info!("this operator leads, with fencing epoch {epoch}");
-    metrics.set_leads(true);
-    let fenced = term.client(&client);
-    let recorder = Recorder::new(fenced.clone(), reporter);
-    let leading = lead(fenced, recorder, args, epoch, metrics, ending);
-    let lost = tokio::select! {
-        biased;
-        () = candidate.lead(&term) => true,
-        led = leading => { led?; false }
-    };
-    // Whatever still runs changes nothing any more; only then may another lead.
-    term.end();
-    if lost {
-        anyhow::bail!(LOST);
+/// What outlives a leadership.
+struct Operator {
+    args: Args,
+    client: Client,
+    metrics: Arc<Metrics>,
+    ready: Arc<AtomicBool>,
+}
+
+impl Operator {
+    /// Waits for the API server, and applies the Appliance of the chart's values.
+    async fn prepare(&self) -> anyhow::Result<()> {
+        while let Err(error) = self.client.apiserver_version().await {
+            log::warn!("the API server can't be reached, and is tried again: {}", said(&error));
+            sleep(RETRY_INTERVAL).await;
+        }
+        if let Some(path) = &self.args.appliance {
+            seed::apply(&self.client, path, &Recorder::new(self.client.clone(), self.reporter())).await?;
+        }
+        self.ready.store(true, Ordering::Relaxed);
+        Ok(())
     }
-    candidate.resign().await;
-    Ok(())
+
+    fn reporter(&self) -> Reporter {
+        Reporter { controller: MANAGER.to_owned(), instance: Some(self.args.identity.clone()) }
+    }
+
+    /// Waits for the lease, and leads until the lease is lost or `ending` becomes true.
+    async fn lead_once(&self, mut ending: watch::Receiver<bool>) -> anyhow::Result<Ended> {
+        let Args { namespace, lease, identity, .. } = &self.args;
+        let candidate = Candidate::new(self.client.clone(), namespace, lease, identity);
+        let (epoch, term) = tokio::select! {
+            elected = candidate.elected() => elected,
+            _ = ending.wait_for(|ended| *ended) => return Ok(Ended::Asked),
+        };
+        // The term goes on while all jobs are read, however many they are.
+        let seen = tokio::select! {
+            biased;
+            () = candidate.lead(&term) => return Ok(Ended::Lost),
+            seen = highest_epoch(&self.client) => seen.context("the appliances and jobs can't be read")?,
+        };
+        let epoch = match seen {
+            seen if seen >= epoch => candidate.raise(seen + 1).await.context("the lease can't be written")?,
+            _ => epoch,
+        };
+        log::info!("this operator leads, with fencing epoch {epoch}");
+        self.metrics.set_leads(true);
+        self.ready.store(true, Ordering::Relaxed);
+        let leadership = Leadership {
+            args: self.args.clone(),
+            reporter: self.reporter(),
+            metrics: self.metrics.clone(),
+            term: term.clone(),
+            epoch,
+        };
+        let led = tokio::select! {
+            biased;
+            () = candidate.lead(&term) => return Ok(Ended::Lost),
+            led = leadership.run(ending) => led,
+        };
+        // Whatever still runs changes nothing any more; only then may another lead.
+        term.end();
+        candidate.resign().await;
+        led.map(|()| Ended::Asked)
+    }
 }
 
 /// The highest epoch that stands in a status, whatever else the object says.
@@ -89,48 +153,6 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
         highest = epochs.fold(highest, u64::max);
     }
     Ok(highest)
-}
-
-/// What the leader does, until it is told to end.
-async fn lead(
-    client: Client,
-    recorder: Recorder,
-    args: Args,
-    epoch: u64,
-    metrics: Arc<Metrics>,
-    ending: watch::Receiver<bool>,
-) -> anyhow::Result<()> {
-    let keeper = Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity).await?;
-    let keeper = Arc::new(keeper);
-    let renewing = tokio::spawn(keeper.clone().keep());
-    let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
-    let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
-    let reading = readers::run(
-        client.clone(),
-        recorder.clone(),
-        keeper.clone(),
-        appliances.clone(),
-        args.image.clone(),
-        ending.clone(),
-    );
-    let world = Cluster::new(client.clone(), keeper, recorder, epoch, args.rest_server);
-    let site = Arc::new(Pods { image: args.image });
-    let (visits, wanted) = mpsc::unbounded_channel();
-    let workers = Workers::for_this_machine();
-    let control = Control::new(Parts { world: Arc::new(world), site, jobs, appliances, metrics, visits, workers });
-    let streams = Streams {
-        jobs: changed_jobs,
-        appliances: changed_appliances,
-        touched_jobs: changes(&client),
-        touched_appliances: changes(&client),
-        wanted,
-    };
-    let children = |jobs: Controller<TrainJob>| {
-        jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))
-    };
-    futures::join!(millrace_control::run(Arc::new(control), streams, ending, children), reading);
-    renewing.abort();
-    Ok(())
 }
 
 /// Logs to standard error. What kube tells is for those who ask for more than usual.

@@ -20,13 +20,14 @@ use millrace_crds::decide::Event;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::error::{is_temporary, said};
 use crate::events::publish;
 
 /// Field manager of what the chart's values say.
 const MANAGER: &str = "millrace-chart";
 /// Annotation of the appliance: digest of the values that were applied last, in hexadecimal.
 pub const VALUES_DIGEST: &str = "millrace.dev/values-digest";
-/// Between two tries while the API server does not serve the kind yet.
+/// Between two tries while the API server does not serve the kind yet, or can't be reached.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Why the appliance is not as the values say.
@@ -88,6 +89,13 @@ pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<
         match apply_once(&appliances, &document, recorder).await {
             Ok(()) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => log::info!("Appliance is not a known kind yet"),
+            Err(error) if is_temporary(&error) => {
+                log::warn!(
+                    "the Appliance {} can't be applied, which is tried again: {}",
+                    document.metadata.name,
+                    said(&error)
+                );
+            }
             Err(cause) => return Err(SeedError::Refused { name: document.metadata.name, cause }),
         }
         tokio::time::sleep(RETRY).await;

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from harness import Done, KubernetesServer, Reference, User, serving, trainjob, until, until_job
+from harness import Done, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
 from millrace import Job
 
 # Nobody else can ask while there is no server.
@@ -130,8 +130,9 @@ class Absence:
 @pytest.fixture(scope="module")
 def absence(survivor: Survivor) -> Absence:
     server = survivor.server
-    made = create(server.user.http, server.namespace, "deleted").raise_for_status().json()
-    deleted = server.user.appliance.job(made["metadata"]["name"])
+    # It has steps: of one that has none there is nothing to keep, and it goes at once.
+    deleted = server.user.submit("deleted", 1_000_000)
+    until_step(deleted, 1)
     server.scale_api(0)
     began = time.monotonic()
     server.kubectl("delete", "trainjob", deleted.name, "--wait=false")

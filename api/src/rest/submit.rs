@@ -31,6 +31,8 @@ const MAX_FILES: usize = 1024;
 const MOST_NAME: usize = 63;
 const TAIL: usize = 8;
 const MOST_BEGIN: usize = MOST_NAME - TAIL;
+/// What Kubernetes takes of `metadata.generateName`; what exceeds [`MOST_BEGIN`] is cut off, as there.
+const MAX_GENERATE_NAME_BYTES: usize = 253;
 /// What of an object's metadata is the server's to give.
 const GIVEN: [&str; 11] = [
     "creationTimestamp",
@@ -223,6 +225,9 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
         let key = key.map(|key| key.key.as_str());
         let name = match metadata.get("generateName") {
             None => made_name(stem.unwrap_or("job"), key),
+            Some(Value::String(begin)) if begin.len() > MAX_GENERATE_NAME_BYTES => {
+                return fault("metadata.generateName", &format!("at most {MAX_GENERATE_NAME_BYTES} characters"));
+            }
             Some(Value::String(begin)) => {
                 format!("{}{}", begin.chars().take(MOST_BEGIN).collect::<String>(), tail(key))
             }

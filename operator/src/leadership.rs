@@ -1,0 +1,104 @@
+//! One leadership: the controllers that run jobs, keep the ledgers of appliances and serve readers of files, from the
+//! election until the lease is lost or the process is to end.
+//!
+//! A leadership runs on threads of its own. However it ends, every task that it has started ends with it, so that
+//! nothing of it is left when the same process leads again.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::Client;
+use kube::runtime::Controller;
+use kube::runtime::events::{Recorder, Reporter};
+use millrace_control::metrics::Metrics;
+use millrace_control::{Control, Parts, Streams, Workers};
+use millrace_crds::{Appliance, TrainJob};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, watch};
+
+use crate::authority::Keeper;
+use crate::cli::Args;
+use crate::cluster::Cluster;
+use crate::readers;
+use crate::site::Pods;
+use crate::term::Term;
+use crate::watch::{changes, children, keep};
+
+/// Threads of a leadership. Planning has others.
+const THREADS: usize = 2;
+
+/// See the module text.
+pub struct Leadership {
+    /// The operator's command line.
+    pub args: Args,
+    /// Who events are from.
+    pub reporter: Reporter,
+    /// Metrics of the process.
+    pub metrics: Arc<Metrics>,
+    /// Nothing is changed on the cluster after it.
+    pub term: Term,
+    /// The fencing epoch: it goes with every write of a status.
+    pub epoch: u64,
+}
+
+impl Leadership {
+    /// Leads until `ending` becomes true; visits that are under way are then finished. Dropping the future ends all of it.
+    ///
+    /// # Errors
+    /// The certificate authority can't be read or made, or a task panicked.
+    pub async fn run(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
+        let runtime = Builder::new_multi_thread().worker_threads(THREADS).thread_name("leader").enable_all().build();
+        let runtime = Abandoned(Some(runtime.context("can't start the threads of a leader")?));
+        let running = runtime.0.as_ref().map(|runtime| runtime.spawn(self.control(ending)));
+        running.context("a leader has no threads")?.await.context("the control loop failed")?
+    }
+
+    async fn control(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
+        let Self { args, reporter, metrics, term, epoch } = self;
+        // A client of these threads: the tasks of its connections end with them.
+        let client = term.client(&Client::try_default().await.context("can't find the cluster")?);
+        let recorder = Recorder::new(client.clone(), reporter);
+        let keeper = Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity).await?;
+        let keeper = Arc::new(keeper);
+        tokio::spawn(keeper.clone().keep());
+        let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
+        let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
+        let reading = readers::run(
+            client.clone(),
+            recorder.clone(),
+            keeper.clone(),
+            appliances.clone(),
+            args.image.clone(),
+            ending.clone(),
+        );
+        let world = Cluster::new(client.clone(), keeper, recorder, epoch, args.rest_server);
+        let site = Arc::new(Pods { image: args.image });
+        let (visits, wanted) = mpsc::unbounded_channel();
+        let workers = Workers::for_this_machine();
+        let control = Control::new(Parts { world: Arc::new(world), site, jobs, appliances, metrics, visits, workers });
+        let streams = Streams {
+            jobs: changed_jobs,
+            appliances: changed_appliances,
+            touched_jobs: changes(&client),
+            touched_appliances: changes(&client),
+            wanted,
+        };
+        let children = |jobs: Controller<TrainJob>| {
+            jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))
+        };
+        futures::join!(millrace_control::run(Arc::new(control), streams, ending, children), reading);
+        Ok(())
+    }
+}
+
+/// A runtime that is not waited for when it is dropped: its tasks end at their next await.
+struct Abandoned(Option<Runtime>);
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
