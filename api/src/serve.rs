@@ -10,7 +10,7 @@ use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, Resource};
+use kube::Resource;
 use millrace_control::Workers;
 use millrace_control::program::{end_signals, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
@@ -225,7 +225,7 @@ async fn kubernetes(args: &Serve, store: &Store, compute: &Compute) -> anyhow::R
     if args.image.is_empty() {
         anyhow::bail!("the pods that read jobs' files need an image: give this server's own by --image");
     }
-    let client = Client::try_default().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
+    let client = millrace_operator::client::connect().await?;
     client.apiserver_version().await.context("the API server can't be reached")?;
     let settings = kubernetes::Settings {
         namespace: args.namespace.clone(),

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::Client;
 use kube::runtime::Controller;
 use kube::runtime::events::{Recorder, Reporter};
 use millrace_control::metrics::Metrics;
@@ -19,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::authority::Keeper;
 use crate::cli::Args;
+use crate::client::connect;
 use crate::cluster::Cluster;
 use crate::readers;
 use crate::site::Pods;
@@ -57,7 +57,7 @@ impl Leadership {
     async fn control(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
         let Self { args, reporter, metrics, term, epoch } = self;
         // A client of these threads: the tasks of its connections end with them.
-        let client = term.client(&Client::try_default().await.context("can't find the cluster")?);
+        let client = term.client(&connect().await?);
         let recorder = Recorder::new(client.clone(), reporter);
         let keeper = Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity).await?;
         let keeper = Arc::new(keeper);

@@ -19,6 +19,7 @@ pub mod archive;
 pub mod authority;
 pub mod children;
 pub mod cli;
+pub mod client;
 pub mod cluster;
 pub mod error;
 pub mod events;

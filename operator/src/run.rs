@@ -27,6 +27,7 @@ use tokio::time::sleep;
 
 use crate::children::MANAGER;
 use crate::cli::Args;
+use crate::client::connect;
 use crate::error::said;
 use crate::leader::Candidate;
 use crate::leadership::Leadership;
@@ -48,7 +49,7 @@ enum Ended {
 /// # Errors
 /// There is no configuration of a cluster, the port is taken, or the API server refuses the chart's Appliance.
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
+    let client = connect().await?;
     let metrics = Arc::new(Metrics::default());
     let ready = Arc::new(AtomicBool::new(false));
     http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;

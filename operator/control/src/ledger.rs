@@ -23,12 +23,15 @@ use millrace_crds::{
     Amounts, Appliance, ApplianceStatus, ConditionType, Grant, QueuePlace, QueueReason, TrainJob, set_condition,
 };
 use millrace_params::ApplianceSpec;
+use tokio::time::timeout;
 
 use crate::control::Control;
 use crate::world::{Error, Priorities, World};
 
 /// An appliance is looked at so often though nothing is heard: what was missed is found.
 const HEARTBEAT: Duration = Duration::from_secs(30);
+/// An update that takes longer is given up, and made again: every job of the appliance waits for it.
+const UPDATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// And so often while agents of a job that is gone hold something: nothing else tells when they are gone too.
 const WHILE_AGENTS_LINGER: Duration = Duration::from_secs(2);
 /// After a write that was refused because somebody else wrote meanwhile.
@@ -52,6 +55,11 @@ const DELETING: &str = "Deleting";
 /// # Errors
 /// The world's.
 pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
+    let done = timeout(UPDATE_TIMEOUT, update(&appliance, &control)).await;
+    done.unwrap_or(Err(crate::Error::TimedOut(UPDATE_TIMEOUT)))
+}
+
+async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result<Action, Error<W>> {
     // A list that is not whole shows jobs as gone that hold systems.
     if control.jobs.wait_until_ready().await.is_err() {
         return Ok(Action::await_change());
@@ -61,7 +69,7 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     let name = appliance.name_any();
     let jobs: Vec<Arc<TrainJob>> = control.jobs.state().into_iter().filter(|job| job.spec.appliance == name).collect();
     let old = appliance.status.clone().unwrap_or_default();
-    let Some(Held { grants: mut ledger, adopted, rejected }) = look(&appliance, &jobs, &control).await? else {
+    let Some(Held { grants: mut ledger, adopted, rejected }) = look(appliance, &jobs, control).await? else {
         return Ok(Action::requeue(WHILE_PLANNING));
     };
     let linger = ledger.iter().any(|grant| existing(&jobs, grant).is_none());
@@ -69,17 +77,17 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     let machine = appliance.spec.machine.resolve();
     let capacity = machine.as_ref().map(capacity).ok();
     let Decided { schedule: decided, pending, incomplete } =
-        decide(&appliance, capacity.as_ref(), &jobs, &ledger, &control).await?;
+        decide(appliance, capacity.as_ref(), &jobs, &ledger, control).await?;
     ledger.extend(decided.grants.into_iter().map(|grant| Grant { since: Some(Time(now)), ..grant }));
 
     // Before the first grant is written, and until no grant is.
     let in_use = !ledger.is_empty() || !old.grants.is_empty();
-    if control.world.protect(&appliance, in_use).await? {
+    if control.world.protect(appliance, in_use).await? {
         return Ok(Action::requeue(AFTER_CONFLICT));
     }
     let mut status = old.clone();
     let wrong = machine.err().map(|error| error.report().trim_end().to_owned());
-    update_conditions(&mut status, &appliance, capacity.as_ref(), &ledger, wrong, now);
+    update_conditions(&mut status, appliance, capacity.as_ref(), &ledger, wrong, now);
     status.observed_generation = appliance.metadata.generation;
     status.capacity = capacity.or(status.capacity);
     status.used = Some(used(&ledger));
@@ -88,16 +96,16 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
     }
     status.grants.clone_from(&ledger);
     let events = events(&old, &status, &adopted, &rejected);
-    if !control.world.record_ledger(&appliance, status).await? {
+    if !control.world.record_ledger(appliance, status).await? {
         return Ok(Action::requeue(AFTER_CONFLICT));
     }
     control.confirm(&name, ledger.clone());
-    tell_granted(&jobs, &ledger, &control);
+    tell_granted(&jobs, &ledger, control);
     for event in &events {
-        control.world.publish_of_appliance(&appliance, event).await;
+        control.world.publish_of_appliance(appliance, event).await;
     }
     if !incomplete {
-        tell_places(&jobs, decided.places, &control);
+        tell_places(&jobs, decided.places, control);
     }
     Ok(Action::requeue(match (pending, linger) {
         (true, _) => WHILE_PLANNING,

@@ -46,4 +46,7 @@ pub enum Error<E: std::error::Error> {
     /// The job can't be served: a sentence.
     #[error("{0}")]
     Job(String),
+    /// It did not end in time.
+    #[error("given up after {} s: something that it waited for did not answer", .0.as_secs())]
+    TimedOut(std::time::Duration),
 }

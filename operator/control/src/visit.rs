@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use millrace_crds::decide::{Command, Decision, Granted, Observed, Report, decide};
 use millrace_crds::{ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob};
+use tokio::time::timeout;
 
 use crate::control::Control;
 use crate::launch::resolved_job;
@@ -21,6 +22,9 @@ use crate::world::{Attempt, Error, Found, World};
 
 /// After a record that was refused because somebody else wrote meanwhile.
 const AFTER_CONFLICT: Duration = Duration::from_millis(200);
+
+/// A visit that takes longer is given up, and made again. Many pods take a while to create; those that are created stay.
+const VISIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Planning that takes longer than this is told in the job's status.
 const UNTOLD_PLANNING: Duration = Duration::from_secs(2);
@@ -39,7 +43,8 @@ struct Seen<T> {
 /// The world's, or the job can't be served.
 pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
     let began = std::time::Instant::now();
-    let done = visit(&job, &control).await;
+    let done =
+        timeout(VISIT_TIMEOUT, visit(&job, &control)).await.unwrap_or(Err(crate::Error::TimedOut(VISIT_TIMEOUT)));
     control.metrics.visited(began.elapsed(), done.is_ok());
     done
 }
