@@ -3,7 +3,7 @@
 //! A renewal of the lease prolongs the term from the moment the renewal was *sent*, by less than the lease lasts. The
 //! client of a leader refuses every request that changes something once the term is over, and gives up those that are
 //! under way. So whatever a leader does ends before another can take the lease, however long it was asleep or busy in
-//! between. Reading is harmless and goes on, but no answer is waited for without a limit.
+//! between. Reading is harmless and goes on.
 
 use std::time::Duration;
 
@@ -11,15 +11,7 @@ use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
-
-/// Longest wait for the answer to a request that only reads, other than a watch.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// An answer that did not come in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the API server has not answered for {} s", READ_TIMEOUT.as_secs())]
-pub struct NoAnswer;
+use tokio::time::{Instant, timeout_at};
 
 /// A change that was not made, or of which it is not known whether it was, since the term is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,11 +65,7 @@ impl Term {
 
 async fn send(client: Client, term: Term, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) {
-        if is_watch(&request) {
-            return client.send(request).await;
-        }
-        let answer = timeout(READ_TIMEOUT, client.send(request)).await;
-        return answer.unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))));
+        return client.send(request).await;
     }
     let refused = || kube::Error::Service(Box::new(NotLeading));
     if term.is_over() {
@@ -88,11 +76,6 @@ async fn send(client: Client, term: Term, request: Request<Body>) -> Result<Resp
         Ok(answer) => answer,
         Err(_) => Err(refused()),
     }
-}
-
-/// Whether the answer goes on for as long as nobody ends it. [`kube::runtime::watcher`] has a limit of its own.
-fn is_watch(request: &Request<Body>) -> bool {
-    request.uri().query().is_some_and(|query| query.split('&').any(|word| word == "watch=true"))
 }
 
 #[cfg(test)]
@@ -149,19 +132,6 @@ mod tests {
         let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
         assert!(is_refused(pods.delete("a", &DeleteParams::default()).await));
         assert_eq!(began.elapsed(), LENGTH);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_never_comes_is_given_up() {
-        let (client, _) = server(Duration::from_secs(3600));
-        let (began, term) = (Instant::now(), Term::begin(Instant::now(), LENGTH));
-        let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
-        let answer = pods.get("a").await;
-        assert!(matches!(answer, Err(kube::Error::Service(error)) if error.is::<NoAnswer>()));
-        assert_eq!(began.elapsed(), READ_TIMEOUT);
-        let everything = kube::api::WatchParams::default();
-        let watch = pods.watch(&everything, "0");
-        assert!(timeout(READ_TIMEOUT * 2, watch).await.is_err(), "a watch goes on");
     }
 
     #[tokio::test(start_paused = true)]
