@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -9,10 +10,14 @@ use millrace_crds::{Appliance, ClusterSpec, Grant, QueuePlace, TrainJob};
 use tokio::sync::mpsc;
 
 use crate::follow::Followers;
+use crate::gathering::Gathering;
 use crate::metrics::Metrics;
 use crate::understand::{Understanding, Understood};
 use crate::workers::Workers;
 use crate::world::{Site, World};
+
+/// Several changes of one object within so long are one visit.
+const GATHERING_INTERVAL: Duration = Duration::from_millis(50);
 
 /// See the module text.
 pub struct Control<W: World> {
@@ -34,6 +39,10 @@ pub struct Control<W: World> {
     confirmed: Mutex<HashMap<String, Vec<Grant>>>,
     /// UIDs of jobs that are being visited, other than to delete them.
     visited: Mutex<HashSet<String>>,
+    /// Gathers the changes of jobs, by UID. A new job is visited at once: its user soon sees what becomes of it.
+    pub(crate) job_changes: Gathering,
+    /// Gathers the changes that concern the ledgers of appliances, by the appliance's name.
+    pub(crate) ledger_changes: Gathering,
     /// What jobs come to.
     pub understanding: Understanding,
     /// When this loop began.
@@ -90,6 +99,9 @@ impl<W: World> Control<W> {
             places: Mutex::default(),
             confirmed: Mutex::default(),
             visited: Mutex::default(),
+            job_changes: Gathering::with_first_at_once(GATHERING_INTERVAL),
+            // The view of jobs may be behind the change that the ledger is visited for.
+            ledger_changes: Gathering::new(GATHERING_INTERVAL),
             understanding: Understanding::new(site, workers),
             began: Timestamp::now(),
         }
@@ -116,6 +128,7 @@ impl<W: World> Control<W> {
         let jobs: HashSet<String> = self.jobs.state().iter().filter_map(|job| job.metadata.uid.clone()).collect();
         self.understanding.keep(|uid| jobs.contains(uid));
         lock(&self.places).retain(|uid, _| jobs.contains(uid));
+        self.job_changes.keep(|uid| jobs.contains(uid));
         self.followers.keep(|uid| jobs.contains(uid));
     }
 

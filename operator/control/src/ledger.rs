@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -64,9 +64,12 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
     if control.jobs.wait_until_ready().await.is_err() {
         return Ok(Action::await_change());
     }
+    let name = appliance.name_any();
+    if let Err(wait) = control.ledger_changes.begin_visit(&name, Instant::now()) {
+        return Ok(Action::requeue(wait));
+    }
     control.forget_the_gone();
     let now = Timestamp::now();
-    let name = appliance.name_any();
     let jobs: Vec<Arc<TrainJob>> = control.jobs.state().into_iter().filter(|job| job.spec.appliance == name).collect();
     let old = appliance.status.clone().unwrap_or_default();
     let Some(Held { grants: mut ledger, adopted, rejected }) = look(appliance, &jobs, control).await? else {

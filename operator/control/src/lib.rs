@@ -10,6 +10,7 @@
 //! * [`understand`]: what jobs come to, remembered; [`plans`]: their plans, within limits; [`workers`]: the threads
 //!   that make them.
 //! * [`follow`]: the coordinators' streams.
+//! * [`gathering`]: several changes of an object are one visit, which is never put off.
 //! * [`program`]: what a program around the loop begins with.
 //! * [`run`](mod@run): the two controllers, over streams of changed objects.
 
@@ -17,6 +18,7 @@
 
 pub mod control;
 pub mod follow;
+pub mod gathering;
 pub mod launch;
 pub mod ledger;
 pub mod metrics;

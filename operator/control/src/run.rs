@@ -21,8 +21,6 @@ use crate::{ledger, visit};
 const CONCURRENCY: u16 = 8;
 /// After a visit that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// Several changes of one object within so long are one visit.
-const DEBOUNCE: Duration = Duration::from_millis(50);
 
 /// What of the world has changed.
 pub struct Streams {
@@ -48,14 +46,14 @@ pub async fn run<W: World>(
 ) {
     let Streams { jobs, appliances, touched_jobs, touched_appliances, wanted } = streams;
     let store = control.jobs.clone();
+    // The visits gather changes themselves: kube's debounce waits for a pause in them, which may never come.
     let jobs = Controller::for_stream(jobs, control.jobs.clone())
-        .with_config(Config::default().debounce(DEBOUNCE).concurrency(CONCURRENCY))
+        .with_config(Config::default().concurrency(CONCURRENCY))
         .watches_stream(touched_appliances, move |appliance| jobs_of(&store.state(), &appliance))
         .reconcile_on(UnboundedReceiverStream::new(wanted))
         .graceful_shutdown_on(ended(ending.clone()));
     let jobs = drain(also(jobs).run(visit::reconcile, after_failure, control.clone()));
     let appliances = Controller::for_stream(appliances, control.appliances.clone())
-        .with_config(Config::default().debounce(DEBOUNCE))
         .watches_stream(touched_jobs, |job| Some(ObjectRef::new(&job.spec.appliance)))
         .graceful_shutdown_on(ended(ending));
     let appliances = drain(appliances.run(ledger::reconcile, after_failure, control));

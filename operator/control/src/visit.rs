@@ -5,19 +5,19 @@
 //! exists, with the version of the object that the decision was made from, so that of two who decide one is refused.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use millrace_crds::decide::{Command, Decision, Granted, Observed, Report, decide};
-use millrace_crds::{ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob};
+use millrace_crds::{Appliance, ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob};
 use tokio::time::timeout;
 
 use crate::control::Control;
 use crate::launch::resolved_job;
 use crate::ledger::waits;
-use crate::understand::Understood;
+use crate::understand::{self, Understood};
 use crate::world::{Attempt, Error, Found, World};
 
 /// After a record that was refused because somebody else wrote meanwhile.
@@ -37,32 +37,70 @@ struct Seen<T> {
     observed: Observed,
 }
 
-/// Visits a job.
+/// What a job comes to on its appliance.
+struct Known {
+    appliance: Option<Arc<Appliance>>,
+    cluster: ClusterSpec,
+    /// Nothing while it is being planned.
+    understood: Option<understand::Result>,
+}
+
+/// Visits a job, if that is due.
 ///
 /// # Errors
 /// The world's, or the job can't be served.
 pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
-    let began = std::time::Instant::now();
-    let done =
-        timeout(VISIT_TIMEOUT, visit(&job, &control)).await.unwrap_or(Err(crate::Error::TimedOut(VISIT_TIMEOUT)));
+    let began = Instant::now();
+    let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
+    let known = match job.metadata.deletion_timestamp {
+        Some(_) => None,
+        None => match plan(&job, &uid, &control) {
+            Ok(known) => Some(known),
+            // The job is visited once its plan is there.
+            Err(look_again) => return Ok(look_again.map_or_else(Action::await_change, Action::requeue)),
+        },
+    };
+    if let Err(wait) = control.job_changes.begin_visit(&uid, began) {
+        return Ok(Action::requeue(wait));
+    }
+    let visiting = async {
+        match known {
+            Some(known) => visit(&job, uid, known, &control).await,
+            None => leave(&job, &uid, &control).await,
+        }
+    };
+    let done = timeout(VISIT_TIMEOUT, visiting).await.unwrap_or(Err(crate::Error::TimedOut(VISIT_TIMEOUT)));
     control.metrics.visited(began.elapsed(), done.is_ok());
     done
 }
 
-async fn visit<W: World>(job: &TrainJob, control: &Control<W>) -> Result<Action, Error<W>> {
-    let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
-    if job.metadata.deletion_timestamp.is_some() {
-        // The ledger lets go of its systems once its agents are gone.
-        control.followers.end(&uid);
-        let again = control.world.leave(job).await?;
-        return Ok(again.map_or_else(Action::await_change, Action::requeue));
-    }
-    let _under_way = control.begin_visit(&uid);
-    let seen = match dereference(job, control, uid).await? {
-        Ok(seen) => seen,
-        // The job is visited again once its plan is there.
-        Err(look_again) => return Ok(look_again.map_or_else(Action::await_change, Action::requeue)),
+/// Finds out what a job comes to. Where that is not known yet it is planned; the error is when to look again at the
+/// latest.
+fn plan<W: World>(job: &TrainJob, uid: &str, control: &Control<W>) -> Result<Known, Option<Duration>> {
+    let appliance = control.appliance(&job.spec.appliance);
+    let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
+    let num_csx = job.status.as_ref().and_then(|status| status.num_csx).unwrap_or(job.spec.num_csx);
+    let understood = match control.understood(job, uid, &cluster, num_csx) {
+        Understood::Known(result) => Some(result),
+        Understood::Pending(_) if !waits(job) => return Err(None),
+        Understood::Pending(since) => match UNTOLD_PLANNING.checked_sub(since.elapsed()) {
+            Some(untold) => return Err(Some(untold)),
+            None => None,
+        },
     };
+    Ok(Known { appliance, cluster, understood })
+}
+
+/// Visits a deleted job. The ledger takes its systems back once its agents are gone.
+async fn leave<W: World>(job: &TrainJob, uid: &str, control: &Control<W>) -> Result<Action, Error<W>> {
+    control.followers.end(uid);
+    let again = control.world.leave(job).await?;
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
+}
+
+async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Control<W>) -> Result<Action, Error<W>> {
+    let _under_way = control.begin_visit(&uid);
+    let seen = dereference(job, control, uid, known).await?;
     let decision = decide(job, &seen.observed);
     if !control.world.record(job, &decision.status).await? {
         // Somebody else wrote meanwhile: what was decided is of yesterday.
@@ -75,27 +113,16 @@ async fn visit<W: World>(job: &TrainJob, control: &Control<W>) -> Result<Action,
     Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
 }
 
-/// Finds out what is there; where that is not all known yet, when to look again at the latest.
+/// Finds out what is there.
 async fn dereference<W: World>(
     job: &TrainJob,
     control: &Control<W>,
     uid: String,
-) -> Result<Result<Seen<W::There>, Option<Duration>>, Error<W>> {
-    let status = job.status.clone().unwrap_or_default();
-    let appliance = control.appliance(&job.spec.appliance);
-    let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
-    let num_csx = status.num_csx.unwrap_or(job.spec.num_csx);
-    let understood = match control.understood(job, &uid, &cluster, num_csx) {
-        Understood::Known(result) => Some(result),
-        Understood::Pending(_) if !waits(job) => return Ok(Err(None)),
-        Understood::Pending(since) => match UNTOLD_PLANNING.checked_sub(since.elapsed()) {
-            Some(untold) => return Ok(Err(Some(untold))),
-            None => None,
-        },
-    };
+    Known { appliance, cluster, understood }: Known,
+) -> Result<Seen<W::There>, Error<W>> {
     let Found { agents, last, there } = control.world.find(job).await?;
     let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
-    let attempt = status.attempt.unwrap_or(0);
+    let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
     let place = match &appliance {
         Some(_) => control.place(&uid),
         None => Some(no_appliance(&job.spec.appliance)),
@@ -113,7 +140,7 @@ async fn dereference<W: World>(
         largest_num_csx: known.map(|known| known.1.largest_num_csx),
         wanted: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };
-    Ok(Ok(Seen { uid, there, cluster, observed }))
+    Ok(Seen { uid, there, cluster, observed })
 }
 
 fn no_appliance(name: &str) -> QueuePlace {

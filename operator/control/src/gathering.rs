@@ -1,0 +1,95 @@
+//! Gathers the changes of an object for a moment, so that several are one visit.
+//!
+//! ```text
+//! changes   x  x x  x x x x x x
+//! visits          v      v      v
+//!           |<--->|             the interval, from the first change that no visit has seen
+//! ```
+//!
+//! A visit is never put off: a debounce that waits for a pause, as kube's own does, would keep the ledger of an
+//! appliance from being visited for as long as anybody changes jobs of it without a pause.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// See the module text.
+pub struct Gathering {
+    interval: Duration,
+    first_at_once: bool,
+    objects: Mutex<HashMap<String, Option<Instant>>>,
+}
+
+impl Gathering {
+    /// Gathers changes for so long.
+    pub fn new(interval: Duration) -> Self {
+        Self { interval, first_at_once: false, objects: Mutex::default() }
+    }
+
+    /// As [`Gathering::new`], but the first visit to an object is made at once.
+    pub fn with_first_at_once(interval: Duration) -> Self {
+        Self { first_at_once: true, ..Self::new(interval) }
+    }
+
+    /// Begins the visit to the object `key`, to be called at each change of it and whenever the time is over that was
+    /// answered.
+    ///
+    /// # Errors
+    /// The visit is not due: how long it has to wait from `now` on.
+    pub fn begin_visit(&self, key: &str, now: Instant) -> Result<(), Duration> {
+        let mut objects = self.objects();
+        let due = match objects.get(key) {
+            None if self.first_at_once => now,
+            Some(Some(due)) => *due,
+            None | Some(None) => now + self.interval,
+        };
+        let begun = if due <= now { Ok(()) } else { Err(due - now) };
+        objects.insert(key.to_owned(), begun.is_err().then_some(due));
+        begun
+    }
+
+    /// Remembers only these objects any more.
+    pub fn keep(&self, which: impl Fn(&str) -> bool) {
+        self.objects().retain(|key, _| which(key));
+    }
+
+    fn objects(&self) -> MutexGuard<'_, HashMap<String, Option<Instant>>> {
+        // A map of times: whole after any panic.
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_millis(50);
+
+    /// Milliseconds at which an object is visited that changes at these, and is looked at again when it is due.
+    fn visits(gathering: &Gathering, changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
+        let (epoch, mut visits) = (Instant::now(), Vec::new());
+        let mut looks: std::collections::BTreeSet<u64> = changes.into_iter().collect();
+        while let Some(at) = looks.pop_first() {
+            match gathering.begin_visit("object", epoch + Duration::from_millis(at)) {
+                Ok(()) => visits.push(at),
+                Err(wait) => drop(looks.insert(at + u64::try_from(wait.as_millis()).unwrap())),
+            }
+        }
+        visits
+    }
+
+    #[test]
+    fn changes_without_a_pause_put_no_visit_off() {
+        assert_eq!(visits(&Gathering::new(INTERVAL), (0..200).step_by(10)), [50, 110, 170, 230]);
+        assert_eq!(visits(&Gathering::new(INTERVAL), [0, 1, 2, 300]), [50, 350]);
+    }
+
+    #[test]
+    fn a_new_object_is_visited_at_once_and_others_do_not_matter() {
+        let gathering = Gathering::with_first_at_once(INTERVAL);
+        assert_eq!(visits(&gathering, [0, 5, 10, 100]), [0, 55, 150]);
+        assert_eq!(gathering.begin_visit("another", Instant::now()), Ok(()));
+        gathering.keep(|key| key == "another");
+        assert_eq!(gathering.objects().len(), 1);
+    }
+}
