@@ -94,7 +94,7 @@ impl Exports {
     pub async fn of(&self, checkpoint: PathBuf) -> Result<PathBuf> {
         let waiting = Waiting::enter(&self.shared)?;
         let (exports, owner) = (self.clone(), self.dir.display().to_string());
-        let exporting = self.shared.workers.run(&owner, move || {
+        let exporting = self.shared.workers.run_heavy(&owner, move || {
             let _waiting = waiting;
             exports.make(&checkpoint)
         });

@@ -12,6 +12,7 @@
 //!   apart from work that takes milliseconds.
 //! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners,
 //!   however much each of them has queued.
+//! * Heavy work has a lower priority than everything else of this program, on Linux: where all cores are busy, it waits.
 //! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it
 //!   begins.
 
@@ -23,6 +24,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Most threads, on however large a machine.
 const MAX_THREADS: usize = 4;
+/// Nice value of a thread that does heavy work.
+const HEAVY_NICENESS: i32 = 5;
 /// Owners that are remembered before those without work are removed.
 const MAX_IDLE_OWNERS: usize = 1024;
 
@@ -47,6 +50,8 @@ pub struct Workers {
 /// Some threads, and whose work they do.
 #[derive(Clone)]
 struct Lane {
+    /// Added to the nice value of the threads.
+    niceness: i32,
     threads: Arc<Semaphore>,
     owners: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
 }
@@ -54,7 +59,7 @@ struct Lane {
 impl Workers {
     /// At most `threads` at a time, at least one, and one more for heavy work.
     pub fn new(threads: usize) -> Self {
-        Self { light: Lane::new(threads), heavy: Lane::new(1) }
+        Self { light: Lane::new(threads, 0), heavy: Lane::new(1, HEAVY_NICENESS) }
     }
 
     /// Half as many threads as the machine has cores, four at most.
@@ -91,8 +96,8 @@ impl Workers {
 }
 
 impl Lane {
-    fn new(threads: usize) -> Self {
-        Self { threads: Arc::new(Semaphore::new(threads.max(1))), owners: Arc::default() }
+    fn new(threads: usize, niceness: i32) -> Self {
+        Self { niceness, threads: Arc::new(Semaphore::new(threads.max(1))), owners: Arc::default() }
     }
 
     async fn run<T: Send + 'static>(
@@ -103,7 +108,9 @@ impl Lane {
         let turn = permit(self.turns_of(owner)).await?;
         let thread = permit(self.threads.clone()).await?;
         let (done, result) = oneshot::channel();
+        let niceness = self.niceness;
         std::thread::Builder::new().name("compute".to_owned()).spawn(move || {
+            lower_priority(niceness);
             let computed = catch_unwind(AssertUnwindSafe(work)).map_err(|_| Failed::Panicked);
             // Before the result: whoever has it may ask for more at once.
             drop((thread, turn));
@@ -126,6 +133,16 @@ impl Lane {
         let turns = Arc::new(Semaphore::new(1));
         owners.insert(owner.to_owned(), Arc::downgrade(&turns));
         turns
+    }
+}
+
+/// Adds to the nice value of the calling thread. Elsewhere than on Linux that would concern the whole process.
+fn lower_priority(niceness: i32) {
+    if cfg!(target_os = "linux")
+        && niceness != 0
+        && let Err(error) = rustix::process::nice(niceness)
+    {
+        log::debug!("a thread that computes keeps its priority: {error}");
     }
 }
 
@@ -190,6 +207,19 @@ mod tests {
         assert!(!heavy.is_finished() && order.is_ok());
         go.send(()).unwrap();
         heavy.await.unwrap();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn heavy_work_has_a_lower_priority_than_what_answers_requests() {
+        let niceness = || {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            // The fields after the name in parentheses begin with the third one; the nice value is the 19th.
+            stat.rsplit(") ").next().unwrap().split(' ').nth(16).unwrap().parse::<i32>().unwrap()
+        };
+        let (workers, before) = (Workers::new(1), niceness());
+        assert_eq!(workers.run_heavy("a", niceness).await.unwrap(), (before + HEAVY_NICENESS).min(19));
+        assert_eq!([workers.run("a", niceness).await.unwrap(), niceness()], [before, before]);
     }
 
     #[tokio::test]
