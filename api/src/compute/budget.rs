@@ -9,7 +9,7 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Requests of an account that wait or compute at a time.
+/// Requests of an account of which the body is read, that wait or compute, at a time.
 const MAX_PENDING: usize = 8;
 /// Requests of all accounts that wait or compute at a time. Each holds a job of at most a megabyte and its texts.
 const MAX_TOTAL_PENDING: usize = 64;
@@ -90,6 +90,13 @@ pub fn overloaded() -> Refusal {
 pub struct Place {
     budget: Arc<Budget>,
     account: String,
+}
+
+impl Place {
+    /// Whose request it is.
+    pub fn account(&self) -> &str {
+        &self.account
+    }
 }
 
 impl Drop for Place {

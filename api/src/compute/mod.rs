@@ -10,7 +10,7 @@ use millrace_control::Workers;
 use tokio::sync::oneshot;
 
 use crate::refusal::{Refusal, Result};
-use budget::Budget;
+use budget::{Budget, Place};
 
 /// How long a request waits for its turn.
 const MAX_WAIT: Duration = Duration::from_secs(20);
@@ -49,7 +49,28 @@ impl Compute {
         account: &str,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.run_as(Weight::Light, account, work).await
+        self.run_as(Weight::Light, self.enter(account)?, work).await
+    }
+
+    /// Counts a request of `account` before its body is read, to be given to [`Compute::run_entered`]: no account can
+    /// have more bodies in memory than it may have requests under way.
+    ///
+    /// # Errors
+    /// [`TooManyRequests`](crate::refusal::Reason::TooManyRequests).
+    pub fn enter(&self, account: &str) -> Result<Place> {
+        self.budget.enter(account)
+    }
+
+    /// As [`Compute::run`], for a request that is counted already.
+    ///
+    /// # Errors
+    /// As [`Compute::run`].
+    pub async fn run_entered<T: Send + 'static>(
+        &self,
+        place: Place,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.run_as(Weight::Light, place, work).await
     }
 
     /// As [`Compute::run`], for work that takes seconds.
@@ -61,17 +82,16 @@ impl Compute {
         account: &str,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.run_as(Weight::Heavy, account, work).await
+        self.run_as(Weight::Heavy, self.enter(account)?, work).await
     }
 
     async fn run_as<T: Send + 'static>(
         &self,
         weight: Weight,
-        account: &str,
+        place: Place,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let place = self.budget.enter(account)?;
-        let owner = format!("account/{account}");
+        let owner = format!("account/{}", place.account());
         let (begun, begins) = oneshot::channel();
         let work = move || {
             // Counted until it is done, also if nobody waits for it any more.

@@ -84,8 +84,9 @@ const OVERRIDES: [&str; 8] = [
 /// # Errors
 /// The body can't be read, or its params can't be understood; [`Reason::TooManyRequests`].
 pub async fn order(api: &Api, ns: &str, who: &Who, request: Request) -> Result<Order> {
+    let place = api.compute.enter(&who.account)?;
     let submission = Submission::receive(ns, &who.name, &who.account, request).await?;
-    api.compute.run(&who.account, move || submission.order()).await
+    api.compute.run_entered(place, move || submission.order()).await
 }
 
 /// A request to make a job, received whole and not understood yet.
