@@ -23,13 +23,13 @@ PROGRAMS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / os.enviro
 Found = TypeVar("Found")
 
 
-def until(what: str, look: Callable[[], Found], seconds: float = 60) -> Found:
-    """Wait until `look` finds something, and return that."""
+def until(what: str, look: Callable[[], Found], seconds: float = 60, every: float = 0.02) -> Found:
+    """Wait until `look`, which is called `every` so many seconds, finds something, and return that."""
     end = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() > end:
             raise AssertionError(f"after {seconds:g} s still not: {what}")
-        time.sleep(0.02)
+        time.sleep(every)
     return found
 
 

@@ -1,0 +1,62 @@
+"""See tests/bench/floods."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from floods import FLOODS, LIMIT, Honest, Latency, flooded, make_changed
+from harness import Server, User, serving, until
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def server_seconds(server: Server) -> float:
+    """Processor time that the server has taken so far."""
+    pids = server.processes()  # type: ignore[attr-defined]
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(field[11]) + int(field[12]) for field in fields) / TICKS
+
+
+def told(what: str, latencies: dict[str, Latency], rest: str) -> None:
+    cells = [f"{name} {1000 * each.median:6.1f} {1000 * each.p95:6.1f}" for name, each in latencies.items()]
+    print(f"{what:14}" + "   ".join(cells) + f"   {rest}, load {os.getloadavg()[0]:.1f}")
+
+
+def measure(server: Server, honest: Honest, busy: list[User], name: str, tries: int) -> float:
+    """Measures during one flood; the largest median."""
+    flood = FLOODS[name]()
+    with flooded(busy, flood) as statuses:
+        until("the burst of the flood is over", lambda over=time.monotonic() + 3: time.monotonic() > over)
+        began, spent, answers = time.monotonic(), server_seconds(server), statuses.qsize()
+        latencies = honest.latencies(tries)
+        took, spent, answers = time.monotonic() - began, server_seconds(server) - spent, statuses.qsize() - answers
+    told(name, latencies, f"{answers / took:.0f} answers/s to the flood, server takes {spent / took:.2f} cores")
+    return max(each.median for each in latencies.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tries", type=int, default=60)
+    parser.add_argument("--flood", choices=FLOODS, action="append")
+    arguments = parser.parse_args()
+    print(f"{os.cpu_count()} cores; milliseconds: median, 95th percentile")
+    with tempfile.TemporaryDirectory() as home, serving(Path(home)) as serve:
+        server = serve("--require-token")
+        honest = Honest(server.user_with(server.token("calm", "editor", server.namespace)))
+        token = server.token("busy", "editor", server.namespace)
+        # One token, over several connections.
+        busy = [server.user_with(token) for _ in range(4)]
+        make_changed(busy[0])
+        honest.latencies(3)
+        told("idle", honest.latencies(arguments.tries), "no flood")
+        worst = max(measure(server, honest, busy, name, arguments.tries) for name in arguments.flood or FLOODS)
+    sys.exit(worst > LIMIT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Floods of requests by one user, and how long the server keeps another user waiting meanwhile.
+
+Shared by test_floods.py, which asserts bounds, and tests/bench/floods, which prints the figures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+
+import httpx
+from harness import PARAMS, User, trainjob, until
+
+LIMIT = 0.1
+"""Seconds within which everybody else is answered during a flood."""
+USUAL = {"healthz": 0.002, "submission": 0.02}
+"""Seconds that these take at most where an idle machine of two cores runs optimised programs and nobody floods the server.
+A machine that is slower, because it has other work or runs unoptimised programs, is allowed as many times the limit. The
+control loop is not one of them: most of its time could be spent waiting, which no fast machine makes shorter.
+"""
+
+Flood = Callable[[User, int], httpx.Response]
+
+
+def path(user: User, rest: str = "") -> str:
+    """The jobs of a user's namespace."""
+    return f"/v1/namespaces/{user.namespace}/trainjobs{rest}"
+
+
+def seconds(ask: Callable[[], object]) -> float:
+    """How long something takes."""
+    began = time.perf_counter()
+    ask()
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Median and 95th percentile, in seconds."""
+
+    median: float
+    p95: float
+
+    @classmethod
+    def of(cls, tries: list[float]) -> Latency:
+        return cls(statistics.median(tries), sorted(tries)[round(0.95 * (len(tries) - 1))])
+
+
+class Honest:
+    """Another user, who looks whether the server lives, submits jobs, and waits for the control loop to visit them."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+        self._names = (f"calm-{number}" for number in itertools.count())
+
+    def healthz(self) -> None:
+        assert self._user.http.get("/healthz", timeout=60).status_code == 200
+
+    def submit(self) -> str:
+        # Suspended jobs go through the control loop and use no core of this machine.
+        name = next(self._names)
+        made = self._user.http.post(path(self._user), json=trainjob(name, suspend=True), timeout=60)
+        assert made.status_code == 201, made.text
+        return name
+
+    def is_visited(self) -> None:
+        name = self.submit()
+
+        def visited() -> bool:
+            job = self._user.http.get(path(self._user, f"/{name}"), timeout=60).raise_for_status().json()
+            return bool(job.get("status", {}).get("conditions"))
+
+        until("the control loop has visited the job", visited, every=0.01)
+
+    def latencies(self, tries: int) -> dict[str, Latency]:
+        """How long each thing takes; jobs are submitted so slowly that no limit of this user's own is reached."""
+        asks: dict[str, Callable[[], object]]
+        asks = {"healthz": self.healthz, "submission": self.submit, "control loop": self.is_visited}
+        found: dict[str, list[float]] = {what: [] for what in asks}
+        for _ in range(tries):
+            for what, ask in asks.items():
+                found[what].append(seconds(ask))
+        return {what: Latency.of(tries) for what, tries in found.items()}
+
+
+@contextmanager
+def flooded(users: list[User], flood: Flood) -> Iterator[Queue[int]]:
+    """Sends requests of several users without a pause, each from a process of its own; the statuses of the answers.
+
+    Real clients have machines of their own: here their processes have the lowest priority, so that what is measured is the
+    time that the server takes for the flood, and not that of sending it.
+    """
+    world = multiprocessing.get_context("fork")
+    statuses: Queue[int] = world.Queue()
+
+    def run(user: User) -> None:
+        os.nice(19)
+        for number in itertools.count(os.getpid() << 16):
+            try:
+                statuses.put(flood(user, number).status_code)
+            except httpx.TransportError:
+                # The server hangs up on a body that it will not read to its end.
+                statuses.put(0)
+
+    processes = [world.Process(target=run, args=(user,), daemon=True) for user in users]
+    for process in processes:
+        process.start()
+    try:
+        yield statuses
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def many_files() -> Flood:
+    """A form with as many files as eight megabytes hold, and as many globs that might find them."""
+    globs = ", ".join(f"a*{number}" for number in range(20_000))
+    params = PARAMS.read_text().replace("data_files: examples/data/kjv.txt", f"data_files: [{globs}]")
+    edge = "edge-of-a-part"
+    part = f'--{edge}\r\nContent-Disposition: form-data; name="%s"; filename="%s"\r\n\r\n%s\r\n'
+    files = "".join(part % ("file", f"f{number}", "") for number in range(58_000))
+    body = (part % ("params", "params.yaml", params) + files + f"--{edge}--\r\n").encode()
+    headers = {"Content-Type": f"multipart/form-data; boundary={edge}", "Connection": "close"}
+
+    def flood(user: User, _: int) -> httpx.Response:
+        return user.http.post(path(user, ":plan"), content=body[: 8 << 20], headers=headers, timeout=300)
+
+    return flood
+
+
+def large_models() -> Flood:
+    """Plans of models of ten thousand layers, no two of them the same."""
+
+    def flood(user: User, number: int) -> httpx.Response:
+        job = trainjob(f"large-{number}", seed=number)
+        job["spec"]["params"]["model"]["num_hidden_layers"] = 10_000
+        return user.http.post(path(user, ":plan"), json=job, timeout=300)
+
+    return flood
+
+
+def large_jobs() -> Flood:
+    """Jobs of as many layers, which the control loop has to plan as well."""
+
+    def flood(user: User, number: int) -> httpx.Response:
+        job = trainjob(f"large-{number}", seed=number, suspend=True)
+        job["spec"]["params"]["model"]["num_hidden_layers"] = 9_999
+        return user.http.post(path(user), json=job, timeout=300)
+
+    return flood
+
+
+CHANGED = "changed"
+"""The job that `changes` changes. It is suspended, so that it never runs."""
+
+
+def make_changed(user: User) -> None:
+    """Makes the job that `changes` changes."""
+    assert user.http.post(path(user), json=trainjob(CHANGED, suspend=True), timeout=60).status_code == 201
+
+
+def changes() -> Flood:
+    """Changes of one job that holds nothing: each is written, and the ledger of the appliance looks at it."""
+
+    def flood(user: User, number: int) -> httpx.Response:
+        return user.http.post(path(user, f"/{CHANGED}/scale"), json={"numCsx": 1 + number % 2}, timeout=300)
+
+    return flood
+
+
+FLOODS: dict[str, Callable[[], Flood]] = {
+    "many files": many_files,
+    "large models": large_models,
+    "large jobs": large_jobs,
+    "changes": changes,
+}
