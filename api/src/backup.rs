@@ -13,8 +13,8 @@
 //! which are made again. A backup holds digests of tokens and a private key, and only its owner may read it.
 //!
 //! Invariants:
-//! * `restore` writes only into a directory that is empty, and only files of the names above, whatever the archive says; what is
-//!   not whole, or is not what `backup.json` says, leaves the directory empty.
+//! * `restore` writes only into a directory that is empty, and only files of the names above, whatever the archive says;
+//!   what is not whole, or is not what `backup.json` says, leaves nothing: neither a file nor a new directory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -220,28 +220,62 @@ pub fn restore(args: &Restore) -> anyhow::Result<()> {
 }
 
 fn unpack(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
-    if !data.exists() {
-        private_directory(data)?;
-    }
+    let missing: Vec<&Path> = data.ancestors().take_while(|dir| !is_there(dir)).collect();
+    private_directory(data)?;
     let mut there = fs::read_dir(data)?.flatten().filter(|entry| entry.file_name() != "lost+found");
     if let Some(entry) = there.next() {
         bail!("it is not empty, there is {}: choose another --data, or move that away", entry.path().display());
     }
+    let restored = fill(input, data);
+    if restored.is_err() {
+        // Whoever tries again, or serves, finds what was there before. Directories that others have used by now stay.
+        for dir in missing {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+    restored
+}
+
+/// Whether there is something at a path; the empty path, before a relative one, is the current directory.
+fn is_there(path: &Path) -> bool {
+    path.as_os_str().is_empty() || path.exists()
+}
+
+/// Fills an empty directory, or leaves it empty.
+fn fill(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
     let staging = data.join(STAGING);
     private_directory(&staging)?;
     let done = extract(input, &staging).and_then(|(manifest, files)| {
         check(&manifest, &files)?;
-        for entry in fs::read_dir(&staging)? {
-            let entry = entry?;
-            fs::rename(entry.path(), data.join(entry.file_name()))?;
+        if let Err(error) = move_all(&staging, data) {
+            remove_all_of_backup(data);
+            return Err(error.into());
         }
-        File::open(data)?.sync_all()?;
         Ok(manifest)
     });
     let removed = fs::remove_dir_all(&staging);
     let manifest = done?;
     removed?;
     Ok(manifest)
+}
+
+/// Moves all files and directories into another directory, and has that on disk.
+fn move_all(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        fs::rename(entry.path(), to.join(entry.file_name()))?;
+    }
+    File::open(to)?.sync_all()
+}
+
+/// Removes what of a backup is in a directory that was empty.
+fn remove_all_of_backup(data: &Path) {
+    for file in [DATABASE, MACHINE] {
+        let _ = fs::remove_file(data.join(file));
+    }
+    for directory in DIRECTORIES {
+        let _ = fs::remove_dir_all(data.join(directory));
+    }
 }
 
 /// Most characters of a damaged file that an error quotes.
@@ -306,6 +340,8 @@ fn private_directory(dir: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_store::{Content, NewEvent, NewJob};
+
     use super::*;
 
     fn data() -> tempfile::TempDir {
@@ -348,22 +384,32 @@ mod tests {
         assert!(format!("{twice:#}").contains("not empty"), "{twice:#}");
     }
 
+    /// Why an archive is refused: nothing is left of it where there was no directory, or an empty one.
+    fn refusal(home: &Path, archive: &[u8]) -> String {
+        let new = home.join("new");
+        let error = format!("{:#}", unpack(archive, &new.join("deep")).unwrap_err());
+        assert!(!new.exists(), "{error}");
+        let empty = home.join("empty");
+        private_directory(&empty).unwrap();
+        assert_eq!(format!("{:#}", unpack(archive, &empty).unwrap_err()), error);
+        assert_eq!(fs::read_dir(&empty).unwrap().count(), 0, "{error}");
+        error
+    }
+
     #[test]
-    fn what_is_not_whole_leaves_the_directory_empty() {
+    fn what_is_not_whole_leaves_nothing() {
         let home = data();
-        let archive = packed(&home.path().join("data"));
-        let refused = |archive: &[u8]| {
-            let into = home.path().join("new");
-            let error = format!("{:#}", unpack(archive, &into).unwrap_err());
-            assert_eq!(fs::read_dir(&into).unwrap().count(), 0, "{error}");
-            error
-        };
-        assert!(refused(&archive[..archive.len() / 2]).contains("cut off"));
+        let (home, archive) = (home.path(), packed(&home.path().join("data")));
+        for cut in [0, 1, 511, 512, archive.len() / 4, archive.len() / 2, archive.len() - 2048] {
+            let error = refusal(home, &archive[..cut]);
+            assert!(error.contains("cut off"), "{cut}: {error}");
+        }
         let mut changed = archive.clone();
         let at = changed.windows(12).position(|bytes| bytes == b"the database").unwrap();
         changed[at] = b'T';
-        assert!(refused(&changed).contains("millrace.db is not as it was"));
-        refused(b"no archive at all");
+        assert!(refusal(home, &changed).contains("millrace.db is not as it was"));
+        refusal(home, b"no archive at all");
+        refusal(home, &[0xa5; 4096]);
         for name in ["../evil", "/etc/cron.d/evil", "model_dirs/x", "millrace.db/x", "texts", ".ssh/authorized_keys"] {
             let mut out = tar::Builder::new(Vec::new());
             let mut header = Header::new_gnu();
@@ -374,8 +420,74 @@ mod tests {
             header.set_size(4);
             header.set_cksum();
             out.append(&header, &b"evil"[..]).unwrap();
-            refused(&out.into_inner().unwrap());
-            assert!(!home.path().join("evil").exists());
+            refusal(home, &out.into_inner().unwrap());
+            assert!(!home.join("evil").exists());
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_empty_is_left_alone() {
+        let home = data();
+        let (archive, used) = (packed(&home.path().join("data")), home.path().join("used"));
+        fs::create_dir(&used).unwrap();
+        fs::write(used.join("millrace.db"), "in use").unwrap();
+        let error = format!("{:#}", unpack(archive.as_slice(), &used).unwrap_err());
+        assert!(error.contains("not empty"), "{error}");
+        assert_eq!(fs::read_to_string(used.join("millrace.db")).unwrap(), "in use");
+        assert_eq!(fs::read_dir(&used).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn the_backup_of_a_server_that_writes_is_a_server_s_data() {
+        let home = tempfile::TempDir::new().unwrap();
+        let (data, file, into) = (home.path().join("data"), home.path().join("backup"), home.path().join("new"));
+        let database = Database { data, database: None };
+        let store = database.open().await.unwrap();
+        let event = |number| NewEvent {
+            at_ms: number,
+            warning: false,
+            reason: "Written".to_owned(),
+            message: "x".repeat(10_000),
+        };
+        store.create_job(&job()).await.unwrap();
+        let mut written = 0;
+        let mut writes = async || {
+            store.add_event(UID, &event(written)).await.unwrap();
+            written += 1;
+        };
+        for _ in 0..50 {
+            writes().await;
+        }
+        let backing_up = backup(Backup { file: file.clone(), database: database.clone() });
+        tokio::pin!(backing_up);
+        loop {
+            tokio::select! {
+                done = &mut backing_up => break done.unwrap(),
+                () = writes() => {}
+            }
+        }
+        restore(&Restore { file, data: into.clone() }).unwrap();
+        let restored = Database { data: into, database: None }.open().await.unwrap();
+        let events = restored.events(UID, 0, 10_000).await.unwrap();
+        assert!((50..=written).contains(&(events.len() as i64)), "{} of {written}", events.len());
+        assert!(
+            events.iter().zip(0..).all(|(event, number)| event.event.at_ms == number),
+            "none is missing in between"
+        );
+        assert_eq!(restored.job(UID).await.unwrap().unwrap().name, "job");
+    }
+
+    const UID: &str = "0190-ff";
+
+    fn job() -> NewJob {
+        NewJob {
+            uid: UID.to_owned(),
+            namespace: "team".to_owned(),
+            name: "job".to_owned(),
+            created_ms: 1,
+            submitted_by: None,
+            key: None,
+            content: Content { document: "{}".to_owned(), state: None, finished_ms: None },
         }
     }
 }

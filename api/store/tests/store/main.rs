@@ -13,6 +13,7 @@ macro_rules! behaviours {
     };
 }
 
+mod copy;
 mod crash;
 mod jobs;
 mod journal;
