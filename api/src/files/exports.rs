@@ -12,7 +12,7 @@
 //!   go first.
 //! * A directory that has its final name is whole.
 
-use std::fs::{File, FileTimes};
+use std::fs::FileTimes;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use std::time::SystemTime;
 
 use millrace_checkpoint::{Checkpoint, MANIFEST, hf};
 use millrace_control::Workers;
+use millrace_params::ObjectName;
 
 use crate::refusal::{Reason, Refusal, Result};
 
@@ -58,11 +59,9 @@ impl Exports {
         Self { dir: root.clone(), shared: Arc::new(Shared { root, max_bytes, workers, waiting }) }
     }
 
-    /// Those of one job. A UID has letters, digits and hyphens.
-    pub fn of_job(&self, uid: &str) -> Self {
-        let plain = uid.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-') && !uid.is_empty();
-        let dir = if plain { self.shared.root.join(uid) } else { self.shared.root.join("unnamed") };
-        Self { dir, shared: self.shared.clone() }
+    /// Those of the job of this UID.
+    pub fn of_job(&self, uid: &ObjectName) -> Self {
+        Self { dir: self.shared.root.join(uid), shared: self.shared.clone() }
     }
 
     /// Removes what an earlier server has left half made, or in an earlier layout.
@@ -79,7 +78,9 @@ impl Exports {
         if self.dir == self.shared.root {
             return;
         }
-        if let Err(error) = tokio::fs::remove_dir_all(&self.dir).await
+        let dir = self.dir.clone();
+        let removed = tokio::task::spawn_blocking(move || millrace_roots::remove_dir_all(dir)).await;
+        if let Ok(Err(error)) = removed
             && error.kind() != io::ErrorKind::NotFound
         {
             log::warn!("exports of a job that is gone stay in {}: {error}", self.dir.display());
@@ -112,7 +113,7 @@ impl Exports {
         // Of the same parameters there may be several models: what else it says counts, too.
         let manifest = millrace_roots::read(dir.join(MANIFEST)).map_err(unreadable)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
-        if out.is_dir() {
+        if millrace_roots::is_dir(&out) {
             used_now(&out);
             return Ok(out);
         }
@@ -130,10 +131,10 @@ impl Exports {
         }
         make_room(root, max_bytes - needed, None).map_err(unreadable)?;
         let making = root.join(format!(".{}", uuid::Uuid::new_v4()));
-        std::fs::create_dir_all(&self.dir).map_err(unreadable)?;
+        millrace_roots::create_dir_all(&self.dir).map_err(unreadable)?;
         let made = hf::export_hf(&checkpoint, &making).map_err(|error| super::local::broken(&error));
-        let kept = made.and_then(|_| std::fs::rename(&making, &out).map_err(unreadable));
-        let _ = std::fs::remove_dir_all(&making);
+        let kept = made.and_then(|_| millrace_roots::rename(&making, &out).map_err(unreadable));
+        let _ = millrace_roots::remove_dir_all(&making);
         kept?;
         make_room(root, *max_bytes, Some(&out)).map_err(unreadable)?;
         Ok(out)
@@ -163,14 +164,15 @@ impl Drop for Waiting {
 /// Notes that an export was used. Where that can't be noted, it is removed sooner than others.
 fn used_now(dir: &Path) {
     let now = FileTimes::new().set_modified(SystemTime::now());
-    let _ = File::open(dir).and_then(|dir| dir.set_times(now));
+    let _ = millrace_roots::open_dir(dir).and_then(|dir| dir.set_times(now));
 }
 
 /// Removes those exports that were not used for longest until all have at most `bytes` together; `keep` stays.
 fn make_room(root: &Path, bytes: u64, keep: Option<&Path>) -> io::Result<()> {
     let mut all = Vec::new();
     for export in exports(root)? {
-        let used = export.metadata().and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let used = millrace_roots::metadata(&export).and_then(|about| about.modified());
+        let used = used.unwrap_or(SystemTime::UNIX_EPOCH);
         all.push((used, bytes_below(&export), export));
     }
     all.sort();
@@ -180,7 +182,7 @@ fn make_room(root: &Path, bytes: u64, keep: Option<&Path>) -> io::Result<()> {
             break;
         }
         if keep != Some(&*export) {
-            std::fs::remove_dir_all(&export)?;
+            millrace_roots::remove_dir_all(&export)?;
             total = total.saturating_sub(own);
         }
     }
@@ -201,35 +203,32 @@ fn exports(root: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn clean_up(root: &Path) -> io::Result<()> {
-    for entry in std::fs::read_dir(root)? {
-        let entry = entry?;
-        let half_made = entry.file_name().to_string_lossy().starts_with('.');
+    for entry in millrace_roots::read_dir(root)? {
         // Exports of the earlier layout lie beside the directories of jobs.
-        if half_made || has_files(&entry.path()) {
-            std::fs::remove_dir_all(entry.path())?;
+        if entry.name().starts_with('.') || has_files(&entry.path) {
+            millrace_roots::remove_dir_all(&entry.path)?;
         }
     }
     Ok(())
 }
 
 fn has_files(dir: &Path) -> bool {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_type()).any(|kind| kind.is_ok_and(|kind| kind.is_file()))
+    millrace_roots::read_dir(dir).is_ok_and(|entries| entries.iter().any(|entry| entry.is_file))
 }
 
 fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = match std::fs::read_dir(dir) {
+    let entries = match millrace_roots::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let visible = entries.flatten().filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'));
-    Ok(visible.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect())
+    let visible = entries.into_iter().filter(|entry| entry.is_dir && !entry.name().starts_with('.'));
+    Ok(visible.map(|entry| entry.path).collect())
 }
 
 /// Bytes of all files in a directory, which has no others below it.
 fn bytes_below(dir: &Path) -> u64 {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.metadata().ok()).filter(|about| about.is_file()).map(|about| about.len()).sum()
+    let files = millrace_roots::read_dir(dir).into_iter().flatten().filter(|entry| entry.is_file);
+    files.filter_map(|entry| millrace_roots::metadata(entry.path).ok()).map(|about| about.len()).sum()
 }
 
 #[cfg(test)]
@@ -243,7 +242,7 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("model.safetensors"), vec![0; bytes]).unwrap();
         let used = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        File::open(&dir).unwrap().set_times(FileTimes::new().set_modified(used)).unwrap();
+        std::fs::File::open(&dir).unwrap().set_times(FileTimes::new().set_modified(used)).unwrap();
     }
 
     fn left(root: &Path) -> Vec<String> {
@@ -269,10 +268,10 @@ mod tests {
         assert_eq!(left(root), ["middle"], "what was just made stays");
 
         let all = Exports::new(root.to_owned(), 1000);
-        all.of_job("b").remove().await;
+        all.of_job(&ObjectName::new("b").unwrap()).remove().await;
         assert!(left(root).is_empty());
-        all.of_job("../b").remove().await;
-        assert!(root.exists(), "no UID leads elsewhere");
+        all.remove().await;
+        assert!(root.exists(), "only what is of one job is removed");
     }
 
     #[tokio::test]

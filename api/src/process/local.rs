@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use millrace_control::metrics::Metrics;
 use millrace_control::{Control, Parts, Streams, World};
 use millrace_crds::{Appliance, TrainJob};
-use millrace_params::LabelName;
+use millrace_params::{LabelName, ObjectName};
 use millrace_store::{Incarnation, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -105,6 +105,12 @@ impl Local {
         let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
         Ok(Self { objects, machine, control, planner, exports, ending, running, _claim: claim })
     }
+
+    /// The exported checkpoints of the job of this UID, which the server itself has given.
+    fn exports_of(&self, uid: &str) -> Result<Exports> {
+        let uid = ObjectName::new(uid).map_err(|error| Refusal::internal("find the exports of a job", &error))?;
+        Ok(self.exports.of_job(&uid))
+    }
 }
 
 #[async_trait]
@@ -173,7 +179,7 @@ impl Backend for Local {
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob> {
         let job = self.objects.job(uid).await?.ok_or_else(|| Refusal::no_job(namespace, name))?;
         self.machine.forget(&job).await?;
-        self.exports.of_job(uid).remove().await;
+        self.exports_of(uid)?.remove().await;
         Ok(job)
     }
 
@@ -210,7 +216,7 @@ impl Backend for Local {
         let (forgotten, others): (Vec<_>, Vec<_>) = self.control.jobs.state().into_iter().partition(is_forgotten);
         let others: Vec<TrainJob> = others.into_iter().map(|job| TrainJob::clone(&job)).collect();
         for uid in &uids {
-            self.exports.of_job(uid).remove().await;
+            self.exports_of(uid)?.remove().await;
         }
         for job in forgotten {
             self.machine.directories.remove_reports(&job).await;
@@ -240,7 +246,8 @@ impl Backend for Local {
                 "the job's files lie in a volume that its namespace may not use any more",
             ));
         }
-        Ok(Arc::new(LocalFiles::new(model_dir.into(), self.exports.of_job(&job.uid().unwrap_or_default()))))
+        let exports = self.exports_of(&job.uid().unwrap_or_default())?;
+        Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
     }
 }
 
