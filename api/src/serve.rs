@@ -28,7 +28,7 @@ use crate::metrics::Traffic;
 use crate::own_certificate::OwnCertificate;
 use crate::process::{Directories, Local, ServerVolume, Settings, VOLUME_SYNTAX, all_volumes, parse_volume};
 use crate::refusal::Refusal;
-use crate::rest::{Access, Api, Pace, Proxies, forget_sessions, router};
+use crate::rest::{Access, Api, Pace, Proxies, forget_sessions, metrics_router, router};
 use crate::tls::{self, Files};
 
 /// For the head of a request to come.
@@ -59,6 +59,9 @@ pub struct Serve {
     /// Where to listen
     #[arg(long, env = "MILLRACE_LISTEN", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
+    /// Where to serve /metrics for Prometheus, without TLS and to whoever can connect; left out, nowhere
+    #[arg(long, env = "MILLRACE_METRICS_LISTEN", value_name = "HOST:PORT")]
+    metrics_listen: Option<SocketAddr>,
     /// Ask for a token even on this machine
     #[arg(long)]
     require_token: bool,
@@ -134,6 +137,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     }
     let listener = std::net::TcpListener::bind(args.listen)
         .with_context(|| format!("can't listen on {}; choose another --listen", args.listen))?;
+    let metrics_listener = args.metrics_listen.map(listen_for_metrics).transpose()?;
     let store = args.database.open().await?;
     let compute = Compute::new(Workers::for_this_machine());
     let mut end = ending.clone();
@@ -159,7 +163,9 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
         compute,
         traffic: Traffic::default(),
     };
-    let routes = router(Arc::new(api));
+    let api = Arc::new(api);
+    let metrics = metrics_listener.map(|listener| serve_metrics(listener, &api)).transpose()?;
+    let routes = router(api);
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;
     let (handle, routes) = (Handle::new(), routes.into_make_service_with_connect_info::<SocketAddr>());
@@ -175,6 +181,9 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     };
     // The first line, for scripts: port 0 takes a free one.
     println!("listening on {}://{address}", if secure { "https" } else { "http" });
+    if let Some(metrics) = metrics {
+        println!("metrics on http://{metrics}/metrics");
+    }
     let mut end = ending;
     let _ = end.wait_for(|ended| *ended).await;
     forgetting.abort();
@@ -185,6 +194,27 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let _ = tokio::time::timeout(DRAINING, serving).await;
     store.close().await;
     Ok(())
+}
+
+/// Listens where numbers for Prometheus are served.
+fn listen_for_metrics(address: SocketAddr) -> anyhow::Result<std::net::TcpListener> {
+    let listener = std::net::TcpListener::bind(address);
+    let listener = listener.with_context(|| format!("can't listen on {address}; choose another --metrics-listen"))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves numbers for Prometheus for as long as the process lives; returns where.
+fn serve_metrics(listener: std::net::TcpListener, api: &Arc<Api>) -> anyhow::Result<SocketAddr> {
+    let address = listener.local_addr()?;
+    let server = prepared(axum_server::from_tcp(listener)?, &Handle::new());
+    let serving = server.serve(metrics_router(api.clone()).into_make_service());
+    tokio::spawn(async move {
+        if let Err(error) = serving.await {
+            log::error!("metrics are no longer served: {error}");
+        }
+    });
+    Ok(address)
 }
 
 /// A server that ends when `handle` says so, and does not wait for whoever is slow with the head of a request.

@@ -51,7 +51,6 @@ ROUTES = [
     Route("GET", "/v1/version", ANYBODY),
     Route("POST", "/v1/session", "viewer"),
     Route("DELETE", "/v1/session", "viewer"),
-    Route("GET", "/metrics", ANYBODY),
     Route("GET", "/openapi.json", ANYBODY),
     Route("GET", "/docs", ANYBODY),
     Route("GET", "/v1/tokens", "admin"),

@@ -27,6 +27,7 @@ use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, RawPathPara
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::IntoResponse;
+use axum::routing::get;
 use millrace_params::{LabelName, ObjectName};
 use millrace_store::{Job, Store};
 use schemars::JsonSchema;
@@ -91,6 +92,14 @@ pub fn router(api: Arc<Api>) -> Router {
             Refusal::internal("answer", &"a handler panicked").into_response()
         }))
         .layer(axum::middleware::from_fn_with_state(api.clone(), observe::observed))
+        .with_state(api)
+}
+
+/// Numbers for Prometheus, over `api`. They are for whoever runs the server, and so not among the routes for all clients.
+pub fn metrics_router(api: Arc<Api>) -> Router {
+    Router::new()
+        .route("/metrics", get(appliance::metrics))
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, PATIENCE))
         .with_state(api)
 }
 

@@ -269,7 +269,6 @@ fn of_the_server() -> Vec<Route> {
             .tells(&["Set-Cookie"]),
         open("/openapi.json", get(openapi::served), "This document", Answer::Json(json!({"type": "object"}))),
         open("/docs", get(openapi::page), "This document, for people", Answer::Html),
-        open("/metrics", get(appliance::metrics), "Numbers for Prometheus", Answer::Status),
         open("/healthz", get(async || StatusCode::OK), "Whether the server lives", Answer::Status),
         open("/readyz", get(appliance::ready), "Whether its database answers", Answer::Status),
     ]

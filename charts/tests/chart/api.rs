@@ -92,14 +92,54 @@ fn with_a_database_there_are_several_and_nothing_is_kept_in_the_cluster() {
     let ports = |rule: &Value| -> Vec<Value> {
         rule["ports"].as_array().unwrap().iter().map(|port| port["port"].clone()).collect()
     };
-    assert_eq!(policy["ingress"].as_array().unwrap().len(), 1);
+    assert_eq!(policy["ingress"].as_array().unwrap().len(), 2);
     assert_eq!(ports(&policy["ingress"][0]), ["https"]);
+    assert_eq!(policy["ingress"][1], metrics_rule("monitoring"));
     let out: Vec<Vec<Value>> = policy["egress"].as_array().unwrap().iter().map(ports).collect();
     let wanted = json!([[53, 53], [16443], ["journal"], [7200], [6432]]);
     assert_eq!(json!(out), wanted, "DNS, the API server, journals, readers, the database");
     let (_, documents) = template(&chart(), &json!({"api": {"networkPolicy": {"enabled": true}}}));
     let out = &find(&documents, "NetworkPolicy", NAME)["spec"]["egress"];
     assert_eq!(out.as_array().unwrap().len(), 4, "without a database there is none to talk to");
+}
+
+/// Who reads metrics, and nothing else.
+fn metrics_rule(namespace: &str) -> Value {
+    let named = json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": [namespace]});
+    json!({
+        "from": [{"namespaceSelector": {"matchExpressions": [named]}}],
+        "ports": [{"protocol": "TCP", "port": "metrics"}],
+    })
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn metrics_are_for_the_namespaces_that_are_named_and_never_behind_the_service() {
+    let (_, documents) = template(&chart(), &json!({}));
+    let ingress = |documents: &[Value], name: &str| find(documents, "NetworkPolicy", name)["spec"]["ingress"].clone();
+    assert_eq!(ingress(&documents, "millrace-operator"), json!([]));
+    assert_eq!(ingress(&documents, NAME), json!([{"ports": [{"protocol": "TCP", "port": "https"}]}]));
+    let (_, named) = template(&chart(), &json!({"monitoring": {"namespaces": ["prometheus"]}}));
+    assert_eq!(ingress(&named, "millrace-operator"), json!([metrics_rule("prometheus")]));
+    assert_eq!(ingress(&named, NAME)[1], metrics_rule("prometheus"));
+
+    let monitored = json!({"monitoring": {"serviceMonitor": {"enabled": true}, "namespaces": ["prometheus"]}});
+    let (_, documents) = template(&chart(), &monitored);
+    let container = &pod(&documents)["containers"][0];
+    assert_eq!(environment(pod(&documents), "MILLRACE_METRICS_LISTEN"), "0.0.0.0:8080");
+    assert!(container["ports"].as_array().unwrap().contains(&json!({"name": "metrics", "containerPort": 8080})));
+    let service = find(&documents, "Service", NAME);
+    let ports = service["spec"]["ports"].as_array().unwrap();
+    let targets: Vec<&Value> = ports.iter().map(|port| &port["targetPort"]).collect();
+    assert_eq!(targets, ["https"], "an Ingress over it leads to no other port");
+    let endpoints = &find(&documents, "ServiceMonitor", NAME)["spec"]["endpoints"];
+    assert_eq!(endpoints[0]["port"], "metrics");
+    let scraped = &find(&documents, "Service", "millrace-api-metrics")["spec"];
+    assert_eq!((&scraped["clusterIP"], &scraped["ports"][0]["name"]), (&json!("None"), &endpoints[0]["port"]));
+
+    let nobody = json!({"monitoring": {"serviceMonitor": {"enabled": true}}});
+    let refused = helm(&["template", "millrace", chart().to_str().unwrap()], &nobody).unwrap_err();
+    assert!(refused.contains("name the namespaces of Prometheus in monitoring.namespaces"), "{refused}");
 }
 
 #[test]

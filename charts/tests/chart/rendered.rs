@@ -243,6 +243,7 @@ fn wrong_values_are_refused() {
             json!({"api": {"database": {"secretName": "postgres://user:password@host/name"}}}),
             "/api/database/secretName",
         ),
+        (json!({"monitoring": {"namespaces": ["Monitoring"]}}), "/monitoring/namespaces/0"),
         (json!({"api": {"tls": {"names": ["https://millrace.example.org"]}}}), "/api/tls/names/0"),
     ] {
         let refused = helm(&["template", "millrace", chart().to_str().unwrap()], &values).expect_err(says);

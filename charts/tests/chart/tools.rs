@@ -128,7 +128,7 @@ pub fn everything() -> Value {
         "rbac": {"aggregate": false},
         "priorities": {"create": false},
         "monitoring": {
-            "labels": {"release": "prometheus"}, "interval": "30s",
+            "labels": {"release": "prometheus"}, "namespaces": ["monitoring"], "interval": "30s",
             "serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true},
             "dashboard": {"enabled": true, "labels": {"grafana": "yes"}},
         },

@@ -118,6 +118,11 @@ class KubernetesServer(Server):
         # The machine lies in no namespace, so that seeing it is a right of its own.
         self._user_token = self.account("user", "millrace-editor", sees_appliances=True)
 
+    def metrics(self) -> str:
+        """The server's numbers for Prometheus, past its NetworkPolicy."""
+        pod = get("pods", "--namespace", SYSTEM, OF_API)["items"][0]["metadata"]["name"]
+        return kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics")
+
     def another_namespace(self) -> str:
         """One with nothing in it."""
         name = f"millrace-test-{uuid.uuid4().hex[:8]}"

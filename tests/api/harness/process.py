@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
+
 from .common import PROGRAMS, ROOT, until
 from .server import Server
 from .user import User
@@ -39,6 +41,7 @@ class ProcessServer(Server):
         self._database = {"MILLRACE_DATABASE": new_database()} if "MILLRACE_TEST_POSTGRES" in os.environ else {}
         self._flags = [str(flag) for flag in flags]
         self._listen = "127.0.0.1:0"
+        self._metrics_url = ""
         self._log = home / "server.log"
         self._process: subprocess.Popen[str] | None = None
         self.start()
@@ -47,6 +50,7 @@ class ProcessServer(Server):
         """Start it, or start it again: with the same data and at the same address."""
         assert not self.processes(), "an earlier one still runs"
         command = [PROGRAMS / "millrace-api", "serve", "--listen", self._listen, *self._inputs, *self._flags]
+        command += ["--metrics-listen", "127.0.0.1:0"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=self._env, cwd=self.home, stdout=subprocess.PIPE, stderr=log, text=True
@@ -59,6 +63,7 @@ class ProcessServer(Server):
             raise AssertionError(f"the server did not start: {first}\n{self.log}")
         self.url = first.removeprefix("listening on ")
         self._listen = self.url.removeprefix("http://")
+        self._metrics_url = self._process.stdout.readline().strip().removeprefix("metrics on ")
 
     @property
     def _env(self) -> dict[str, str]:
@@ -118,6 +123,10 @@ class ProcessServer(Server):
     def another_user(self) -> User:
         """Somebody on this machine, without a token."""
         return self.user_with(None)
+
+    def metrics(self) -> str:
+        """The server's numbers for Prometheus."""
+        return httpx.get(self._metrics_url, trust_env=False).raise_for_status().text
 
     def another_namespace(self) -> str:
         """Namespaces are there when they are named."""

@@ -58,6 +58,10 @@ class Server(ABC):
         """A new API token, as an administrator makes one where the server runs."""
 
     @abstractmethod
+    def metrics(self) -> str:
+        """The server's numbers for Prometheus."""
+
+    @abstractmethod
     def another_namespace(self) -> str:
         """One where its users have no business."""
 
