@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from floods import FLOODS, LIMIT, USUAL, Honest, flooded, large_models, make_changed, path
-from harness import Serve, Server, until
+from harness import Serve, Server, trainjob, until
 from millrace import Job
 
 TRIES = 15
+MAX_PENDING = 8
+"""Submissions of a user that may be under way at a time."""
 
 
 @pytest.mark.needs("own appliance")
@@ -42,6 +48,30 @@ def test_others_are_answered_while_one_floods(serve: Serve, name: str) -> None:
     slower = max([1.0, *(calm[what].median / usual for what, usual in USUAL.items() for calm in (before, after))])
     for what, latency in meanwhile.items():
         assert latency.median <= LIMIT * slower, f"{what}: {figures}"
+
+
+@pytest.mark.needs("own appliance")
+def test_bodies_that_never_come_count_for_their_user_only(serve: Serve) -> None:
+    """Who has begun many submissions and sends none is told to wait; another user submits meanwhile."""
+    server = serve("--require-token")
+    slow, calm = (server.user_with(server.token(name, "editor", server.namespace)) for name in ("slow", "calm"))
+    at = urlsplit(server.url)
+    head = (
+        f"POST {path(slow)} HTTP/1.1\r\nHost: {at.netloc}\r\nAuthorization: Bearer {slow.token}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{"
+    )
+    with ExitStack() as connections:
+        for _ in range(MAX_PENDING):
+            connection = connections.enter_context(socket.create_connection((at.hostname or "", at.port or 80)))
+            connection.sendall(head.encode())
+
+        def refused() -> bool:
+            answer = slow.http.post(path(slow), json=trainjob(None, suspend=True))
+            assert answer.status_code in (201, 429), answer.text
+            return answer.status_code == 429
+
+        until("all submissions have begun", refused)
+        assert calm.http.post(path(calm), json=trainjob("calm", suspend=True)).status_code == 201
 
 
 def test_a_user_with_too_much_under_way_is_told_to_wait(shared: Server) -> None:
