@@ -7,10 +7,11 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from floods import FLOODS, LIMIT, Honest, Latency, flooded, make_changed
-from harness import Server, User, serving, until
+from harness import BACKEND, Server, User, until
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -45,8 +46,7 @@ def main() -> None:
     parser.add_argument("--flood", choices=FLOODS, action="append")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores; milliseconds: median, 95th percentile")
-    with tempfile.TemporaryDirectory() as home, serving(Path(home)) as serve:
-        server = serve("--require-token")
+    with tempfile.TemporaryDirectory() as home, closing(BACKEND(Path(home) / "server", "--require-token")) as server:
         honest = Honest(server.user_with(server.token("calm", "editor", server.namespace)))
         token = server.token("busy", "editor", server.namespace)
         # One token, over several connections.
