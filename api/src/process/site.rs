@@ -122,8 +122,9 @@ impl Directories {
         };
         let (dir, volume) = self.mounted(job, mount)?;
         let mut inside = mount.sub_path.as_ref().map(PathBuf::from).unwrap_or_default();
-        if inside.is_absolute() || inside.components().any(|part| part == Component::ParentDir) {
-            return Err(format!("spec.mountDirs: subPath {} leaves its volume", inside.display()));
+        let leaves = inside.is_absolute() || inside.components().any(|part| part == Component::ParentDir);
+        if leaves || inside.as_os_str().as_encoded_bytes().contains(&0) {
+            return Err(format!("spec.mountDirs: subPath {inside:?} leads out of its volume"));
         }
         inside.extend(path.strip_prefix(&mount.path).unwrap_or(path).components());
         let path = if inside.as_os_str().is_empty() { dir } else { dir.join(&inside) };
@@ -344,6 +345,12 @@ mod tests {
             ["data/model_dirs/teams/x", "data/millrace.db", "d*/model_dirs/else/x", "**/*.jsonl", ".", "*", "[d]ata/x"]
         {
             assert!(place(bad).is_err(), "{bad}");
+        }
+        let mut bad_mounts = job.clone();
+        bad_mounts.spec.mount_dirs = vec![mount("", "d", None), mount("/sub", "d", Some("x\0y"))];
+        for (path, why) in [("/etc/passwd", "none of spec.mountDirs"), ("/sub/x", "leads out of its volume")] {
+            let error = site.place(&bad_mounts, path).unwrap_err();
+            assert!(error.contains(why), "{path}: {error}");
         }
         let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
         assert_eq!(model_dir("./runs/../m").unwrap(), "/srv/data/model_dirs/team/job/runs/m");

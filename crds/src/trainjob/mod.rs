@@ -277,9 +277,11 @@ impl TrainJobSpec {
         }
     }
 
-    /// The one of `mountDirs` that holds `path`, the deepest where they lie in each other.
+    /// The one of `mountDirs` that holds `path`, the deepest where they lie in each other. A relative one, which the schema
+    /// refuses, holds nothing: every path begins with the empty one.
     pub fn mount_holding(&self, path: &Path) -> Option<&MountDir> {
-        let holders = self.mount_dirs.iter().filter(|mount| path.starts_with(&mount.path));
+        let is_held_by = |mount: &&MountDir| Path::new(&mount.path).is_absolute() && path.starts_with(&mount.path);
+        let holders = self.mount_dirs.iter().filter(is_held_by);
         holders.max_by_key(|mount| mount.path.len())
     }
 }

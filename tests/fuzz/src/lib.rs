@@ -6,6 +6,7 @@
 
 mod cluster;
 mod disk;
+mod names;
 mod rest;
 mod wire;
 
@@ -15,10 +16,12 @@ pub mod mutate;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 16] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
+    ("names", names::names),
+    ("paths", names::paths),
     ("launch", wire::launch),
     ("frame", wire::frame),
     ("packets", wire::packets),

@@ -1,0 +1,178 @@
+//! Names and paths from users: what becomes a component of a path, the name of an object, or a place in a directory.
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::LazyLock;
+
+use glob::MatchOptions;
+use millrace_api::process::{Directories, ServerVolume, parse_volume};
+use millrace_control::Site;
+use millrace_crds::{ClaimSource, ConfigSource, JobVolume, MountDir, StoredParams, TrainJob, TrainJobSpec};
+use millrace_params::{FileName, LabelName, ObjectName};
+use regex::Regex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Checks what a type of names does with `text`: `accepted` is the name as the constructor returned it.
+fn check<T>(text: &str, accepted: Option<T>, max_bytes: usize, pattern: &Regex)
+where
+    T: AsRef<Path> + ToString + PartialEq + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let matches = text.len() <= max_bytes && pattern.is_match(text);
+    assert_eq!(accepted.is_some(), matches, "the constructor and the schema's pattern agree about {text:?}");
+    let json = serde_json::Value::from(text);
+    let read = serde_json::from_value::<T>(json.clone()).ok();
+    assert_eq!(read, accepted, "serde and the constructor agree about {text:?}");
+    let Some(name) = accepted else { return };
+    assert_eq!(name.to_string(), text, "a name is the text it was made of");
+    assert_eq!(serde_json::to_value(&name).expect("a name is written"), json);
+    assert!(!text.contains(['/', '\\', '\0']) && !text.starts_with('.'), "{text:?}");
+    let mut components = name.as_ref().components();
+    assert!(matches!(components.next(), Some(Component::Normal(part)) if part == text), "one component: {text:?}");
+    assert_eq!(components.next(), None, "one component: {text:?}");
+}
+
+/// Whether `text` is a label as RFC 1123 has it.
+fn is_dns_label(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// A name of each type, and the option of a server's volume.
+pub fn names(bytes: &[u8]) {
+    static PATTERNS: LazyLock<[Regex; 3]> = LazyLock::new(|| {
+        [ObjectName::PATTERN, LabelName::PATTERN, FileName::PATTERN]
+            .map(|pattern| Regex::new(pattern).expect("the patterns are constants"))
+    });
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let [object_pattern, label_pattern, file_pattern] = &*PATTERNS;
+    let (object, label, file) = (ObjectName::new(text).ok(), LabelName::new(text).ok(), FileName::new(text).ok());
+    assert_eq!(label.is_some(), is_dns_label(text), "{text:?}");
+    assert!(label.is_none() || (object.is_some() && file.is_some()), "a label is a name of every type: {text:?}");
+    if object.is_some() {
+        assert!(!text.contains(".."), "{text:?}");
+    }
+    check(text, object, ObjectName::MAX_BYTES, object_pattern);
+    check(text, label, LabelName::MAX_BYTES, label_pattern);
+    check(text, file, FileName::MAX_BYTES, file_pattern);
+    if let Ok((name, volume)) = parse_volume(text) {
+        assert!(volume.dir.is_absolute() && volume.dir.is_dir() && volume.dir.parent().is_some(), "{text:?}");
+        let again = parse_volume(&volume_option(&name, &volume)).expect("what was parsed is parsed again");
+        assert_eq!(again, (name, volume), "{text:?}");
+    }
+}
+
+/// The option that stands for a volume.
+fn volume_option(name: &ObjectName, volume: &ServerVolume) -> String {
+    let access = if volume.read_only { "ro" } else { "rw" };
+    let mut option = format!("{name}={}:{access}", volume.dir.display());
+    if let Some(namespaces) = &volume.namespaces {
+        let names: Vec<&str> = namespaces.iter().map(LabelName::as_str).collect();
+        option = format!("{option}:{}", names.join(","));
+    }
+    option
+}
+
+/// The directories of a server, none of which exists: paths are resolved as text.
+fn directories() -> &'static Directories {
+    static DIRECTORIES: LazyLock<Directories> = LazyLock::new(|| {
+        let label = |name: &str| LabelName::new(name).expect("a label");
+        let volume = |name: &str, read_only, namespaces: &[&str]| {
+            let dir = Path::new("/volumes").join(name);
+            let namespaces = Some(namespaces.iter().map(|name| label(name)).collect());
+            (ObjectName::new(name).expect("a name"), ServerVolume { dir, read_only, namespaces })
+        };
+        Directories {
+            data: "/nowhere/data".into(),
+            inputs: Some("/nowhere".into()),
+            volumes: [
+                volume("own", false, &["team"]),
+                volume("shared", false, &["team", "others"]),
+                volume("books", true, &["team"]),
+                volume("theirs", false, &["others"]),
+            ]
+            .into(),
+        }
+    });
+    &DIRECTORIES
+}
+
+/// A job of the namespace `team` with every volume of [`directories`] and a ConfigMap; a mount's path, its subPath and the
+/// ConfigMap's name are the input's.
+fn job(mounted_at: &str, sub_path: &str, config_map: &str) -> TrainJob {
+    let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+    job.metadata.namespace = Some("team".to_owned());
+    let claim = |name: &str| JobVolume {
+        name: name.to_owned(),
+        persistent_volume_claim: Some(ClaimSource { claim_name: name.to_owned() }),
+        config_map: None,
+    };
+    let names = ["own", "shared", "books", "theirs"];
+    job.spec.volumes = names.map(claim).into();
+    job.spec.volumes.push(JobVolume {
+        name: "texts".to_owned(),
+        persistent_volume_claim: None,
+        config_map: Some(ConfigSource { name: config_map.to_owned() }),
+    });
+    let mount = |path: &str, volume: &str, sub_path: Option<&str>| MountDir {
+        path: path.to_owned(),
+        volume: volume.to_owned(),
+        sub_path: sub_path.map(str::to_owned),
+    };
+    job.spec.mount_dirs = names.map(|name| mount(&format!("/{name}"), name, None)).into();
+    job.spec.mount_dirs.push(mount("/texts", "texts", None));
+    job.spec.mount_dirs.push(mount(mounted_at, "shared", Some(sub_path)));
+    job
+}
+
+/// Files that the server of [`directories`] keeps for others.
+const OF_OTHERS: [&str; 4] = [
+    "/nowhere/data/millrace.db",
+    "/nowhere/data/model_dirs/else/job/model_dir/metrics.jsonl",
+    "/nowhere/data/texts/else/texts/0-0000-x.txt",
+    "/nowhere/data/exports/1/model.safetensors",
+];
+
+/// How the readers of data match wildcards.
+const AS_READ: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
+/// Whether `path` lies in `directory` and no `..` leads out of it.
+fn is_inside(path: &Path, directory: &str) -> bool {
+    path.starts_with(directory) && !path.components().any(|part| part == Component::ParentDir)
+}
+
+/// Paths in a job, one a line: a path of the params, a mount's path, its subPath, the name of a ConfigMap.
+pub fn paths(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let mut lines = text.splitn(4, '\n');
+    let mut line = || lines.next().unwrap_or_default();
+    let (written, mounted_at, sub_path, config_map) = (line(), line(), line(), line());
+    let (site, job) = (directories(), job(mounted_at, sub_path, config_map));
+    if let Ok(path) = site.place(&job, written) {
+        let matches = |pattern: &str| {
+            glob::Pattern::new(pattern)
+                .is_ok_and(|pattern| OF_OTHERS.iter().any(|file| pattern.matches_with(file, AS_READ)))
+        };
+        assert!(
+            !path.to_str().is_some_and(matches),
+            "{written:?} is {}, which matches files of others",
+            path.display()
+        );
+        let offered = ["/nowhere", "/volumes/own", "/volumes/shared", "/volumes/books"];
+        assert!(offered.iter().any(|dir| is_inside(&path, dir)), "{written:?} is {}", path.display());
+        let own = ["/nowhere/data/model_dirs/team", "/nowhere/data/texts/team"];
+        assert!(
+            !path.starts_with("/nowhere/data") || own.iter().any(|dir| is_inside(&path, dir)),
+            "{written:?} is {}, which the server keeps for others",
+            path.display()
+        );
+        assert!(!path.as_os_str().as_encoded_bytes().contains(&0), "{written:?}");
+    }
+    if let Ok(found) = site.model_dir(&job, written) {
+        let writable = ["/nowhere/data/model_dirs/team", "/volumes/own", "/volumes/shared/team"];
+        assert!(writable.iter().any(|dir| is_inside(&found.path, dir)), "{written:?} is {}", found.path.display());
+        assert!(found.claim.is_none());
+    }
+    let roots = site.roots_of(&job);
+    assert_eq!(roots, Vec::<PathBuf>::new(), "none of the directories exists");
+}
