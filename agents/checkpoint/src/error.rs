@@ -35,6 +35,14 @@ pub enum Error {
     /// A checkpoint is not what its manifest says.
     #[error("the checkpoint is damaged: {0}")]
     Damaged(Damage),
+    /// The notes of which checkpoints follow from one another are not what they should be.
+    #[error("{} tells which checkpoints follow from one another and can't be read: {reason}", path.display())]
+    UnreadableHistory {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// A directory that holds no checkpoint.
     #[error("{} is not a checkpoint: {reason}", path.display())]
     NotACheckpoint {
@@ -181,6 +189,10 @@ impl Error {
         match self {
             Self::Damaged(_) => Some(
                 "name an older checkpoint with --checkpoint_path; `checkpoint verify DIR` lists every damaged place".into(),
+            ),
+            Self::UnreadableHistory { .. } => Some(
+                "bring the file back from a backup; or remove it: the checkpoint of the last attempt is then the newest"
+                    .into(),
             ),
             Self::NotACheckpoint { .. } => Some("name a directory such as model_dir/checkpoint_100".into()),
             Self::OtherModel { .. } => Some(

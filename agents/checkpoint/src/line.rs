@@ -7,6 +7,7 @@
 //! The *line* of an attempt is all that it wrote, what it began with, and the line of that.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -36,10 +37,20 @@ pub struct Point {
 pub(crate) struct History(BTreeMap<u32, Option<Point>>);
 
 impl History {
-    /// What is noted in `model_dir`. A file that can't be read is as good as none: every checkpoint then counts.
-    pub fn read(model_dir: &Path) -> Self {
-        let text = read_limited(&model_dir.join(FILE), MOST_BYTES).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
+    /// Reads what is noted in `model_dir`; nothing where the file is missing.
+    ///
+    /// # Errors
+    /// The file can't be read, or holds something else. A run that passed over it could go on from a checkpoint that was
+    /// left, and retention could delete the wrong ones.
+    pub fn read(model_dir: &Path) -> Result<Self> {
+        let path = model_dir.join(FILE);
+        let text = match read_limited(&path, MOST_BYTES) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(cause) if cause.kind() != io::ErrorKind::InvalidData => return Err(Error::io("read", path, cause)),
+            Err(too_long) => return Err(Error::UnreadableHistory { path, reason: too_long.to_string() }),
+            Ok(text) => text,
+        };
+        serde_json::from_slice(&text).map_err(|error| Error::UnreadableHistory { path, reason: error.to_string() })
     }
 
     /// Whether `point` belongs to the line of the last attempt, or is newer than that (imported since).
@@ -95,9 +106,9 @@ pub struct Before {
 /// Notes that the lock's attempt trains on from `from`, a checkpoint of its model_dir, or from anything else.
 ///
 /// # Errors
-/// When the lock was lost or the file system refuses.
+/// When the lock was lost, the notes can't be read, or the file system refuses.
 pub fn begin_line(lock: &ModelDirLock, from: Option<Point>) -> Result<Before> {
-    let history = History::read(lock.model_dir());
+    let history = History::read(lock.model_dir())?;
     let before = from.map_or_else(Before::default, |from| history.before(from));
     note(lock, history, from)?;
     Ok(before)
@@ -108,7 +119,7 @@ pub fn begin_line(lock: &ModelDirLock, from: Option<Point>) -> Result<Before> {
 /// # Errors
 /// As for [`begin_line`].
 pub fn take_over_line(lock: &ModelDirLock, step: u64) -> Result<Before> {
-    let history = History::read(lock.model_dir());
+    let history = History::read(lock.model_dir())?;
     let from = history.head().map(|head| Point { step, ..head });
     note(lock, history, from)?;
     Ok(Before { shared: step, ..Before::default() })

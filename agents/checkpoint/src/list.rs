@@ -86,9 +86,9 @@ pub fn list(model_dir: &Path) -> Result<Listing> {
 /// that did not or belong to a line that was left. Without any: `None`.
 ///
 /// # Errors
-/// When the directory can't be read.
+/// When the directory can't be read, or what is noted of its lines.
 pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint>, Vec<PassedOver>)> {
-    let history = History::read(model_dir);
+    let history = History::read(model_dir)?;
     let (mut candidates, mut passed) = (Vec::new(), Vec::new());
     for (step, path) in entries(model_dir)?.steps {
         match Manifest::read(&path).map(|manifest| Point { attempt: manifest.epoch.attempt, step }) {
@@ -122,7 +122,7 @@ pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf
     if max_checkpoints == 0 {
         return Ok(Vec::new());
     }
-    let (mut whole, history) = (list(lock.model_dir())?.whole, History::read(lock.model_dir()));
+    let (mut whole, history) = (list(lock.model_dir())?.whole, History::read(lock.model_dir())?);
     let point = |info: &CheckpointInfo| Point { attempt: info.epoch.attempt, step: info.step };
     let is_own = |at: Point| lock.owner().job.is_none() || at.attempt > lock.before() || history.continues(at);
     whole.retain(|info| is_own(point(info)));

@@ -145,8 +145,30 @@ fn a_run_that_went_back_is_what_the_next_one_goes_on_from() {
     assert_eq!(begin_line(&lock, None).unwrap(), Before::default());
     assert_eq!(newest().0, None);
     // Without the notes, the last attempt's are the newest.
-    fs::write(dir.path().join("attempts.json"), "{").unwrap();
+    fs::remove_file(dir.path().join("attempts.json")).unwrap();
     assert_eq!(newest(), (point(4, 12), vec![]));
+}
+
+#[test]
+fn notes_of_attempts_that_cannot_be_read_stop_a_run_and_say_what_to_do() {
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
+    let lock = lock(dir.path());
+    [4, 8].iter().for_each(|&step| drop(write(&lock, &plan, step, &Moments::none())));
+    let notes = dir.path().join("attempts.json");
+    for damaged in ["", "{", "[]", r#"{"1":{"attempt":-1,"step":0}}"#] {
+        fs::write(&notes, damaged).unwrap();
+        let errors = [
+            newest_whole(dir.path(), Check::Quick).map(drop).unwrap_err(),
+            begin_line(&lock, None).map(drop).unwrap_err(),
+            retain(&lock, 1).map(drop).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.is_bad_input() && error.to_string().contains("attempts.json"), "{damaged:?}: {error}");
+            assert!(error.hint().unwrap().contains("remove it"), "{damaged:?}");
+        }
+        assert_eq!(fs::read_to_string(&notes).unwrap(), damaged, "what is there is kept");
+    }
+    assert_eq!(steps(dir.path()), [4, 8], "and no checkpoint is deleted");
 }
 
 #[test]
