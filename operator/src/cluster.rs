@@ -75,23 +75,7 @@ impl World for Cluster {
     }
 
     async fn remove(&self, job: &TrainJob, there: &Vec<Pod>, grace: u32) -> Result<(), Error> {
-        let pods = self.pods(&job.namespace().unwrap_or_default());
-        for pod in there {
-            let ending = pod.metadata.deletion_timestamp.is_some();
-            let ends_in = pod.metadata.deletion_grace_period_seconds.filter(|_| ending);
-            if ends_in.is_some_and(|seconds| seconds <= i64::from(grace)) {
-                continue;
-            }
-            // This pod, not one of the next attempt, which has the same name.
-            let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
-            let params = DeleteParams { grace_period_seconds: Some(grace), preconditions, ..DeleteParams::default() };
-            match pods.delete(&pod.name_any(), &params).await {
-                Ok(_) => {}
-                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
-                Err(error) => return Err(Error::api("delete a pod")(error)),
-            }
-        }
-        Ok(())
+        remove_pods(&self.pods(&job.namespace().unwrap_or_default()), there, grace).await
     }
 
     async fn leave(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
@@ -202,6 +186,26 @@ impl World for Cluster {
     }
 }
 
+/// Deletes `found`, unless they end within `grace` seconds anyway. A pod of the next attempt, which has the same name, is
+/// left alone.
+async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), Error> {
+    for pod in found {
+        let ending = pod.metadata.deletion_timestamp.is_some();
+        let ends_in = pod.metadata.deletion_grace_period_seconds.filter(|_| ending);
+        if ends_in.is_some_and(|seconds| seconds <= i64::from(grace)) {
+            continue;
+        }
+        let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
+        let params = DeleteParams { grace_period_seconds: Some(grace), preconditions, ..DeleteParams::default() };
+        match pods.delete(&pod.name_any(), &params).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+            Err(error) => return Err(Error::api("delete a pod")(error)),
+        }
+    }
+    Ok(())
+}
+
 /// The coordinator of an attempt, by its certificate; `None` for a UID that none can name.
 pub fn coordinator(names: &Names, namespace: &str, uid: &str, attempt: u32) -> Option<Expected> {
     let attempt = AttemptName::new(uid, attempt).ok()?;
@@ -236,4 +240,61 @@ where
 
 fn document<K: Resource<DynamicType = ()>>(metadata: Value, status: &Value) -> Value {
     json!({"apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": metadata, "status": status})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+
+    use super::*;
+
+    /// A pod as an API server has it. `ends_in` is for one that is being deleted.
+    fn pod(name: &str, uid: &str, ends_in: Option<u32>) -> Pod {
+        let mut metadata = json!({"name": name, "namespace": "team", "uid": uid});
+        if let Some(seconds) = ends_in {
+            metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            metadata["deletionGracePeriodSeconds"] = json!(seconds);
+        }
+        serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})).unwrap()
+    }
+
+    /// A client of an API server that has a pod `name` of `uid`, and the bodies of the deletions that it was sent.
+    fn server(uid: &'static str) -> (Client, Arc<Mutex<Vec<Value>>>) {
+        let deletions = Arc::new(Mutex::new(Vec::new()));
+        let seen = deletions.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let seen = seen.clone();
+            async move {
+                assert_eq!(request.method(), Method::DELETE);
+                let body = request.into_body().collect_bytes().await?;
+                let options: Value = serde_json::from_slice(&body).map_err(kube::Error::SerdeError)?;
+                let named = options["preconditions"]["uid"].as_str().map(str::to_owned);
+                seen.lock().unwrap().push(options);
+                let conflict = named.is_some_and(|named| named != uid);
+                let (code, reason) = if conflict { (409, "Conflict") } else { (200, "") };
+                let status = json!({
+                    "apiVersion": "v1", "kind": "Status", "metadata": {}, "code": code, "reason": reason,
+                    "status": if conflict { "Failure" } else { "Success" }, "message": "",
+                });
+                let answer = Response::builder().status(code).header("content-type", "application/json");
+                Ok::<_, kube::Error>(answer.body(Body::from(status.to_string().into_bytes())).unwrap())
+            }
+        });
+        (Client::new(service, "team"), deletions)
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_deleted_by_its_uid_and_one_of_the_next_attempt_is_left_alone() {
+        let (client, deletions) = server("new");
+        let pods: Api<Pod> = Api::namespaced(client, "team");
+        let found = [pod("a", "new", None), pod("b", "old", None), pod("c", "new", Some(5)), pod("d", "new", Some(60))];
+        remove_pods(&pods, &found, 10).await.unwrap();
+        let deletions = deletions.lock().unwrap();
+        let uids: Vec<_> = deletions.iter().map(|options| options["preconditions"]["uid"].as_str()).collect();
+        assert_eq!(uids, [Some("new"), Some("old"), Some("new")], "the third ends in time by itself");
+        assert!(deletions.iter().all(|options| options["gracePeriodSeconds"] == 10));
+    }
 }
