@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use millrace_control::{ModelDir, Site};
 use millrace_crds::TrainJob;
+use millrace_protocol::launch::FIRST_VERSION;
 
 use crate::children::{MODEL_DIR, Names};
 
@@ -35,6 +36,15 @@ impl Site for Pods {
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
         let path = inside.fold(PathBuf::from(MODEL_DIR), |path, part| path.join(part));
         Ok(ModelDir { path, claim: Some(Names::of(job).model_dir_claim()) })
+    }
+
+    fn agents_refused(&self, version: u32) -> Option<String> {
+        (version <= FIRST_VERSION).then(|| {
+            "agents of release 0.1.0, with which this job began, can't prove who they are, so that no other attempt is \
+             started with them: delete the job and create it again under the same name, and agents of this release go on \
+             from the newest checkpoint in its model_dir"
+                .to_owned()
+        })
     }
 
     fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {

@@ -14,6 +14,8 @@ pub(super) struct Facts {
     pub refused: Option<String>,
     /// Why the record of an earlier admission can't be used, if it can't.
     pub unusable_record: Option<String>,
+    /// Why no further attempt may begin with the agents of the record, where that keeps the job from what it is to do.
+    pub agents_refused: Option<String>,
     /// The systems that are the job's.
     pub systems: Vec<String>,
     /// Its place in the queue.
@@ -26,6 +28,9 @@ pub(super) struct Facts {
 
 /// The reason of conditions of a job whose record can't be used by this program.
 const RECORD_UNUSABLE: &str = "RecordUnusable";
+
+/// The reason of conditions of a job that waits because its agents are of a release that may start no attempt.
+const AGENTS_REFUSED: &str = "AgentsRefused";
 
 /// A condition's status, reason and message.
 type Row = (&'static str, String, String);
@@ -48,10 +53,16 @@ pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
     ]
 }
 
+/// What keeps a job that was admitted before from another attempt: a reason and a sentence.
+fn obstacle(facts: &Facts) -> Option<(&'static str, &String)> {
+    let unusable = facts.unusable_record.as_ref().map(|why| (RECORD_UNUSABLE, why));
+    unusable.or_else(|| facts.agents_refused.as_ref().map(|why| (AGENTS_REFUSED, why)))
+}
+
 fn accepted(facts: &Facts) -> Row {
-    match (&facts.refused, &facts.unusable_record) {
+    match (&facts.refused, obstacle(facts)) {
         (Some(why), _) => row("False", State::BadParams.as_str(), why),
-        (None, Some(why)) => row("False", RECORD_UNUSABLE, why),
+        (None, Some((reason, why))) => row("False", reason, why),
         (None, None) => row("True", "PlanFits", "the params were understood and the model fits"),
     }
 }
@@ -60,8 +71,8 @@ fn admitted(state: State, facts: &Facts) -> Row {
     if !facts.systems.is_empty() {
         return row("True", "Granted", format!("the job has {}", facts.systems.join(", ")));
     }
-    if let (Some(why), State::Queued) = (&facts.unusable_record, state) {
-        return row("False", RECORD_UNUSABLE, why);
+    if let (Some((reason, why)), State::Queued) = (obstacle(facts), state) {
+        return row("False", reason, why);
     }
     match (&facts.queue, state) {
         (Some(QueuePlace { reason: Some(reason), message, .. }), State::Queued) => {

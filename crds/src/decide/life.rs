@@ -60,6 +60,12 @@ fn unusable_record(status: &TrainJobStatus, observed: &Observed) -> Option<Strin
 }
 
 impl Visit<'_> {
+    /// Why no further attempt of the job may begin, if it was admitted before and none may.
+    fn obstacle(&self) -> Option<String> {
+        let agents_refused = self.status.resolved.as_ref().and(self.observed.agents_refused.as_ref());
+        self.unusable_record.as_ref().or(agents_refused).cloned()
+    }
+
     fn state(&mut self) -> Now {
         self.take_report();
         match self.before {
@@ -119,7 +125,7 @@ impl Visit<'_> {
         }
         let granted = self.observed.grant.as_ref().filter(|grant| grant.attempt == self.attempt() + 1);
         let declined = self.spec.suspend
-            || self.unusable_record.is_some()
+            || self.obstacle().is_some()
             || granted.is_some_and(|grant| grant.systems.len() != self.spec.num_csx as usize);
         if let Some(grant) = granted.filter(|_| declined) {
             // Passed over, which tells the ledger that it was let go of.
@@ -133,7 +139,7 @@ impl Visit<'_> {
             };
             return (State::Suspended, message);
         }
-        if let Some(why) = self.unusable_record.clone() {
+        if let Some(why) = self.obstacle() {
             self.status.queue = None;
             self.look_again = Some(HEARTBEAT);
             return (State::Queued, why);
@@ -209,16 +215,17 @@ impl Visit<'_> {
         if self.spec.suspend {
             return self.stop(State::Suspending, "the job saves its state, to pause".to_owned());
         }
-        if self.spec.num_csx != num_csx && self.unusable_record.is_none() && !self.too_many() {
+        if self.spec.num_csx != num_csx && self.obstacle().is_none() && !self.too_many() {
             let wanted = self.spec.num_csx;
             return self.stop(
                 State::Resizing,
                 format!("the job saves its state, to go on with {wanted} system(s) instead of {num_csx}"),
             );
         }
-        if self.unusable_record.is_none() {
-            self.commands.push(Command::Run { attempt, num_csx });
-        }
+        self.commands.push(match self.unusable_record {
+            None => Command::Run { attempt, num_csx },
+            Some(_) => Command::Follow { attempt },
+        });
         self.look_again = Some(self.look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT));
         let report = self.observed.report.as_ref().filter(|report| report.attempt == attempt);
         let begun = ready || report.is_some_and(|report| report.advanced.is_some());
@@ -342,14 +349,14 @@ impl Visit<'_> {
     /// The last agent is gone. A job that only starts again keeps its systems.
     fn ended(&mut self, state: State) -> Now {
         let same = self.spec.num_csx as usize == self.status.systems.len();
-        if state == State::Restarting && !self.spec.suspend && same && self.unusable_record.is_none() {
+        if state == State::Restarting && !self.spec.suspend && same && self.obstacle().is_none() {
             let systems = std::mem::take(&mut self.status.systems);
             self.count_active_seconds();
             return self.begin(systems);
         }
         self.end_attempt();
         self.look_again = Some(HEARTBEAT);
-        if self.spec.suspend || self.unusable_record.is_some() {
+        if self.spec.suspend || self.obstacle().is_some() {
             self.wait()
         } else {
             (State::Queued, "the job is in the queue again".to_owned())
@@ -414,11 +421,15 @@ impl Visit<'_> {
     }
 
     fn conclude(mut self, state: State, message: String, generation: Option<i64>) -> Decision {
+        let is_resize_refused = self.status.num_csx.is_some_and(|num_csx| num_csx != self.spec.num_csx);
+        let agents_refused = self.status.resolved.as_ref().and(self.observed.agents_refused.clone());
         let checkpoint = self.status.checkpoint.as_ref();
         let facts = Facts {
             message: message.clone(),
             refused: self.refused,
             unusable_record: self.unusable_record.filter(|_| !state.is_final()),
+            agents_refused: agents_refused
+                .filter(|_| state == State::Queued || (is_resize_refused && !state.is_final())),
             systems: self.status.systems.clone(),
             queue: self.status.queue.clone(),
             blocker: self.blocker,

@@ -51,6 +51,9 @@ pub struct Observed {
     /// What the params come to; nothing while that is being found out, which only a waiting job is decided on with. `Err` holds
     /// a sentence for the user: a new job can never run as it is, and one that was resolved before can't be run by this program.
     pub resolution: Option<Result<Resolution, String>>,
+    /// Why no further attempt may begin with the agents of the job's record, though the record can be used: a sentence for
+    /// the user. The attempt that is under way goes on.
+    pub agents_refused: Option<String>,
     /// The most systems that have something to do, where that is known.
     pub largest_num_csx: Option<u32>,
     /// How many agents of each role an attempt on `spec.numCsx` systems has; empty where `resolution` is an error.
@@ -118,6 +121,11 @@ pub enum Command {
         attempt: u32,
         /// Its systems.
         num_csx: u32,
+    },
+    /// See to it that the coordinator of the attempt is followed, and create nothing.
+    Follow {
+        /// The attempt.
+        attempt: u32,
     },
     /// Ask the coordinator to save its state and stop.
     Stop {

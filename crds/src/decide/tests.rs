@@ -40,6 +40,7 @@ impl World {
             }),
             report: None,
             resolution: Some(Ok(Resolution { job: Some("{}".to_owned()), ..Resolution::default() })),
+            agents_refused: None,
             wanted: wanted(systems),
             largest_num_csx: Some(8),
         };
@@ -496,7 +497,7 @@ fn carry_out(world: &mut World, random: &mut Random) {
             }
             Command::Remove { .. } if random.below(2) == 0 => world.gone(),
             Command::Remove { .. } => world.seen.agents.iter_mut().for_each(|agent| agent.leaving = true),
-            Command::Stop { .. } | Command::Forget => {}
+            Command::Follow { .. } | Command::Stop { .. } | Command::Forget => {}
         }
     }
     let (attempt, admitted) = (world.attempt(), world.is(ConditionType::Admitted));

@@ -206,6 +206,10 @@ async fn decide<W: World>(
     let (mut asks, mut pending, mut incomplete) = (Vec::new(), false, false);
     for job in asking {
         let Some(uid) = job.uid() else { continue };
+        if control.understanding.agents_refused(job).is_some() {
+            // Its own visit tells its user so.
+            continue;
+        }
         match control.understood(job, &uid, &appliance.spec, job.spec.num_csx).known() {
             Some(Ok(known)) => asks.extend(ask_for(job, known.1.memoryx_bytes, known.1.swarmx_nodes, &priorities)),
             // Its own visit tells its user so.

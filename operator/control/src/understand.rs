@@ -7,6 +7,7 @@ use std::time::Instant;
 use kube::ResourceExt;
 use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 
+use crate::launch::version_of;
 use crate::plans::{LIGHT_PLAN_BYTES, MayPlan, Plans};
 use crate::resolve::{Needs, Unable, understand};
 use crate::workers::Workers;
@@ -83,6 +84,12 @@ impl Understanding {
     /// The threads that plan.
     pub fn workers(&self) -> &Workers {
         &self.shared.workers
+    }
+
+    /// Why no other attempt of `job` may begin with the agents of its record, if it has a record and none may.
+    pub fn agents_refused(&self, job: &TrainJob) -> Option<String> {
+        let record = job.status.as_ref()?.resolved.as_ref()?;
+        self.shared.site.agents_refused(version_of(record))
     }
 
     /// What `job` comes to on `num_csx` systems. Where that is not known yet it is found out from now on, jobs of each

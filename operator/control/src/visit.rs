@@ -137,6 +137,7 @@ async fn dereference<W: World>(
         resolution: understood
             .as_ref()
             .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string)),
+        agents_refused: control.understanding.agents_refused(job),
         largest_num_csx: known.map(|known| known.1.largest_num_csx),
         wanted: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };
@@ -184,6 +185,7 @@ async fn carry_out<W: World>(
                 // Where its coordinator is may be known only now; a job of a second has told all before a second try.
                 follow(job, control, Some(resolution), number);
             }
+            Command::Follow { attempt } => follow(job, control, decision.status.resolved.as_ref(), *attempt),
             Command::Stop { attempt, reason } => {
                 // A loop that has just begun follows nobody yet.
                 follow(job, control, decision.status.resolved.as_ref(), *attempt);

@@ -104,6 +104,11 @@ pub trait Site: Send + Sync {
     /// It can't lie there: a sentence for the user.
     fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String>;
 
+    /// Why no attempt may begin with agents of `version`, if none may: a sentence for the user with what to do.
+    fn agents_refused(&self, _version: u32) -> Option<String> {
+        None
+    }
+
     /// Whether the agents may read what the params call `written`.
     ///
     /// # Errors

@@ -10,6 +10,8 @@ use millrace_crds::{
 use millrace_control::{Needs, Unable, needs, resolve};
 use millrace_crds::decide::Role;
 
+use millrace_control::Site;
+use millrace_control::launch::version_of;
 use millrace_protocol::launch::VERSION;
 
 use super::*;
@@ -255,6 +257,27 @@ fn a_job_of_the_first_release_starts_its_agents_as_that_release_did() {
 }
 
 #[test]
+fn every_scratch_directory_has_a_limit() {
+    let request = file_reader(&job_with_claim());
+    let reader = Reader { request: &request, cluster: &ClusterSpec::default(), image: "localhost/millrace:test" };
+    let mut all = built(&job("job", "m"), pods);
+    all.push(reader.pod());
+    let volumes = all.into_iter().flat_map(|pod| pod.spec.unwrap().volumes.unwrap_or_default());
+    let scratch: Vec<_> = volumes.filter_map(|volume| volume.empty_dir).collect();
+    assert!(scratch.len() > 2, "coordinator, activation servers and the reader have some");
+    assert!(scratch.iter().all(|directory| directory.size_limit.is_some()));
+}
+
+#[test]
+fn no_attempt_begins_with_agents_that_cannot_prove_who_they_are() {
+    let site = Pods { image: "localhost/millrace:test".to_owned() };
+    assert_eq!(site.agents_refused(VERSION), None);
+    let record: Resolution = golden("resolved.json");
+    let refused = site.agents_refused(version_of(&record)).unwrap();
+    assert!(refused.contains("release 0.1.0") && refused.contains("create it again"), "{refused}");
+}
+
+#[test]
 fn a_record_names_its_version_and_one_of_a_later_version_is_refused_with_a_remedy() {
     let (mut record, _) = resolved(&job("job", "m"));
     assert_eq!(record.version, Some(VERSION));
@@ -302,6 +325,19 @@ fn what_can_never_run_is_refused_in_one_sentence() {
     }
 }
 
+/// A job whose model_dir lies in a claim of its user.
+fn job_with_claim() -> TrainJob {
+    let mut job = job("job", "/results/run");
+    job.spec.volumes = vec![JobVolume {
+        name: "results".to_owned(),
+        persistent_volume_claim: Some(ClaimSource { claim_name: "my-results".to_owned() }),
+        config_map: None,
+    }];
+    let path = "/results".to_owned();
+    job.spec.mount_dirs = vec![MountDir { path, volume: "results".to_owned(), sub_path: Some("a/b".to_owned()) }];
+    job
+}
+
 /// The request for the files of `job`, as an API server gives it back.
 fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
     let spec = reader_spec(job, &resolved(job).0, "CLIENTS").unwrap();
@@ -313,14 +349,7 @@ fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
 
 #[test]
 fn a_reader_has_one_claim_read_only_and_no_credentials() {
-    let mut job = job("job", "/results/run");
-    job.spec.volumes = vec![JobVolume {
-        name: "results".to_owned(),
-        persistent_volume_claim: Some(ClaimSource { claim_name: "my-results".to_owned() }),
-        config_map: None,
-    }];
-    let path = "/results".to_owned();
-    job.spec.mount_dirs = vec![MountDir { path, volume: "results".to_owned(), sub_path: Some("a/b".to_owned()) }];
+    let mut job = job_with_claim();
     let request = file_reader(&job);
     let reader = Reader { request: &request, cluster: &ClusterSpec::default(), image: "localhost/millrace:test" };
     let pod = reader.pod();

@@ -1,4 +1,4 @@
-//! Jobs whose record this program can't use, because another release wrote it.
+//! Jobs whose record, or whose agents, are of another release.
 
 use super::*;
 
@@ -89,6 +89,8 @@ fn a_job_whose_record_cannot_be_used_is_in_no_wrong_state_and_says_what_to_do() 
                 !world.last.iter().any(|command| matches!(command, Command::Run { .. })),
                 "{case}: nothing is started"
             );
+            let followed = world.last.contains(&Command::Follow { attempt: world.attempt() });
+            assert_eq!(followed, expected != State::Queued, "{case}: what its coordinator tells is heard");
             let accepted = world.status().condition(ConditionType::Accepted).cloned().unwrap();
             let told = (accepted.status.as_str(), accepted.reason.as_str(), accepted.message.as_str());
             assert_eq!(told, ("False", "RecordUnusable", UNUSABLE), "{case}");
@@ -126,6 +128,52 @@ fn an_attempt_whose_record_cannot_be_used_still_fails_stops_and_ends_as_it_does(
     world.seen.agents.retain(|agent| agent.role != Role::SwarmX);
     assert_eq!(world.visit_without_record(), State::Restarting, "the status tells who must be there");
     assert!(world.status().failure.unwrap().message.unwrap().contains("swarmx"));
+}
+
+/// What a program says that starts no agents of the job's release.
+const REFUSED: &str = "agents of release 0.1.0 can't prove who they are: create the job again";
+
+#[test]
+fn agents_that_may_begin_no_attempt_end_the_one_they_have_and_the_job_says_what_to_do() {
+    let mut world = World::training(2);
+    world.seen.agents_refused = Some(REFUSED.to_owned());
+    world.spec().num_csx = 1;
+    assert_eq!(world.visit(), State::Training, "the attempt under way goes on as it is");
+    assert_eq!(runs(&world), Some((1, 2)));
+    let told = |world: &World, of| world.status().condition(of).map(|it| (it.reason.clone(), it.message.clone()));
+    let refused = Some(("AgentsRefused".to_owned(), REFUSED.to_owned()));
+    assert_eq!(told(&world, ConditionType::Accepted), refused, "another number of systems takes another attempt");
+    world.spec().num_csx = 2;
+    assert_eq!(world.visit(), State::Training);
+    assert!(world.is(ConditionType::Accepted));
+    world.ends(Role::Cs2, 1, "Error");
+    assert_eq!(world.visit(), State::Restarting);
+    world.gone();
+    for _ in 0..2 {
+        assert_eq!(world.visit(), State::Queued);
+        assert_eq!((runs(&world), world.attempt()), (None, 1), "no second attempt");
+        assert_eq!(told(&world, ConditionType::Admitted), refused);
+        assert!(world.status().systems.is_empty(), "it holds nothing");
+    }
+    world.grant();
+    assert_eq!(world.visit(), State::Queued);
+    assert_eq!((runs(&world), world.attempt()), (None, 2), "the grant is declined, and its systems are free");
+    world.spec().suspend = true;
+    assert_eq!(world.visit(), State::Suspended);
+
+    let mut new = World::new(2);
+    new.seen.agents_refused = Some(REFUSED.to_owned());
+    new.grant();
+    assert_eq!(new.visit(), State::Starting, "a job without a record gets agents of this release");
+}
+
+#[test]
+fn an_attempt_ends_well_whose_agents_may_begin_no_other() {
+    let mut world = World::training(2);
+    world.seen.agents_refused = Some(REFUSED.to_owned());
+    world.outcome(0, "Succeeded");
+    assert_eq!(world.visit(), State::Succeeded);
+    assert!(world.is(ConditionType::Accepted));
 }
 
 #[test]
