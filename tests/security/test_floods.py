@@ -16,9 +16,12 @@ import httpx
 import pytest
 from floods import FLOODS, LIMIT, USUAL, Honest, flooded, large_models, make_changed, path
 from harness import Serve, Server, trainjob, until
+from harness.common import PROGRAMS
 from millrace import Job
 
 TRIES = 15
+UNOPTIMISED = 5.0
+"""How much longer unoptimised programs may take: to them a flood is that much more work, even if they idle as fast."""
 MAX_PENDING = 8
 """Submissions of a user that may be under way at a time."""
 
@@ -45,7 +48,7 @@ def test_others_are_answered_while_one_floods(serve: Serve, name: str) -> None:
     print(json.dumps({when: {what: asdict(each) for what, each in all.items()} for when, all in figures.items()}))
     print(f"{statuses.qsize()} answers")
     # How much slower this machine is now than an idle one, which the flood has no part in.
-    slower = max([1.0, *(calm[what].median / usual for what, usual in USUAL.items() for calm in (before, after))])
+    slower = max([UNOPTIMISED if PROGRAMS.name == "debug" else 1.0, *(calm[what].median / usual for what, usual in USUAL.items() for calm in (before, after))])
     for what, latency in meanwhile.items():
         assert latency.median <= LIMIT * slower, f"{what}: {figures}"
 
