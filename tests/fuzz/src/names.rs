@@ -136,6 +136,14 @@ const OF_OTHERS: [&str; 4] = [
 const AS_READ: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
+/// Whether the readers of data find one of [`OF_OTHERS`] by `pattern`. They refuse one with a component that is no pattern
+/// by itself, such as `[a/b]`.
+fn leads_to_others(pattern: &str) -> bool {
+    let is_read = pattern.split('/').all(|component| glob::Pattern::new(component).is_ok());
+    let matches = |pattern: glob::Pattern| OF_OTHERS.iter().any(|file| pattern.matches_with(file, AS_READ));
+    is_read && glob::Pattern::new(pattern).is_ok_and(matches)
+}
+
 /// Whether `path` lies in `directory` and no `..` leads out of it.
 fn is_inside(path: &Path, directory: &str) -> bool {
     path.starts_with(directory) && !path.components().any(|part| part == Component::ParentDir)
@@ -149,12 +157,8 @@ pub fn paths(bytes: &[u8]) {
     let (written, mounted_at, sub_path, config_map) = (line(), line(), line(), line());
     let (site, job) = (directories(), job(mounted_at, sub_path, config_map));
     if let Ok(path) = site.place(&job, written) {
-        let matches = |pattern: &str| {
-            glob::Pattern::new(pattern)
-                .is_ok_and(|pattern| OF_OTHERS.iter().any(|file| pattern.matches_with(file, AS_READ)))
-        };
         assert!(
-            !path.to_str().is_some_and(matches),
+            !path.to_str().is_some_and(leads_to_others),
             "{written:?} is {}, which matches files of others",
             path.display()
         );
