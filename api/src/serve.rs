@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use millrace_control::Workers;
-use millrace_control::program::{end_signals, log_to_stderr};
+use millrace_control::program::{end_signals, ended, log_to_stderr};
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::{ApplianceDocument, ApplianceSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
@@ -135,12 +135,10 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
             args.listen
         );
     }
-    let listener = std::net::TcpListener::bind(args.listen)
-        .with_context(|| format!("can't listen on {}; choose another --listen", args.listen))?;
-    let metrics_listener = args.metrics_listen.map(listen_for_metrics).transpose()?;
+    let listener = listen(args.listen, "--listen")?;
+    let metrics_listener = args.metrics_listen.map(|address| listen(address, "--metrics-listen")).transpose()?;
     let store = args.database.open().await?;
     let compute = Compute::new(Workers::for_this_machine());
-    let mut end = ending.clone();
     let started = async {
         match args.backend {
             Kind::Process => process(&args, &store, &compute).await,
@@ -150,7 +148,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let (backend, access) = tokio::select! {
         started = started => started?,
         // A cluster may keep it waiting; what a machine's server has begun by then ends with it.
-        _ = end.wait_for(|ended| *ended) => return Ok(()),
+        () = ended(ending.clone()) => return Ok(()),
     };
     let keep = Keep { days: args.keep_days, bytes: args.keep_bytes };
     let forgetting = tokio::spawn(forget(backend.clone(), store.clone(), keep));
@@ -167,7 +165,6 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let metrics = metrics_listener.map(|listener| serve_metrics(listener, &api)).transpose()?;
     let routes = router(api);
     let address = listener.local_addr()?;
-    listener.set_nonblocking(true)?;
     let (handle, routes) = (Handle::new(), routes.into_make_service_with_connect_info::<SocketAddr>());
     let serving = match tls {
         None => {
@@ -184,8 +181,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     if let Some(metrics) = metrics {
         println!("metrics on http://{metrics}/metrics");
     }
-    let mut end = ending;
-    let _ = end.wait_for(|ended| *ended).await;
+    ended(ending).await;
     forgetting.abort();
     // Nobody new is answered from now on.
     handle.graceful_shutdown(None);
@@ -196,10 +192,10 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Listens where numbers for Prometheus are served.
-fn listen_for_metrics(address: SocketAddr) -> anyhow::Result<std::net::TcpListener> {
+/// Listens on the address that `option` names.
+fn listen(address: SocketAddr, option: &str) -> anyhow::Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::bind(address);
-    let listener = listener.with_context(|| format!("can't listen on {address}; choose another --metrics-listen"))?;
+    let listener = listener.with_context(|| format!("can't listen on {address}; choose another {option}"))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

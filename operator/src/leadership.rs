@@ -43,15 +43,17 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Leads until `ending` becomes true; visits that are under way are then finished. Dropping the future ends all of it.
+    /// Leads until `ending` becomes true; visits that are under way are then finished. Dropping the future ends
+    /// everything.
     ///
     /// # Errors
     /// The certificate authority can't be read or made, or a task panicked.
     pub async fn run(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
         let runtime = Builder::new_multi_thread().worker_threads(THREADS).thread_name("leader").enable_all().build();
-        let runtime = Abandoned(Some(runtime.context("can't start the threads of a leader")?));
-        let running = runtime.0.as_ref().map(|runtime| runtime.spawn(self.control(ending)));
-        running.context("a leader has no threads")?.await.context("the control loop failed")?
+        let runtime = runtime.context("can't start the threads of a leader")?;
+        let control = runtime.spawn(self.control(ending));
+        let _abandoned = Abandoned(Some(runtime));
+        control.await.context("the control loop failed")?
     }
 
     async fn control(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {

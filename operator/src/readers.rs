@@ -20,6 +20,7 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_control::program::ended;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
 use millrace_crds::{Appliance, FileReader, FileReaderStatus};
 use millrace_protocol::security::Name;
@@ -93,14 +94,14 @@ pub async fn run(
     keeper: Arc<Keeper>,
     appliances: Store<Appliance>,
     image: String,
-    mut ending: watch::Receiver<bool>,
+    ending: watch::Receiver<bool>,
 ) {
     let (requests, changed) = keep::<FileReader>(&client, recorder);
     let readers = Arc::new(Readers { client: client.clone(), keeper, appliances, requests, image });
     let controller = Controller::for_stream(changed, readers.requests.clone())
         .with_config(Config::default().concurrency(4))
         .owns_stream(reader_pods(&client))
-        .graceful_shutdown_on(async move { drop(ending.wait_for(|ended| *ended).await) });
+        .graceful_shutdown_on(ended(ending));
     let after_failure = |request: Arc<FileReader>, error: &Error, _: Arc<Readers>| {
         log::warn!("{}: {error}", ObjectRef::from_obj(&*request));
         Action::requeue(AFTER_FAILURE)

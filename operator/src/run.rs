@@ -20,7 +20,7 @@ use kube::core::ApiResource;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
-use millrace_control::program::{self, end_signals};
+use millrace_control::program::{self, end_signals, ended};
 use millrace_crds::{Appliance, TrainJob};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -38,10 +38,10 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How a leadership ended.
 enum Ended {
-    /// By SIGTERM.
-    Asked,
+    /// The process is to end.
+    Shutdown,
     /// Another operator has the lease, or it could not be renewed in time.
-    Lost,
+    LeaseLost,
 }
 
 /// Runs until SIGTERM.
@@ -53,18 +53,18 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::default());
     let ready = Arc::new(AtomicBool::new(false));
     http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;
-    let mut ending = end_signals().context("can't listen for signals")?;
+    let ending = end_signals().context("can't listen for signals")?;
     let operator = Operator { args, client, metrics, ready };
     tokio::select! {
         prepared = operator.prepare() => prepared?,
-        _ = ending.wait_for(|ended| *ended) => return Ok(()),
+        () = ended(ending.clone()) => return Ok(()),
     }
     loop {
         let led = operator.lead_once(ending.clone()).await;
         operator.metrics.set_leads(false);
         match led {
-            Ok(Ended::Asked) => return Ok(()),
-            Ok(Ended::Lost) => {
+            Ok(Ended::Shutdown) => return Ok(()),
+            Ok(Ended::LeaseLost) => {
                 log::warn!("the leadership is lost: another operator has it, or the lease was not renewed in time")
             }
             Err(error) => {
@@ -74,7 +74,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         }
         tokio::select! {
             () = sleep(RETRY_INTERVAL) => {}
-            _ = ending.wait_for(|ended| *ended) => return Ok(()),
+            () = ended(ending.clone()) => return Ok(()),
         }
     }
 }
@@ -106,17 +106,17 @@ impl Operator {
     }
 
     /// Waits for the lease, and leads until the lease is lost or `ending` becomes true.
-    async fn lead_once(&self, mut ending: watch::Receiver<bool>) -> anyhow::Result<Ended> {
+    async fn lead_once(&self, ending: watch::Receiver<bool>) -> anyhow::Result<Ended> {
         let Args { namespace, lease, identity, .. } = &self.args;
         let candidate = Candidate::new(self.client.clone(), namespace, lease, identity);
         let (epoch, term) = tokio::select! {
             elected = candidate.elected() => elected,
-            _ = ending.wait_for(|ended| *ended) => return Ok(Ended::Asked),
+            () = ended(ending.clone()) => return Ok(Ended::Shutdown),
         };
         // The term goes on while all jobs are read, however many they are.
         let seen = tokio::select! {
             biased;
-            () = candidate.lead(&term) => return Ok(Ended::Lost),
+            () = candidate.lead(&term) => return Ok(Ended::LeaseLost),
             seen = highest_epoch(&self.client) => seen.context("the appliances and jobs can't be read")?,
         };
         let epoch = match seen {
@@ -135,13 +135,13 @@ impl Operator {
         };
         let led = tokio::select! {
             biased;
-            () = candidate.lead(&term) => return Ok(Ended::Lost),
+            () = candidate.lead(&term) => return Ok(Ended::LeaseLost),
             led = leadership.run(ending) => led,
         };
         // Whatever still runs changes nothing any more; only then may another lead.
         term.end();
         candidate.resign().await;
-        led.map(|()| Ended::Asked)
+        led.map(|()| Ended::Shutdown)
     }
 }
 

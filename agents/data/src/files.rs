@@ -4,7 +4,13 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use glob::MatchOptions;
+
 use crate::DataError;
+
+/// How wildcards match, as in a shell: neither a slash nor the dot of a hidden file.
+pub const MATCH_OPTIONS: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
 /// The files that `entries` stand for: entries in their order, the matches of one entry sorted, no file twice.
 ///
@@ -57,10 +63,7 @@ fn list(directory: PathBuf, extension: &'static str) -> Result<Vec<PathBuf>, Dat
 }
 
 fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
-    // As in a shell: wildcards match neither a slash nor the dot of a hidden file.
-    let options =
-        glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
-    let found = glob::glob_with(pattern, options)
+    let found = glob::glob_with(pattern, MATCH_OPTIONS)
         .map_err(|e| DataError::BadPattern { pattern: pattern.into(), reason: e.to_string() })?;
     let mut files = Vec::new();
     for path in found {

@@ -37,6 +37,7 @@ pub use cache::CacheOutcome;
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use export::write_samples;
+pub use files::MATCH_OPTIONS;
 pub use permute::Permutation;
 pub use spec::{SourceKind, SourceSpec, Split};
 pub use tokenizer::Tokenizer;

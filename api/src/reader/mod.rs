@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_control::program::{end_signals, log_to_stderr};
+use millrace_control::program::{end_signals, ended, log_to_stderr};
 use millrace_protocol::proto::files_server::FilesServer;
 use millrace_protocol::proto::journal_server::JournalServer;
 use millrace_protocol::security::{Admit, Identity, Protection, listen};
@@ -72,16 +72,15 @@ struct Reads {
 /// It can't begin: a sentence.
 pub async fn run(args: Reader) -> anyhow::Result<()> {
     log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
-    let mut ending = end_signals().context("can't listen for signals")?;
+    let ending = end_signals().context("can't listen for signals")?;
     let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds } = args;
     private::make_all_private();
     millrace_roots::restrict([there(&model_dir), there(&exports)]).context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
     log::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
-    let ended = async move { drop(ending.wait_for(|ended| *ended).await) };
     let exports = Exports::new(exports, export_bytes);
-    serve(listener, identity, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended).await
+    serve(listener, identity, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended(ending)).await
 }
 
 /// The directory, or, where it is not made yet, the nearest one above it that is there.

@@ -60,10 +60,14 @@ fn unusable_record(status: &TrainJobStatus, observed: &Observed) -> Option<Strin
 }
 
 impl Visit<'_> {
+    /// Why no further attempt may begin with the agents of the job's record, if it has one.
+    fn agents_refused(&self) -> Option<&String> {
+        self.status.resolved.as_ref().and(self.observed.agents_refused.as_ref())
+    }
+
     /// Why no further attempt of the job may begin, if it was admitted before and none may.
     fn obstacle(&self) -> Option<String> {
-        let agents_refused = self.status.resolved.as_ref().and(self.observed.agents_refused.as_ref());
-        self.unusable_record.as_ref().or(agents_refused).cloned()
+        self.unusable_record.as_ref().or(self.agents_refused()).cloned()
     }
 
     fn state(&mut self) -> Now {
@@ -422,7 +426,7 @@ impl Visit<'_> {
 
     fn conclude(mut self, state: State, message: String, generation: Option<i64>) -> Decision {
         let is_resize_refused = self.status.num_csx.is_some_and(|num_csx| num_csx != self.spec.num_csx);
-        let agents_refused = self.status.resolved.as_ref().and(self.observed.agents_refused.clone());
+        let agents_refused = self.agents_refused().cloned();
         let checkpoint = self.status.checkpoint.as_ref();
         let facts = Facts {
             message: message.clone(),

@@ -24,6 +24,12 @@ pub fn end_signals() -> io::Result<watch::Receiver<bool>> {
     Ok(ending)
 }
 
+/// Waits until `ending` is true, or can't become true any more.
+pub async fn ended(mut ending: watch::Receiver<bool>) {
+    // An error means that its sender is gone.
+    let _ = ending.wait_for(|ended| *ended).await;
+}
+
 /// Logs to standard error, one line each: up to `level`, and of that what is `wanted`. Libraries tell much that comes back from
 /// them as an error, too, and is told by us.
 pub fn log_to_stderr(level: LevelFilter, wanted: fn(&Metadata<'_>) -> bool) {

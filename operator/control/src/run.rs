@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::control::Control;
+use crate::program::ended;
 use crate::world::World;
 use crate::{ledger, visit};
 
@@ -62,11 +63,6 @@ pub async fn run<W: World>(
 
 fn drain<'a>(visits: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {
     Box::pin(visits.for_each(|_| std::future::ready(())))
-}
-
-async fn ended(mut ending: watch::Receiver<bool>) {
-    // An error means that nobody is left to say so.
-    let _ = ending.wait_for(|ended| *ended).await;
 }
 
 /// The jobs that a change of an appliance may concern: those that wait, to take up what they are granted.

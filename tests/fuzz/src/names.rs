@@ -3,10 +3,10 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
-use glob::MatchOptions;
 use millrace_api::process::{Directories, ServerVolume, parse_volume};
 use millrace_control::Site;
 use millrace_crds::{ClaimSource, ConfigSource, JobVolume, MountDir, StoredParams, TrainJob, TrainJobSpec};
+use millrace_data::MATCH_OPTIONS;
 use millrace_params::{FileName, LabelName, ObjectName};
 use regex::Regex;
 use serde::Serialize;
@@ -96,8 +96,8 @@ fn directories() -> &'static Directories {
     &DIRECTORIES
 }
 
-/// A job of the namespace `team` with every volume of [`directories`] and a ConfigMap; a mount's path, its subPath and the
-/// ConfigMap's name are the input's.
+/// A job of the namespace `team` with every volume of [`directories`] and a ConfigMap; a mount's path, its subPath and
+/// the ConfigMap's name are the input's.
 fn job(mounted_at: &str, sub_path: &str, config_map: &str) -> TrainJob {
     let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
     job.metadata.namespace = Some("team".to_owned());
@@ -132,15 +132,11 @@ const OF_OTHERS: [&str; 4] = [
     "/nowhere/data/exports/1/model.safetensors",
 ];
 
-/// How the readers of data match wildcards.
-const AS_READ: MatchOptions =
-    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
-
-/// Whether the readers of data find one of [`OF_OTHERS`] by `pattern`. They refuse one with a component that is no pattern
-/// by itself, such as `[a/b]`.
+/// Whether the readers of data find one of [`OF_OTHERS`] by `pattern`. They refuse one with a component that is no
+/// pattern by itself, such as `[a/b]`.
 fn leads_to_others(pattern: &str) -> bool {
     let is_read = pattern.split('/').all(|component| glob::Pattern::new(component).is_ok());
-    let matches = |pattern: glob::Pattern| OF_OTHERS.iter().any(|file| pattern.matches_with(file, AS_READ));
+    let matches = |pattern: glob::Pattern| OF_OTHERS.iter().any(|file| pattern.matches_with(file, MATCH_OPTIONS));
     is_read && glob::Pattern::new(pattern).is_ok_and(matches)
 }
 
