@@ -13,8 +13,8 @@
 //! which are made again. A backup holds digests of tokens and a private key, and only its owner may read it.
 //!
 //! Invariants:
-//! * `restore` writes only into a directory that is empty, and only files of the names above, whatever the archive says;
-//!   what is not whole, or is not what `backup.json` says, leaves nothing: neither a file nor a new directory.
+//! * `restore` writes only into an empty directory, and only files of the names above, whatever the archive says. An
+//!   archive that is incomplete, or differs from its `backup.json`, leaves neither a file nor a new directory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};

@@ -1,7 +1,7 @@
 //! The connection to the API server.
 //!
-//! A connection whose packets are lost without a word is silent for ever, so every wait on it has a limit: without one, a
-//! single lost answer would stop a controller until its process is restarted.
+//! A connection whose packets are dropped by a firewall never reports an error, so every wait on it has a limit: without
+//! one, a single lost answer would stop a controller until its process is restarted.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use tokio::time::timeout;
 
 /// Longest wait for an answer to begin.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest silence within an answer. The API server writes to a watch every minute, and a connection may be idle for 90 s
-/// before its next request: both count.
+/// Longest time without a byte from the API server. It sends a bookmark to each watch every minute, and a pooled
+/// connection may be idle for 90 s before its next request: the limit is longer than both.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An answer that did not begin in time.

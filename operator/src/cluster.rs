@@ -186,8 +186,8 @@ impl World for Cluster {
     }
 }
 
-/// Deletes `found`, unless they end within `grace` seconds anyway. A pod of the next attempt, which has the same name, is
-/// left alone.
+/// Deletes the pods in `found` that do not end within `grace` seconds anyway, by UID: a pod of the next attempt, which
+/// has the same name, is left alone.
 async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), Error> {
     for pod in found {
         let ending = pod.metadata.deletion_timestamp.is_some();

@@ -41,8 +41,8 @@ impl Site for Pods {
     fn agents_refused(&self, version: u32) -> Option<String> {
         (version <= FIRST_VERSION).then(|| {
             "agents of release 0.1.0, with which this job began, can't prove who they are, so that no other attempt is \
-             started with them: delete the job and create it again under the same name, and agents of this release go on \
-             from the newest checkpoint in its model_dir"
+             started with them: delete the job and create it again under the same name, and agents of this release go \
+             on from the newest checkpoint in its model_dir"
                 .to_owned()
         })
     }

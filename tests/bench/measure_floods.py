@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from floods import FLOODS, LIMIT, Honest, Latency, flooded, make_changed
+from floods import FLOODS, LIMIT_SECONDS, OtherUser, Latency, flooded, make_changed
 from harness import BACKEND, Server, User, until
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -23,20 +23,20 @@ def server_seconds(server: Server) -> float:
     return sum(int(field[11]) + int(field[12]) for field in fields) / TICKS
 
 
-def told(what: str, latencies: dict[str, Latency], rest: str) -> None:
+def print_latencies(what: str, latencies: dict[str, Latency], rest: str) -> None:
     cells = [f"{name} {1000 * each.median:6.1f} {1000 * each.p95:6.1f}" for name, each in latencies.items()]
     print(f"{what:14}" + "   ".join(cells) + f"   {rest}, load {os.getloadavg()[0]:.1f}")
 
 
-def measure(server: Server, honest: Honest, busy: list[User], name: str, tries: int) -> float:
+def measure(server: Server, other: OtherUser, busy: list[User], name: str, tries: int) -> float:
     """Measures during one flood; the largest median."""
     flood = FLOODS[name]()
     with flooded(busy, flood) as statuses:
         until("the burst of the flood is over", lambda over=time.monotonic() + 3: time.monotonic() > over)
         began, spent, answers = time.monotonic(), server_seconds(server), statuses.qsize()
-        latencies = honest.latencies(tries)
+        latencies = other.latencies(tries)
         took, spent, answers = time.monotonic() - began, server_seconds(server) - spent, statuses.qsize() - answers
-    told(name, latencies, f"{answers / took:.0f} answers/s to the flood, server takes {spent / took:.2f} cores")
+    print_latencies(name, latencies, f"{answers / took:.0f} answers/s to the flood, server takes {spent / took:.2f} cores")
     return max(each.median for each in latencies.values())
 
 
@@ -47,15 +47,15 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores; milliseconds: median, 95th percentile")
     with tempfile.TemporaryDirectory() as home, closing(BACKEND(Path(home) / "server", "--require-token")) as server:
-        honest = Honest(server.user_with(server.token("calm", "editor", server.namespace)))
+        other = OtherUser(server.user_with(server.token("calm", "editor", server.namespace)))
         token = server.token("busy", "editor", server.namespace)
         # One token, over several connections.
         busy = [server.user_with(token) for _ in range(4)]
         make_changed(busy[0])
-        honest.latencies(3)
-        told("idle", honest.latencies(arguments.tries), "no flood")
-        worst = max(measure(server, honest, busy, name, arguments.tries) for name in arguments.flood or FLOODS)
-    sys.exit(worst > LIMIT)
+        other.latencies(3)
+        print_latencies("idle", other.latencies(arguments.tries), "no flood")
+        worst = max(measure(server, other, busy, name, arguments.tries) for name in arguments.flood or FLOODS)
+    sys.exit(worst > LIMIT_SECONDS)
 
 
 if __name__ == "__main__":

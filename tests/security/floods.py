@@ -18,24 +18,25 @@ from multiprocessing.queues import Queue
 import httpx
 from harness import PARAMS, User, trainjob, until
 
-LIMIT = 0.1
+LIMIT_SECONDS = 0.1
 """Seconds within which everybody else is answered during a flood."""
-USUAL = {"healthz": 0.002, "submission": 0.02}
-"""Seconds that these take at most where an idle machine of two cores runs optimised programs and nobody floods the server.
-A machine that is slower, because it has other work or runs unoptimised programs, is allowed as many times the limit. The
-control loop is not one of them: most of its time could be spent waiting, which no fast machine makes shorter.
+IDLE_SECONDS = {"healthz": 0.002, "submission": 0.02}
+"""Longest median of each request without a flood, on an idle machine of two cores with optimised programs.
+
+Where a request takes N times as long, the machine is slower or busy, and the limit is N times as high. The control loop is
+not in this table: it could spend most of its time waiting, which a faster machine does not shorten.
 """
 
 Flood = Callable[[User, int], httpx.Response]
 
 
-def path(user: User, rest: str = "") -> str:
+def jobs_path(user: User, rest: str = "") -> str:
     """The jobs of a user's namespace."""
     return f"/v1/namespaces/{user.namespace}/trainjobs{rest}"
 
 
-def seconds(ask: Callable[[], object]) -> float:
-    """How long something takes."""
+def measure_seconds(ask: Callable[[], object]) -> float:
+    """How long a call takes."""
     began = time.perf_counter()
     ask()
     return time.perf_counter() - began
@@ -53,8 +54,8 @@ class Latency:
         return cls(statistics.median(tries), sorted(tries)[round(0.95 * (len(tries) - 1))])
 
 
-class Honest:
-    """Another user, who looks whether the server lives, submits jobs, and waits for the control loop to visit them."""
+class OtherUser:
+    """A user who sends few requests: asks for /healthz, submits jobs, and waits for the control loop to visit them."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -66,7 +67,7 @@ class Honest:
     def submit(self) -> str:
         # Suspended jobs go through the control loop and use no core of this machine.
         name = next(self._names)
-        made = self._user.http.post(path(self._user), json=trainjob(name, suspend=True), timeout=60)
+        made = self._user.http.post(jobs_path(self._user), json=trainjob(name, suspend=True), timeout=60)
         assert made.status_code == 201, made.text
         return name
 
@@ -74,7 +75,7 @@ class Honest:
         name = self.submit()
 
         def visited() -> bool:
-            job = self._user.http.get(path(self._user, f"/{name}"), timeout=60).raise_for_status().json()
+            job = self._user.http.get(jobs_path(self._user, f"/{name}"), timeout=60).raise_for_status().json()
             return bool(job.get("status", {}).get("conditions"))
 
         until("the control loop has visited the job", visited, every=0.01)
@@ -86,7 +87,7 @@ class Honest:
         found: dict[str, list[float]] = {what: [] for what in asks}
         for _ in range(tries):
             for what, ask in asks.items():
-                found[what].append(seconds(ask))
+                found[what].append(measure_seconds(ask))
         return {what: Latency.of(tries) for what, tries in found.items()}
 
 
@@ -94,8 +95,8 @@ class Honest:
 def flooded(users: list[User], flood: Flood) -> Iterator[Queue[int]]:
     """Sends requests of several users without a pause, each from a process of its own; the statuses of the answers.
 
-    Real clients have machines of their own: here their processes have the lowest priority, so that what is measured is the
-    time that the server takes for the flood, and not that of sending it.
+    Real clients run on other machines. Here their processes have the lowest priority, so that the figures contain the time
+    that the server spends on the flood, and not the time that it takes to send it.
     """
     world = multiprocessing.get_context("fork")
     statuses: Queue[int] = world.Queue()
@@ -131,7 +132,7 @@ def many_files() -> Flood:
     headers = {"Content-Type": f"multipart/form-data; boundary={edge}", "Connection": "close"}
 
     def flood(user: User, _: int) -> httpx.Response:
-        return user.http.post(path(user, ":plan"), content=body[: 8 << 20], headers=headers, timeout=300)
+        return user.http.post(jobs_path(user, ":plan"), content=body[: 8 << 20], headers=headers, timeout=300)
 
     return flood
 
@@ -142,7 +143,7 @@ def large_models() -> Flood:
     def flood(user: User, number: int) -> httpx.Response:
         job = trainjob(f"large-{number}", seed=number)
         job["spec"]["params"]["model"]["num_hidden_layers"] = 10_000
-        return user.http.post(path(user, ":plan"), json=job, timeout=300)
+        return user.http.post(jobs_path(user, ":plan"), json=job, timeout=300)
 
     return flood
 
@@ -153,7 +154,7 @@ def large_jobs() -> Flood:
     def flood(user: User, number: int) -> httpx.Response:
         job = trainjob(f"large-{number}", seed=number, suspend=True)
         job["spec"]["params"]["model"]["num_hidden_layers"] = 9_999
-        return user.http.post(path(user), json=job, timeout=300)
+        return user.http.post(jobs_path(user), json=job, timeout=300)
 
     return flood
 
@@ -164,14 +165,14 @@ CHANGED = "changed"
 
 def make_changed(user: User) -> None:
     """Makes the job that `changes` changes."""
-    assert user.http.post(path(user), json=trainjob(CHANGED, suspend=True), timeout=60).status_code == 201
+    assert user.http.post(jobs_path(user), json=trainjob(CHANGED, suspend=True), timeout=60).status_code == 201
 
 
 def changes() -> Flood:
     """Changes of one job that holds nothing: each is written, and the ledger of the appliance looks at it."""
 
     def flood(user: User, number: int) -> httpx.Response:
-        return user.http.post(path(user, f"/{CHANGED}/scale"), json={"numCsx": 1 + number % 2}, timeout=300)
+        return user.http.post(jobs_path(user, f"/{CHANGED}/scale"), json={"numCsx": 1 + number % 2}, timeout=300)
 
     return flood
 

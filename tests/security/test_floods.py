@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from floods import FLOODS, LIMIT, USUAL, Honest, flooded, large_models, make_changed, path
+from floods import FLOODS, IDLE_SECONDS, LIMIT_SECONDS, OtherUser, flooded, jobs_path, large_models, make_changed
 from harness import Serve, Server, trainjob, until
 from harness.common import PROGRAMS
 from millrace import Job
 
 TRIES = 15
-UNOPTIMISED = 5.0
-"""How much longer unoptimised programs may take: to them a flood is that much more work, even if they idle as fast."""
+DEBUG_SLOWDOWN = 5.0
+"""Factor on the limit for unoptimised programs, for which a flood is more work, however fast they answer without one."""
 MAX_PENDING = 8
 """Submissions of a user that may be under way at a time."""
 
@@ -31,27 +31,27 @@ MAX_PENDING = 8
 def test_others_are_answered_while_one_floods(serve: Serve, name: str) -> None:
     """Probes, another user's submissions and the control loop go on as if nobody flooded the server."""
     server = serve("--require-token")
-    honest = Honest(server.user_with(server.token("calm", "editor", server.namespace)))
+    other = OtherUser(server.user_with(server.token("calm", "editor", server.namespace)))
     # One token, over several connections.
     token = server.token("busy", "editor", server.namespace)
     busy = [server.user_with(token) for _ in range(4)]
     make_changed(busy[0])
     flood = FLOODS[name]()
-    honest.healthz()
-    before = honest.latencies(TRIES)
+    other.healthz()
+    before = other.latencies(TRIES)
     with flooded(busy, flood) as statuses:
         # The first answers may take minutes; from here on requests are under way.
         until("a second of the flood is over", lambda over=time.monotonic() + 1: time.monotonic() > over)
-        meanwhile = honest.latencies(TRIES)
-    after = honest.latencies(TRIES)
+        meanwhile = other.latencies(TRIES)
+    after = other.latencies(TRIES)
     figures = {"before": before, "meanwhile": meanwhile, "after": after}
     print(json.dumps({when: {what: asdict(each) for what, each in all.items()} for when, all in figures.items()}))
     print(f"{statuses.qsize()} answers")
     # How much slower this machine is now than an idle one, which the flood has no part in.
-    slowness = [calm[what].median / usual for what, usual in USUAL.items() for calm in (before, after)]
-    slower = max(UNOPTIMISED if PROGRAMS.name == "debug" else 1.0, *slowness)
+    slowness = [calm[what].median / usual for what, usual in IDLE_SECONDS.items() for calm in (before, after)]
+    slower = max(DEBUG_SLOWDOWN if PROGRAMS.name == "debug" else 1.0, *slowness)
     for what, latency in meanwhile.items():
-        assert latency.median <= LIMIT * slower, f"{what}: {figures}"
+        assert latency.median <= LIMIT_SECONDS * slower, f"{what}: {figures}"
 
 
 @pytest.mark.needs("own appliance")
@@ -61,7 +61,7 @@ def test_bodies_that_never_come_count_for_their_user_only(serve: Serve) -> None:
     slow, calm = (server.user_with(server.token(name, "editor", server.namespace)) for name in ("slow", "calm"))
     at = urlsplit(server.url)
     head = (
-        f"POST {path(slow)} HTTP/1.1\r\nHost: {at.netloc}\r\nAuthorization: Bearer {slow.token}\r\n"
+        f"POST {jobs_path(slow)} HTTP/1.1\r\nHost: {at.netloc}\r\nAuthorization: Bearer {slow.token}\r\n"
         "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{"
     )
     with ExitStack() as connections:
@@ -70,12 +70,12 @@ def test_bodies_that_never_come_count_for_their_user_only(serve: Serve) -> None:
             connection.sendall(head.encode())
 
         def refused() -> bool:
-            answer = slow.http.post(path(slow), json=trainjob(None, suspend=True))
+            answer = slow.http.post(jobs_path(slow), json=trainjob(None, suspend=True))
             assert answer.status_code in (201, 429), answer.text
             return answer.status_code == 429
 
         until("all submissions have begun", refused)
-        assert calm.http.post(path(calm), json=trainjob("calm", suspend=True)).status_code == 201
+        assert calm.http.post(jobs_path(calm), json=trainjob("calm", suspend=True)).status_code == 201
 
 
 def test_a_user_with_too_much_under_way_is_told_to_wait(shared: Server) -> None:
@@ -105,7 +105,7 @@ def in_threads(ask: Callable[[int], None], count: int) -> None:
 def test_an_export_is_made_once(shared: Server, finished: Job) -> None:
     """Those who ask for an export at the same time get the same files."""
     listings: list[Any] = []
-    place = path(shared.user, f"/{finished.name}/checkpoints/200:export?format=hf")
+    place = jobs_path(shared.user, f"/{finished.name}/checkpoints/200:export?format=hf")
     in_threads(lambda _: listings.append(shared.another_user().http.get(place, timeout=120).json()), 6)
     assert len(listings) == 6 and listings[0]["files"]
     # The same times, too: a second export would have newer files.

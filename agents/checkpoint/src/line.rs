@@ -40,8 +40,8 @@ impl History {
     /// Reads what is noted in `model_dir`; nothing where the file is missing.
     ///
     /// # Errors
-    /// The file can't be read, or holds something else. A run that passed over it could go on from a checkpoint that was
-    /// left, and retention could delete the wrong ones.
+    /// The file can't be read, or holds something else. A run that ignored it could go on from a checkpoint that was
+    /// left behind, and retention could delete the wrong ones.
     pub fn read(model_dir: &Path) -> Result<Self> {
         let path = model_dir.join(FILE);
         let text = match read_limited(&path, MOST_BYTES) {

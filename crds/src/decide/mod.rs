@@ -51,8 +51,8 @@ pub struct Observed {
     /// What the params come to; nothing while that is being found out, which only a waiting job is decided on with. `Err` holds
     /// a sentence for the user: a new job can never run as it is, and one that was resolved before can't be run by this program.
     pub resolution: Option<Result<Resolution, String>>,
-    /// Why no further attempt may begin with the agents of the job's record, though the record can be used: a sentence for
-    /// the user. The attempt that is under way goes on.
+    /// Why no further attempt may begin with the agents of the job's record, though the record can be used: a sentence
+    /// for the user. The attempt that is under way goes on.
     pub agents_refused: Option<String>,
     /// The most systems that have something to do, where that is known.
     pub largest_num_csx: Option<u32>,

@@ -277,8 +277,8 @@ impl TrainJobSpec {
         }
     }
 
-    /// The one of `mountDirs` that holds `path`, the deepest where they lie in each other. A relative one, which the schema
-    /// refuses, holds nothing: every path begins with the empty one.
+    /// Finds the entry of `mountDirs` that contains `path`, the deepest of nested ones. A relative entry, which the schema
+    /// refuses, contains nothing: otherwise the empty path would contain every other.
     pub fn mount_holding(&self, path: &Path) -> Option<&MountDir> {
         let is_held_by = |mount: &&MountDir| Path::new(&mount.path).is_absolute() && path.starts_with(&mount.path);
         let holders = self.mount_dirs.iter().filter(is_held_by);

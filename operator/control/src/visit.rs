@@ -23,7 +23,8 @@ use crate::world::{Attempt, Error, Found, World};
 /// After a record that was refused because somebody else wrote meanwhile.
 const AFTER_CONFLICT: Duration = Duration::from_millis(200);
 
-/// A visit that takes longer is given up, and made again. Many pods take a while to create; those that are created stay.
+/// A visit that takes longer is given up, and made again. Creating many pods takes a while; those that exist by then
+/// stay.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Planning that takes longer than this is told in the job's status.

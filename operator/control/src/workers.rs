@@ -12,7 +12,7 @@
 //!   apart from work that takes milliseconds.
 //! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners,
 //!   however much each of them has queued.
-//! * Heavy work has a lower priority than everything else of this program, on Linux: where all cores are busy, it waits.
+//! * On Linux, heavy work has a lower priority than everything else of this program.
 //! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it
 //!   begins.
 
