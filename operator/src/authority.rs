@@ -272,7 +272,7 @@ impl Keeper {
                 None => (None, Some(Authorities::new(now)?)),
             };
             let Some(renewed) = renewed else { return found.ok_or_else(|| AuthorityError::Damaged(name.clone())) };
-            if self.write(name, there.as_ref(), None, renewed.data()).await? {
+            if write_secret(&self.secrets, name, there.as_ref(), None, renewed.data()).await? {
                 log::info!("a new certificate authority is in the secret {name}");
                 return Ok(renewed);
             }
@@ -294,33 +294,36 @@ impl Keeper {
         let mut data = secret.data.unwrap_or_default();
         data.insert(SERVICE_EXPIRES.to_owned(), ByteString(time_text(expires).into_bytes()));
         // Where another operator was first, it has the same authority.
-        self.write(name, there.as_ref(), secret.type_, data).await.map(drop)
+        write_secret(&self.secrets, name, there.as_ref(), secret.type_, data).await.map(drop)
     }
+}
 
-    /// Writes a secret from the version of it that was read; whether it could be.
-    async fn write(
-        &self,
-        name: &str,
-        there: Option<&Secret>,
-        type_: Option<String>,
-        data: BTreeMap<String, ByteString>,
-    ) -> Result<bool, AuthorityError> {
-        let written = match there {
-            None => {
-                let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
-                let secret = Secret { metadata, type_, data: Some(data), ..Secret::default() };
-                self.secrets.create(&PostParams::default(), &secret).await
-            }
-            Some(there) => {
-                let secret = Secret { data: Some(data), ..there.clone() };
-                self.secrets.replace(&there.name_any(), &PostParams::default(), &secret).await
-            }
-        };
-        match written {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_conflict() => Ok(false),
-            Err(cause) => Err(AuthorityError::Secret { name: name.to_owned(), cause }),
+/// Writes a secret from the version of it that was read. Returns `false` where another operator wrote it meanwhile.
+///
+/// # Errors
+/// The API server refuses.
+pub(crate) async fn write_secret(
+    secrets: &Api<Secret>,
+    name: &str,
+    there: Option<&Secret>,
+    type_: Option<String>,
+    data: BTreeMap<String, ByteString>,
+) -> Result<bool, AuthorityError> {
+    let written = match there {
+        None => {
+            let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+            let secret = Secret { metadata, type_, data: Some(data), ..Secret::default() };
+            secrets.create(&PostParams::default(), &secret).await
         }
+        Some(there) => {
+            let secret = Secret { data: Some(data), ..there.clone() };
+            secrets.replace(&there.name_any(), &PostParams::default(), &secret).await
+        }
+    };
+    match written {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_conflict() => Ok(false),
+        Err(cause) => Err(AuthorityError::Secret { name: name.to_owned(), cause }),
     }
 }
 

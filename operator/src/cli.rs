@@ -33,6 +33,12 @@ pub struct Args {
     /// The Secret of the identity under which the API server follows coordinators, made where there is none
     #[arg(long, default_value = "millrace-api-identity")]
     pub api_identity: String,
+    /// The Secret of the certificate that the REST server shows to clients, made for --api-hosts
+    #[arg(long, default_value = "millrace-api-tls")]
+    pub api_certificate: String,
+    /// Host names and addresses by which clients reach the REST server, by commas; without any no certificate is made
+    #[arg(long, env = "MILLRACE_API_HOSTS", value_delimiter = ',')]
+    pub api_hosts: Vec<String>,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     pub log: log::LevelFilter,

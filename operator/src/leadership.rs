@@ -21,6 +21,7 @@ use crate::cli::Args;
 use crate::client::connect;
 use crate::cluster::Cluster;
 use crate::readers;
+use crate::serving::ServingCertificate;
 use crate::site::Pods;
 use crate::term::Term;
 use crate::watch::{changes, children, keep};
@@ -64,6 +65,10 @@ impl Leadership {
         let keeper = Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity).await?;
         let keeper = Arc::new(keeper);
         tokio::spawn(keeper.clone().keep());
+        if !args.api_hosts.is_empty() {
+            let (secret, hosts) = (&args.api_certificate, &args.api_hosts);
+            tokio::spawn(ServingCertificate::new(&client, &args.namespace, secret, hosts).keep());
+        }
         let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
         let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
         let reading = readers::run(

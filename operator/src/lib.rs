@@ -32,6 +32,7 @@ pub mod protect;
 pub mod readers;
 pub mod run;
 pub mod seed;
+pub mod serving;
 pub mod site;
 pub mod term;
 pub mod watch;

@@ -38,8 +38,6 @@ fn from_install_to_uninstall() {
     rights::the_rest_server_makes_no_config_maps_but_texts();
     rights::people_may_do_what_their_role_says();
     the_example_is_accepted();
-    the_certificate_is_kept_while_its_names_are(path);
-    let certificate = tls_secret()["data"].clone();
 
     let history = get(&["--namespace", NAMESPACE, "persistentvolumeclaim/millrace-api"]);
     helm(&["upgrade", RELEASE, path], &everything_here()).unwrap();
@@ -52,36 +50,9 @@ fn from_install_to_uninstall() {
     get(&["customresourcedefinitions", "trainjobs.millrace.dev"]);
     let grants = &get(&["appliance.millrace.dev", "default"])["status"]["grants"];
     assert_eq!(grants[0]["uid"], "a", "the ledger outlives the release");
-    helm(&["install", RELEASE, path], &json!({"api": named(["192.0.2.1", "millrace.example.org"])})).unwrap();
-    assert_eq!(tls_secret()["data"], certificate, "what clients trust outlives the release");
+    helm(&["install", RELEASE, path], &json!({})).unwrap();
     let claim = get(&["--namespace", NAMESPACE, "persistentvolumeclaim/millrace-api"]);
     assert_eq!(claim["metadata"]["uid"], history["metadata"]["uid"], "history outlives the release");
-}
-
-fn tls_secret() -> Value {
-    get(&["--namespace", NAMESPACE, "secret/millrace-api-tls"])
-}
-
-/// Which certificate the pods of the REST server were started with: another one takes other pods.
-fn started_with() -> Value {
-    let deployment = get(&["--namespace", NAMESPACE, "deployment/millrace-api"]);
-    deployment["spec"]["template"]["metadata"]["annotations"]["millrace.dev/tls-names"].clone()
-}
-
-fn named(names: [&str; 2]) -> Value {
-    json!({"tls": {"names": names}})
-}
-
-fn the_certificate_is_kept_while_its_names_are(path: &str) {
-    let upgraded = |api: Value| {
-        helm(&["upgrade", RELEASE, path], &json!({"api": api})).unwrap();
-        (tls_secret()["data"].clone(), started_with())
-    };
-    let first = (tls_secret()["data"].clone(), started_with());
-    assert_eq!(upgraded(json!({"keepDays": 30})), first);
-    let more = upgraded(named(["192.0.2.1", "millrace.example.org"]));
-    assert!(more.0 != first.0 && more.1 != first.1);
-    assert_eq!(upgraded(named(["millrace.example.org", "192.0.2.1"])), more);
 }
 
 /// As the operator does it, with its rights.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::documents::{ours, paths, schema};
 use crate::tools::{
-    NAMESPACE, alone, appliance, chart, everything, find, helm, read, render, root, run, template, without_keys, yaml,
+    NAMESPACE, alone, appliance, chart, everything, find, helm, read, render, root, run, template, yaml,
 };
 
 #[test]
@@ -26,9 +26,9 @@ fn rendering_is_the_same_every_time_and_from_a_package() {
     run("helm", &["package", "--destination", folder, chart().to_str().unwrap()], "").unwrap();
     let package = packages.path().join(format!("millrace-{}.tgz", env!("CARGO_PKG_VERSION")));
     for values in [json!({}), everything()] {
-        let once = without_keys(template(&chart(), &values).1);
-        assert_eq!(once, without_keys(template(&chart(), &values).1));
-        assert_eq!(once, without_keys(template(&package, &values).1));
+        let once = template(&chart(), &values).1;
+        assert_eq!(once, template(&chart(), &values).1);
+        assert_eq!(once, template(&package, &values).1);
     }
 }
 
@@ -131,7 +131,7 @@ fn every_value_does_something() {
         known.iter().map(String::as_str).filter(|path| here(path) && !parents.contains(path)).collect();
     assert!(idle.len() > 30, "{idle:?}");
 
-    let made = |values: &Value| render(&chart(), values).map(|(_, documents)| without_keys(documents));
+    let made = |values: &Value| render(&chart(), values).map(|(_, documents)| documents);
     let off = |part: &str, switch: &str| json!({part: {switch: false}});
     for values in [everything(), alone(), off("api", "enabled"), off("crds", "install"), off("appliance", "create")] {
         let with = made(&values).unwrap();

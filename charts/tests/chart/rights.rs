@@ -134,6 +134,7 @@ pub fn the_operator_may_do_what_it_does_and_no_more() {
         ("secrets", "create delete"),
         ("secrets:millrace-authority", "create delete"),
         ("secrets:millrace-api-identity", "create delete"),
+        ("secrets:millrace-api-tls", "create delete"),
         ("priorityclasses@scheduling.k8s.io", "list"),
         ("events@events.k8s.io", "create patch"),
         ("leases@coordination.k8s.io", ""),
@@ -142,11 +143,11 @@ pub fn the_operator_may_do_what_it_does_and_no_more() {
         ("serviceaccounts", ""),
         ("nodes", ""),
     ]);
-    for secret in ["secrets:millrace-authority", "secrets:millrace-api-identity"] {
+    for secret in ["secrets:millrace-authority", "secrets:millrace-api-identity", "secrets:millrace-api-tls"] {
         rights.extend([own("get", secret, true), own("update", secret, true), own("delete", secret, true)]);
     }
     rights.extend([
-        own("get", "secrets:millrace-api-tls", false),
+        own("get", "secrets:other", false),
         own("list", "secrets", false),
         own("create", "leases@coordination.k8s.io", true),
         own("get", "leases@coordination.k8s.io:millrace-operator", true),

@@ -146,14 +146,3 @@ pub fn alone() -> Value {
         },
     })
 }
-
-/// Documents without the keys in them, which are others each time.
-pub fn without_keys(documents: Vec<Value>) -> Vec<Value> {
-    let blank = |mut document: Value| {
-        if document["kind"] == "Secret" {
-            document["data"].take();
-        }
-        document
-    };
-    documents.into_iter().map(blank).collect()
-}

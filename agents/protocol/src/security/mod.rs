@@ -22,6 +22,8 @@
 //! * The accepting side hands out no connection whose peer it does not admit.
 //! * Connections that do not finish their handshake in [`HANDSHAKE_TIMEOUT`] are dropped, and no more than
 //!   [`MAX_HANDSHAKES`] are in progress; the log of rejected connections is bounded.
+//!
+//! [`ServerCertificate`] is for the REST server's HTTPS, whose clients are people's programs: it takes no part in jobs.
 
 mod authority;
 mod connection;
@@ -30,6 +32,7 @@ mod listener;
 mod name;
 mod records;
 mod rejections;
+mod server;
 
 pub use authority::{Authority, IssueError, Validity};
 pub use connection::{ConnectError, Expected, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, connect};
@@ -37,6 +40,7 @@ pub use identity::{Credentials, Identity, IdentityError};
 pub use listener::{Admit, Incoming, MAX_HANDSHAKES, listen};
 pub use name::{AttemptName, Name, NameError, Service};
 pub use rejections::RejectionLog;
+pub use server::ServerCertificate;
 
 /// A random number of the cryptographic provider.
 pub fn random_number() -> u64 {
