@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -17,10 +17,11 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::error::said;
 use crate::term::Term;
 
-/// How long a leader counts as one without renewing.
-const LEASE: SignedDuration = SignedDuration::from_secs(15);
-/// A leader may write for so long after it sent its last renewal. Others may take over after [`LEASE`]: what lies
-/// between is for requests that the API server still works on, and for clocks that differ.
+/// For how long a candidate has to see no renewal before it takes the lease. The candidate measures that on its own
+/// clock: the times in the lease are other machines', and wall clocks differ.
+const LEASE: Duration = Duration::from_secs(15);
+/// A leader may write for so long after it sent its last renewal. What lies between this and [`LEASE`] is for requests
+/// that the API server still works on.
 const TERM: Duration = Duration::from_secs(10);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(2);
@@ -41,9 +42,10 @@ impl Candidate {
 
     /// Waits until this one leads; the fencing epoch, from 1, and the term that has begun.
     pub async fn elected(&self) -> (u64, Term) {
+        let mut seen = Seen::default();
         loop {
             let sent = Instant::now();
-            match self.try_lead(Claim::New).await {
+            match self.try_lead(Claim::New, &mut seen).await {
                 Ok(Some(epoch)) if sent.elapsed() < TERM => return (epoch, Term::begin(sent, TERM)),
                 Ok(Some(_)) => log::warn!("the lease was taken too late to be of use"),
                 Ok(None) => {}
@@ -71,7 +73,7 @@ impl Candidate {
     /// Keeps leading; returns when the term is over, at the latest `TERM` after the last renewal that succeeded was
     /// sent.
     pub async fn lead(&self, term: &Term) {
-        keep(term, || self.try_lead(Claim::Renewal)).await;
+        keep(term, async || self.try_lead(Claim::Renewal, &mut Seen::default()).await).await;
     }
 
     /// Gives the lease back, so that the next one need not wait for it to run out.
@@ -88,10 +90,13 @@ impl Candidate {
     }
 
     /// Takes or renews the lease; the epoch, or `None` where another holds it.
-    async fn try_lead(&self, what: Claim) -> Result<Option<u64>, kube::Error> {
-        let now = Timestamp::now();
+    async fn try_lead(&self, what: Claim, seen: &mut Seen) -> Result<Option<u64>, kube::Error> {
         let found = self.leases.get_opt(&self.name).await?;
-        let Some((lease, epoch)) = claim(found, &self.name, &self.me, what, now) else { return Ok(None) };
+        let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
+        if held_by_another(spec, &self.me) && !seen.is_over(spec, Instant::now()) {
+            return Ok(None);
+        }
+        let (lease, epoch) = claim(found, &self.name, &self.me, what, Timestamp::now());
         let written = match lease.metadata.resource_version {
             None => self.leases.create(&PostParams::default(), &lease).await,
             Some(_) => self.leases.replace(&self.name, &PostParams::default(), &lease).await,
@@ -106,10 +111,7 @@ impl Candidate {
 }
 
 /// Renews a term again and again by `renew`, which says whether this candidate still leads, until the term is over.
-async fn keep<R>(term: &Term, mut renew: impl FnMut() -> R)
-where
-    R: Future<Output = Result<Option<u64>, kube::Error>>,
-{
+async fn keep(term: &Term, mut renew: impl AsyncFnMut() -> Result<Option<u64>, kube::Error>) {
     while !term.is_over() {
         let sent = Instant::now();
         match timeout_at(term.ends(), renew()).await {
@@ -131,19 +133,37 @@ enum Claim {
     Renewal,
 }
 
-/// The lease as `me` would write it, with the epoch that then holds; `None` while another one's is valid.
-fn claim(found: Option<Lease>, name: &str, me: &str, what: Claim, now: Timestamp) -> Option<(Lease, u64)> {
+/// The lease as a candidate last saw it, and since when it has not changed.
+#[derive(Default)]
+struct Seen(Option<(LeaseSpec, Instant)>);
+
+impl Seen {
+    /// Whether the lease has not been renewed for [`LEASE`], as far as this candidate has seen at `now`.
+    fn is_over(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> bool {
+        let spec = spec.cloned().unwrap_or_default();
+        match &self.0 {
+            Some((seen, since)) if *seen == spec => now.duration_since(*since) >= LEASE,
+            _ => {
+                self.0 = Some((spec, now));
+                false
+            }
+        }
+    }
+}
+
+fn held_by_another(spec: Option<&LeaseSpec>, me: &str) -> bool {
+    let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
+    holder.is_some_and(|holder| !holder.is_empty() && holder != me)
+}
+
+/// The lease as `me` writes it, with the epoch that then holds.
+fn claim(found: Option<Lease>, name: &str, me: &str, what: Claim, now: Timestamp) -> (Lease, u64) {
     let mut lease = found.unwrap_or_else(|| Lease {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         ..Lease::default()
     });
     let old = lease.spec.take().unwrap_or_default();
     let mine = old.holder_identity.as_deref() == Some(me);
-    let held = old.holder_identity.as_deref().is_some_and(|holder| !holder.is_empty());
-    let ends = old.renew_time.as_ref().and_then(|renewed| renewed.0.checked_add(LEASE).ok());
-    if held && !mine && ends.is_some_and(|ends| now < ends) {
-        return None;
-    }
     let begins = !mine || what == Claim::New;
     let transitions = old.lease_transitions.unwrap_or(0) + i32::from(begins);
     lease.spec = Some(LeaseSpec {
@@ -154,7 +174,7 @@ fn claim(found: Option<Lease>, name: &str, me: &str, what: Claim, now: Timestamp
         lease_transitions: Some(transitions),
         ..old
     });
-    Some((lease, u64::try_from(transitions).unwrap_or(0)))
+    (lease, u64::try_from(transitions).unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -169,15 +189,12 @@ mod tests {
     async fn leads_for(renewals: &[Duration]) -> Duration {
         let (began, term) = (Instant::now(), Term::begin(Instant::now(), TERM));
         let mut delays = renewals.iter().copied();
-        let renew = || {
-            let delay = delays.next();
-            async move {
-                match delay {
-                    Some(delay) => tokio::time::sleep(delay).await,
-                    None => std::future::pending().await,
-                }
-                Ok(Some(1))
+        let renew = async || {
+            match delays.next() {
+                Some(delay) => tokio::time::sleep(delay).await,
+                None => std::future::pending().await,
             }
+            Ok(Some(1))
         };
         keep(&term, renew).await;
         assert!(term.is_over());
@@ -190,31 +207,44 @@ mod tests {
         assert_eq!(leads_for(&[]).await, seconds(10), "no renewal ever answers");
         assert_eq!(leads_for(&[seconds(9)]).await, seconds(10), "it counts from when it was sent, not answered");
         assert_eq!(leads_for(&[seconds(1), seconds(6)]).await, seconds(13), "the second is sent at 3");
-        assert!(TERM < Duration::try_from(LEASE).unwrap());
+        assert!(TERM < LEASE);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_leader_whose_lease_is_taken_steps_down_at_once() {
         let (began, term) = (Instant::now(), Term::begin(Instant::now(), TERM));
-        keep(&term, || async { Ok(None) }).await;
+        keep(&term, async || Ok(None)).await;
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
 
     #[test]
-    fn one_leads_at_a_time_and_every_change_raises_the_epoch() {
+    fn every_leadership_raises_the_epoch_and_a_renewal_does_not() {
         use Claim::{New, Renewal};
-        let (lease, epoch) = claim(None, "l", "a", New, at(100)).unwrap();
+        let (lease, epoch) = claim(None, "l", "a", New, at(100));
         assert_eq!(epoch, 1);
-        assert!(claim(Some(lease.clone()), "l", "b", New, at(114)).is_none(), "a's lease is valid");
-        let (renewed, epoch) = claim(Some(lease), "l", "a", Renewal, at(114)).unwrap();
+        let (renewed, epoch) = claim(Some(lease), "l", "a", Renewal, at(114));
         assert_eq!(epoch, 1, "renewing changes no leader");
-        assert!(claim(Some(renewed.clone()), "l", "b", New, at(128)).is_none());
-        let (taken, epoch) = claim(Some(renewed), "l", "b", New, at(129)).unwrap();
+        let (taken, epoch) = claim(Some(renewed), "l", "b", New, at(129));
         assert_eq!(epoch, 2);
-        let (again, epoch) = claim(Some(taken), "l", "b", New, at(130)).unwrap();
+        let (_, epoch) = claim(Some(taken), "l", "b", New, at(130));
         assert_eq!(epoch, 3, "a leader that has lost its term begins another");
-        let mut given_back = again;
+    }
+
+    #[test]
+    fn a_lease_is_over_when_no_renewal_was_seen_for_its_length_whatever_the_clocks_say() {
+        let (start, seconds) = (Instant::now(), Duration::from_secs);
+        let mut seen = Seen::default();
+        // The leader's clock is an hour behind.
+        let (lease, _) = claim(None, "l", "a", Claim::New, at(-3_600));
+        assert!(held_by_another(lease.spec.as_ref(), "b") && !held_by_another(lease.spec.as_ref(), "a"));
+        assert!(!seen.is_over(lease.spec.as_ref(), start));
+        assert!(!seen.is_over(lease.spec.as_ref(), start + seconds(14)));
+        let (renewed, _) = claim(Some(lease), "l", "a", Claim::Renewal, at(-3_586));
+        assert!(!seen.is_over(renewed.spec.as_ref(), start + seconds(15)), "it was renewed");
+        assert!(!seen.is_over(renewed.spec.as_ref(), start + seconds(29)));
+        assert!(seen.is_over(renewed.spec.as_ref(), start + seconds(30)));
+        let mut given_back = renewed;
         given_back.spec.as_mut().unwrap().holder_identity = None;
-        assert_eq!(claim(Some(given_back), "l", "a", New, at(130)).unwrap().1, 4, "at once, once it is given back");
+        assert!(!held_by_another(given_back.spec.as_ref(), "b"), "at once, once it is given back");
     }
 }
