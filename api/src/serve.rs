@@ -252,7 +252,7 @@ async fn kubernetes(args: &Serve, store: &Store, compute: &Compute) -> anyhow::R
         anyhow::bail!("the pods that read jobs' files need an image: give this server's own by --image");
     }
     let client = millrace_operator::client::connect().await?;
-    client.apiserver_version().await.context("the API server can't be reached")?;
+    millrace_operator::client::until_reached(&client).await;
     let settings = kubernetes::Settings {
         namespace: args.namespace.clone(),
         image: args.image.clone(),

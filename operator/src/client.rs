@@ -9,13 +9,19 @@ use anyhow::Context as _;
 use http::{Request, Response};
 use kube::client::Body;
 use kube::{Client, Config};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::error::said;
 
 /// Longest wait for an answer to begin.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time without a byte from the API server. It sends a bookmark to each watch every minute, and a pooled
 /// connection may be idle for 90 s before its next request: the limit is longer than both.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
+/// Between two tries to reach the API server.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// Between two log lines about an API server that can't be reached.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An answer that did not begin in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +39,18 @@ pub async fn connect() -> anyhow::Result<Client> {
     Ok(limited(client))
 }
 
+/// Waits until the API server answers. The first failure is logged, and then one in each [`LOG_INTERVAL`].
+pub async fn until_reached(client: &Client) {
+    let mut logged: Option<Instant> = None;
+    while let Err(error) = client.apiserver_version().await {
+        if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+            log::warn!("the API server can't be reached, and is tried again every 2 s: {}", said(&error));
+            logged = Some(Instant::now());
+        }
+        sleep(RETRY_INTERVAL).await;
+    }
+}
+
 /// A client whose requests fail with [`NoAnswer`] instead of waiting for ever.
 fn limited(client: Client) -> Client {
     let namespace = client.default_namespace().to_owned();
@@ -46,11 +64,30 @@ async fn send(client: Client, request: Request<Body>) -> Result<Response<Body>, 
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
-    use kube::Api;
-    use tokio::time::Instant;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::Api;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_is_away_is_waited_for() {
+        let tries = Arc::new(AtomicUsize::new(0));
+        let counted = tries.clone();
+        let away_twice = move |_: Request<Body>| {
+            let number = counted.fetch_add(1, Ordering::Relaxed);
+            let version = r#"{"major":"1","minor":"35","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"",
+                "goVersion":"","compiler":"","platform":""}"#;
+            let answer = match number {
+                0 | 1 => Err(kube::Error::Service("connection refused".into())),
+                _ => Ok(Response::new(Body::from(version.as_bytes().to_vec()))),
+            };
+            std::future::ready(answer)
+        };
+        until_reached(&Client::new(tower::service_fn(away_twice), "default")).await;
+        assert_eq!(tries.load(Ordering::Relaxed), 3);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_never_comes_is_given_up() {

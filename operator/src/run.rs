@@ -27,13 +27,12 @@ use tokio::time::sleep;
 
 use crate::children::MANAGER;
 use crate::cli::Args;
-use crate::client::connect;
-use crate::error::said;
+use crate::client::{connect, until_reached};
 use crate::leader::Candidate;
 use crate::leadership::Leadership;
 use crate::{http, seed};
 
-/// Between two tries to reach the API server, or to lead after a failure.
+/// Between two tries to lead.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How a leadership ended.
@@ -90,10 +89,7 @@ struct Operator {
 impl Operator {
     /// Waits for the API server, and applies the Appliance of the chart's values.
     async fn prepare(&self) -> anyhow::Result<()> {
-        while let Err(error) = self.client.apiserver_version().await {
-            log::warn!("the API server can't be reached, and is tried again: {}", said(&error));
-            sleep(RETRY_INTERVAL).await;
-        }
+        until_reached(&self.client).await;
         if let Some(path) = &self.args.appliance {
             seed::apply(&self.client, path, &Recorder::new(self.client.clone(), self.reporter())).await?;
         }
