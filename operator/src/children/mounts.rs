@@ -95,10 +95,11 @@ impl Mounts {
     }
 
     fn add(&mut self, spec: &TrainJobSpec, mount: &MountDir, read_only: bool) {
-        let Some(volume) = spec.volumes.iter().find(|volume| volume.name == mount.volume) else { return };
-        let name = format!("user-{}", volume.name);
+        let Some(index) = spec.volumes.iter().position(|volume| volume.name == mount.volume) else { return };
+        // Not the volume's own name: with a prefix it can be longer than a pod allows.
+        let name = format!("user-{index}");
         if !self.volumes.iter().any(|there| there.name == name) {
-            self.volumes.push(source(&name, volume));
+            self.volumes.push(source(&name, &spec.volumes[index]));
         }
         self.mounts.push(VolumeMount {
             name,
