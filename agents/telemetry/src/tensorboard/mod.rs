@@ -4,7 +4,8 @@
 //! `file_version: "brain.Event:2"`. One file belongs to one attempt and is only appended to. The second event is a
 //! session start at the first step the attempt trains: there TensorBoard drops what earlier files said of that step and
 //! later ones, so that the curves show each step once, however often a run was resumed. (It takes the first session
-//! start of a run for the run's beginning and drops nothing; that is why every file has one.)
+//! start of a run for the run's beginning and drops nothing; that is why every file of a training run has one. A run that
+//! only evaluates has none.)
 
 mod event;
 mod record;
@@ -53,14 +54,24 @@ impl EventWriter {
     /// # Errors
     /// [`Error::Io`].
     pub fn create(directory: &Path, attempt: u64, resume_step: u64) -> Result<Self> {
+        let mut writer = Self::create_for_evaluation(directory, attempt)?;
+        let first_step = if resume_step == 0 { 0 } else { resume_step.saturating_add(1) };
+        writer.write(&Event::session_start(wall_time(), first_step))?;
+        Ok(writer)
+    }
+
+    /// As [`EventWriter::create`], for a run that trains nothing: it leaves what other files say as it is, since it may
+    /// evaluate earlier steps than the newest.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn create_for_evaluation(directory: &Path, attempt: u64) -> Result<Self> {
         millrace_roots::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let now = wall_time();
         let name = file_name(now, &host_name(), std::process::id(), attempt);
         let (file, path) = create_new(directory, &name)?;
         let mut writer = Self { file, path };
         writer.write(&Event::file_version(now))?;
-        let first_step = if resume_step == 0 { 0 } else { resume_step.saturating_add(1) };
-        writer.write(&Event::session_start(now, first_step))?;
         Ok(writer)
     }
 
@@ -168,5 +179,7 @@ mod tests {
         let second = records(&fs::read(second.path()).unwrap());
         assert!(second[0].ends_with(b"brain.Event:2"));
         assert_eq!(second.len(), 2);
+        let evaluation = EventWriter::create_for_evaluation(dir.path(), 2).unwrap();
+        assert_eq!(records(&fs::read(evaluation.path()).unwrap()).len(), 1, "no session start");
     }
 }
