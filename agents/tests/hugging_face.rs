@@ -51,6 +51,7 @@ fn facts(plan: &StreamPlan) -> Facts {
         grad_norm: None,
         notes: Vec::new(),
         job: text(),
+        recovery: false,
     }
 }
 

@@ -124,6 +124,8 @@ fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
             step = Some(*at);
             Kind::Checkpoint
         }
+        // Its sentence is in the log, too.
+        Event::CheckpointFailed { .. } => return None,
         Event::Outcome(outcome) => {
             step = Some(outcome.step);
             Kind::Outcome

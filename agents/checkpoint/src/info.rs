@@ -44,6 +44,8 @@ pub struct CheckpointInfo {
     pub grad_norm: Option<f32>,
     /// What a later reader should know.
     pub notes: Vec<String>,
+    /// Whether it was written because time had passed: it is deleted when a newer checkpoint is there.
+    pub recovery: bool,
     /// The numerics profile: the JSON as it was given where it is JSON, else the text.
     pub numerics_profile: serde_json::Value,
     /// Program and version that wrote it.
@@ -76,6 +78,7 @@ impl CheckpointInfo {
             loss: of.loss,
             grad_norm: of.grad_norm,
             notes: of.notes,
+            recovery: of.recovery,
             numerics_profile: profile,
             written_by: of.written_by,
             created_unix_seconds: of.created_unix_seconds,
@@ -100,6 +103,9 @@ impl fmt::Display for CheckpointInfo {
         writeln!(f, "  written by         {} (epoch {})", self.written_by, self.epoch)?;
         writeln!(f, "  parameters_blake3  {}", self.parameters_blake3)?;
         write!(f, "  optimizer_blake3   {}", self.optimizer_blake3)?;
+        if self.recovery {
+            write!(f, "\n  kept until         a newer checkpoint is there (checkpoint_seconds)")?;
+        }
         self.notes.iter().try_for_each(|note| write!(f, "\n  note               {note}"))
     }
 }

@@ -1,6 +1,6 @@
 //! The checkpoints of a model_dir: listing, choosing the one to go on from, keeping only so many, tidying up.
 //!
-//! Names: `checkpoint_<step>` is a checkpoint; `checkpoint_<step>.partial-<epoch>` one being written;
+//! Names: `checkpoint_<step>` is a checkpoint; `checkpoint_<step>.partial-<epoch>.<n>` one being written;
 //! `.replaced-<epoch>` one that a new one of the same step is taking the place of; `.deleted` one being deleted. A
 //! directory is only ever deleted under one of the last three, so what half a deletion leaves is no checkpoint.
 
@@ -28,8 +28,8 @@ pub(crate) fn name_of(step: u64) -> String {
     format!("{PREFIX}{step}")
 }
 
-pub(crate) fn partial_name(step: u64, epoch: WriterEpoch) -> String {
-    format!("{PREFIX}{step}.{PARTIAL}{epoch}")
+pub(crate) fn partial_name(step: u64, epoch: WriterEpoch, number: u64) -> String {
+    format!("{PREFIX}{step}.{PARTIAL}{epoch}.{number}")
 }
 
 pub(crate) fn replaced_name(step: u64, epoch: WriterEpoch) -> String {
@@ -116,22 +116,26 @@ pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint
 /// newest is always kept. Neither counted nor touched, where the lock is a job's, are those that the job has nothing to
 /// do with: another job wrote them, and this one does not go on from them.
 ///
+/// Recovery checkpoints are not counted: of a job's own only the newest is kept, and only until a newer checkpoint is
+/// there. That holds without `max_checkpoints`, too.
+///
 /// # Errors
 /// When the lock was lost or the file system refuses.
 pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf>> {
-    if max_checkpoints == 0 {
-        return Ok(Vec::new());
-    }
-    let (mut whole, history) = (list(lock.model_dir())?.whole, History::read(lock.model_dir())?);
+    let (mut own, history) = (list(lock.model_dir())?.whole, History::read(lock.model_dir())?);
     let point = |info: &CheckpointInfo| Point { attempt: info.epoch.attempt, step: info.step };
     let is_own = |at: Point| lock.owner().job.is_none() || at.attempt > lock.before() || history.continues(at);
-    whole.retain(|info| is_own(point(info)));
-    whole.sort_by_key(|info| (history.continues(point(info)), point(info)));
-    whole.truncate(whole.len().saturating_sub(max_checkpoints));
-    if !whole.is_empty() {
+    own.retain(|info| is_own(point(info)));
+    own.sort_by_key(|info| (history.continues(point(info)), point(info)));
+    let newest = own.pop();
+    let (recovery, mut regular): (Vec<_>, Vec<_>) = own.into_iter().partition(|info| info.recovery);
+    let kept = max_checkpoints.saturating_sub(usize::from(newest.is_some_and(|newest| !newest.recovery)));
+    regular.truncate(if max_checkpoints == 0 { 0 } else { regular.len().saturating_sub(kept) });
+    let superseded: Vec<_> = recovery.into_iter().chain(regular).collect();
+    if !superseded.is_empty() {
         lock.still_mine()?;
     }
-    whole.into_iter().map(|old| delete(&old.path).map(|()| old.path)).collect()
+    superseded.into_iter().map(|old| delete(&old.path).map(|()| old.path)).collect()
 }
 
 /// Cleans up after writers that died, at the start of a run: removes checkpoints that were never finished or only half

@@ -66,6 +66,8 @@ pub struct Facts {
     pub notes: Vec<String>,
     /// The resolved job, as JSON; kept as `job.json`.
     pub job: String,
+    /// Whether it was written because time had passed, and is to be deleted when a newer one is there.
+    pub recovery: bool,
 }
 
 /// A file and the digest of all its bytes.
@@ -110,6 +112,9 @@ pub(crate) struct Manifest {
     pub loss: Option<f32>,
     pub grad_norm: Option<f32>,
     pub notes: Vec<String>,
+    /// Since 0.2.0; checkpoints before that are none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recovery: bool,
     pub parameters: u64,
     pub parameters_blake3: Digest,
     pub optimizer_blake3: Digest,
@@ -153,6 +158,7 @@ impl Manifest {
             loss: facts.loss,
             grad_norm: facts.grad_norm,
             notes: facts.notes,
+            recovery: facts.recovery,
             parameters: layout.parameters(),
             parameters_blake3: Digest::of_all(digests.section(Section::Parameters)),
             optimizer_blake3: optimizer_digest(&sections[1..]),

@@ -169,6 +169,7 @@ pub fn facts(plan: &StreamPlan) -> Facts {
         grad_norm: Some(f32::MIN_POSITIVE),
         notes: vec!["a note".into()],
         job: r#"{"model": {"hidden": 8}}"#.into(),
+        recovery: false,
     }
 }
 
@@ -213,6 +214,17 @@ pub fn chunk_values(plan: &StreamPlan, chunk: usize, section: usize) -> Vec<f32>
 
 /// Writes a checkpoint the way two shards do.
 pub fn write(lock: &Arc<ModelDirLock>, plan: &StreamPlan, step: u64, moments: &Moments) -> PathBuf {
+    write_of_kind(lock, plan, step, moments, false)
+}
+
+/// As [`write`]; a recovery checkpoint where `recovery` says so.
+pub fn write_of_kind(
+    lock: &Arc<ModelDirLock>,
+    plan: &StreamPlan,
+    step: u64,
+    moments: &Moments,
+    recovery: bool,
+) -> PathBuf {
     let epoch = WriterEpoch { attempt: lock.attempt(), number: 2 };
     let mut staging = Staging::create(lock, plan, step, epoch, moments).unwrap();
     for shard in 0..2 {
@@ -229,5 +241,5 @@ pub fn write(lock: &Arc<ModelDirLock>, plan: &StreamPlan, step: u64, moments: &M
             staging.record(section, chunk, digest).unwrap();
         }
     }
-    staging.publish(Facts { plan: PlanHash(step), ..facts(plan) }).unwrap()
+    staging.publish(Facts { plan: PlanHash(step), recovery, ..facts(plan) }).unwrap()
 }

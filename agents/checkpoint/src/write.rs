@@ -1,6 +1,6 @@
 //! Writing a checkpoint: staged by the coordinator, filled by the shards, published at once.
 //!
-//! 1. The coordinator makes a [`Staging`]: the directory `checkpoint_<step>.partial-<epoch>` with every file at its full
+//! 1. The coordinator makes a [`Staging`]: the directory `checkpoint_<step>.partial-<epoch>.<n>` with every file at its full
 //!    length and with its header. Only a holder of the model_dir's lock can.
 //! 2. Each shard opens a [`RangeWriter`] on it and writes the chunks it owns, in any order, and reports their digests
 //!    once [`RangeWriter::finish`] has put them on disk. Ranges of different shards never overlap.
@@ -13,6 +13,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use millrace_emulator::plan::{ChunkId, StreamPlan};
@@ -24,6 +25,9 @@ use crate::layout::{ELEMENT, FileSpec, Layout, Moments, Section};
 use crate::list::{name_of, partial_name, replaced_name};
 use crate::lock::ModelDirLock;
 use crate::manifest::{Facts, INDEX, JOB, LAYOUT, MANIFEST, Manifest, WholeFile, WriterEpoch};
+
+/// Stagings that this process has made.
+static STAGINGS: AtomicU64 = AtomicU64::new(0);
 
 /// A checkpoint being written. Dropped without [`Staging::publish`], it is removed.
 #[derive(Debug)]
@@ -53,8 +57,9 @@ impl Staging {
         let layout = Layout::of(plan)?;
         moments.check().map_err(Error::Argument)?;
         lock.still_mine()?;
-        let path = lock.model_dir().join(partial_name(step, epoch));
-        // The same epoch may try the same step again after it gave up once.
+        // The same epoch may try the same step again: no file of the first try may be taken for one of the second.
+        let number = STAGINGS.fetch_add(1, Ordering::Relaxed);
+        let path = lock.model_dir().join(partial_name(step, epoch, number));
         remove_dir(&path)?;
         let digests = ChunkDigests::new(&layout, moments);
         let staging = Self {

@@ -150,15 +150,15 @@ pub enum Report {
     },
     /// The chunks of a checkpoint are on disk (shards).
     Written {
-        /// Updates in it.
-        step: u64,
+        /// As it was ordered.
+        snapshot: Snapshot,
         /// Digests of each own chunk.
         digests: Vec<(ChunkId, ChunkDigests)>,
     },
-    /// The checkpoint could not be written; the run goes on without it or fails, as the coordinator decides.
+    /// The chunks of a checkpoint could not be written (shards).
     NotWritten {
-        /// Updates in it.
-        step: u64,
+        /// As it was ordered.
+        snapshot: Snapshot,
         /// Why, in one sentence.
         reason: String,
         /// What kind of failure.

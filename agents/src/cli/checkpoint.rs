@@ -104,5 +104,6 @@ fn facts(prepared: &Prepared) -> Result<Facts, Refusal> {
         grad_norm: None,
         notes: Vec::new(),
         job: job.to_json(),
+        recovery: false,
     })
 }

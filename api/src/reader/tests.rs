@@ -75,6 +75,7 @@ fn checkpoint(lock: &Arc<ModelDirLock>) {
         grad_norm: Some(0.5),
         notes: Vec::new(),
         job: job.to_json(),
+        recovery: false,
     };
     staging.publish(facts).unwrap();
 }

@@ -24,7 +24,12 @@ pub(super) struct Facts {
     pub blocker: Option<(String, String)>,
     /// The newest checkpoint: step and digest.
     pub checkpoint: Option<(u64, String)>,
+    /// Why the newest one could not be written, while that is so.
+    pub unsaved: Option<String>,
 }
+
+/// The reason of the condition and of the event of a checkpoint that could not be written.
+pub(super) const WRITE_FAILED: &str = "CheckpointWriteFailed";
 
 /// The reason of conditions of a job whose record can't be used by this program.
 const RECORD_UNUSABLE: &str = "RecordUnusable";
@@ -104,6 +109,9 @@ fn progressing(state: State, facts: &Facts) -> Row {
 }
 
 fn checkpointed(facts: &Facts) -> Row {
+    if let Some(why) = &facts.unsaved {
+        return row("False", WRITE_FAILED, why);
+    }
     match &facts.checkpoint {
         Some((step, digest)) => {
             row("True", "Saved", format!("checkpoint_{step} is whole; its parameters are {digest}"))

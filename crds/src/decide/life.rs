@@ -5,7 +5,7 @@ mod failing;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::conditions::{Facts, update};
+use super::conditions::{Facts, WRITE_FAILED, update};
 use super::{AgentState, Command, Decision, Event, Observed, Outcome, Role};
 use crate::{
     CheckpointRecord, ConditionType, QueuePlace, QueueReason, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus,
@@ -95,6 +95,23 @@ impl Visit<'_> {
 
     fn seconds_since(&self, time: Option<&Time>) -> i64 {
         time.map_or(0, |time| seconds(time.0, self.observed.now))
+    }
+
+    /// Why the newest checkpoint could not be written, while the attempt that says so lives.
+    fn unsaved(&self, state: State) -> Option<String> {
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())?;
+        report.unsaved.clone().filter(|_| matches!(state, State::Training | State::Evaluating))
+    }
+
+    /// Says from which step the attempt goes on, and what was lost, where anything was trained before.
+    fn resumed(&self) -> String {
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        match report.and_then(|report| report.resumed) {
+            None => String::new(),
+            Some((0, lost)) => format!(" again from step 0: there was no checkpoint, and {lost} step(s) are lost"),
+            Some((step, 0)) => format!(" from step {step}, without losing a step"),
+            Some((step, lost)) => format!(" from step {step}; {lost} step(s) after it are lost and run again"),
+        }
     }
 
     /// Takes over what the coordinator has saved.
@@ -236,7 +253,7 @@ impl Visit<'_> {
         if report.is_some_and(|report| report.evaluating) && begun {
             (State::Evaluating, format!("attempt {attempt} evaluates on {num_csx} system(s)"))
         } else if begun || matches!(self.before, Some(State::Training | State::Evaluating)) {
-            (State::Training, format!("attempt {attempt} trains on {num_csx} system(s)"))
+            (State::Training, format!("attempt {attempt} trains on {num_csx} system(s){}", self.resumed()))
         } else {
             let (reason, message) = self.blocker.clone().unwrap_or_default();
             (State::Starting, format!("attempt {attempt} starts on {num_csx} system(s); {reason}: {message}"))
@@ -427,6 +444,7 @@ impl Visit<'_> {
     fn conclude(mut self, state: State, message: String, generation: Option<i64>) -> Decision {
         let is_resize_refused = self.status.num_csx.is_some_and(|num_csx| num_csx != self.spec.num_csx);
         let agents_refused = self.agents_refused().cloned();
+        let unsaved = self.unsaved(state);
         let checkpoint = self.status.checkpoint.as_ref();
         let facts = Facts {
             message: message.clone(),
@@ -437,11 +455,17 @@ impl Visit<'_> {
             systems: self.status.systems.clone(),
             queue: self.status.queue.clone(),
             blocker: self.blocker,
+            unsaved,
             checkpoint: checkpoint.and_then(|saved| Some((saved.step?, saved.digest.clone().unwrap_or_default()))),
         };
+        let known = self.status.conditions.iter().any(|known| Some(&known.message) == facts.unsaved.as_ref());
+        let unsaved = facts.unsaved.clone().filter(|_| !known);
         update(&mut self.status.conditions, state, &facts, generation, self.observed.now);
         self.status.observed_generation = generation;
         let mut events = Vec::new();
+        if let Some(message) = unsaved {
+            events.push(Event { warning: true, reason: WRITE_FAILED.to_owned(), message });
+        }
         if self.before != Some(state) {
             let warning = state.is_failure() || state == State::Restarting;
             events.push(Event { warning, reason: state.as_str().to_owned(), message });

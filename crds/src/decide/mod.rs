@@ -76,10 +76,14 @@ pub struct Report {
     pub attempt: u32,
     /// Whether it evaluates at present, rather than train.
     pub evaluating: bool,
+    /// Where it goes on from, if anything was trained before: the step, and how many steps after that are run again.
+    pub resumed: Option<(u64, u64)>,
     /// When it last got further: a step, a batch of an evaluation, a checkpoint.
     pub advanced: Option<Timestamp>,
     /// The newest checkpoint: step and digest.
     pub checkpoint: Option<(u64, String)>,
+    /// Why the newest checkpoint could not be written, and what follows; `None` once one is written.
+    pub unsaved: Option<String>,
     /// Whether all there was to save is saved, on a command to stop.
     pub saved: bool,
     /// How it ended.

@@ -198,7 +198,10 @@ fn a_job_goes_from_the_queue_to_its_end_and_gives_everything_back() {
     world.all(&AgentState::Ready);
     assert_eq!(world.visit(), State::Training);
     assert!(world.is(ConditionType::RolesReady) && world.is(ConditionType::Progressing));
-    world.report(|report| report.evaluating = true);
+    world.report(|report| report.unsaved = Some("no space is left".to_owned()));
+    assert_eq!((world.visit(), world.visit()), (State::Training, State::Training));
+    assert!(!world.is(ConditionType::Checkpointed));
+    world.report(|report| (report.evaluating, report.unsaved) = (true, None));
     assert_eq!(world.visit(), State::Evaluating);
     world.report(|report| report.checkpoint = Some((7, "digest".to_owned())));
     world.outcome(0, "Succeeded");
@@ -210,7 +213,8 @@ fn a_job_goes_from_the_queue_to_its_end_and_gives_everything_back() {
     assert_eq!(world.visit(), State::Succeeded);
     assert!(!world.is(ConditionType::Admitted) && world.status().systems.is_empty());
     assert_eq!(world.status().checkpoint.unwrap().digest.as_deref(), Some("digest"));
-    assert_eq!(world.events, ["Queued", "Starting", "Training", "Evaluating", "Succeeded"]);
+    let told = ["Queued", "Starting", "Training", "CheckpointWriteFailed", "Evaluating", "Succeeded"];
+    assert_eq!(world.events, told, "each once");
 }
 
 #[test]

@@ -60,6 +60,17 @@ pub enum Event {
         /// Updates in it.
         step: u64,
     },
+    /// The driver could not make the directory for a checkpoint, or not publish it.
+    NotSaved {
+        /// Updates in it.
+        step: u64,
+        /// Why, in one sentence.
+        reason: String,
+        /// What kind of failure.
+        cause: Cause,
+    },
+    /// After [`Command::NotSaved`]: save the last committed step now.
+    SaveAgain,
     /// The time of a [`Command::Pause`] is over.
     PauseOver {
         /// The epoch it was told for.
@@ -132,6 +143,20 @@ pub enum Command {
         record: Option<CommitRecord>,
         /// Epoch of its writers.
         epoch: Epoch,
+    },
+    /// A checkpoint could not be written. Training goes on; the driver decides when to try again by
+    /// [`Event::SaveAgain`]. A run that has nothing else left to do waits for that, see [`Coordinator::awaits_save`].
+    ///
+    /// [`Coordinator::awaits_save`]: super::Coordinator::awaits_save
+    NotSaved {
+        /// Updates in it.
+        step: u64,
+        /// Why, in one sentence.
+        reason: String,
+        /// The shard that could not write, where it was one.
+        agent: Option<AgentId>,
+        /// What kind of failure.
+        cause: Cause,
     },
     /// A new epoch begins with so many systems.
     Epoch {

@@ -87,6 +87,8 @@ pub struct Coordinator {
     current: Option<Current>,
     evaluating: Option<Evaluating>,
     saving: Option<Saving>,
+    /// The step whose checkpoint could not be written, until another one is begun.
+    unsaved: Option<u64>,
     deciding: Option<Deciding>,
     checkpoint_wanted: bool,
     stopping: bool,
@@ -125,6 +127,7 @@ impl Coordinator {
             current: None,
             evaluating: None,
             saving: None,
+            unsaved: None,
             deciding: None,
             checkpoint_wanted: false,
             stopping: false,
@@ -167,10 +170,13 @@ impl Coordinator {
             Event::Joined { agent, address, shard } => self.joined(agent, address, shard, out),
             Event::Lost { agent } => self.lost(agent),
             Event::Report { agent, report } => self.report(agent, report, out),
+            Event::CheckpointWanted if self.misses_checkpoint() => self.save_again(),
             Event::CheckpointWanted => self.checkpoint_wanted = !self.done.saved,
             Event::StopWanted => self.stop(),
             Event::Staged(snapshot) => self.staged(snapshot, out),
             Event::Published { step } => self.published(step),
+            Event::NotSaved { step, reason, cause } => self.not_saved(step, reason, cause, out),
+            Event::SaveAgain => self.save_again(),
             Event::PauseOver { epoch } => self.failures.pause_over(epoch),
         }
         self.proceed(out);
@@ -183,8 +189,8 @@ impl Coordinator {
             Report::Leaves { epoch, turn, results } if epoch == self.epoch => self.leaves(turn, &results, out),
             Report::Prepared { epoch, step, norms } if epoch == self.epoch => self.prepared(agent, step, &norms, out),
             Report::Committed { step } => self.committed(agent, step, out),
-            Report::Written { step, digests } => self.written(agent, step, digests, out),
-            Report::NotWritten { step, reason, cause } => self.not_written(agent, step, &reason, cause, out),
+            Report::Written { snapshot, digests } => self.written(agent, &snapshot, digests, out),
+            Report::NotWritten { snapshot, reason, cause } => self.not_written(agent, &snapshot, reason, cause, out),
             Report::LinkLost { epoch, peer } if epoch == self.epoch => self.link_lost(agent, peer, out),
             Report::Failed { reason, cause } => self.failed(agent, reason, cause, out),
             // Words of an older epoch.
@@ -265,7 +271,7 @@ impl Coordinator {
 
     /// Ends once the last checkpoint is published and the last commit recorded.
     fn finish(&mut self, outcome: Outcome, out: &mut Vec<Command>) {
-        if self.saving.is_none() && self.deciding.is_none() {
+        if self.saving.is_none() && self.deciding.is_none() && !self.misses_checkpoint() {
             self.end(outcome, out);
         }
     }
@@ -288,6 +294,7 @@ impl fmt::Debug for Coordinator {
             .field("done", &self.done)
             .field("current", &self.current)
             .field("saving", &self.saving)
+            .field("unsaved", &self.unsaved)
             .field("deciding", &self.deciding)
             .field("checkpoint_wanted", &self.checkpoint_wanted)
             .field("stopping", &self.stopping)

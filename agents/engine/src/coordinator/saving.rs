@@ -1,4 +1,7 @@
 //! Checkpoints: staged by the driver, written by every shard while training goes on, published by the driver.
+//!
+//! A checkpoint that can't be written is given up once every shard has answered, so that no shard still writes when the
+//! next one begins. The run goes on without it; only a run that would end now waits until its last step is saved.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,7 +9,7 @@ use std::fmt;
 use crate::message::{Cause, ChunkDigests, Order, Snapshot};
 use crate::types::{AgentId, CommitRecord, Epoch};
 
-use super::{Command, Coordinator, Outcome};
+use super::{Command, Coordinator, Next, Outcome, Phase};
 
 /// A checkpoint being written.
 pub(super) struct Saving {
@@ -16,8 +19,17 @@ pub(super) struct Saving {
     digests: Vec<Option<ChunkDigests>>,
     /// The order, once its directory is there.
     snapshot: Option<Snapshot>,
-    /// Shards that have not written theirs.
+    /// Shards that have not answered.
     waiting: BTreeSet<AgentId>,
+    /// Why it can't be published, where a shard could not write its part.
+    failed: Option<NotWritten>,
+}
+
+#[derive(Debug)]
+struct NotWritten {
+    agent: AgentId,
+    reason: String,
+    cause: Cause,
 }
 
 impl fmt::Debug for Saving {
@@ -46,6 +58,7 @@ impl Coordinator {
         }
         self.done.saved = true;
         self.checkpoint_wanted = false;
+        self.unsaved = None;
         self.saving = Some(Saving {
             step: self.step,
             record: self.record.filter(|record| record.step == self.step),
@@ -53,6 +66,7 @@ impl Coordinator {
             digests: vec![None; self.plan.chunks.len()],
             snapshot: None,
             waiting: self.shards().collect(),
+            failed: None,
         });
         out.push(Command::Stage { step: self.step });
     }
@@ -70,27 +84,48 @@ impl Coordinator {
         saving.snapshot.clone().map(Order::Snapshot)
     }
 
+    /// The checkpoint that `agent` has answered about; `None` where that is another one, or it has answered before.
+    fn answered(&mut self, agent: AgentId, snapshot: &Snapshot) -> Option<&mut Saving> {
+        let saving = self.saving.as_mut().filter(|saving| saving.snapshot.as_ref() == Some(snapshot))?;
+        saving.waiting.remove(&agent).then_some(saving)
+    }
+
     pub(super) fn written(
         &mut self,
         agent: AgentId,
-        step: u64,
+        snapshot: &Snapshot,
         digests: Vec<(usize, ChunkDigests)>,
         out: &mut Vec<Command>,
     ) {
-        let Some(saving) = self.saving.as_mut().filter(|saving| saving.step == step) else { return };
-        if saving.snapshot.is_none() || !saving.waiting.remove(&agent) {
-            return;
-        }
+        let Some(saving) = self.answered(agent, snapshot) else { return };
         for (chunk, digest) in digests {
             if let Some(slot) = saving.digests.get_mut(chunk) {
                 *slot = Some(digest);
             }
         }
-        if !saving.waiting.is_empty() {
-            return;
-        }
-        let (record, epoch) = (saving.record, saving.epoch);
-        if let Some(digests) = saving.digests.iter().cloned().collect() {
+        self.conclude_saving(out);
+    }
+
+    pub(super) fn not_written(
+        &mut self,
+        agent: AgentId,
+        snapshot: &Snapshot,
+        reason: String,
+        cause: Cause,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(saving) = self.answered(agent, snapshot) else { return };
+        saving.failed.get_or_insert(NotWritten { agent, reason, cause });
+        self.conclude_saving(out);
+    }
+
+    /// Has the checkpoint published, or gives it up, once every shard has answered.
+    fn conclude_saving(&mut self, out: &mut Vec<Command>) {
+        let Some(saving) = self.saving.as_mut().filter(|saving| saving.waiting.is_empty()) else { return };
+        let (step, record, epoch) = (saving.step, saving.record, saving.epoch);
+        if let Some(NotWritten { agent, reason, cause }) = saving.failed.take() {
+            self.give_up_saving(step, reason, Some(agent), cause, out);
+        } else if let Some(digests) = saving.digests.iter().cloned().collect() {
             out.push(Command::Publish { step, digests, record, epoch });
         } else {
             let reason = format!("the checkpoint of step {step} lacks chunks though every shard has written its own");
@@ -98,18 +133,43 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn not_written(
+    /// The driver could not stage or publish a checkpoint.
+    pub(super) fn not_saved(&mut self, step: u64, reason: String, cause: Cause, out: &mut Vec<Command>) {
+        if self.saving.as_ref().is_some_and(|saving| saving.step == step) {
+            self.give_up_saving(step, reason, None, cause, out);
+        }
+    }
+
+    fn give_up_saving(
         &mut self,
-        agent: AgentId,
         step: u64,
-        reason: &str,
+        reason: String,
+        agent: Option<AgentId>,
         cause: Cause,
         out: &mut Vec<Command>,
     ) {
-        if self.saving.as_ref().is_some_and(|saving| saving.step == step) {
-            let reason = format!("the checkpoint of step {step} could not be written: {reason}");
-            self.end(Outcome::Failed { reason, agent: Some(agent), cause }, out);
+        self.saving = None;
+        self.unsaved = Some(step);
+        out.push(Command::NotSaved { step, reason, agent, cause });
+    }
+
+    /// Has the last committed step saved, where the last attempt at saving one failed.
+    pub(super) fn save_again(&mut self) {
+        if self.unsaved.take().is_some() {
+            self.done.saved = false;
+            self.checkpoint_wanted = true;
         }
+    }
+
+    /// Whether the step that the run is at could not be saved.
+    pub(super) fn misses_checkpoint(&self) -> bool {
+        self.policy.train && self.unsaved == Some(self.step)
+    }
+
+    /// Whether nothing is left to be done but to save the last step, which has failed.
+    pub fn awaits_save(&self) -> bool {
+        let over = self.stopping || (self.evaluating.is_none() && self.policy.next(self.step, self.done) == Next::End);
+        self.phase != Phase::Ended && over && self.misses_checkpoint()
     }
 
     pub(super) fn published(&mut self, step: u64) {

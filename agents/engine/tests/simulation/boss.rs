@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_emulator::plan::ChunkId;
 use millrace_engine::coordinator::{Command, Coordinator, Evaluation, Event, Outcome};
-use millrace_engine::message::{ChunkDigests, Report, Snapshot};
+use millrace_engine::message::{Cause, ChunkDigests, Report, Snapshot};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 
 use crate::model::Parameters;
@@ -21,7 +21,7 @@ pub struct History {
     pub restarts: u32,
     /// How often it was stopped.
     pub stops: u32,
-    /// How often it failed because a checkpoint could not be written.
+    /// How often a checkpoint could not be written.
     pub failures: u32,
     pub coverage: Coverage,
     /// Checkpoints.
@@ -45,6 +45,8 @@ enum Chore {
         digests: Vec<ChunkDigests>,
         record: Option<CommitRecord>,
     },
+    /// Has the last step saved, which could not be.
+    SaveAgain,
     /// The end of a pause, after it was waited for so many times more.
     EndPause(Epoch, u64),
 }
@@ -144,6 +146,10 @@ impl Boss {
                 Command::Publish { step, digests, record, .. } => {
                     self.chores.push(Chore::Publish { step, digests, record });
                 }
+                Command::NotSaved { .. } => {
+                    history.failures += 1;
+                    self.chores.push(Chore::SaveAgain);
+                }
                 Command::Epoch { .. } => history.epochs += 1,
                 // Longer and longer, as by the clock: the end of a dead agent's stream arrives first.
                 Command::Pause { epoch, failures, .. } => self.chores.push(Chore::EndPause(epoch, 1 << failures)),
@@ -199,6 +205,12 @@ impl Boss {
             Chore::EndPause(epoch, left) => {
                 self.chores.push(Chore::EndPause(epoch, left - 1));
                 return Ok(());
+            }
+            Chore::SaveAgain => Event::SaveAgain,
+            Chore::Stage(step) | Chore::Publish { step, .. } if wires.failing_writes > 0 => {
+                wires.failing_writes -= 1;
+                wires.coverage.failed_writes += 1;
+                Event::NotSaved { step, reason: "no space is left".to_owned(), cause: Cause::NoSpace }
             }
             Chore::Stage(step) => {
                 self.directories += 1;

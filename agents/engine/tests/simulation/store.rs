@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, StreamPlan};
-use millrace_engine::message::{ChunkDigests, Report, Snapshot};
+use millrace_engine::message::{Cause, ChunkDigests, Report, Snapshot};
 use millrace_engine::payload::Payload;
 use millrace_engine::store::{Arithmetic, SnapshotCursor, Store, StoreError};
 use millrace_engine::types::CommitRecord;
@@ -108,19 +108,18 @@ impl Writer {
         disk: &mut Disk,
         fails: bool,
     ) -> Result<Option<(Snapshot, Report)>, StoreError> {
-        let Snapshot { step, path } = &self.snapshot;
         let Some((chunk, parameters)) = self.cursor.next(store)? else {
             let digests = std::mem::take(&mut self.digests);
-            return Ok(Some((self.snapshot.clone(), Report::Written { step: *step, digests })));
+            return Ok(Some((self.snapshot.clone(), Report::Written { snapshot: self.snapshot.clone(), digests })));
         };
         if fails {
             store.abandon_snapshot();
             let reason = "no space is left".to_owned();
-            let report = Report::NotWritten { step: *step, reason, cause: millrace_engine::message::Cause::NoSpace };
-            return Ok(Some((self.snapshot.clone(), report)));
+            let snapshot = self.snapshot.clone();
+            return Ok(Some((snapshot.clone(), Report::NotWritten { snapshot, reason, cause: Cause::NoSpace })));
         }
         self.digests.push((chunk, parameters.digests()));
-        disk.entry(path.clone()).or_default().insert(chunk, parameters);
+        disk.entry(self.snapshot.path.clone()).or_default().insert(chunk, parameters);
         Ok(None)
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use millrace_emulator::placement::swarm_nodes;
 use millrace_engine::coordinator::{Coordinator, Done, Known, Outcome};
-use millrace_engine::message::{Cause, Report, Source};
+use millrace_engine::message::{Report, Source};
 use millrace_engine::types::{AgentId, Role};
 
 use crate::agent::{Agent, Body, Job};
@@ -387,9 +387,6 @@ impl<'a> World<'a> {
         if told != committed {
             return Err(format!("step {committed} is committed, but {told} the last that was told"));
         }
-        if let Outcome::Failed { cause: Cause::NoSpace, .. } = outcome {
-            return Ok(outcome);
-        }
         let trained = committed > self.source.step();
         if trained && !self.wires.published.contains_key(&committed) {
             return Err(format!("step {committed} is lost: no checkpoint has it"));
@@ -427,7 +424,6 @@ pub fn run(task: &Task, mut random: Random, mut next: impl FnMut(&mut Random) ->
         let mut world = World::new(task, &life, source.clone(), wires, history);
         match world.run() {
             Err(error) => return Err(format!("{error}\n{}", world.dump())),
-            Ok(Outcome::Failed { cause: Cause::NoSpace, .. }) => world.history.failures += 1,
             Ok(Outcome::Failed { reason, .. }) => return Err(format!("it failed: {reason}\n{}", world.dump())),
             Ok(Outcome::Complete) => return Ok(world.into_remains().1),
             Ok(Outcome::Stopped) => world.history.stops += 1,

@@ -1,6 +1,7 @@
 //! The loop that carries events to the machine and its commands out.
 
 mod admission;
+mod saving;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use millrace_checkpoint::{ModelDirLock, Staging};
 use millrace_engine::coordinator::{Command, Coordinator, Event};
-use millrace_engine::message::{ChunkDigests, Order, Snapshot};
-use millrace_engine::types::{AgentId, CommitRecord, Epoch, Role};
+use millrace_engine::message::Order;
+use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::proto;
 use millrace_protocol::security::RejectionLog;
 use millrace_telemetry::journal::Reason;
@@ -29,6 +30,7 @@ use crate::control::job::CompiledJob;
 use crate::control::server::{ControlEvent, ControlEvents, Hello, Post, StreamNumber};
 use crate::failure::Failure;
 use crate::launch::{Exit, Launch};
+use saving::{NotSaved, SaveTimer, Worked};
 
 /// How long a shard may be gone before the attempt is given up: its numbers are nowhere else.
 const SHARD_GRACE: Duration = Duration::from_secs(30);
@@ -47,12 +49,6 @@ pub struct Inbox {
     pub logs: mpsc::Receiver<Record>,
     /// SIGTERM.
     pub terminate: Signal,
-}
-
-/// What comes back from blocking work.
-enum Worked {
-    Staged(Result<Box<(Staging, Snapshot)>, Failure>),
-    Published(Result<Saved, Failure>),
 }
 
 /// Agents that have said hello before the instruction set is pinned.
@@ -85,6 +81,9 @@ pub struct Driver {
     joined: Joined,
     saver: Option<Arc<Saver>>,
     staging: Option<Staging>,
+    save_timer: SaveTimer,
+    /// Whether the checkpoint that is being written is a recovery checkpoint.
+    recovery: bool,
     worked: mpsc::UnboundedReceiver<Worked>,
     work: mpsc::UnboundedSender<Worked>,
     replies: Vec<oneshot::Sender<proto::CommandReply>>,
@@ -111,6 +110,7 @@ impl Driver {
         let Prepared { launch, compiled, beginning, further, eval_batches, lock, files } = prepared;
         let teller = Teller::new(&launch, &compiled, eval_batches > 0, files, console, metrics);
         let last_saved = beginning.saved.clone();
+        let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
         Self {
             launch,
             compiled,
@@ -125,6 +125,8 @@ impl Driver {
             joined: Joined::new(),
             saver: None,
             staging: None,
+            save_timer,
+            recovery: false,
             worked,
             work,
             replies: Vec::new(),
@@ -153,7 +155,7 @@ impl Driver {
         while self.ending.is_none() {
             let lost = self.lost_shards.values().min().map(|&since| since + SHARD_GRACE);
             let pause = self.pause.map(|(_, until)| until);
-            let deadline = lost.into_iter().chain(self.stop_by).chain(pause).min();
+            let deadline = lost.into_iter().chain(self.stop_by).chain(pause).chain(self.save_timer.deadline()).min();
             tokio::select! {
                 Some(event) = self.inbox.agents.recv() => self.agent(event)?,
                 Some(command) = self.inbox.user.recv() => self.user(command)?,
@@ -168,7 +170,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A pause is over, or somebody has been waited for too long.
+    /// A pause is over, a checkpoint is due, or somebody has been waited for too long.
     fn overdue(&mut self) -> Result<(), Failure> {
         if let Some((epoch, _)) = self.pause.take_if(|(_, until)| *until <= Instant::now()) {
             return self.event(Event::PauseOver { epoch });
@@ -176,6 +178,9 @@ impl Driver {
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
             self.ending = Some(Ending::stopped(self.leaver));
             return Ok(());
+        }
+        if let Some(due) = self.save_timer.fire(Instant::now()) {
+            return self.event(due.event());
         }
         let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
         let sentence = format!("{} is gone, and with it parameters since the last checkpoint", lost.join(", "));
@@ -255,6 +260,7 @@ impl Driver {
             self.stop_by.get_or_insert_with(|| Instant::now() + STOP_PATIENCE);
             return self.stop_early();
         }
+        self.save_timer.stopping();
         self.teller.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
         self.event(Event::StopWanted)
     }
@@ -267,26 +273,6 @@ impl Driver {
         log::warn!("{agent} was asked to leave");
         self.leaver.get_or_insert(agent);
         self.stop()
-    }
-
-    fn blocking_done(&mut self, worked: Worked) -> Result<(), Failure> {
-        match worked {
-            Worked::Staged(staged) => {
-                let (staging, snapshot) = *staged?;
-                self.staging = Some(staging);
-                self.event(Event::Staged(snapshot))
-            }
-            Worked::Published(saved) => {
-                let saved = saved?;
-                let step = saved.step;
-                self.teller.saved(&saved)?;
-                for reply in self.checkpoint_replies.drain(..) {
-                    let _ = reply.send(reply_of(step, Some(&saved)));
-                }
-                self.last_saved = Some(saved);
-                self.event(Event::Published { step })
-            }
-        }
     }
 
     /// Gives an event to the machine and carries its commands out.
@@ -302,6 +288,9 @@ impl Driver {
             Command::Send(agent, order) => self.send(agent, &order),
             Command::Stage { step } => self.stage(step),
             Command::Publish { digests, record, .. } => self.publish(digests, record),
+            Command::NotSaved { step, reason, agent, cause } => {
+                self.not_saved(NotSaved { step, reason, agent, cause })?;
+            }
             Command::Epoch { epoch, placement } => {
                 self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len())?;
             }
@@ -314,7 +303,10 @@ impl Driver {
                 self.pause = Some((epoch, Instant::now() + after));
             }
             Command::Dismiss { agent, reason } => self.dismiss(agent, &reason),
-            Command::Running => self.teller.running()?,
+            Command::Running => {
+                self.save_timer.training(Instant::now());
+                self.teller.running()?;
+            }
             Command::Next(_) => self.next_checkpoint(),
             Command::Evaluating => self.teller.evaluating()?,
             Command::Step(record) => self.teller.step(&record)?,
@@ -346,19 +338,6 @@ impl Driver {
         if let Some(connected) = self.joined.remove(&agent) {
             connected.post.order(&Order::Finish);
         }
-    }
-
-    fn stage(&self, step: u64) {
-        let (Some(saver), Some(machine)) = (self.saver.clone(), &self.machine) else { return };
-        let (epoch, work) = (machine.epoch(), self.work.clone());
-        self.teller.line(format!("Saving checkpoint at step {step}"));
-        tokio::task::spawn_blocking(move || work.send(Worked::Staged(saver.stage(step, epoch).map(Box::new))));
-    }
-
-    fn publish(&mut self, digests: Vec<ChunkDigests>, record: Option<CommitRecord>) {
-        let (Some(saver), Some(staging)) = (self.saver.clone(), self.staging.take()) else { return };
-        let work = self.work.clone();
-        tokio::task::spawn_blocking(move || work.send(Worked::Published(saver.publish(staging, digests, record))));
     }
 
     /// The run can't go on: tells everybody.

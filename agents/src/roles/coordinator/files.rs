@@ -6,7 +6,7 @@ use millrace_checkpoint::Before;
 use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
-use millrace_telemetry::journal::{Event, Journal, JournalReader, Outcome, Reason};
+use millrace_telemetry::journal::{Event, Journal, JournalReader, Outcome, Reason, Resumed};
 use millrace_telemetry::logs::{LogFiles, Record};
 use millrace_telemetry::metrics::{self, EvalPoint, MetricsLog, Point, TrainPoint};
 use millrace_telemetry::tensorboard::{EventWriter, tags};
@@ -79,22 +79,32 @@ impl RunFiles {
     }
 
     /// Opens the files that points go to, for a run that continues after `step`, to which the steps `before` led: what
-    /// they say of others is dropped.
+    /// they say of others is dropped. Returns where the run goes on from, if anything was trained before.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn begin(&mut self, step: u64, before: &Before) -> Result<(), Failure> {
+    pub fn begin(&mut self, step: u64, before: &Before) -> Result<Option<Resumed>, Failure> {
         let dir = self.model_dir.as_path();
+        let newest_of = |points: &[Point]| {
+            points.iter().filter(|point| matches!(point, Point::Train(_))).map(Point::step).max().unwrap_or(0)
+        };
         let open = || {
+            let reached = newest_of(&metrics::read(dir)?);
             let metrics =
                 if self.trains { metrics_of_line(dir, before)? } else { MetricsLog::open_for_evaluation(dir)? };
-            let trained = |point: &Point| matches!(point, Point::Train(_));
-            let newest = metrics::read(dir)?.iter().filter(|point| trained(point)).map(Point::step).max();
-            let events = EventWriter::create(&self.summaries, self.journal.attempt(), step)?;
-            Ok(Points { metrics, events, newest: newest.unwrap_or(0) })
+            let newest = newest_of(&metrics::read(dir)?);
+            let attempt = self.journal.attempt();
+            let events = if self.trains {
+                EventWriter::create(&self.summaries, attempt, step)?
+            } else {
+                EventWriter::create_for_evaluation(&self.summaries, attempt)?
+            };
+            Ok((Points { metrics, events, newest }, reached))
         };
-        self.points = Some(open().map_err(|error: Error| file_failure(&error))?);
-        Ok(())
+        let (points, reached) = open().map_err(|error: Error| file_failure(&error))?;
+        self.points = Some(points);
+        let resumed = self.trains && step.max(reached) > 0;
+        Ok(resumed.then(|| Resumed { step, repeated_steps: reached.saturating_sub(step) }))
     }
 
     /// The run's numbered stream.
@@ -238,16 +248,21 @@ mod tests {
         launch.model_dir = dir.path().to_owned();
         let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
         let mut first = RunFiles::open(&launch, 1, LastReport::default()).unwrap();
-        first.begin(0, &Before::default()).unwrap();
+        assert_eq!(first.begin(0, &Before::default()).unwrap(), None);
         (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()).unwrap());
         drop(first);
         // It came to write step 3, or it did not: its successor is told the newest step in either case.
         for (attempt, newest) in [(2, 3), (3, 4)] {
             let mut next = RunFiles::open(&launch, attempt, LastReport::default()).unwrap();
-            next.begin(newest, &Before { shared: newest, ..Before::default() }).unwrap();
+            let resumed = next.begin(newest, &Before { shared: newest, ..Before::default() }).unwrap();
+            assert_eq!(resumed, Some(Resumed { step: newest, repeated_steps: 0 }));
             next.step(&record(newest), 0.5, Rates::default()).unwrap();
         }
         let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(Point::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
+        // One without a checkpoint begins again, and says what that costs.
+        let mut again = RunFiles::open(&launch, 4, LastReport::default()).unwrap();
+        let resumed = again.begin(0, &Before::default()).unwrap();
+        assert_eq!(resumed, Some(Resumed { step: 0, repeated_steps: 4 }));
     }
 }

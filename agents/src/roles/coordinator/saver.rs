@@ -50,7 +50,8 @@ impl Saver {
         Ok((staging, Snapshot { step, path }))
     }
 
-    /// Publishes it and deletes what is more than `max_checkpoints`.
+    /// Publishes it and deletes what is more than `max_checkpoints`, and recovery checkpoints before it; see
+    /// [`millrace_checkpoint::retain`].
     ///
     /// # Errors
     /// The file system refuses, or the lock was lost.
@@ -59,6 +60,7 @@ impl Saver {
         mut staging: Staging,
         digests: Vec<ChunkDigests>,
         record: Option<CommitRecord>,
+        recovery: bool,
     ) -> Result<Saved, Failure> {
         let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
         for (chunk, of_chunk) in digests.into_iter().enumerate() {
@@ -67,7 +69,7 @@ impl Saver {
             }
         }
         let step = staging.step();
-        let path = staging.publish(self.facts(step, record)).map_err(failed)?;
+        let path = staging.publish(Facts { recovery, ..self.facts(step, record) }).map_err(failed)?;
         let digest = Checkpoint::open(&path).map_err(failed)?.info().parameters_blake3.to_string();
         let keep = self.job.job.run.max_checkpoints.unwrap_or(0);
         millrace_checkpoint::retain(&self.lock, usize::try_from(keep).unwrap_or(usize::MAX)).map_err(failed)?;
@@ -88,6 +90,7 @@ impl Saver {
             grad_norm: record.map(|record| record.norm),
             notes: self.notes.clone(),
             job: job.to_json(),
+            recovery: false,
         }
     }
 }

@@ -10,7 +10,7 @@ use millrace_engine::coordinator::{Evaluation, LossScaling};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 use millrace_params::{Job, Mode};
 use millrace_protocol::proto;
-use millrace_telemetry::journal::{self, Reason, Stage, State};
+use millrace_telemetry::journal::{self, Reason, Resumed, Stage, State};
 use millrace_telemetry::logs::{AgentName, Level, Record};
 use millrace_telemetry::metric_definitions::{CoordinatorMetrics, RoleMetrics};
 use millrace_telemetry::progress::{EvalLine, RateMeter, Rates, Remaining, TrainLine, avg_eval_loss, time_for};
@@ -85,6 +85,7 @@ impl Teller {
                 total_steps: launch.mode.trains().then_some(compiled.job.run.max_steps),
                 num_csx: launch.wanted.systems as u32,
                 epoch: None,
+                resumed: None,
             },
             evaluates,
             usages: Usages::new(),
@@ -145,10 +146,19 @@ impl Teller {
     /// # Errors
     /// The file system refuses.
     pub fn gathered(&mut self, systems: usize, step: u64, before: &Before, held: bool) -> Result<(), Failure> {
-        self.files.begin(step, before)?;
+        self.state.resumed = self.files.begin(step, before)?;
         self.state.step = step;
         if held {
             self.console.line(format!("MemoryX holds the parameters of step {step} of this job: going on from there."));
+        }
+        if let Some(Resumed { step, repeated_steps: repeated @ 1.. }) = self.state.resumed {
+            let line = match step {
+                0 => format!(
+                    "Starting again at step 0: there is no checkpoint to go on from; {repeated} step(s) are lost."
+                ),
+                _ => format!("Going on from step {step}; {repeated} step(s) after it are lost and run again."),
+            };
+            self.console.line(line);
         }
         self.console.line(format!("Preparing to execute using {systems} CSX"));
         if !held {
@@ -295,6 +305,16 @@ impl Teller {
         self.console.line(format!("Saved checkpoint {}", saved.path.display()));
         self.gauges.checkpoint_step.set(saved.step as f64);
         self.files.record(journal::Event::Checkpoint { step: saved.step, digest: saved.digest.clone() })
+    }
+
+    /// A checkpoint could not be written; `sentence` says why, and what follows.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn not_saved(&self, step: u64, sentence: &str) -> Result<(), Failure> {
+        self.console.log(&format!("warning: {sentence}"));
+        log::warn!("{sentence}");
+        self.files.record(journal::Event::CheckpointFailed { step, message: sentence.to_owned() })
     }
 
     /// Says how the run ended, `step` updates in; `digest` is that of their parameters where they are saved.

@@ -156,13 +156,14 @@ impl StoreWorker {
     fn snapshot(&mut self, snapshot: Snapshot) {
         if let Some(writer) = self.writer.take() {
             // Only a snapshot of a coordinator that is lost can still be written: one is under way at a time.
+            self.store.abandon_snapshot();
             let _ = writer.join();
         }
         let cursor = self.store.begin_snapshot(snapshot.step);
         let (store, done, ordered) = (self.store.clone(), self.done.clone(), snapshot.clone());
         let write = move || {
             let report = match store.write_snapshot(cursor, &snapshot.path) {
-                Ok(digests) => Report::Written { step: snapshot.step, digests },
+                Ok(digests) => Report::Written { snapshot: snapshot.clone(), digests },
                 Err(failure) => not_written(&snapshot, &failure),
             };
             let _ = done.send(Done::Snapshot { snapshot, report });
@@ -179,7 +180,7 @@ impl StoreWorker {
 }
 
 fn not_written(snapshot: &Snapshot, failure: &Failure) -> Report {
-    Report::NotWritten { step: snapshot.step, reason: failure.to_string(), cause: failure.kind() }
+    Report::NotWritten { snapshot: snapshot.clone(), reason: failure.to_string(), cause: failure.kind() }
 }
 
 #[cfg(test)]

@@ -35,6 +35,13 @@ pub enum Event {
         /// blake3 of its parameters.
         digest: String,
     },
+    /// A checkpoint could not be written; the run goes on.
+    CheckpointFailed {
+        /// The step it would have held.
+        step: u64,
+        /// Why, and what follows.
+        message: String,
+    },
     /// The attempt is over: its last entry.
     Outcome(Outcome),
 }
@@ -56,6 +63,18 @@ pub struct State {
     /// The epoch, `attempt.number`; none before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
+    /// Where it goes on from, if anything was trained before; since 0.2.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed: Option<Resumed>,
+}
+
+/// Where a run that is not the first goes on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Updates in the parameters it begins with; 0 without a checkpoint.
+    pub step: u64,
+    /// Steps that were made after that one, and are run again.
+    pub repeated_steps: u64,
 }
 
 /// What a run does, in one word.
@@ -77,6 +96,7 @@ impl Event {
             Self::Log(_) => "log",
             Self::State(_) => "state",
             Self::Checkpoint { .. } => "checkpoint",
+            Self::CheckpointFailed { .. } => "checkpoint_failed",
             Self::Outcome(_) => "outcome",
         }
     }
@@ -88,6 +108,8 @@ impl Event {
             Self::Metric(Point::Train(_)) => Some("train"),
             Self::Metric(Point::Eval(_)) => Some("eval"),
             Self::Log(_) => None,
+            // Of the two the later one counts.
+            Self::CheckpointFailed { .. } => Some("checkpoint"),
             Self::State(_) | Self::Checkpoint { .. } | Self::Outcome(_) => Some(self.kind()),
         }
     }
@@ -95,7 +117,7 @@ impl Event {
     /// Whether it must be on the disk before anybody sees it.
     pub fn is_durable(&self) -> bool {
         match self {
-            Self::Metric(_) | Self::Log(_) => false,
+            Self::Metric(_) | Self::Log(_) | Self::CheckpointFailed { .. } => false,
             Self::State(_) | Self::Checkpoint { .. } | Self::Outcome(_) => true,
         }
     }

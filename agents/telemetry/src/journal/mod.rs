@@ -36,7 +36,7 @@ use std::{
     time::Duration,
 };
 
-pub use entry::{Entry, Event, Stage, State};
+pub use entry::{Entry, Event, Resumed, Stage, State};
 pub use follow::Follower;
 pub use header::VERSION;
 pub use outcome::{LAST_REPORT_BYTES, Outcome, Reason};

@@ -11,7 +11,14 @@ fn metric(step: u64) -> Event {
 }
 
 fn state(state: Stage) -> Event {
-    Event::State(super::State { state, step: 7, total_steps: Some(9), num_csx: 2, epoch: Some("1.2".into()) })
+    Event::State(super::State {
+        state,
+        step: 7,
+        total_steps: Some(9),
+        num_csx: 2,
+        epoch: Some("1.2".into()),
+        resumed: None,
+    })
 }
 
 fn outcome() -> Event {

@@ -24,7 +24,10 @@ section! {
         save_checkpoint_steps: u64,
         /// Oldest spelling of `checkpoint_steps`.
         save_checkpoints_steps: u64,
-        /// How many checkpoints are kept, the newest ones; all by default.
+        /// Seconds of training after which a recovery checkpoint is written, whatever the step; 600 by default, 0 for
+        /// none. Only the newest one is kept, and only until another checkpoint is written.
+        checkpoint_seconds: u64,
+        /// How many checkpoints are kept, the newest ones; all by default. A recovery checkpoint is not counted.
         max_checkpoints: u64,
         /// Older spelling of `max_checkpoints`.
         keep_checkpoint_max: u64,

@@ -14,6 +14,7 @@ mod schedule;
 pub use input::{InputSpec, Source, Split, Tokenizer};
 pub use model::{Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision};
 pub use optimizer::{OptimizerKind, OptimizerSpec};
+pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
 pub use schedule::{Piece, Schedule, Segment};
 

@@ -5,6 +5,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// Where nothing else is said, a fault costs at most ten minutes of training.
+pub(crate) const fn default_checkpoint_seconds() -> u64 {
+    600
+}
+
 /// The run of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunSpec {
@@ -22,7 +27,10 @@ pub struct RunSpec {
     pub eval_frequency: u64,
     /// Steps between checkpoints; 0 for none but the last step's, which is always saved.
     pub checkpoint_steps: u64,
-    /// How many checkpoints are kept, the newest ones; `None` for all.
+    /// Seconds of training after which a recovery checkpoint is written; 0 for none.
+    #[serde(default = "default_checkpoint_seconds")]
+    pub checkpoint_seconds: u64,
+    /// How many checkpoints are kept, the newest ones, recovery checkpoints not counted; `None` for all.
     pub max_checkpoints: Option<u64>,
     /// Whether step 0 is saved.
     pub save_initial_checkpoint: bool,

@@ -6,10 +6,13 @@ use super::Overrides;
 use super::check::Check;
 use super::input::Inputs;
 use crate::document::RunParams;
-use crate::job::{CheckpointStates, LogLevel, Mode, RunSpec, Source};
+use crate::job::{CheckpointStates, LogLevel, Mode, RunSpec, Source, default_checkpoint_seconds};
 
 /// More systems than any appliance has.
 const MOST_SYSTEMS: usize = 1 << 16;
+
+/// A year.
+const MAX_CHECKPOINT_SECONDS: usize = 365 * 24 * 3600;
 
 const LEVELS: &[(&str, LogLevel)] = &[
     ("DEBUG", LogLevel::Debug),
@@ -59,6 +62,7 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&RunParams>, over: &O
         eval_steps,
         eval_frequency: check.count("runconfig.eval_frequency", p.eval_frequency, every as usize, usize::MAX) as u64,
         checkpoint_steps,
+        checkpoint_seconds: checkpoint_seconds(check, p),
         max_checkpoints: max_checkpoints(check, p),
         save_initial_checkpoint: p.save_initial_checkpoint.unwrap_or(false),
         autoload_last_checkpoint: p.autoload_last_checkpoint.unwrap_or(true),
@@ -118,6 +122,14 @@ fn checkpoint_steps(check: &mut Check<'_>, p: &RunParams) -> u64 {
     let oldest = "runconfig.save_checkpoints_steps";
     let older_given = check.either(older, p.save_checkpoint_steps, oldest, p.save_checkpoints_steps);
     check.either("runconfig.checkpoint_steps", p.checkpoint_steps, older, older_given).unwrap_or(0)
+}
+
+fn checkpoint_seconds(check: &mut Check<'_>, p: &RunParams) -> u64 {
+    let key = "runconfig.checkpoint_seconds";
+    match p.checkpoint_seconds {
+        Some(0) => 0,
+        given => check.count(key, given, default_checkpoint_seconds() as usize, MAX_CHECKPOINT_SECONDS) as u64,
+    }
 }
 
 fn max_checkpoints(check: &mut Check<'_>, p: &RunParams) -> Option<u64> {

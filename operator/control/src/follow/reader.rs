@@ -117,11 +117,16 @@ impl<W: World> Listener<'_, W> {
             }
             Event::State(state) => self.change(true, |report| {
                 report.evaluating = state.state == Stage::Evaluating;
+                report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
                 if state.state != Stage::Starting {
                     report.advanced = Some(at);
                 }
             }),
-            Event::Checkpoint { step, digest } => self.change(true, |report| report.checkpoint = Some((step, digest))),
+            Event::Checkpoint { step, digest } => self.change(true, |report| {
+                report.checkpoint = Some((step, digest));
+                report.unsaved = None;
+            }),
+            Event::CheckpointFailed { message, .. } => self.change(true, |report| report.unsaved = Some(message)),
             Event::Outcome(outcome) => {
                 // How far it came stands in the status before its end does: nobody follows it after that.
                 self.writer.flush(self.world, self.target).await;

@@ -1,0 +1,278 @@
+//! When a checkpoint is written though no step asks for it: after a time, and again after one that failed.
+//!
+//! ```text
+//!  published           after checkpoint_seconds: a recovery checkpoint
+//!      │◄──────────────────────────►│
+//!  failed   1 s   failed   2 s   failed   4 s   failed   8 s   failed: skipped, training goes on without it
+//! ```
+//!
+//! While training goes on, [`MAX_RETRIES`] retries follow a failure; then the checkpoint is skipped until the next one is
+//! due. A run that has only its last step left to save is worth more patience: it retries [`MAX_LAST_RETRIES`] times,
+//! then fails.
+
+use std::time::{Duration, Instant};
+
+use millrace_checkpoint::Staging;
+use millrace_engine::coordinator::Event;
+use millrace_engine::message::{Cause, ChunkDigests, Snapshot};
+use millrace_engine::types::{AgentId, CommitRecord};
+use millrace_telemetry::journal::Reason;
+
+use super::super::saver::Saved;
+use super::{Coordinator, Driver, reply_of};
+use crate::failure::Failure;
+
+/// Retries while training goes on.
+const MAX_RETRIES: u32 = 4;
+/// Retries of the last step's checkpoint.
+const MAX_LAST_RETRIES: u32 = 7;
+/// Pause before the first retry; it doubles with each.
+const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// What comes back from blocking work.
+pub enum Worked {
+    /// The directory of a checkpoint of that step is made, or not.
+    Staged(u64, Result<Box<(Staging, Snapshot)>, Failure>),
+    /// A checkpoint of that step is published, or not.
+    Published(u64, Result<Saved, Failure>),
+}
+
+/// A checkpoint that could not be written; see [`Command::NotSaved`](millrace_engine::coordinator::Command::NotSaved).
+pub struct NotSaved {
+    pub step: u64,
+    pub reason: String,
+    pub agent: Option<AgentId>,
+    pub cause: Cause,
+}
+
+impl NotSaved {
+    /// Why a run ends that can't do without the checkpoint.
+    fn failure(&self) -> Failure {
+        let Self { step, reason, agent, cause } = self;
+        let who = agent.map_or_else(String::new, |agent| format!("{agent}: "));
+        let kind = if *cause == Cause::NoSpace { Reason::OutOfSpace } else { Reason::Failed };
+        Failure::of(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}"))
+            .hint("make room, or mend the storage of model_dir, and run the job again: it continues from the newest checkpoint")
+    }
+}
+
+impl Driver {
+    pub(super) fn blocking_done(&mut self, worked: Worked) -> Result<(), Failure> {
+        match worked {
+            Worked::Staged(_, Ok(staged)) => {
+                let (staging, snapshot) = *staged;
+                self.staging = Some(staging);
+                self.event(Event::Staged(snapshot))
+            }
+            Worked::Published(step, Ok(saved)) => {
+                if self.save_timer.published(Instant::now()) {
+                    self.teller.line("Checkpoints are written again.");
+                }
+                self.teller.saved(&saved)?;
+                for reply in self.checkpoint_replies.drain(..) {
+                    let _ = reply.send(reply_of(step, Some(&saved)));
+                }
+                self.last_saved = Some(saved);
+                self.event(Event::Published { step })
+            }
+            Worked::Staged(step, Err(failure)) | Worked::Published(step, Err(failure)) => {
+                // Another run has the model_dir: no retry can help.
+                if matches!(failure.reason(), Reason::Superseded | Reason::ModelDirInUse) {
+                    return Err(failure);
+                }
+                self.event(Event::NotSaved { step, cause: failure.kind(), reason: failure.to_string() })
+            }
+        }
+    }
+
+    pub(super) fn stage(&mut self, step: u64) {
+        let (Some(saver), Some(machine)) = (self.saver.clone(), &self.machine) else { return };
+        let (epoch, work) = (machine.epoch(), self.work.clone());
+        self.recovery = self.save_timer.is_by_time() && self.checkpoint_replies.is_empty() && !self.asks_for(step);
+        self.teller.line(format!("Saving checkpoint at step {step}"));
+        tokio::task::spawn_blocking(move || work.send(Worked::Staged(step, saver.stage(step, epoch).map(Box::new))));
+    }
+
+    /// Whether the params ask for a checkpoint of `step`.
+    fn asks_for(&self, step: u64) -> bool {
+        let run = &self.compiled.job.run;
+        let due = run.checkpoint_steps > 0 && step.is_multiple_of(run.checkpoint_steps);
+        due || step == 0 || step >= run.max_steps
+    }
+
+    pub(super) fn publish(&mut self, digests: Vec<ChunkDigests>, record: Option<CommitRecord>) {
+        let (Some(saver), Some(staging)) = (self.saver.clone(), self.staging.take()) else { return };
+        let (work, step, recovery) = (self.work.clone(), staging.step(), self.recovery);
+        tokio::task::spawn_blocking(move || {
+            work.send(Worked::Published(step, saver.publish(staging, digests, record, recovery)))
+        });
+    }
+
+    /// Decides what follows a checkpoint that could not be written.
+    pub(super) fn not_saved(&mut self, not_saved: NotSaved) -> Result<(), Failure> {
+        // Removes what the shards have written of it.
+        self.staging = None;
+        let failure = not_saved.failure();
+        let last = self.machine.as_ref().is_some_and(Coordinator::awaits_save);
+        let follows = match self.save_timer.failed(last, Instant::now()) {
+            AfterFailure::End => return Err(failure),
+            AfterFailure::Retry(delay) => format!("tried again in {} s", delay.as_secs()),
+            AfterFailure::Skip => {
+                let (step, saved) = self.standing();
+                let reply = reply_of(step, saved);
+                self.checkpoint_replies.drain(..).for_each(|waiting| drop(waiting.send(reply.clone())));
+                "skipped; training goes on, and the next checkpoint is tried when it is due".to_owned()
+            }
+        };
+        self.teller.not_saved(not_saved.step, &format!("{}; {follows}", failure.sentence))
+    }
+}
+
+/// What follows a failure.
+#[derive(Debug, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// Another try after so long.
+    Retry(Duration),
+    /// Training goes on without this checkpoint.
+    Skip,
+    /// The run ends: nothing is left to be done but to save the last step.
+    End,
+}
+
+/// When the next checkpoint is due by time. See the module text.
+#[derive(Debug)]
+pub struct SaveTimer {
+    interval: Option<Duration>,
+    /// When a recovery checkpoint is due; `None` before training begins.
+    due: Option<Instant>,
+    retry: Option<Instant>,
+    failures: u32,
+    /// Whether the next checkpoint is written because time has passed.
+    by_time: bool,
+}
+
+impl SaveTimer {
+    /// A timer for recovery checkpoints after every `seconds`; 0 for none.
+    pub fn new(seconds: u64) -> Self {
+        let interval = (seconds > 0).then(|| Duration::from_secs(seconds));
+        Self { interval, due: None, retry: None, failures: 0, by_time: false }
+    }
+
+    /// Training begins, perhaps again.
+    pub fn training(&mut self, now: Instant) {
+        self.due = self.due.or_else(|| self.interval.map(|interval| now + interval));
+    }
+
+    /// When [`SaveTimer::fire`] has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.due.into_iter().chain(self.retry).min()
+    }
+
+    /// What is due at `now`: a recovery checkpoint or another try.
+    pub fn fire(&mut self, now: Instant) -> Option<Due> {
+        if self.retry.take_if(|retry| *retry <= now).is_some() {
+            return Some(Due::Retry);
+        }
+        self.due.filter(|due| *due <= now)?;
+        self.due = self.interval.map(|interval| now + interval);
+        self.by_time = true;
+        Some(Due::Recovery)
+    }
+
+    /// The run is to end: what it saves then is what it goes on from.
+    pub const fn stopping(&mut self) {
+        self.by_time = false;
+    }
+
+    /// Whether the checkpoint that is now begun is written only because time has passed.
+    pub fn is_by_time(&mut self) -> bool {
+        std::mem::take(&mut self.by_time)
+    }
+
+    /// A checkpoint is published; returns whether one before it had failed.
+    pub fn published(&mut self, now: Instant) -> bool {
+        self.due = self.interval.map(|interval| now + interval);
+        self.retry = None;
+        std::mem::take(&mut self.failures) > 0
+    }
+
+    /// A checkpoint could not be written; `last` where the run has nothing else left to do.
+    pub fn failed(&mut self, last: bool, now: Instant) -> AfterFailure {
+        let delay = FIRST_RETRY_DELAY.saturating_mul(1 << self.failures.min(16));
+        self.failures += 1;
+        match (last, self.failures) {
+            (false, 1..=MAX_RETRIES) | (true, 1..=MAX_LAST_RETRIES) => {
+                self.retry = Some(now + delay);
+                AfterFailure::Retry(delay)
+            }
+            (true, _) => AfterFailure::End,
+            (false, _) => {
+                self.failures = 0;
+                AfterFailure::Skip
+            }
+        }
+    }
+}
+
+/// What a timer has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// A checkpoint because time has passed.
+    Recovery,
+    /// Another try at one that could not be written.
+    Retry,
+}
+
+impl Due {
+    /// What the machine is told.
+    pub const fn event(self) -> Event {
+        match self {
+            Self::Recovery => Event::CheckpointWanted,
+            Self::Retry => Event::SaveAgain,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_recovery_checkpoint_is_due_so_long_after_the_last_one() {
+        let start = Instant::now();
+        let mut timer = SaveTimer::new(600);
+        assert_eq!(timer.deadline(), None, "nothing is trained yet");
+        timer.training(start);
+        timer.training(start + seconds(100));
+        assert_eq!(timer.fire(start + seconds(599)), None);
+        assert!(!timer.published(start + seconds(599)), "one that a step asked for");
+        assert_eq!(timer.fire(start + seconds(1_198)), None);
+        assert_eq!(timer.fire(start + seconds(1_199)), Some(Due::Recovery));
+        assert!(timer.is_by_time() && !timer.is_by_time());
+        let mut never = SaveTimer::new(0);
+        never.training(start);
+        assert_eq!(never.deadline(), None);
+    }
+
+    #[test]
+    fn a_failure_is_retried_then_skipped_and_the_last_step_is_retried_longer() {
+        let start = Instant::now();
+        let mut timer = SaveTimer::new(0);
+        for delay in [1, 2, 4, 8] {
+            assert_eq!(timer.failed(false, start), AfterFailure::Retry(seconds(delay)));
+            assert_eq!(timer.fire(start + seconds(delay)), Some(Due::Retry));
+        }
+        assert_eq!(timer.failed(false, start), AfterFailure::Skip);
+        assert_eq!(timer.deadline(), None);
+        assert_eq!(timer.failed(false, start), AfterFailure::Retry(seconds(1)), "the next one has its own retries");
+        assert!(timer.published(start) && !timer.published(start));
+        for retry in 0..7 {
+            assert_eq!(timer.failed(true, start), AfterFailure::Retry(seconds(1 << retry)));
+        }
+        assert_eq!(timer.failed(true, start), AfterFailure::End);
+    }
+}
