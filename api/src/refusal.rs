@@ -148,7 +148,8 @@ impl Refusal {
 
     /// A job of this name lives.
     pub fn name_taken(namespace: &str, name: &str) -> Self {
-        let detail = format!("there is a job {name} in namespace {namespace}: choose another name, or delete it");
+        let detail =
+            format!("there is a job {name} in namespace {namespace}: choose another name, or cancel that job first");
         Self::new(Reason::AlreadyExists, detail)
     }
 

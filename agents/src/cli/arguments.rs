@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use millrace_emulator::numerics::Isa;
 use millrace_params::Overrides;
@@ -138,6 +139,9 @@ pub struct JobFlags {
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct RunFlags {
+    /// The device, as scripts for the real appliance name it: CSX, the only one
+    #[arg(value_name = "CSX", hide = true, value_parser = ["CSX"], ignore_case = true)]
+    pub target: Option<String>,
     #[command(flatten)]
     pub job: JobFlags,
     /// Where checkpoints, metrics and logs go; ./model_dir by default
@@ -241,6 +245,12 @@ pub fn sentence(error: &clap::Error) -> String {
 /// What to do about it: the nearest argument there is, or where all of them are told.
 pub fn hint(error: &clap::Error) -> String {
     let text = error.to_string();
+    let unknown = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+    if error.kind() == ErrorKind::UnknownArgument && unknown.as_deref() == Some("--mode") {
+        return "the mode is the command: train, eval, train_and_eval or eval_all; `run` takes it from --mode or the \
+                params"
+            .to_owned();
+    }
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
     let help = "millrace-agent --help tells what there is, millrace-agent COMMAND --help the flags of a command";
     tip.unwrap_or(help).to_owned()
@@ -297,6 +307,7 @@ mod tests {
         for line in [
             "eval -p a.yaml --checkpoint_path m/checkpoint_5 --eval_steps 3",
             "eval_all -p a.yaml -o m",
+            "train CSX -p a.yaml",
             "run -p a.yaml -m train --isa avx2 --threads 2 --base_port 7000 --appliance b.yaml --logging DEBUG",
             "plan -p a.yaml --json --num_csx 4",
             "samples -p a.yaml --steps 3 -o samples.safetensors",
@@ -313,6 +324,7 @@ mod tests {
     fn mistakes_are_one_sentence_with_a_hint() {
         for (line, says, hints) in [
             ("train -p a.yaml --num_csy 2", "unexpected argument '--num_csy' found", "--num_csx"),
+            ("eval -p a.yaml --mode eval", "unexpected argument '--mode' found", "the mode is the command"),
             ("train", "required arguments were not provided: --params <FILE>", "--help"),
             ("train -p a.yaml --num_csx two", "invalid value 'two' for '--num_csx <N>'", "--help"),
             ("trian -p a.yaml", "unrecognized subcommand 'trian'", "train"),

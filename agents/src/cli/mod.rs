@@ -16,6 +16,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use arguments::{CommandLine, Task};
 pub(crate) use arguments::{sentence, with_underscores};
@@ -31,6 +32,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             // Help and version are results. A closed standard output leaves nobody to tell.
             let _ = error.print();
             return Exit::Done.into();
+        }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            return Exit::BadInput.into();
         }
         Err(error) => {
             eprintln!("error: {}\nhint: {}", sentence(&error), arguments::hint(&error));

@@ -252,7 +252,7 @@ def test_refusals(
         (["train", "-p", "params.yaml", "--num_csx", "0"], "0 is not in the range"),
         (["train", "-p", "params.yaml", "-o", "model_dir"], "`millrace download NAME --to DIR` fetches them"),
         (["train", "-p", "params.yaml", "--job_labels", "a"], "a is not of the form KEY=VALUE"),
-        (["cancel", "kjv"], "say --yes"),
+        (["cancel", "kjv"], "needs the flag --yes"),
         (["train", "-p", "params.yaml", "--idempotency_key", "ünï"], "can't be sent: use ASCII"),
         (["download", "kjv", "--step", "4", "--artifacts", "*"], "--step and --format are for checkpoints"),
         (["--context", "nowhere", "get", "jobs"], "There is no context nowhere"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from millrace import endpoint
 from millrace.config import Config
 from millrace.endpoint import normal_url, resolve
 from millrace.errors import ConfigError
@@ -103,3 +107,38 @@ def test_a_damaged_file_is_told(contexts: Config) -> None:
         Path(contexts.path).write_text(content)
         with pytest.raises(ConfigError):
             resolve(context="lab")
+
+
+def test_without_any_address_it_is_the_server_on_this_machine(
+    contexts: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contexts.current = None
+    contexts.save()
+    monkeypatch.setenv("MILLRACE_TOKEN", "for-another-one")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monkeypatch.setattr(endpoint, "LOCAL_URL", f"http://127.0.0.1:{port}")
+    endpoint._is_local_server_there.cache_clear()
+    with pytest.raises(
+        ConfigError, match=f"no server runs on this machine at .*{port}: start one with `millrace-api serve`"
+    ):
+        resolve()
+
+    class Version(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"version": "0.2.0", "backend": "process"}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", port), Version) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint._is_local_server_there.cache_clear()
+        found, again = resolve(), resolve(namespace="nlp")
+        server.shutdown()
+    endpoint._is_local_server_there.cache_clear()
+    assert (found.url, found.token, found.namespace) == (f"http://127.0.0.1:{port}", None, "default")
+    assert again.namespace == "nlp"
+    assert capsys.readouterr().err == f"Using the server on this machine, http://127.0.0.1:{port}.\n"

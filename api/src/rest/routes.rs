@@ -267,6 +267,7 @@ fn of_the_server() -> Vec<Route> {
             .needs(Needs::Token)
             .gives("Ended")
             .tells(&["Set-Cookie"]),
+        open("/", get(openapi::home), "What this server is, for people", Answer::Html),
         open("/openapi.json", get(openapi::served), "This document", Answer::Json(json!({"type": "object"}))),
         open("/docs", get(openapi::page), "This document, for people", Answer::Html),
         open("/healthz", get(async || StatusCode::OK), "Whether the server lives", Answer::Status),

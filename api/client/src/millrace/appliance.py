@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from millrace import endpoint, submission
@@ -18,12 +19,33 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # of the type checker, not a dependency
 
 
+class Jobs(Iterator[Job]):
+    """Jobs as they come from the appliance, page by page; in a notebook, a table of the first ones."""
+
+    SHOWN = 20
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        self._seen: list[Job] = []
+        self._rest = jobs
+
+    def __next__(self) -> Job:
+        return self._seen.pop(0) if self._seen else next(self._rest)
+
+    def __repr__(self) -> str:
+        # Those that are shown are still to come for whoever iterates.
+        self._seen += islice(self._rest, max(0, self.SHOWN + 1 - len(self._seen)))
+        lines = [f"{job.name:<32} {job.state}" for job in self._seen[: self.SHOWN]]
+        lines += ["..."] if len(self._seen) > self.SHOWN else []
+        return "\n".join(lines) or "no jobs"
+
+
 class Appliance:
     """One appliance, seen with one token.
 
     Without arguments it is the one of MILLRACE_URL and MILLRACE_TOKEN, or of the current context that
-    `millrace login` has written. `context` names another context; `ca` is a file with the authority that
-    signed the appliance's certificate. `insecure` accepts any certificate, and a token sent unencrypted.
+    `millrace login` has written, or else the server on this machine. `context` names another context; `ca`
+    is a file with the authority that signed the appliance's certificate. `insecure` accepts any certificate,
+    and a token sent unencrypted.
 
     Requests are repeated for `retry_seconds` when the appliance can't be reached or asks to wait; a
     submission is the same job however often it is repeated. Live streams come back for `reconnect_seconds`.
@@ -175,8 +197,8 @@ class Appliance:
         finished: bool | None = None,
         deleted: bool = False,
         all_namespaces: bool = False,
-    ) -> Iterator[Job]:
-        """Jobs, the newest first, those that are over included; pages are asked for as they are needed.
+    ) -> Jobs:
+        """Jobs, the newest first, those that are over included; pages are fetched as they are needed.
 
         `state` is one of `millrace.state.NAMES`, as Training; Failed is every way to fail. With `deleted`,
         those of which only the history is left, too; Cancelled ones are always among these.
@@ -185,7 +207,7 @@ class Appliance:
         if state is not None and wanted is None:
             raise ConfigError(f"{state!r} is no state: choose from {', '.join(states.NAMES)}.")
         if finished is False and wanted in (states.FAILED, states.CANCELLED):
-            return  # these are over
+            return Jobs(iter(()))  # these are over
         query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
         query["deleted"] = deleted or wanted == states.CANCELLED or None
         if wanted in (states.FAILED, states.CANCELLED):
@@ -193,6 +215,9 @@ class Appliance:
         else:
             query["state"] = wanted
         path = collection("-" if all_namespaces else self.namespace)
+        return Jobs(self._pages_of_jobs(path, query, wanted))
+
+    def _pages_of_jobs(self, path: str, query: Mapping[str, Any], wanted: str | None) -> Iterator[Job]:
         cursor: str | None = None
         while True:
             page = self._transport.json("GET", path, params={**query, "cursor": cursor})

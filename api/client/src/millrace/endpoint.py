@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
 from millrace.config import Config, Context
 from millrace.errors import ConfigError
+
+LOCAL_URL = "http://127.0.0.1:8080"
+"""Where `millrace-api serve` listens if nothing else is said."""
+_LOCAL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ def resolve(
 ) -> Endpoint:
     """Arguments come first, then a context that is named, then the environment, then the current context.
 
+    Without any of these it is the server on this machine, if one runs at `LOCAL_URL`. It is sent no token but
+    one that is an argument: the token of the environment may be meant for another server.
+
     A context's token and authority go to that context's address and to no other.
     """
     environment = os.environ.get
@@ -53,10 +62,13 @@ def resolve(
 
     address = url or (named and named.url) or environment("MILLRACE_URL") or current.url
     if not address:
-        raise ConfigError(
-            "No appliance is named: log in with `millrace login URL`, set MILLRACE_URL, or give --url "
-            "(url= in Python)."
-        )
+        if not _is_local_server_there():
+            raise ConfigError(
+                f"No appliance is named, and no server runs on this machine at {LOCAL_URL}: start one with "
+                f"`millrace-api serve`, or log in elsewhere with `millrace login URL`, set MILLRACE_URL, or "
+                f"give --url (url= in Python)."
+            )
+        return Endpoint(LOCAL_URL, namespace or environment("MILLRACE_NAMESPACE") or "default", _clean(token))
     address = normal_url(address)
     using = named or current
     if using.url is None or normal_url(using.url) != address:
@@ -79,6 +91,21 @@ def resolve(
     )
     _refuse_open_token(endpoint)
     return endpoint
+
+
+@functools.cache
+def _is_local_server_there() -> bool:
+    """Whether a server of Millrace answers on this machine; if so, says that it is used, once."""
+    import httpx
+
+    try:
+        answer = httpx.get(f"{LOCAL_URL}/v1/version", timeout=_LOCAL_SECONDS, trust_env=False)
+        found = answer.status_code == httpx.codes.OK and "backend" in answer.json()
+    except (httpx.HTTPError, ValueError, TypeError):
+        return False
+    if found:
+        print(f"Using the server on this machine, {LOCAL_URL}.", file=sys.stderr)
+    return found
 
 
 def normal_url(url: str) -> str:

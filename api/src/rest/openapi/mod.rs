@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-pub use self::page::page;
+pub use self::page::{home, page};
 use super::routes::{Body, Needs, Route, all};
 use super::session::COOKIE;
 

@@ -33,7 +33,11 @@ def suspend(settings: Settings, name: str, uid: str | None, output: str) -> None
 def resume(settings: Settings, name: str, uid: str | None, output: str) -> None:
     """Has a suspended job go on from where it was."""
     with settings.appliance() as appliance:
-        _told(appliance.job(name, uid).resume(), output, "goes on as soon as there are systems for it")
+        job = appliance.job(name, uid)
+        if job.spec.get("suspend") or job.is_finished:
+            _told(job.resume(), output, "goes on as soon as there are systems for it")
+        else:
+            _told(job, output, "is not suspended")
 
 
 @click.command(cls=base.Command)
@@ -58,7 +62,7 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
         job = appliance.job(name, uid)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError(f"Nobody can be asked whether to cancel {name}: say --yes.")
+                raise click.UsageError(f"Without a terminal, cancelling {name} needs the flag --yes.")
             if not click.confirm(f"Cancel {name} ({job.summary})?", err=True):
                 return Exit.FAILED
         was_over = job.is_finished

@@ -195,7 +195,7 @@ def _token(settings: Settings) -> str:
         return given
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "Nobody can be asked for the token: give it on standard input, with --token -."
+            "Without a terminal, give the token on standard input, with --token -, or by --token_file FILE."
         )
     prompt = "Token (empty where the appliance asks for none)"
     answer: str = click.prompt(prompt, default="", hide_input=True, show_default=False, err=True)

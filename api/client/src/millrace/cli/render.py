@@ -24,6 +24,20 @@ def emit(output: str, value: Any, table: Callable[[], str], name: str | None = N
         click.echo(text)
 
 
+def csv_lines(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Rows of CSV under the columns of the first one, as each comes."""
+    import csv
+    import sys
+
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(sys.stdout, list(row), extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+        writer.writerow({key: value for key, value in row.items() if value is not None})
+        sys.stdout.flush()
+
+
 def emit_line(output: str, value: Any, text: str) -> None:
     """One of a stream of results: a line of text, a line of JSON, a document of YAML."""
     if output == "json":

@@ -287,14 +287,15 @@ def _plan(settings: Settings, params: str, output: str, options: RunOptions) -> 
 def _plan_table(found: Plan) -> str:
     projected = found.projected
     place = f"place {found.queue_position}" if found.queue_position else None
+    at_once = "at once" if found.fits and place is None else None
     start = (
-        found.estimated_start.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found.estimated_start else place
+        found.estimated_start.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found.estimated_start else at_once
     )
     fields = render.fields(
         {
             "Fits": f"{'yes' if found.fits else 'no'}{f': {found.message}' if found.message else ''}",
             "Systems": ", ".join(found.systems),
-            "Queue": place if start is not place else None,
+            "Queue": place,
             "Start": start,
             "On a real one": _duration(projected.get("seconds")),
             "Step there": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,

@@ -195,10 +195,10 @@ def events(settings: Settings, name: str, uid: str | None, follow: bool, output:
 @base.job_argument
 @_FOLLOW
 @click.option(
-    "--mode", type=_MODE, default="train", show_default=True, help="Of training, or of evaluations."
+    "--mode", type=_MODE, default="train", show_default=True, help="Points of training, or of evaluations."
 )
 @click.option("--max_points", type=click.IntRange(2), metavar="N", help="At most so many, evenly thinned.")
-@base.output_option("table", "json", "yaml")
+@base.output_option("table", "json", "yaml", "csv")
 @base.pass_settings
 def metrics(
     settings: Settings,
@@ -215,7 +215,10 @@ def metrics(
         points: Iterable[MetricPoint] = (
             job.stream_metrics(mode) if follow else job.metrics(mode, max_points=max_points)
         )
-        _stream(job, _metric_lines(points, thinned=max_points is not None), output, live=follow)
+        if output == "csv":
+            render.csv_lines(point.as_dict() for point in points)
+        else:
+            _stream(job, _metric_lines(points, thinned=max_points is not None), output, live=follow)
 
 
 COMMANDS = (get, attach, logs, events, metrics)
