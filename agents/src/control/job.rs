@@ -43,7 +43,8 @@ impl Cuts {
     /// Asks the compiler for these.
     fn ask(self, request: &mut Request) {
         if let Some(samples) = self.leaf_samples {
-            request.train.leaf_bound = request.train.leaf_bound.min(samples as usize);
+            // Also where that is more than the bound: `auto` may have stood for larger leaves in an earlier release.
+            request.train.leaf_bound = samples as usize;
         }
         if let Some(elements) = self.chunk_elements {
             request.chunk_elements = elements as usize;

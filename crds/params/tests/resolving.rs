@@ -24,7 +24,7 @@ fn what_is_left_out_has_the_zoo_s_defaults() {
     assert_eq!(eval.split, Split::Validation { fraction: 0.1 });
     assert_eq!(
         (job.train_input.max_sequence_length, job.train_input.leaf_size(), job.train_input.leaves()),
-        (256, 4, 2)
+        (256, 1, 8)
     );
     assert_eq!((job.run.seed, job.train_input.shuffle_seed, job.run.num_csx), (1, 1, 1));
     assert_eq!((job.run.log_steps, job.run.eval_frequency, job.run.checkpoint_steps), (1, 100, 0));
@@ -163,7 +163,7 @@ fn contradictions_are_refused() {
         (with("optimizer", "weight_decay: 0.1\n  weight_decay_rate: 0.1"), "optimizer.weight_decay_rate"),
         (with("optimizer", "max_gradient_norm: 1\n  max_gradient_value: 1"), "optimizer.max_gradient_value"),
         (with("runconfig", "compile_only: True\n  validate_only: True"), "runconfig.validate_only"),
-        (with("runconfig", "num_csx: 3"), "runconfig.num_csx"),
+        (with("runconfig", "num_csx: 5"), "runconfig.num_csx"),
     ] {
         let error = resolve(&text).expect_err(&text);
         assert_eq!(error.key(), key, "{}", error.report());
@@ -306,7 +306,10 @@ fn a_leaf_is_the_largest_divisor_within_the_bound() {
         (32, "none", 256, 32, 1),
         (7, "4", 256, 1, 7),
         (12, "5", 64, 4, 3),
-        (12, "auto", 64, 12, 1),
+        (12, "auto", 64, 1, 12),
+        (64, "auto", 16, 8, 8),
+        (5, "auto", 16, 1, 5),
+        (1024, "auto", 256, 4, 256),
         (8, "1000000", 256, 8, 1),
     ] {
         let text = with(
@@ -316,6 +319,23 @@ fn a_leaf_is_the_largest_divisor_within_the_bound() {
         let text = text.replacen("  batch_size: 8\n", "", if batch == 8 { 0 } else { 1 });
         let input = resolved(&text).job.train_input;
         assert_eq!((input.leaf_size(), input.leaves()), (leaf, leaves), "{batch} {micro} {length}");
+    }
+}
+
+/// Going from one system to eight changes one number, also where nobody has said anything of leaves.
+#[test]
+fn a_batch_can_be_shared_by_eight_systems_without_a_word_about_leaves() {
+    assert!(!SMALL.contains("micro_batch_size"));
+    for (batch, systems) in [(8, 8), (5, 5), (1, 1), (12, 8), (264, 8)] {
+        let as_wanted = format!("batch_size: {batch}");
+        let text = SMALL.replace("batch_size: 4", &as_wanted).replace("batch_size: 8", &as_wanted);
+        let params = Params::parse_yaml(&text).unwrap();
+        let jobs = [1, systems].map(|num_csx| {
+            let over = Overrides { num_csx: Some(num_csx), ..Overrides::default() };
+            params.resolve(&over).unwrap_or_else(|error| panic!("{batch}: {}", error.report())).job
+        });
+        assert_eq!(jobs[0].train_input, jobs[1].train_input, "the leaves are a function of the params");
+        assert!(jobs[0].train_input.is_micro_batch_auto);
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, list, newest_whole};
 use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::Source;
-use millrace_params::{Job, Mode};
+use millrace_params::{InputSpec, Job, Mode};
 
 use super::saver::Saved;
 use crate::checkpoints::{self, checkpoint_failure, holds_checkpoints, strictness};
@@ -125,7 +125,10 @@ fn from_checkpoint(
     let max_steps = compiled.job.run.max_steps;
     if launch.mode.trains() && step > max_steps {
         return Err(Failure::bad_input(format!("{} is at step {step}, beyond max_steps {max_steps}", path.display()))
-            .hint("give a larger max_steps: it counts from step 0"));
+            .hint(
+                "give a larger max_steps, which counts from step 0; or train the loaded weights from step 0 on, as for \
+                 fine-tuning, with --load_checkpoint_states model",
+            ));
     }
     let what = if optimizer { "parameters, optimizer state" } else { "parameters" };
     report.push(format!("Loaded {what} of step {} from {}.", checkpoint.step(), path.display()));
@@ -139,14 +142,15 @@ fn from_checkpoint(
         step,
         saved,
         from: is_own.then(|| checkpoint.point()),
-        profile: Some(profile_of(checkpoint, &compiled.job)),
+        profile: Some(profile_of(checkpoint, &compiled.job, step)),
         report,
     })
 }
 
-/// The numerics profile of `checkpoint`, JSON, as far as a run of `job` that goes on from it can keep to it: another
-/// model has other chunks, and a batch of another size other leaves.
-fn profile_of(checkpoint: &Checkpoint, job: &Job) -> String {
+/// The numerics profile of `checkpoint`, JSON, as far as a run of `job` that goes on from it at `step` can keep to it:
+/// another model has other chunks, and a batch of another size other leaves. Params that leave the size of leaves to the
+/// appliance go on with the checkpoint's, unless they count from step 0 again.
+fn profile_of(checkpoint: &Checkpoint, job: &Job, step: u64) -> String {
     let text = checkpoint.numerics_profile();
     let Ok(mut profile) = serde_json::from_str::<NumericsProfile>(text) else { return text.to_owned() };
     if profile.chunk_elements.is_none() && checkpoint.step() > 0 {
@@ -157,27 +161,61 @@ fn profile_of(checkpoint: &Checkpoint, job: &Job) -> String {
     let then: serde_json::Value = serde_json::from_str(checkpoint.job()).unwrap_or_default();
     let same = |path: &str| now.pointer(path) == then.pointer(path);
     if !same("/model") {
-        (profile.leaf_samples, profile.chunk_elements) = (None, None);
+        profile.chunk_elements = None;
     }
-    if !same("/train_input/batch_size") || !same("/train_input/micro_batch_size") {
-        profile.leaf_samples = None;
-    }
+    let input = serde_json::from_value::<InputSpec>(then["train_input"].clone()).ok();
+    let input = input.filter(|_| same("/model"));
+    profile.leaf_samples = kept_leaf_samples(profile.leaf_samples, input.as_ref(), &job.train_input, step);
     serde_json::to_string(&profile).unwrap_or_else(|_| text.to_owned())
+}
+
+/// Samples of a leaf that a run with the input `now` keeps, which goes on at `step` from a checkpoint with leaves of
+/// `recorded` samples and the input `then`; `None` where it cuts its batch by its own params.
+fn kept_leaf_samples(recorded: Option<u32>, then: Option<&InputSpec>, now: &InputSpec, step: u64) -> Option<u32> {
+    let then = then.filter(|then| then.batch_size == now.batch_size)?;
+    if !now.is_micro_batch_auto {
+        return recorded.filter(|_| then.micro_batch_size == now.micro_batch_size);
+    }
+    // Release 0.1.0 recorded the bound only, in the job.
+    let recorded = recorded.or_else(|| u32::try_from(then.leaf_size()).ok());
+    recorded.filter(|_| step > 0)
 }
 
 /// The job compiled with the leaves and chunks of the checkpoint that training goes on from, whatever this appliance
 /// would choose; unless the user accepts other numerics.
 ///
 /// # Errors
-/// Its leaves do not fit on this appliance's wafer.
+/// Its leaves do not fit on this appliance's wafer, or are fewer than the run has systems.
 pub fn keep_cuts(launch: &Launch, compiled: CompiledJob, beginning: &mut Beginning) -> Result<CompiledJob, Failure> {
     let then = beginning.profile.as_deref().and_then(|then| serde_json::from_str::<NumericsProfile>(then).ok());
     let Some(then) = then.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
         return Ok(compiled);
     };
     let (kept, sentence) = with_cuts_of(&then, compiled)?;
+    check_systems(&kept, launch.wanted.systems)?;
     beginning.report.extend(sentence);
     Ok(kept)
+}
+
+/// Refuses more systems than the batch has leaves, which may be the leaves of the checkpoint and not those of the params.
+fn check_systems(compiled: &CompiledJob, systems: usize) -> Result<(), Failure> {
+    let leaves = compiled.plan.leaves;
+    if systems <= leaves.count as usize {
+        return Ok(());
+    }
+    Err(Failure::bad_input(format!(
+        "the checkpoint was computed in {} of {} sample(s), too few for {systems} systems to share",
+        counted(leaves.count, "leaf", "leaves"),
+        leaves.samples
+    ))
+    .hint(format!(
+        "use at most {}, or cut the batch into smaller leaves, which gives other bits, with --accept_other_profile",
+        counted(leaves.count, "system", "systems")
+    )))
+}
+
+fn counted(count: u32, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// `compiled`, or the same job compiled with the cuts of `then` where it has others, and a sentence about that.
@@ -223,6 +261,9 @@ fn changes(job: &Job, then: &str) -> Vec<String> {
     for section in ["model", "optimizer", "train_input", "eval_input"] {
         compare(section, &then[section], &now[section], &mut changes);
     }
+    // Who left the size of leaves open has changed nothing where `auto` stands for another size now.
+    let is_leaf_size = |change: &String| change.contains("_input.is_micro_batch_auto ");
+    changes.retain(|change| !is_leaf_size(change));
     changes
 }
 
@@ -319,11 +360,37 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/0.1.0/model_dir/checkpoint_4");
         let checkpoint = Checkpoint::open(path).unwrap();
         let job: Job = serde_json::from_str(checkpoint.job()).unwrap();
-        let profile: NumericsProfile = serde_json::from_str(&profile_of(&checkpoint, &job)).unwrap();
+        let profile: NumericsProfile = serde_json::from_str(&profile_of(&checkpoint, &job, 4)).unwrap();
         let largest = checkpoint.layout().chunks().iter().map(|chunk| chunk.elements as u32).max();
         assert_eq!((profile.leaf_samples, profile.chunk_elements), (None, largest));
-        let other = profile_of(&checkpoint, &self::job());
+        let other = profile_of(&checkpoint, &self::job(), 4);
         let profile: NumericsProfile = serde_json::from_str(&other).unwrap();
         assert_eq!(profile.chunk_elements, None, "another model's chunks are others");
+    }
+
+    #[test]
+    fn params_without_a_leaf_size_keep_the_leaves_of_the_checkpoint() {
+        let now = InputSpec { micro_batch_size: 1, is_micro_batch_auto: true, ..job().train_input };
+        let then = InputSpec { micro_batch_size: 8, is_micro_batch_auto: false, ..now.clone() };
+        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &now, 7), Some(4));
+        assert_eq!(kept_leaf_samples(None, Some(&then), &now, 7), Some(8), "as release 0.1.0 wrote it");
+        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &now, 0), None, "it counts from step 0 again");
+        let other_batch = InputSpec { batch_size: 16, ..then.clone() };
+        assert_eq!(kept_leaf_samples(Some(4), Some(&other_batch), &now, 7), None);
+        let given = InputSpec { is_micro_batch_auto: false, ..now };
+        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &given, 7), None, "the user has another wish");
+        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &then, 7), Some(4));
+    }
+
+    #[test]
+    fn more_systems_than_the_checkpoint_has_leaves_are_refused() {
+        let compiled = compiled(LARGE, 1 << 16);
+        assert_eq!(compiled.plan.leaves.count, 2);
+        assert!(check_systems(&compiled, 2).is_ok());
+        let one_leaf = NumericsProfile { leaf_samples: Some(8), ..compiled.profile };
+        let (kept, _) = with_cuts_of(&one_leaf, compiled).unwrap();
+        assert_eq!(kept.plan.leaves.count, 1, "larger than the bound of the params");
+        let refused = check_systems(&kept, 2).unwrap_err().to_string();
+        assert!(refused.contains("1 leaf of 8") && refused.contains("--accept_other_profile"), "{refused}");
     }
 }

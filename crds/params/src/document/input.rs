@@ -11,14 +11,16 @@ section! {
         /// `train_input`, with its files.
         data_processor: String,
         /// Files, directories or globs to read; a directory means its `*.txt` (text) or `*.bin` (tokens) files. Relative
-        /// paths are relative to the working directory.
+        /// paths start beside the params file where something is found there, else at the working directory; on an
+        /// appliance, where the appliance looks for inputs.
         data_dir: OneOrMany,
         /// Further files, directories or globs, read after those of `data_dir`.
         data_files: OneOrMany,
         /// Samples in a batch, over all systems together.
         batch_size: u64,
-        /// Upper bound on the samples of a leaf: a number (of which up to 16,384 tokens are used), `auto` (the default:
-        /// about 1,024 tokens) or `none` (the whole batch is one leaf).
+        /// Upper bound on the samples of a leaf: a number (of which up to 16,384 tokens are used), `auto` (the default: at
+        /// most 1,024 tokens, and at least 8 leaves of a batch that has 8 samples) or `none` (the whole batch is one
+        /// leaf). No more systems can be used than a batch has leaves.
         micro_batch_size: MicroBatchChoice,
         /// Tokens of a sample; `model.max_position_embeddings` by default.
         max_sequence_length: u64,

@@ -13,6 +13,11 @@ pub struct InputSpec {
     pub batch_size: usize,
     /// Upper bound on the samples of a leaf, from 1 to `batch_size`.
     pub micro_batch_size: usize,
+    /// Whether the params leave that bound to the appliance. Training that goes on from a checkpoint of an equally large
+    /// batch then keeps the checkpoint's leaves, whatever bound `auto` stands for now. False in documents of releases
+    /// that did not record it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_micro_batch_auto: bool,
     /// Tokens of a sample, T; at least 1.
     pub max_sequence_length: usize,
     /// Whether samples come in a random order, another one each epoch.
@@ -31,6 +36,22 @@ impl InputSpec {
     /// K: the leaves that make a batch.
     pub fn leaves(&self) -> usize {
         self.batch_size / self.leaf_size()
+    }
+
+    /// The files, directories and globs that it reads; none of a synthetic source.
+    pub fn paths(&self) -> &[String] {
+        match &self.source {
+            Source::Text { paths, .. } | Source::Tokens { paths } => paths,
+            Source::Synthetic {} => &[],
+        }
+    }
+
+    /// [`InputSpec::paths`], to be changed.
+    pub fn paths_mut(&mut self) -> Option<&mut Vec<String>> {
+        match &mut self.source {
+            Source::Text { paths, .. } | Source::Tokens { paths } => Some(paths),
+            Source::Synthetic {} => None,
+        }
     }
 
     /// Tokens of a batch.

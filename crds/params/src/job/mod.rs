@@ -36,6 +36,13 @@ pub struct Job {
 }
 
 impl Job {
+    /// The inputs that its mode reads, with their keys in the params.
+    pub fn used_inputs(&self) -> impl Iterator<Item = (&'static str, &InputSpec)> {
+        let train = self.run.mode.trains().then_some(("train_input", &self.train_input));
+        let eval = self.eval_input.as_ref().filter(|_| self.run.mode.evaluates());
+        train.into_iter().chain(eval.map(|eval| ("eval_input", eval)))
+    }
+
     /// The canonical JSON: equal jobs give equal bytes.
     pub fn to_json(&self) -> String {
         // A Job holds only finite numbers, strings, lists and string-keyed maps, none of which serde_json can refuse.

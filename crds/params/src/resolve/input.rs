@@ -9,8 +9,11 @@ use crate::job::{InputSpec, ModelSpec, RunSpec, Source, Split};
 const MOST_SAMPLES: usize = 1 << 24;
 /// Bound on the sequence length of a model without position embedding.
 const MOST_TOKENS: usize = 1 << 22;
-/// About how many tokens a leaf has when `micro_batch_size` is `auto`.
+/// Most tokens a leaf has when `micro_batch_size` is `auto`, where a single sample has no more.
 const AUTO_LEAF_TOKENS: usize = 1024;
+/// Leaves that a batch has at least when `micro_batch_size` is `auto`, where it has as many samples: so many systems can
+/// share it, however few the job starts with.
+const MIN_AUTO_LEAVES: usize = 8;
 /// Most tokens a leaf has when `micro_batch_size` is a number. The zoo's numbers (264 samples of 2,048 tokens) are what
 /// one real wafer takes in at once; as leaves they would leave nothing to share out and fit no host's memory.
 const MOST_LEAF_TOKENS: usize = 16_384;
@@ -97,6 +100,7 @@ fn input(
         split: Split::All {},
         batch_size,
         micro_batch_size: micro_batch_size(check, s, batch_size, tokens),
+        is_micro_batch_auto: is_micro_batch_auto(p.micro_batch_size.as_ref()),
         max_sequence_length: tokens,
         shuffle: p.shuffle.unwrap_or(false),
         shuffle_seed: p.shuffle_seed.unwrap_or(run.seed),
@@ -119,9 +123,24 @@ fn max_sequence_length(check: &mut Check<'_>, s: &Section<'_>, train: Option<&In
     tokens
 }
 
+/// The bound on a leaf's samples that `auto` stands for. A function of the batch and the length of a sample alone: the
+/// number of systems must not change the bits.
+fn auto_micro_batch_size(batch_size: usize, tokens: usize) -> usize {
+    (AUTO_LEAF_TOKENS / tokens).min(batch_size / MIN_AUTO_LEAVES).max(1)
+}
+
+/// Whether the params leave the size of leaves to the appliance.
+fn is_micro_batch_auto(given: Option<&MicroBatchChoice>) -> bool {
+    match given {
+        None => true,
+        Some(MicroBatchChoice::Keyword(word)) => word.eq_ignore_ascii_case("auto"),
+        Some(MicroBatchChoice::Samples(_) | MicroBatchChoice::Range(_)) => false,
+    }
+}
+
 fn micro_batch_size(check: &mut Check<'_>, s: &Section<'_>, batch_size: usize, tokens: usize) -> usize {
     let key = s.key("micro_batch_size");
-    let auto = (AUTO_LEAF_TOKENS / tokens).clamp(1, batch_size);
+    let auto = auto_micro_batch_size(batch_size, tokens);
     match &s.given.micro_batch_size {
         None => auto,
         Some(MicroBatchChoice::Samples(samples)) => {
