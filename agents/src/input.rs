@@ -1,12 +1,13 @@
 //! The job's inputs as datasets.
 
-use millrace_data::{DataError, Dataset, SourceKind, SourceSpec};
+use millrace_data::{Dataset, SourceKind};
+pub use millrace_data::{DataError, SourceSpec, Survey, survey as survey_source};
 use millrace_params::{InputSpec, Job, Source, Split};
 
 use crate::failure::Failure;
 
 /// Training and evaluation data of a job.
-pub struct Inputs {
+pub(crate) struct Inputs {
     /// What is trained on, in the modes that train.
     pub train: Option<Dataset>,
     /// What is evaluated on, in the modes that evaluate.
@@ -48,16 +49,27 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
 }
 
 /// A data error as a failure with its hint.
-pub fn data_failure(error: &DataError) -> Failure {
+pub(crate) fn data_failure(error: &DataError) -> Failure {
     let failure = if error.is_bad_input() { Failure::bad_input(error) } else { Failure::own(error) };
     failure.hint(error.hint())
+}
+
+/// Looks at the files of one input without reading them through; what they have, and the samples of an epoch where that is
+/// known without tokenising.
+///
+/// # Errors
+/// Files missing, empty, or of another format.
+pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(Survey, Option<u64>), Failure> {
+    let spec = source_spec(input, vocab_size);
+    let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
+    found.map_err(|error| data_failure(&error))
 }
 
 /// Opens one input; `progress` gets bytes done and in all while it is tokenised.
 ///
 /// # Errors
 /// Files missing, empty or not text; tokens that the vocabulary has not got.
-pub fn open(input: &InputSpec, vocab_size: usize, progress: impl FnMut(u64, u64)) -> Result<Dataset, Failure> {
+pub(crate) fn open(input: &InputSpec, vocab_size: usize, progress: impl FnMut(u64, u64)) -> Result<Dataset, Failure> {
     let dataset = Dataset::open(&source_spec(input, vocab_size), progress).map_err(|error| data_failure(&error))?;
     dataset.check_vocab(vocab_size as u64).map_err(|error| data_failure(&error))?;
     Ok(dataset)

@@ -4,15 +4,18 @@
 //! * `roles`: the drivers of the five roles, each one process: they carry what `millrace-engine` decides.
 //! * `control`: every agent's stream to the coordinator; `links`: the data tree.
 //! * [`cli`]: the command line.
+//! * [`host`]: what this machine has.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod checkpoints;
 pub mod cli;
 mod control;
+mod epoch;
 mod failure;
+pub mod host;
 mod http;
-mod input;
+pub mod input;
 pub mod launch;
 mod links;
 mod member;

@@ -6,6 +6,7 @@ use crate::cache::{self, CacheDir, CacheOutcome};
 use crate::files::expand;
 use crate::permute::{Permutation, key};
 use crate::store::TokenStore;
+use crate::survey::survey_files;
 use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
 use crate::{DataError, SourceKind, SourceSpec, Split, Tokenizer};
@@ -44,7 +45,9 @@ impl Dataset {
                 (Source::Stored(store), cache)
             }
             SourceKind::Tokens { paths } => {
-                let store = TokenStore::open_files(&expand(paths, "bin")?, &mut progress)?;
+                let files = expand(paths, "bin")?;
+                survey_files(&spec.kind, &files)?;
+                let store = TokenStore::open_files(&files, &mut progress)?;
                 (Source::Stored(store), CacheOutcome::NotNeeded)
             }
             SourceKind::Synthetic { vocab_size, seed } => {
@@ -141,37 +144,48 @@ fn open_text(
     tokenizer: Tokenizer,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(TokenStore, CacheOutcome), DataError> {
-    let corpus = Corpus::open(&expand(paths, "txt")?, tokenizer)?;
+    let files = expand(paths, "txt")?;
+    survey_files(&spec.kind, &files)?;
+    let corpus = Corpus::open(&files, tokenizer)?;
     let dir = CacheDir::from_environment(spec.cache_dir.as_deref());
     cache::open(&dir, corpus.key(), &mut |sink| corpus.tokenise(progress, sink))
 }
 
+/// The part of `total` tokens, or windows, that the split has.
+fn part_of_split(spec: &SourceSpec, total: u64) -> Range<u64> {
+    // Rounded down, and never above the total, which an f64 may be after rounding.
+    let kept = ((total as f64 * spec.validation_fraction) as u64).min(total);
+    match spec.split {
+        Split::Train => 0..total - kept,
+        Split::Validation => total - kept..total,
+    }
+}
+
+/// The first token of the split, and how many windows it has, in a source of `tokens` tokens.
+pub(crate) fn windows_of_split(spec: &SourceSpec, tokens: u64) -> Result<(u64, u64), DataError> {
+    let (part, seq_len) = (part_of_split(spec, tokens), spec.seq_len as u64);
+    let tokens = part.end - part.start;
+    match tokens.saturating_sub(1) / seq_len {
+        0 => Err(DataError::TooShort { split: spec.split, tokens, needed: seq_len + 1 }),
+        windows => Ok((part.start, windows)),
+    }
+}
+
 /// The first token and the windows of the split.
 fn cut(spec: &SourceSpec, source: &Source) -> Result<(u64, Range<u64>), DataError> {
-    let part = |total: u64| {
-        // Rounded down, and never above the total, which an f64 may be after rounding.
-        let kept = ((total as f64 * spec.validation_fraction) as u64).min(total);
-        match spec.split {
-            Split::Train => 0..total - kept,
-            Split::Validation => total - kept..total,
-        }
-    };
-    let seq_len = spec.seq_len as u64;
-    let (tokens, first_token, windows) = match source {
+    match source {
         Source::Stored(store) => {
-            let tokens = part(store.len());
-            let length = tokens.end - tokens.start;
-            (length, tokens.start, 0..length.saturating_sub(1) / seq_len)
+            let (first_token, windows) = windows_of_split(spec, store.len())?;
+            Ok((first_token, 0..windows))
         }
         Source::Synthetic(_) => {
-            let windows = part(synthetic::WINDOWS);
-            ((windows.end - windows.start) * seq_len, 0, windows)
+            let windows = part_of_split(spec, synthetic::WINDOWS);
+            if windows.is_empty() {
+                return Err(DataError::TooShort { split: spec.split, tokens: 0, needed: spec.seq_len as u64 + 1 });
+            }
+            Ok((0, windows))
         }
-    };
-    if windows.is_empty() {
-        return Err(DataError::TooShort { split: spec.split, tokens, needed: seq_len + 1 });
     }
-    Ok((first_token, windows))
 }
 
 fn fingerprint(

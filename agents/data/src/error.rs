@@ -1,7 +1,7 @@
 //! What can be wrong with data: one sentence (`Display`) and what to do about it ([`DataError::hint`]).
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::Split;
 
@@ -13,7 +13,7 @@ pub enum DataError {
     #[error("the data source names no files")]
     NoPaths,
     /// A path without wildcards that does not exist.
-    #[error("data file {} does not exist (looked from {})", path.display(), cwd.display())]
+    #[error("data file {} does not exist{}", path.display(), looked_from(path, cwd))]
     NotFound {
         /// As the user wrote it.
         path: PathBuf,
@@ -21,7 +21,7 @@ pub enum DataError {
         cwd: PathBuf,
     },
     /// A glob without matches.
-    #[error("the pattern {pattern:?} matches no file (looked from {})", cwd.display())]
+    #[error("the pattern {pattern:?} matches no file{}", looked_from(Path::new(pattern), cwd))]
     NoMatch {
         /// As the user wrote it.
         pattern: String,
@@ -35,6 +35,16 @@ pub enum DataError {
         pattern: String,
         /// What the matcher said.
         reason: String,
+    },
+    /// A file that is neither text nor tokens.
+    #[error("data file {} is {found}, and {wanted} is expected", path.display())]
+    OtherFormat {
+        /// The file.
+        path: PathBuf,
+        /// What it is, as in "it is an HDF5 file".
+        found: &'static str,
+        /// What the data processor reads.
+        wanted: &'static str,
     },
     /// A directory without files of the expected kind.
     #[error("the directory {} holds no .{extension} file", path.display())]
@@ -150,15 +160,32 @@ pub enum DataError {
     },
 }
 
+/// Where a relative path starts; nothing for an absolute one.
+fn looked_from(path: &Path, cwd: &Path) -> String {
+    if path.is_relative() { format!(" (looked from {})", cwd.display()) } else { String::new() }
+}
+
+fn missing_hint(is_relative: bool) -> String {
+    let hint = if is_relative {
+        "check the spelling; relative paths start beside the params file or, where nothing is found there, at the working \
+         directory"
+    } else {
+        "check the spelling, and that the file is on the machine, or in the volume, that the job reads"
+    };
+    hint.to_owned()
+}
+
 impl DataError {
     /// What the user can do about it, as one sentence.
     pub fn hint(&self) -> String {
         use DataError::*;
         match self {
             NoPaths => "name a text file, a glob such as data/*.txt, or a directory".into(),
-            NotFound { .. } | NoMatch { .. } => {
-                "check the spelling; relative paths start at the working directory".into()
-            }
+            NotFound { path, .. } => missing_hint(path.is_relative()),
+            NoMatch { pattern, .. } => missing_hint(Path::new(pattern).is_relative()),
+            OtherFormat { .. } => "convert it: to UTF-8 text for GptTextDataProcessor, or to little-endian 16-bit tokens \
+                                   without a header for GptTokenDataProcessor"
+                .into(),
             BadPattern { .. } => "use *, ?, [abc] and ** as a whole path component".into(),
             EmptyDirectory { extension, .. } => {
                 format!("name the files themselves, or a glob, if they do not end in .{extension}")

@@ -105,8 +105,15 @@ mod tests {
     fn entries_survive_the_wire() {
         let point =
             TrainPoint { step: 1, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 8, seconds: 0.5, rate: 2.0 };
-        let state =
-            State { state: Stage::Training, step: 0, total_steps: Some(5), num_csx: 2, epoch: None, resumed: None };
+        let state = State {
+            state: Stage::Training,
+            step: 0,
+            total_steps: Some(5),
+            num_csx: 2,
+            epoch: None,
+            resumed: None,
+            note: None,
+        };
         let events = [
             Event::Metric(point.into()),
             Event::Log(Record::new(Level::Info, AgentName::new("cs2", 1).unwrap(), "a \"word\"".to_owned())),

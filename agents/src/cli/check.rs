@@ -6,14 +6,20 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
 use millrace_data::Dataset;
+use millrace_emulator::report::human_bytes;
 use millrace_params::{InputSpec, Job, Mode};
 
 use super::arguments::RunFlags;
 use super::job::Prepared;
 use super::refusal::Refusal;
 use crate::checkpoints::{check_profile, holds_checkpoints, strictness};
+use crate::epoch::Epoch;
 use crate::failure::Failure;
+use crate::host::{self, Memory};
 use crate::input;
+
+/// Most bytes of text that are tokenised only to tell how many samples it has: a few seconds.
+const MAX_PLANNED_TEXT_BYTES: u64 = 64 << 20;
 
 /// Refuses a job whose data or checkpoint can't be used.
 pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
@@ -27,6 +33,39 @@ pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
         open_dataset(job, input)?;
     }
     Ok(())
+}
+
+/// Refuses a job whose processes need more memory than this host has, and warns of one for which too little is free now.
+pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
+    let needed = prepared.report()?.host_bytes;
+    let Some(memory) = Memory::read() else { return Ok(()) };
+    if let Some(why) = host::refusal(needed, memory) {
+        let refusal = Refusal::bad_input(format!("the run does not fit on this host: {why}"));
+        return Err(refusal.hint("choose a smaller model or a larger host; `plan` tells what each role needs"));
+    }
+    if needed > memory.available {
+        let needed = human_bytes(needed);
+        eprintln!("note: the run's processes need {needed} of memory, and {memory}: end others, or they may be killed");
+    }
+    Ok(())
+}
+
+/// Looks at the data of `job`, without tokenising a large text, and tells what an epoch of training is, where that is known.
+pub fn epoch(job: &Job) -> Result<Option<Epoch>, Refusal> {
+    if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
+        input::survey(input, job.model.vocab_size)?;
+    }
+    if !job.run.mode.trains() {
+        return Ok(None);
+    }
+    let (found, samples) = input::survey(&job.train_input, job.model.vocab_size)?;
+    let samples = match samples {
+        None if (1..=MAX_PLANNED_TEXT_BYTES).contains(&found.bytes) => {
+            Some(open_dataset(job, &job.train_input)?.windows())
+        }
+        known => known,
+    };
+    Ok(samples.map(|samples| Epoch::new(samples, &job.train_input)))
 }
 
 /// Opens an input's data, tokenising text that the cache does not hold, and checks it against the vocabulary.

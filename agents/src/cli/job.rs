@@ -1,4 +1,4 @@
-//! From the files and flags to a compiled job; the plan as text or JSON.
+//! From the files and flags to a compiled job.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use millrace_params::{ApplianceSpec, Overrides, Params, Resolved};
 use millrace_protocol::launch::Wanted;
 
 use super::arguments::JobFlags;
+use super::places::start_beside_params;
 use super::refusal::Refusal;
-use crate::launch::Exit;
 
 /// A job that can be run: understood, and it fits.
 #[derive(Debug)]
@@ -48,7 +48,8 @@ pub fn prepare(
     overrides: &Overrides,
     (params_yaml, params): (String, Params),
 ) -> Result<Prepared, Refusal> {
-    let resolved = params.resolve(overrides).map_err(|error| Refusal::of_document(&flags.params, &error))?;
+    let mut resolved = params.resolve(overrides).map_err(|error| Refusal::of_document(&flags.params, &error))?;
+    start_beside_params(&mut resolved.job, &flags.params);
     let mut appliance = match &flags.appliance {
         None => ApplianceSpec::default(),
         Some(path) => {
@@ -94,17 +95,4 @@ impl Prepared {
             eprintln!("note: without effect here: {}", self.resolved.without_effect.join(", "));
         }
     }
-}
-
-/// `plan`.
-pub fn print_plan(flags: &JobFlags, json: bool) -> Result<Exit, Refusal> {
-    let prepared = prepare(flags, &flags.overrides(), read_params(&flags.params)?)?;
-    let report = prepared.report()?;
-    if json {
-        super::say(super::pretty(&report)?);
-    } else {
-        prepared.print_notes();
-        super::say(&report);
-    }
-    Ok(Exit::Done)
 }

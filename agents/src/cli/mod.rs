@@ -7,6 +7,8 @@ mod arguments;
 mod check;
 mod checkpoint;
 mod job;
+mod places;
+mod plan;
 mod refusal;
 mod run;
 mod samples;
@@ -58,7 +60,7 @@ fn dispatch(task: Task) -> Result<Exit, Refusal> {
         Task::TrainAndEval(flags) => run::run(&flags, Some("train_and_eval")),
         Task::EvalAll(flags) => run::run(&flags, Some("eval_all")),
         Task::Run { mode, flags } => run::run(&flags, mode.as_deref()),
-        Task::Plan { json, flags } => job::print_plan(&flags, json),
+        Task::Plan { json, flags } => plan::print(&flags, json),
         Task::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
         Task::Checkpoint { task } => checkpoint::run(&task),
         Task::Role { .. } => Err(Refusal::bad_input("role is for processes that a launcher starts").hint(format!(

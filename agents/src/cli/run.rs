@@ -5,8 +5,9 @@ use std::path::Path;
 use millrace_params::Params;
 
 use super::arguments::RunFlags;
-use super::check::check_inputs;
+use super::check::{check_inputs, check_memory, epoch};
 use super::job::{Prepared, prepare, read_params};
+use super::plan;
 use super::refusal::Refusal;
 use crate::launch::{Exit, Launch, LocalRun, run_local};
 
@@ -16,18 +17,18 @@ pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
     let overrides = flags.overrides(mode_of(mode, &params).map(str::to_owned));
     let prepared = prepare(&flags.job, &overrides, (text, params))?;
     check_isa(flags)?;
+    if prepared.resolved.job.run.compile_only {
+        return plan::print_prepared(&prepared, false);
+    }
+    check_memory(&prepared)?;
     if prepared.resolved.job.run.validate_only {
+        epoch(&prepared.resolved.job)?;
         prepared.print_notes();
         super::say(format_args!(
             "The params are valid: plan {}, {} parameters",
             prepared.plan.hash(),
             prepared.plan.parameters()
         ));
-        return Ok(Exit::Done);
-    }
-    if prepared.resolved.job.run.compile_only {
-        prepared.print_notes();
-        super::say(prepared.report()?);
         return Ok(Exit::Done);
     }
     prepared.plan.check_streamable()?;

@@ -5,6 +5,7 @@ mod bits;
 mod checkpoints;
 mod disk;
 mod ends;
+mod first_use;
 mod harness;
 mod identities;
 mod job;

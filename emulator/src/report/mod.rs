@@ -1,7 +1,8 @@
 //! What a plan means, for people and programs: the answer of `plan`, and what a scheduler of jobs asks.
 //!
 //! Three kinds of numbers, never mixed: bytes and seconds of the modelled machine (`wafer`, `projection`), bytes of this
-//! emulation (`host`), and an estimate of the emulation's own seconds (`estimate`).
+//! emulation (`host`), and the work of the emulation itself (`host_work`), which a machine's rates make an estimate of
+//! seconds.
 
 use millrace_params::ApplianceSpec;
 use serde::{Deserialize, Serialize};
@@ -10,11 +11,14 @@ use crate::placement::{Placement, PlacementError};
 use crate::plan::{Encoding, Leaves, MachineBytes, StreamPlan};
 use crate::time::{AnchorError, Projection, anchor_errors, nominal_placement, project_placement};
 
+mod host;
 mod roles;
 mod text;
 mod traffic;
 
+pub use host::{HostRate, HostWork, human_bytes, rough_time};
 pub use roles::{PROCESS_BYTES, RoleBytes, busiest};
+pub use text::grouped;
 pub use traffic::{Traffic, traffic};
 
 /// The report of a plan on a number of systems. Serialises to the answer of `plan --json`.
@@ -34,7 +38,7 @@ pub struct PlanReport {
     pub eval_leaves: Leaves,
     /// Levels of the tree that sums the leaves.
     pub tree_depth: u32,
-    /// Most leaves one system holds at once.
+    /// Most leaves of a training step that a system holds at once on so many systems. The wafer may have room for more.
     pub leaves_per_round: u32,
     /// The most systems that have something to do in a training step: K.
     pub largest_num_csx: u32,
@@ -54,6 +58,10 @@ pub struct PlanReport {
     pub placement: PlacementReport,
     /// Memory of each role.
     pub bytes: RoleBytes,
+    /// Memory of all processes of the emulation together, bytes.
+    pub host_bytes: u64,
+    /// What the emulation does in a training step.
+    pub host_work: HostWork,
     /// Payload bytes of a step, zeros included.
     pub traffic: Traffic,
     /// Projected time on real systems.
@@ -94,8 +102,6 @@ pub struct PlacementReport {
     pub rounds: usize,
     /// Rounds of an evaluation step.
     pub eval_rounds: usize,
-    /// Most leaves a system holds at once.
-    pub leaves: u32,
 }
 
 impl PlanReport {
@@ -105,6 +111,8 @@ impl PlanReport {
     /// When there can be no such placement.
     pub fn new(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Self, PlacementError> {
         let placement = nominal_placement(plan, appliance, systems)?;
+        let bytes = RoleBytes::new(plan, &placement, &appliance.link);
+        let traffic = traffic(plan, &placement);
         let batch = plan.leaves.batch();
         let sum = |flops: fn(&crate::plan::LayerPlan) -> u64| {
             plan.layers.iter().map(flops).fold(0, u64::saturating_add).saturating_mul(batch)
@@ -117,7 +125,7 @@ impl PlanReport {
             leaves: plan.leaves,
             eval_leaves: plan.eval_leaves,
             tree_depth: plan.leaves.count.next_power_of_two().ilog2(),
-            leaves_per_round: plan.leaves_per_round,
+            leaves_per_round: busiest(&placement.rounds),
             largest_num_csx: plan.leaves.count,
             layers: layers(plan),
             chunks: plan.chunks.len(),
@@ -126,17 +134,13 @@ impl PlanReport {
             step_flops: sum(|layer| layer.forward_flops.saturating_add(layer.backward_flops)),
             recompute_flops: sum(|layer| layer.recompute_flops),
             placement: PlacementReport::new(&placement),
-            bytes: RoleBytes::new(plan, &placement, &appliance.link),
-            traffic: traffic(plan, &placement),
+            host_bytes: bytes.on_host(&placement),
+            host_work: HostWork::new(plan, &traffic),
+            bytes,
+            traffic,
             projection: project_placement(plan, appliance, &placement),
             anchors: anchor_errors().to_vec(),
         })
-    }
-
-    /// Rough seconds that this emulation computes for a step, on hosts that do `gigaflops` in all. An estimate: streaming
-    /// that does not overlap comes on top.
-    pub fn host_step_seconds(&self, gigaflops: f64) -> f64 {
-        (self.step_flops as f64 + self.recompute_flops as f64) / (gigaflops * 1e9)
     }
 }
 
@@ -148,7 +152,6 @@ impl PlacementReport {
             shards: placement.shards,
             rounds: placement.rounds.len(),
             eval_rounds: placement.eval_rounds.len(),
-            leaves: busiest(&placement.rounds),
         }
     }
 }

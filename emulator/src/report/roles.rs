@@ -42,6 +42,19 @@ impl RoleBytes {
             process: PROCESS_BYTES,
         }
     }
+
+    /// Memory of all processes of a run together: the coordinator, and under `placement` shards, SwarmX nodes, systems, and
+    /// an activation server for each of these.
+    pub fn on_host(&self, placement: &Placement) -> u64 {
+        let (systems, swarmx) = (placement.systems.len() as u64, placement.swarm.len() as u64);
+        let processes = 1 + u64::from(placement.shards) + swarmx + 2 * systems;
+        let of_systems = systems.saturating_mul(self.cs2.host.total().saturating_add(self.activation));
+        self.process
+            .saturating_mul(processes)
+            .saturating_add(self.memoryx)
+            .saturating_add(self.swarmx.saturating_mul(swarmx))
+            .saturating_add(of_systems)
+    }
 }
 
 /// Weights, moments and gradients of each shard's chunks, and the partial sums that rounds keep open: those over the

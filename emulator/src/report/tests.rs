@@ -94,5 +94,22 @@ fn the_text_has_what_a_user_looks_for_and_json_reads_back() {
     let json = serde_json::to_string(&report).unwrap();
     let read: PlanReport = serde_json::from_str(&json).unwrap();
     assert_eq!(serde_json::to_string(&read).unwrap(), json);
-    assert!(report.host_step_seconds(50.0) > 0.0);
+    // Text and JSON have one figure of it: what systems hold, not what the wafer has room for.
+    assert_eq!(report.leaves_per_round, 4);
+    assert!(plan.leaves_per_round > 4 && text.contains("at most 4 of 8 leaves"), "{text}");
+    assert!(json.contains("\"leaves_per_round\":4,"), "{json}");
+}
+
+#[test]
+fn the_memory_of_a_host_is_that_of_all_processes() {
+    let appliance = ApplianceSpec::default();
+    let plan = TINY.plan(16, 2, 1 << 30).unwrap();
+    let report = PlanReport::new(&plan, &appliance, 2).unwrap();
+    let (bytes, place) = (&report.bytes, &report.placement);
+    // Two systems with an activation server each, the coordinator, shards and SwarmX nodes.
+    let processes = 5 + u64::from(place.shards) + place.swarmx as u64;
+    let data = bytes.memoryx + bytes.swarmx * place.swarmx as u64 + 2 * (bytes.cs2.host.total() + bytes.activation);
+    assert_eq!(report.host_bytes, processes * PROCESS_BYTES + data);
+    assert_eq!(report.host_work.flops, report.step_flops + report.recompute_flops);
+    assert!(report.to_string().contains("for all processes together"));
 }

@@ -45,7 +45,7 @@ impl PlanReport {
             place.swarmx,
             place.shards,
             counted(place.rounds, "round"),
-            place.leaves,
+            self.leaves_per_round,
             leaves.count
         )?;
         let resident = if self.resident.is_empty() { "none".to_owned() } else { self.resident.join(", ") };
@@ -89,7 +89,12 @@ impl PlanReport {
         let wafer = roles.cs2.wafer;
         writeln!(f, "\nWafer memory (modelled machine)")?;
         writeln!(f, "  each cs2        {}: {}", bytes(wafer.total()), system(wafer))?;
-        writeln!(f, "\nHost memory (this emulation; {} a process besides)", bytes(roles.process))?;
+        writeln!(
+            f,
+            "\nHost memory (this emulation): {} for all processes together, each of which needs {} besides",
+            bytes(self.host_bytes),
+            bytes(roles.process)
+        )?;
         let shard = roles.memoryx_shards.iter().max().copied().unwrap_or(0);
         writeln!(f, "  memoryx         {}, at most {} a shard", bytes(roles.memoryx), bytes(shard))?;
         writeln!(f, "  each swarmx     {}", bytes(roles.swarmx))?;
@@ -205,8 +210,8 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `124,439,808`.
-fn grouped(number: u64) -> String {
+/// A number for people: `124,439,808`.
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (at, digit) in digits.chars().enumerate() {

@@ -39,8 +39,15 @@ pub fn journal(bytes: &[u8]) {
             last = entry.seq;
         }
         let Ok(journal) = Journal::open(dir, 2) else { return };
-        let state =
-            State { state: Stage::Starting, step: 0, total_steps: None, num_csx: 1, epoch: None, resumed: None };
+        let state = State {
+            state: Stage::Starting,
+            step: 0,
+            total_steps: None,
+            num_csx: 1,
+            epoch: None,
+            resumed: None,
+            note: None,
+        };
         drop(journal.append(Event::State(state)));
         let followed = journal.follow(1).poll(1000).unwrap_or_default();
         assert!(followed.is_sorted_by_key(|entry| entry.seq), "numbers rise");

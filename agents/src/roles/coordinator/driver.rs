@@ -107,8 +107,8 @@ impl Driver {
     pub fn new(prepared: Prepared, console: Console, metrics: RoleMetrics, inbox: Inbox) -> Self {
         // One checkpoint at a time is staged, then published.
         let (work, worked) = mpsc::unbounded_channel();
-        let Prepared { launch, compiled, beginning, further, eval_batches, lock, files } = prepared;
-        let teller = Teller::new(&launch, &compiled, eval_batches > 0, files, console, metrics);
+        let Prepared { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files } = prepared;
+        let teller = Teller::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
         let last_saved = beginning.saved.clone();
         let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
         Self {
@@ -156,6 +156,7 @@ impl Driver {
             let lost = self.lost_shards.values().min().map(|&since| since + SHARD_GRACE);
             let pause = self.pause.map(|(_, until)| until);
             let deadline = lost.into_iter().chain(self.stop_by).chain(pause).chain(self.save_timer.deadline()).min();
+            let heartbeat = self.teller.heartbeat_due();
             tokio::select! {
                 Some(event) = self.inbox.agents.recv() => self.agent(event)?,
                 Some(command) = self.inbox.user.recv() => self.user(command)?,
@@ -165,6 +166,7 @@ impl Driver {
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
                     self.overdue()?;
                 }
+                () = tokio::time::sleep_until(heartbeat.into()) => self.teller.heartbeat()?,
             }
         }
         Ok(())

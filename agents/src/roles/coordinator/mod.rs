@@ -4,6 +4,7 @@ mod console;
 mod driver;
 mod ending;
 mod files;
+mod heartbeat;
 mod journal;
 mod policy;
 mod resume;
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 use millrace_checkpoint::lock::LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
-use millrace_emulator::report::PlanReport;
+use millrace_emulator::report::{PlanReport, rough_time};
+use millrace_params::Source;
 use millrace_protocol::security::{AttemptName, Incoming};
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::journal::Reason;
@@ -33,7 +35,9 @@ use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::CONTROL_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
 use crate::control::server::ControlService;
+use crate::epoch::Epoch;
 use crate::failure::Failure;
+use crate::host;
 use crate::http::{self, Readiness};
 use crate::input::Inputs;
 use crate::launch::{Exit, Launch, Listening, announce};
@@ -93,7 +97,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     let served = JournalService::serve(member.accept_journal(journal_port), journal_ready, commands);
 
     let prepared = tokio::select! {
-        prepared = prepare(*launch, args.last_report, &console) => prepared?,
+        prepared = prepare(*launch, args.last_report, args.by_launcher, &console) => prepared?,
         () = asked_to_stop(&mut terminate, &mut user) => {
             console.end();
             return Err(Failure::of(Reason::Interrupted, "Stopped before the run began."));
@@ -164,6 +168,8 @@ pub struct Prepared {
     pub further: VecDeque<resume::Beginning>,
     /// Batches of one evaluation.
     pub eval_batches: u64,
+    /// An estimate of the seconds of a training step, where all agents are on this host.
+    pub step_estimate: Option<f64>,
     /// The lock on model_dir.
     pub lock: Arc<ModelDirLock>,
     /// The run's files.
@@ -171,11 +177,16 @@ pub struct Prepared {
 }
 
 /// Checks everything the user gave before anything is written, then takes model_dir.
-async fn prepare(launch: Launch, last_report: LastReport, console: &Console) -> Result<Prepared, Failure> {
+async fn prepare(
+    launch: Launch,
+    last_report: LastReport,
+    all_on_this_host: bool,
+    console: &Console,
+) -> Result<Prepared, Failure> {
     say_notes(&launch, console);
     let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone(), cuts: None };
     let compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
-    say_plan(&launch, &compiled, console)?;
+    let step_estimate = say_plan(&launch, &compiled, all_on_this_host, console)?;
     let job = compiled.job.clone();
     let bar = console.clone();
     bar.begin("Tokenising", 1);
@@ -185,6 +196,11 @@ async fn prepare(launch: Launch, last_report: LastReport, console: &Console) -> 
         inputs
     });
     let inputs = opened.await.map_err(Failure::own)??;
+    let has_end = !matches!(launch.job.train_input.source, Source::Synthetic {});
+    if let Some(train) = inputs.train.as_ref().filter(|_| has_end) {
+        let epoch = Epoch::new(train.windows(), &launch.job.train_input);
+        console.line(format!("One epoch of the training data is {epoch}."));
+    }
     let eval_batches = eval_batches(&launch, &inputs)?;
     let named = resume::named(&launch)?;
 
@@ -198,7 +214,7 @@ async fn prepare(launch: Launch, last_report: LastReport, console: &Console) -> 
     let compiled = resume::keep_cuts(&launch, compiled, &mut beginning)?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
-    Ok(Prepared { launch, compiled, beginning, further, eval_batches, lock, files })
+    Ok(Prepared { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files })
 }
 
 /// Takes the lock of model_dir. Of the same job an earlier coordinator may hold it that died where this process can't
@@ -231,7 +247,13 @@ fn say_notes(launch: &Launch, console: &Console) {
     }
 }
 
-fn say_plan(launch: &Launch, compiled: &CompiledJob, console: &Console) -> Result<(), Failure> {
+/// Tells what the plan is; the seconds of a training step, estimated, where all agents are on this host.
+fn say_plan(
+    launch: &Launch,
+    compiled: &CompiledJob,
+    all_on_this_host: bool,
+    console: &Console,
+) -> Result<Option<f64>, Failure> {
     console.line("Compiling the model. This may take a few minutes.");
     let systems = u32::try_from(launch.wanted.systems).unwrap_or(u32::MAX);
     let report = PlanReport::new(&compiled.plan, &compiled.appliance, systems).map_err(Failure::bad_input)?;
@@ -250,7 +272,11 @@ fn say_plan(launch: &Launch, compiled: &CompiledJob, console: &Console) -> Resul
         1e3 * report.projection.step_seconds,
         report.projection.samples_per_second
     ));
-    Ok(())
+    let estimate = (all_on_this_host && launch.mode.trains()).then(|| report.host_work.seconds(host::rate()));
+    if let Some(seconds) = estimate {
+        console.line(format!("Estimate (not a measurement): this host takes about {} a step.", rough_time(seconds)));
+    }
+    Ok(estimate)
 }
 
 /// Batches of an evaluation: as asked, else all whole batches of the input.

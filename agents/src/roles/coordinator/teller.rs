@@ -18,6 +18,7 @@ use millrace_telemetry::progress::{EvalLine, RateMeter, Rates, Remaining, TrainL
 use super::console::Console;
 use super::ending::Ending;
 use super::files::RunFiles;
+use super::heartbeat::{Doing, Heartbeat};
 use super::policy;
 use super::saver::Saved;
 use super::summary::{self, Usages};
@@ -40,6 +41,7 @@ pub struct Teller {
     evaluates: bool,
     usages: Usages,
     progress: Progress,
+    heartbeat: Heartbeat,
 }
 
 /// Rates and times of the run.
@@ -65,11 +67,11 @@ impl Progress {
 }
 
 impl Teller {
-    /// Speaks of the run of `launch`, with evaluations or without.
+    /// Speaks of the run of `launch`, with evaluations or without; `estimate` is what a training step may take, seconds.
     pub fn new(
         launch: &Launch,
         compiled: &CompiledJob,
-        evaluates: bool,
+        (evaluates, estimate): (bool, Option<f64>),
         files: RunFiles,
         console: Console,
         metrics: RoleMetrics,
@@ -86,7 +88,9 @@ impl Teller {
                 num_csx: launch.wanted.systems as u32,
                 epoch: None,
                 resumed: None,
+                note: None,
             },
+            heartbeat: Heartbeat::new(Instant::now(), estimate),
             evaluates,
             usages: Usages::new(),
             progress: Progress::new(),
@@ -129,6 +133,27 @@ impl Teller {
         self.files.record(journal::Event::State(self.state.clone()))
     }
 
+    /// When [`Teller::heartbeat`] is due, unless something happens before.
+    pub fn heartbeat_due(&self) -> Instant {
+        self.heartbeat.due()
+    }
+
+    /// Tells what the run is doing where nothing has happened for a while.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn heartbeat(&mut self) -> Result<(), Failure> {
+        let Some(line) = self.heartbeat.beat(Instant::now()) else { return Ok(()) };
+        self.console.line(&line);
+        self.files.record(journal::Event::State(State { note: Some(line), ..self.state.clone() }))
+    }
+
+    /// The run computes the next step.
+    fn training(&mut self) {
+        let doing = Doing::Training { step: self.state.step, of: self.job.run.max_steps };
+        self.heartbeat.turn_to(doing, Instant::now());
+    }
+
     /// The run waits for its agents, to go on after `step`.
     ///
     /// # Errors
@@ -161,6 +186,7 @@ impl Teller {
             self.console.line(line);
         }
         self.console.line(format!("Preparing to execute using {systems} CSX"));
+        self.heartbeat.turn_to(Doing::Loading, Instant::now());
         if !held {
             self.console.begin("Transferring initial weights", 1);
         }
@@ -175,6 +201,7 @@ impl Teller {
         self.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         log::info!("epoch {epoch} with {systems} system(s), {rounds} round(s)");
         (self.state.epoch, self.state.num_csx) = (Some(epoch.to_string()), systems as u32);
+        self.heartbeat.turn_to(Doing::Loading, Instant::now());
         self.turn_to(Stage::Starting)
     }
 
@@ -186,6 +213,7 @@ impl Teller {
         self.console.end();
         if self.mode.trains() {
             self.turn_to(Stage::Training)?;
+            self.training();
         }
         let now = Instant::now();
         if !std::mem::replace(&mut self.progress.running, true) {
@@ -200,10 +228,11 @@ impl Teller {
     /// # Errors
     /// The file system refuses.
     pub fn step(&mut self, record: &CommitRecord) -> Result<(), Failure> {
-        let (run, samples) = (&self.job.run, self.plan.leaves.batch());
+        let samples = self.plan.leaves.batch();
         let now = Instant::now();
         self.state.step = record.step;
-        let progress = &mut self.progress;
+        self.training();
+        let (run, progress) = (&self.job.run, &mut self.progress);
         let seconds = now.duration_since(std::mem::replace(&mut progress.mark, now)).as_secs_f64();
         // Before turns begin, it is a step that an earlier coordinator came to decide: not this one's work.
         if progress.running {
@@ -252,12 +281,14 @@ impl Teller {
     /// # Errors
     /// The file system refuses.
     pub fn evaluating(&mut self) -> Result<(), Failure> {
+        self.heartbeat.turn_to(Doing::Evaluating { batches: 0 }, Instant::now());
         self.turn_to(Stage::Evaluating)
     }
 
     /// A batch of an evaluation is done.
     pub fn eval_batch(&mut self, evaluation: &Evaluation) {
         let now = Instant::now();
+        self.heartbeat.turn_to(Doing::Evaluating { batches: evaluation.batches }, now);
         let mark = self.progress.mark;
         let (meter, _) = self.progress.eval.get_or_insert_with(|| (RateMeter::new(mark), mark));
         meter.add(self.plan.eval_leaves.batch());
@@ -294,7 +325,11 @@ impl Teller {
         self.progress.meter.leave_out(pause);
         self.progress.mark = now;
         self.files.evaluation(evaluation, loss, pause.as_secs_f64(), rates)?;
-        if self.mode.trains() { self.turn_to(Stage::Training) } else { Ok(()) }
+        if !self.mode.trains() {
+            return Ok(());
+        }
+        self.training();
+        self.turn_to(Stage::Training)
     }
 
     /// A checkpoint is published.

@@ -66,6 +66,9 @@ pub struct State {
     /// Where it goes on from, if anything was trained before; since 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed: Option<Resumed>,
+    /// A sentence about what it has been doing for a while, where nothing else has happened meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// Where a run that is not the first goes on from.

@@ -18,6 +18,7 @@ fn state(state: Stage) -> Event {
         num_csx: 2,
         epoch: Some("1.2".into()),
         resumed: None,
+        note: Some("Still computing step 8 of 9: 0:00:30 so far.".to_owned()),
     })
 }
 

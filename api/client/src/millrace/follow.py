@@ -110,6 +110,10 @@ class Follower:
         name, total = entry.get("state"), entry.get("total_steps")
         if total:
             self._screen.progress({"totalSteps": total})
+        if note := entry.get("note"):
+            # Nothing has happened for a while, and the run tells what it is doing.
+            self._screen.say(str(note))
+            return
         if name in state.WORKING and entry.get("attempt") != self._attempt:
             # Once an attempt: where evaluations come between steps, their lines tell of them.
             self._attempt = entry.get("attempt")

@@ -115,13 +115,17 @@ impl<W: World> Listener<'_, W> {
                 let first = self.reports.borrow().advanced.is_none();
                 self.change(first, |report| report.advanced = Some(at));
             }
-            Event::State(state) => self.change(true, |report| {
-                report.evaluating = state.state == Stage::Evaluating;
-                report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
-                if state.state != Stage::Starting {
-                    report.advanced = Some(at);
-                }
-            }),
+            Event::State(state) => {
+                // A run that only tells that it is alive has not come any further.
+                let is_news = state.note.is_none() || self.reports.borrow().advanced.is_none();
+                self.change(is_news, |report| {
+                    report.evaluating = state.state == Stage::Evaluating;
+                    report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
+                    if state.state != Stage::Starting && is_news {
+                        report.advanced = Some(at);
+                    }
+                });
+            }
             Event::Checkpoint { step, digest } => self.change(true, |report| {
                 report.checkpoint = Some((step, digest));
                 report.unsaved = None;

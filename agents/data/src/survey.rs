@@ -1,0 +1,197 @@
+//! A look at the files of a source before anything is read through: whether they are there, what their beginnings look
+//! like, and how many tokens they have where their sizes tell.
+//!
+//! It reads the first bytes of each file only, so that a server can refuse a job at once whose files are missing, and a
+//! run does before it starts a process. What only the whole of a file shows, such as a wrong byte in its middle, is found
+//! by [`Dataset::open`](crate::Dataset::open).
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::dataset::windows_of_split;
+use crate::files::expand;
+use crate::store::TOKEN_BYTES;
+use crate::{DataError, SourceKind, SourceSpec, Tokenizer};
+
+/// Bytes of a file's beginning that are looked at.
+const BEGINNING_BYTES: u64 = 4096;
+/// Most files whose beginnings are looked at; those of one source are alike.
+const MAX_OPENED_FILES: usize = 1000;
+
+/// How the files of other formats begin, and what they are called.
+const SIGNATURES: &[(&[u8], &str)] = &[
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    (b"\x93NUMPY", "a NumPy file"),
+    (b"PAR1", "a Parquet file"),
+    (b"ARROW1", "an Arrow file"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "compressed by gzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
+    (b"BZh", "compressed by bzip2"),
+    (b"\xfd7zXZ\0", "compressed by xz"),
+    (b"%PDF-", "a PDF document"),
+];
+
+/// What a source has, as far as a look at its files tells; nothing for a synthetic one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Files that are not empty.
+    pub files: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+impl Survey {
+    /// Tells how many samples an epoch of `spec` has, where sizes tell: not of text that has to be tokenised first, nor of a
+    /// synthetic source, which has no end.
+    ///
+    /// # Errors
+    /// There are too few tokens for one sample.
+    pub fn samples(self, spec: &SourceSpec) -> Result<Option<u64>, DataError> {
+        let tokens = match &spec.kind {
+            // Between two documents stands a separator.
+            SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
+            SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
+            SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
+        };
+        windows_of_split(spec, tokens).map(|(_, windows)| Some(windows))
+    }
+}
+
+/// Looks at the files of `spec`.
+///
+/// # Errors
+/// Files are missing, can't be read, are all empty, or are of another format.
+pub fn survey(spec: &SourceSpec) -> Result<Survey, DataError> {
+    spec.check()?;
+    let (paths, extension) = match &spec.kind {
+        SourceKind::Text { paths, .. } => (paths, "txt"),
+        SourceKind::Tokens { paths } => (paths, "bin"),
+        SourceKind::Synthetic { .. } => return Ok(Survey::default()),
+    };
+    survey_files(&spec.kind, &expand(paths, extension)?)
+}
+
+/// Looks at these files, which a source of that kind stands for.
+pub(crate) fn survey_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<Survey, DataError> {
+    let mut found = Survey::default();
+    for (at, path) in paths.iter().enumerate() {
+        let size = if at < MAX_OPENED_FILES { check_beginning(kind, path)? } else { size_of(path)? };
+        found.files += u64::from(size > 0);
+        found.bytes = found.bytes.saturating_add(size);
+    }
+    match paths.first() {
+        Some(first) if found.bytes == 0 => Err(DataError::Empty { files: paths.len(), first: first.clone() }),
+        _ => Ok(found),
+    }
+}
+
+fn size_of(path: &Path) -> Result<u64, DataError> {
+    let about = millrace_roots::metadata(path);
+    about.map(|about| about.len()).map_err(|source| DataError::Read { path: path.into(), source })
+}
+
+/// The file's size, if it begins as a file of that kind may.
+fn check_beginning(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
+    let read_error = |source| DataError::Read { path: path.into(), source };
+    let file = millrace_roots::open(path).map_err(read_error)?;
+    let bytes = file.metadata().map_err(read_error)?.len();
+    let mut beginning = Vec::new();
+    file.take(BEGINNING_BYTES).read_to_end(&mut beginning).map_err(read_error)?;
+    if let Some((_, found)) = SIGNATURES.iter().find(|(signature, _)| beginning.starts_with(signature)) {
+        return Err(DataError::OtherFormat { path: path.into(), found, wanted: wanted(kind) });
+    }
+    match kind {
+        SourceKind::Tokens { .. } if bytes % TOKEN_BYTES as u64 != 0 => {
+            Err(DataError::OddLength { path: path.into(), bytes })
+        }
+        SourceKind::Text { .. } => match std::str::from_utf8(&beginning) {
+            // A character may be cut off where the look ends, but not where the file does.
+            Err(error) if error.error_len().is_some() || bytes <= BEGINNING_BYTES => {
+                Err(DataError::InvalidUtf8 { path: path.into(), offset: error.valid_up_to() as u64 })
+            }
+            _ => Ok(bytes),
+        },
+        _ => Ok(bytes),
+    }
+}
+
+const fn wanted(kind: &SourceKind) -> &'static str {
+    match kind {
+        SourceKind::Tokens { .. } => "a file of little-endian 16-bit tokens",
+        SourceKind::Text { .. } | SourceKind::Synthetic { .. } => "UTF-8 text",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dataset, Split};
+
+    fn spec(kind: SourceKind) -> SourceSpec {
+        SourceSpec {
+            kind,
+            seq_len: 8,
+            split: Split::Train,
+            validation_fraction: 0.25,
+            shuffle: false,
+            shuffle_seed: 0,
+            cache_dir: None,
+        }
+    }
+
+    fn write(dir: &Path, name: &str, content: &[u8]) -> String {
+        let path = dir.join(name);
+        std::fs::write(&path, content).unwrap();
+        path.display().to_string()
+    }
+
+    #[test]
+    fn sizes_tell_as_many_samples_as_reading_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = |name: &str, len: usize| write(dir.path(), name, "abcdefg\n".repeat(len).as_bytes());
+        let paths = vec![text("a.txt", 9), text("empty.txt", 0), text("b.txt", 4)];
+        let cache_dir = Some(dir.path().join("cache"));
+        for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
+            let spec = SourceSpec {
+                cache_dir: cache_dir.clone(),
+                ..spec(SourceKind::Text { paths: paths.clone(), tokenizer })
+            };
+            let found = survey(&spec).unwrap();
+            assert_eq!(found, Survey { files: 2, bytes: 104 });
+            let read = Dataset::open(&spec, |_, _| {}).unwrap().windows();
+            assert_eq!(found.samples(&spec).unwrap(), (tokenizer == Tokenizer::Bytes).then_some(read));
+        }
+        let tokens = spec(SourceKind::Tokens { paths: vec![write(dir.path(), "t.bin", &[1; 200])] });
+        let read = Dataset::open(&tokens, |_, _| {}).unwrap().windows();
+        assert_eq!(survey(&tokens).unwrap().samples(&tokens).unwrap(), Some(read));
+        let synthetic = spec(SourceKind::Synthetic { vocab_size: 4, seed: 1 });
+        assert_eq!(survey(&synthetic).and_then(|found| found.samples(&synthetic)).unwrap(), None);
+    }
+
+    #[test]
+    fn what_can_not_be_trained_on_is_refused_by_its_beginning() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut cut = "a".repeat(BEGINNING_BYTES as usize - 1).into_bytes();
+        cut.extend("é and more".as_bytes());
+        let whole = write(dir.path(), "whole.txt", &cut);
+        for (name, content, says) in [
+            ("data.h5", b"\x89HDF\r\n\x1a\n rest of it".as_slice(), "an HDF5 file"),
+            ("data.gz", b"\x1f\x8b\x08 rest of it, more than a sample", "compressed by gzip"),
+            ("latin1", b"caf\xe9 and more than a sample", "UTF-8 at byte 3"),
+            ("short", b"abc", "fewer than"),
+            ("empty", b"", "0 bytes"),
+        ] {
+            let paths = vec![write(dir.path(), name, content)];
+            let source = spec(SourceKind::Text { paths, tokenizer: Tokenizer::Bytes });
+            let error = survey(&source).and_then(|found| found.samples(&source)).unwrap_err();
+            assert!(error.to_string().contains(says), "{name}: {error}");
+            assert_eq!(Dataset::open(&source, |_, _| {}).err().map(|error| error.to_string()), Some(error.to_string()));
+        }
+        assert!(survey(&spec(SourceKind::Text { paths: vec![whole], tokenizer: Tokenizer::Bytes })).is_ok());
+        let odd = spec(SourceKind::Tokens { paths: vec![write(dir.path(), "odd.bin", &[0; 33])] });
+        assert!(matches!(survey(&odd), Err(DataError::OddLength { .. })));
+        let missing = spec(SourceKind::Text { paths: vec!["no/such.txt".into()], tokenizer: Tokenizer::Gpt2 });
+        assert!(matches!(survey(&missing), Err(DataError::NotFound { .. })));
+    }
+}

@@ -1,0 +1,49 @@
+//! One pass over the training data, in numbers that users plan with.
+
+use std::fmt;
+
+use millrace_emulator::report::grouped;
+use millrace_params::InputSpec;
+use serde::Serialize;
+
+/// An epoch of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Epoch {
+    /// Samples, each read once.
+    pub samples: u64,
+    /// Tokens that are trained on.
+    pub tokens: u64,
+    /// Training steps. Not a whole number where the last batch of an epoch has samples of the next one, too.
+    pub steps: f64,
+}
+
+impl Epoch {
+    /// Of an input with so many samples.
+    pub fn new(samples: u64, input: &InputSpec) -> Self {
+        let tokens = samples.saturating_mul(input.max_sequence_length as u64);
+        Self { samples, tokens, steps: samples as f64 / input.batch_size.max(1) as f64 }
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (samples, tokens) = (grouped(self.samples), grouped(self.tokens));
+        write!(f, "{samples} samples, {tokens} tokens, {:.1} steps", self.steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_params::{Overrides, Params};
+
+    use super::*;
+
+    #[test]
+    fn an_epoch_is_told_in_samples_tokens_and_steps() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-kjv.yaml");
+        let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let input = params.resolve(&Overrides::default()).unwrap().job.train_input;
+        assert_eq!((input.batch_size, input.max_sequence_length), (8, 256));
+        assert_eq!(Epoch::new(15_012, &input).to_string(), "15,012 samples, 3,843,072 tokens, 1876.5 steps");
+    }
+}

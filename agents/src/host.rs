@@ -1,0 +1,167 @@
+//! What the machine under the emulation has: memory that the processes of a run may use, and how fast it computes.
+//!
+//! Memory is what the kernel tells in `/proc/meminfo`, or the limit of the control group of this process (version 1 or 2)
+//! and of the groups above it where that is less, as in a container. Speed is measured, once in a process.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use millrace_emulator::kernels::{Pool, Simd, peak};
+use millrace_emulator::report::{HostRate, human_bytes};
+
+/// Bursts of multiply-adds that the rate is measured by, of some milliseconds each.
+const BURSTS: usize = 4;
+/// FMA peak of a core that is assumed where the machine has no threads to measure with, FLOP/s.
+const ASSUMED_PEAK: f64 = 50e9;
+/// A limit of a control group of version 1 from here on is none.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// Memory of the machine, or of the part of it that this process may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// All of it, bytes.
+    pub total: u64,
+    /// What is free now or can be freed, bytes.
+    pub available: u64,
+}
+
+impl Memory {
+    /// Reads it; `None` where the system does not tell.
+    pub fn read() -> Option<Self> {
+        Self::read_from(Path::new("/"))
+    }
+
+    /// Of a system whose `/proc` and `/sys` lie below `root`.
+    fn read_from(root: &Path) -> Option<Self> {
+        let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| Self::of_meminfo(&text))?;
+        let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+        let limits = groups.lines().flat_map(|line| group_dirs(root, line)).filter_map(|dir| Self::of_group(&dir));
+        Some(limits.fold(machine, |least, group| Self {
+            total: least.total.min(group.total),
+            available: least.available.min(group.available),
+        }))
+    }
+
+    fn of_meminfo(text: &str) -> Option<Self> {
+        let kibibytes = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+            line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()
+        };
+        let total = kibibytes("MemTotal")?.saturating_mul(1024);
+        let available = kibibytes("MemAvailable").map_or(total, |available| available.saturating_mul(1024));
+        Some(Self { total, available })
+    }
+
+    /// The limit of one control group and what is left of it; `None` where it has none. Cached files that nobody uses count
+    /// as free.
+    fn of_group(dir: &Path) -> Option<Self> {
+        let number = |names: [&str; 2]| {
+            let text = names.into_iter().find_map(|name| fs::read_to_string(dir.join(name)).ok())?;
+            text.trim().parse::<u64>().ok()
+        };
+        let total = number(["memory.max", "memory.limit_in_bytes"]).filter(|limit| *limit < NO_LIMIT)?;
+        let used = number(["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
+        let statistics = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let cached = ["total_inactive_file ", "inactive_file "].into_iter().find_map(|key| {
+            statistics.lines().find_map(|line| line.strip_prefix(key)).and_then(|value| value.trim().parse::<u64>().ok())
+        });
+        let available = total.saturating_sub(used.saturating_sub(cached.unwrap_or(0)));
+        Some(Self { total, available })
+    }
+}
+
+/// The directories of a control group that a line of `/proc/self/cgroup` names (`0::/a/b`, or `4:memory:/a/b`) and of all
+/// groups above it. In a container the path may not be visible, and the container's own group is the uppermost one.
+fn group_dirs(root: &Path, line: &str) -> Vec<PathBuf> {
+    let mut fields = line.splitn(3, ':');
+    let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+        return Vec::new();
+    };
+    let mount = match controllers {
+        "" => root.join("sys/fs/cgroup"),
+        controllers if controllers.split(',').any(|name| name == "memory") => root.join("sys/fs/cgroup/memory"),
+        _ => return Vec::new(),
+    };
+    let path = Path::new(path.trim_start_matches('/'));
+    path.ancestors().map(|inside| mount.join(inside)).collect()
+}
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// How fast this machine emulates: its FMA peak, measured in some milliseconds at the first call, and its cores.
+pub fn rate() -> HostRate {
+    static RATE: OnceLock<HostRate> = OnceLock::new();
+    *RATE.get_or_init(|| {
+        let cores = cores();
+        let measured = Pool::new(cores).map(|pool| 1e9 * peak::fma_gflops(Simd::detect(), &pool, BURSTS));
+        HostRate::of_machine(measured.unwrap_or(ASSUMED_PEAK * cores as f64), cores)
+    })
+}
+
+/// Why a run whose processes need `needed` bytes can never be on this host, as a part of a sentence; `None` where it can.
+pub fn refusal(needed: u64, memory: Memory) -> Option<String> {
+    (needed > memory.total).then(|| format!("its processes need {} of memory, and {memory}", human_bytes(needed)))
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (total, available) = (human_bytes(self.total), human_bytes(self.available));
+        write!(f, "this host has {total}, of which {available} are available")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn write(root: &Path, name: &str, text: &str) {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn memory_is_the_least_of_machine_and_control_groups() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path();
+        assert_eq!(Memory::read_from(root), None);
+        write(root, "proc/meminfo", "MemTotal:       8388608 kB\nMemFree: 1 kB\nMemAvailable:   6291456 kB\n");
+        assert_eq!(Memory::read_from(root), Some(Memory { total: 8 * GIB, available: 6 * GIB }));
+
+        write(root, "proc/self/cgroup", "0::/pod/container\n");
+        write(root, "sys/fs/cgroup/pod/container/memory.max", "max\n");
+        write(root, "sys/fs/cgroup/pod/memory.max", &format!("{}\n", 4 * GIB));
+        write(root, "sys/fs/cgroup/pod/memory.current", &format!("{}\n", 3 * GIB));
+        write(root, "sys/fs/cgroup/pod/memory.stat", &format!("anon 5\ninactive_file {}\n", 2 * GIB));
+        assert_eq!(Memory::read_from(root), Some(Memory { total: 4 * GIB, available: 3 * GIB }));
+
+        // Version 1, whose groups without a limit have a number, too; the path of a container is not visible in it.
+        write(root, "proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/abc\n");
+        write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(Memory::read_from(root).unwrap().total, 8 * GIB);
+        write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", &format!("{}\n", 2 * GIB));
+        write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", &format!("{GIB}\n"));
+        assert_eq!(Memory::read_from(root), Some(Memory { total: 2 * GIB, available: GIB }));
+    }
+
+    #[test]
+    fn this_machine_has_memory_and_a_rate() {
+        let memory = Memory::read().unwrap();
+        assert!(memory.available <= memory.total && memory.total > 1 << 26, "{memory:?}");
+        let rate = rate();
+        assert!(rate.flops_per_second > 1e8 && rate.link_bytes_per_second > 1e8, "{rate:?}");
+        let small = Memory { total: 23_000_000_000, available: 21_400_000_000 };
+        assert_eq!(refusal(small.total, small), None);
+        assert_eq!(
+            refusal(407_600_000_000, small).unwrap(),
+            "its processes need 407.6 GB of memory, and this host has 23.0 GB, of which 21.4 GB are available"
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! Tells that a run is alive while nothing of it ends: what it is doing, for how long, and how long that may take.
+
+use std::time::{Duration, Instant};
+
+use millrace_emulator::report::rough_time;
+use millrace_telemetry::progress::format_duration;
+
+/// Time without any news after which the user is told what the run is doing, and between two such lines.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What a run is doing until its next news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// Waits for its agents.
+    Gathering,
+    /// Shards load parameters, links come up.
+    Loading,
+    /// Computes the step after this one.
+    Training {
+        /// Steps that are committed.
+        step: u64,
+        /// The last one.
+        of: u64,
+    },
+    /// Computes the batch after these.
+    Evaluating {
+        /// Batches that are done.
+        batches: u64,
+    },
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Heartbeat {
+    doing: Doing,
+    /// When it began to do that.
+    since: Instant,
+    /// When the user was last told something.
+    told: Instant,
+    /// Seconds of a training step, as this host was estimated.
+    estimate: Option<f64>,
+    /// Seconds of the last training step.
+    last_step: Option<f64>,
+}
+
+impl Heartbeat {
+    /// Of a run that waits for its agents from now on, on a host that takes `estimate` seconds a step, if that is known.
+    pub fn new(now: Instant, estimate: Option<f64>) -> Self {
+        Self { doing: Doing::Gathering, since: now, told: now, estimate, last_step: None }
+    }
+
+    /// The run does this from now on: something else than before, or its next part.
+    pub fn turn_to(&mut self, doing: Doing, now: Instant) {
+        if let (Doing::Training { step: before, .. }, Doing::Training { step, .. }) = (self.doing, doing)
+            && step == before + 1
+        {
+            self.last_step = Some(now.duration_since(self.since).as_secs_f64());
+        }
+        (self.doing, self.since, self.told) = (doing, now, now);
+    }
+
+    /// When something is to be told, unless there is news before.
+    pub fn due(&self) -> Instant {
+        self.told + HEARTBEAT_INTERVAL
+    }
+
+    /// The line to tell, if it is due.
+    pub fn beat(&mut self, now: Instant) -> Option<String> {
+        if now < self.due() {
+            return None;
+        }
+        self.told = now;
+        let elapsed = format_duration(now.duration_since(self.since));
+        Some(match self.doing {
+            Doing::Gathering => format!("Still waiting for agents: {elapsed} so far."),
+            Doing::Loading => format!("Still loading parameters into MemoryX and connecting agents: {elapsed} so far."),
+            Doing::Training { step, of } => {
+                format!("Still computing step {} of {of}: {elapsed} so far{}.", step + 1, self.expected())
+            }
+            Doing::Evaluating { batches } => format!("Still evaluating batch {}: {elapsed} so far.", batches + 1),
+        })
+    }
+
+    /// How long a step may take.
+    fn expected(&self) -> String {
+        match (self.last_step, self.estimate) {
+            (Some(seconds), _) => format!("; the step before it took {}", rough_time(seconds)),
+            (None, Some(seconds)) => format!("; about {} a step are estimated for this host", rough_time(seconds)),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_run_tells_what_it_is_doing() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut heartbeat = Heartbeat::new(start, Some(840.0));
+        assert_eq!(heartbeat.beat(at(29)), None);
+        assert_eq!(heartbeat.beat(at(30)).unwrap(), "Still waiting for agents: 0:00:30 so far.");
+        assert_eq!((heartbeat.beat(at(31)), heartbeat.due()), (None, at(60)));
+        heartbeat.turn_to(Doing::Training { step: 0, of: 20 }, at(40));
+        assert_eq!(heartbeat.due(), at(70), "there was news");
+        assert_eq!(
+            heartbeat.beat(at(100)).unwrap(),
+            "Still computing step 1 of 20: 0:01:00 so far; about 14 min a step are estimated for this host."
+        );
+        heartbeat.turn_to(Doing::Training { step: 1, of: 20 }, at(940));
+        assert_eq!(
+            heartbeat.beat(at(970)).unwrap(),
+            "Still computing step 2 of 20: 0:00:30 so far; the step before it took 15 min."
+        );
+        heartbeat.turn_to(Doing::Evaluating { batches: 3 }, at(980));
+        assert_eq!(heartbeat.beat(at(1020)).unwrap(), "Still evaluating batch 4: 0:00:40 so far.");
+    }
+}

@@ -1,0 +1,93 @@
+//! What cannot work is said before anything is started: data that are not there, a model too large for the host; and what
+//! goes on for long tells so.
+
+use serde_json::Value;
+
+use crate::harness::{Ended, Place};
+
+fn json(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+const TEXT: (&str, &str) = (
+    "data_processor: SyntheticDataProcessor",
+    "data_processor: GptTextDataProcessor\n    tokenizer: bytes\n    vocab_size: 256\n    data_files: own.txt",
+);
+const VOCABULARY: (&str, &str) = ("    vocab_size: 64\n", "    vocab_size: 256\n");
+
+#[test]
+fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("project")).unwrap();
+    place.params("project/params.yaml", &[TEXT, VOCABULARY]);
+    for line in ["plan -p", "train --validate_only -p", "train -o out -p"] {
+        let refused = place.run(&format!("{line} project/params.yaml"));
+        assert_eq!(refused.code(), 2, "{line}: {}", refused.stderr);
+        assert!(refused.stderr.contains("own.txt does not exist"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("beside the params file"), "{}", refused.stderr);
+    }
+    place.write("project/own.txt", b"\x89HDF\r\n\x1a\n and so on, long enough for a sample or two".as_slice());
+    let refused = place.run("plan -p project/params.yaml");
+    assert!(refused.code() == 2 && refused.stderr.contains("is an HDF5 file"), "{}", refused.stderr);
+
+    place.write("project/own.txt", "In the beginning was the word. ".repeat(40));
+    let planned = json(&place.succeed("plan --json -p project/params.yaml"));
+    // 1240 tokens, of which each but the first is a label once, in samples of 16.
+    assert_eq!((&planned["epoch"]["samples"], &planned["epoch"]["tokens"]), (&77.into(), &1232.into()));
+    assert_eq!(planned["epoch"]["steps"], 77.0 / 8.0);
+    assert_eq!(planned["host"]["fits"], true);
+    assert!(planned["host"]["estimated_step_seconds"].as_f64() > Some(0.0), "{}", planned["host"]);
+    let trained = place.succeed("train -o out -p project/params.yaml");
+    let told = "One epoch of the training data is 77 samples, 1,232 tokens, 9.6 steps.";
+    assert!(trained.stdout.contains(told), "{}", trained.stdout);
+}
+
+#[test]
+fn a_model_too_large_for_the_host_is_refused_at_once() {
+    let place = Place::new();
+    let large = [
+        ("hidden_size: 32", "hidden_size: 16384"),
+        ("filter_size: 64", "filter_size: 65536"),
+        ("num_hidden_layers: 3", "num_hidden_layers: 24"),
+    ];
+    place.params("large.yaml", &large);
+    for line in ["train -o out -p large.yaml", "train --validate_only -p large.yaml"] {
+        let refused = place.run(line);
+        assert_eq!(refused.code(), 2, "{}", refused.stderr);
+        for part in ["the run does not fit on this host: its processes need", "this host has", "are available"] {
+            assert!(refused.stderr.contains(part), "{}", refused.stderr);
+        }
+    }
+    assert!(!place.path("out").exists());
+    let planned = place.succeed("plan -p large.yaml");
+    assert!(planned.stdout.contains("no on this host: "), "{}", planned.stdout);
+    assert!(planned.stdout.contains("an estimate"), "{}", planned.stdout);
+}
+
+/// Fine-tuning begins at step 0 with the weights of a later step; whoever forgets to say so is told how.
+#[test]
+fn a_checkpoint_beyond_max_steps_hints_at_fine_tuning() {
+    let place = Place::new();
+    place.succeed("train -p params.yaml -o first --max_steps 4");
+    let refused = place.run("train -p params.yaml -o second --max_steps 2 --checkpoint_path first/checkpoint_4");
+    assert_eq!(refused.code(), 2, "{}", refused.stderr);
+    assert!(refused.stderr.contains("--load_checkpoint_states model"), "{}", refused.stderr);
+    place.succeed(
+        "train -p params.yaml -o second --max_steps 2 --checkpoint_path first/checkpoint_4 --load_checkpoint_states model",
+    );
+}
+
+/// Params that do not mention leaves can change the number of systems at any time, to the same bits.
+#[test]
+fn going_from_one_system_to_eight_changes_one_number() {
+    let place = Place::new();
+    place.params("auto.yaml", &[("    micro_batch_size: 1\n", ""), ("    micro_batch_size: 1\n", "")]);
+    place.succeed("train -p auto.yaml -o one");
+    place.succeed("train -p auto.yaml -o many --max_steps 3");
+    place.succeed("train -p auto.yaml -o many --num_csx 8");
+    let digest = |dir: &str| {
+        let info = json(&place.succeed(&format!("checkpoint info --json {dir}/checkpoint_6")));
+        info["parameters_blake3"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(digest("one"), digest("many"));
+}
