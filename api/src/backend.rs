@@ -39,6 +39,8 @@ pub struct Order {
     pub account: String,
     /// Names the request, so that a second one makes no second job.
     pub key: Option<Key>,
+    /// Whether who asks may make the job: only then is told which of its files are there.
+    pub may_create: bool,
 }
 
 impl Order {

@@ -65,7 +65,9 @@ def test_a_large_text_stays(shared: Server, tmp_path: Path) -> None:
     """A text of a mebibyte or more does not travel, and the user is told."""
     (tmp_path / "large.txt").write_text(KJV.read_text()[: 1 << 20])
     params = write(tmp_path / "large.yaml", "large.txt")
-    done = shared.user.millrace("train", "-p", params, "--detach")
+    # The server has no such file of its own. On a cluster only the job's agents can tell.
+    code = 2 if "local paths" in shared.can else 0
+    done = shared.user.millrace("train", "-p", params, "--detach", code=code)
     assert "large.txt stays on this machine (1.0 MiB; only texts under 1 MiB travel along)" in done.err
 
 
@@ -112,3 +114,56 @@ def test_volumes_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
     done = user.millrace("train", "-p", params, "--mount_dirs", "corpus/../..=/data", code=2)
     assert "subPath" in done.error
     assert list(user.appliance.jobs()) == []
+
+
+@pytest.mark.needs("own volumes", "local paths")
+def test_data_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
+    """Data that are missing or of another format are refused before the job waits, by what was looked for and where."""
+    inputs, corpus = tmp_path / "inputs", tmp_path / "corpus"
+    inputs.mkdir()
+    corpus.mkdir()
+    (corpus / "kjv.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(1000))
+    (tmp_path / "secret").write_text("secret")
+    for name, target in (("secret.txt", "secret"), ("nothing.txt", "nothing")):
+        (corpus / name).symlink_to(tmp_path / target)
+    user = serve("--volume", f"corpus={corpus}", inputs=inputs).user
+    refusals = {}
+    for data, says in {
+        "nowhere.txt": f"there is no file nowhere.txt in {inputs}, the directory that the server's --inputs names",
+        "'*.text'": f"there is no file *.text in {inputs}",
+        "/data/nowhere.txt": "there is no file /data/nowhere.txt in the volume corpus, which spec.mountDirs has at /data",
+        "/data/kjv.h5": "is an HDF5 file, and UTF-8 text is expected: convert it",
+        "/data/secret.txt": "cannot read data file",
+        "/data/nothing.txt": "cannot read data file",
+    }.items():
+        params = write(tmp_path / "params.yaml", data)
+        for how in (["plan"], ["train", "--validate_only"], ["train"]):
+            done = user.millrace(*how, "-p", params, "--mount_dirs", "corpus=/data", code=2)
+            assert f"train_input: {says}" in done.error or says in done.error, how
+            refusals[data] = done.error
+    # Of what lies beyond a link no answer tells whether it is there.
+    told = [refusals[f"/data/{name}.txt"].replace(name, "NAME") for name in ("secret", "nothing")]
+    assert told[0] == told[1]
+    assert list(user.appliance.jobs()) == []
+
+    (inputs / "kjv.txt").write_text(KJV.read_text()[:65_537])
+    planned = user.millrace("plan", "-p", write(tmp_path / "params.yaml", "kjv.txt"))
+    assert "1,024 samples, 65,536 tokens, 256.0 steps" in planned.out
+    assert "Step on host:" in planned.out and "Host memory:" in planned.out
+
+
+def test_a_model_too_large_for_the_host(shared: Server, tmp_path: Path) -> None:
+    """A server whose jobs are processes of its own host refuses at once what can never be there."""
+    text = PARAMS.read_text()
+    for key, value in (("hidden_size", 16384), ("filter_size", 65536), ("num_hidden_layers", 24)):
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{key}:"))
+        text = text.replace(line, f"    {key}: {value}")
+    large = tmp_path / "large.yaml"
+    large.write_text(text)
+    if "local paths" not in shared.can:
+        assert shared.user.millrace("plan", "-p", large, "-o", "json").json["needs"]["memoryx"]["bytes"] > 1 << 40
+        return
+    planned = shared.user.millrace("plan", "-p", large, code=1).out
+    assert "Fits:" in planned and "no on this host: its processes need" in planned
+    refused = shared.user.millrace("train", "-p", large, code=2).error
+    assert "the job does not fit on this host: its processes need" in refused

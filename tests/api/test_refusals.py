@@ -140,19 +140,20 @@ class Failure:
 
 @pytest.fixture(scope="module")
 def failure(shared: Server, tmp_path_factory: pytest.TempPathFactory) -> Failure:
-    bad = params(tmp_path_factory.mktemp("failure"), "kjv.txt", "nowhere.txt")
-    command = shared.user.begin("train", "-p", bad, "-n", "no-data")
-    job = until_job(shared.user, "no-data")
+    path = "examples/nowhere/checkpoint_3"
+    bad = params(tmp_path_factory.mktemp("failure"), "num_csx: 1", f"num_csx: 1\n    checkpoint_path: {path}")
+    command = shared.user.begin("train", "-p", bad, "-n", "no-checkpoint")
+    job = until_job(shared.user, "no-checkpoint")
     until_state(job, "BadParams")
     failed = time.monotonic()
     return Failure(job, command.end(), time.monotonic() - failed)
 
 
-def test_data_that_is_not_there(failure: Failure) -> None:
-    """Only the run itself can find this out: the job fails, and says for what reason and which file."""
+def test_a_checkpoint_that_is_not_there(failure: Failure) -> None:
+    """It may be written while the job waits, so only the run itself finds this out: the job fails, and says which one."""
     assert failure.seen.code == 1
-    assert "no-data ended as BadParams: data file" in failure.seen.error
-    assert "nowhere.txt does not exist" in failure.seen.error
+    assert "no-checkpoint ended as BadParams" in failure.seen.error
+    assert "examples/nowhere/checkpoint_3" in failure.seen.error
     job = failure.job.refresh()
     assert (job.state, job.status["restarts"]) == ("BadParams", 0), "another try would fail the same way"
 

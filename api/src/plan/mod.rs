@@ -10,10 +10,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
+use millrace_agents::host::{self, Memory};
+use millrace_control::launch::resolved_job;
 use millrace_control::resolve::Projected;
 use millrace_control::{Needs, Priorities, Unable, Understanding, ledger, only_light};
 use millrace_crds::decide::{Ask, Place};
-use millrace_crds::{Appliance, Grant, QueuePlace, QueueReason, TrainJob};
+use millrace_crds::{Appliance, Grant, QueuePlace, QueueReason, Resolution, TrainJob};
+use millrace_params::{InputSpec, Job};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -22,6 +25,7 @@ use crate::backend::Order;
 use crate::compute::Compute;
 use crate::definition::Definition;
 use crate::refusal::{Fault, Reason, Refusal, Result};
+use crate::rest::TEXTS;
 use forecast::{Running, forecast};
 
 /// UID of a job that is only planned.
@@ -51,7 +55,67 @@ pub struct Plan {
     pub projected: Option<Projected>,
     /// Agents of each role and their bytes.
     pub needs: Value,
+    /// What it would be on the host of this server, where the agents are processes of that host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostPlan>,
+    /// What an epoch of the training data is, where that is known without tokenising them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<Epoch>,
+    /// What was not checked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
+
+/// A job on the host of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostPlan {
+    /// Bytes of memory that its processes need.
+    pub needed_bytes: u64,
+    /// Bytes that the host has, or the control group that limits the server; none where the system does not tell.
+    pub total_bytes: Option<u64>,
+    /// Bytes of these that are available now.
+    pub available_bytes: Option<u64>,
+    /// Seconds that a training step may take there: an estimate from the measured arithmetic of the host.
+    pub estimated_step_seconds: f64,
+}
+
+impl HostPlan {
+    fn new(needs: &Needs) -> Self {
+        let memory = Memory::read();
+        Self {
+            needed_bytes: needs.host_bytes(),
+            total_bytes: memory.map(|memory| memory.total),
+            available_bytes: memory.map(|memory| memory.available),
+            estimated_step_seconds: needs.host_work.seconds(host::rate()),
+        }
+    }
+}
+
+/// An epoch of a job's training data.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Epoch {
+    /// Samples, each read once.
+    pub samples: u64,
+    /// Tokens that are trained on.
+    pub tokens: u64,
+    /// Training steps; not a whole number where the last batch has samples of the next epoch, too.
+    pub steps: f64,
+}
+
+impl Epoch {
+    /// Of an input with so many samples.
+    pub fn new(samples: u64, input: &InputSpec) -> Self {
+        let tokens = samples.saturating_mul(input.max_sequence_length as u64);
+        Self { samples, tokens, steps: samples as f64 / input.batch_size.max(1) as f64 }
+    }
+}
+
+/// Word of a plan whose job is too large for the host of the server.
+const EXCEEDS_HOST: &str = "ExceedsHost";
+/// What is told of data that this server can't see.
+const DATA_UNCHECKED: &str = "data files are not checked here, as this server does not see the volumes of the cluster: a job \
+                              fails at its start where one is missing";
 
 /// See the module text.
 pub struct Planner {
@@ -63,6 +127,8 @@ pub struct Planner {
     pub appliances: View<Appliance>,
     understanding: Understanding,
     compute: Compute,
+    /// Whether agents are processes of this server's own host.
+    is_on_this_host: bool,
 }
 
 impl Planner {
@@ -77,7 +143,13 @@ impl Planner {
         compute: Compute,
     ) -> Result<Self> {
         let (_, definition) = Definition::both()?;
-        Ok(Self { definition: Arc::new(definition), jobs, appliances, understanding, compute })
+        Ok(Self { definition: Arc::new(definition), jobs, appliances, understanding, compute, is_on_this_host: false })
+    }
+
+    /// For jobs whose agents are processes of this host: they must have enough memory here.
+    #[must_use]
+    pub fn on_this_host(self) -> Self {
+        Self { is_on_this_host: true, ..self }
     }
 
     /// The job as it would be kept, as JSON and read.
@@ -115,17 +187,32 @@ impl Planner {
         Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]))
     }
 
-    /// Refuses a job of `account` that can never run, in the words that its status would have.
+    /// Refuses a job of `account` that can never run, in the words that its status would have; what it comes to.
     ///
     /// # Errors
     /// [`Reason::Invalid`] where there is no such appliance, [`Reason::TooManyRequests`], [`Reason::BadParams`] otherwise.
-    pub async fn understood(&self, account: &str, job: &TrainJob) -> Result<()> {
+    pub async fn understood(&self, account: &str, job: &TrainJob) -> Result<Resolution> {
         let appliance = self.appliance_of(job)?;
-        self.needs(account, job, &appliance).await?.map(drop).map_err(never)
+        let (resolution, needs) = self.needs(account, job, &appliance).await?.map_err(never)?;
+        match self.host_refusal(&needs) {
+            Some(why) => Err(Refusal::new(Reason::BadParams, format!("the job does not fit on this host: {why}"))),
+            None => Ok(resolution),
+        }
     }
 
-    /// What a job that does not exist yet would need, or why it can never run.
-    async fn needs(&self, account: &str, job: &TrainJob, appliance: &Arc<Appliance>) -> Result<Result<Needs, Unable>> {
+    /// Why the agents of a job can never be on this host.
+    fn host_refusal(&self, needs: &Needs) -> Option<String> {
+        let memory = Memory::read().filter(|_| self.is_on_this_host)?;
+        host::refusal(needs.host_bytes(), memory)
+    }
+
+    /// What a job that does not exist yet comes to and needs, or why it can never run.
+    async fn needs(
+        &self,
+        account: &str,
+        job: &TrainJob,
+        appliance: &Arc<Appliance>,
+    ) -> Result<Result<(Resolution, Needs), Unable>> {
         let (understanding, compute) = (self.understanding.clone(), self.compute.clone());
         let (job, appliance, owner) = (job.clone(), appliance.clone(), account.to_owned());
         let plan = move |most: fn(u64) -> Result<(), String>| {
@@ -157,24 +244,58 @@ impl Planner {
     ///
     /// # Errors
     /// As [`Planner::understood`], but that a job that is too large is an answer.
-    pub async fn plan(&self, account: &str, mut job: TrainJob, priorities: &Priorities) -> Result<Plan> {
+    pub async fn plan(&self, account: &str, job: TrainJob, priorities: &Priorities) -> Result<Plan> {
+        Ok(self.plan_and_resolve(account, job, priorities).await?.0)
+    }
+
+    /// As [`Planner::plan`], with what the job comes to unless it is too large for the appliance.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub async fn plan_and_resolve(
+        &self,
+        account: &str,
+        mut job: TrainJob,
+        priorities: &Priorities,
+    ) -> Result<(Plan, Option<Resolution>)> {
         let appliance = self.appliance_of(&job)?;
-        let needs = match self.needs(account, &job, &appliance).await? {
-            Ok(needs) => needs,
-            Err(Unable::TooLarge(message)) => return Ok(too_large(message)),
+        let (resolution, needs) = match self.needs(account, &job, &appliance).await? {
+            Ok(understood) => understood,
+            Err(Unable::TooLarge(message)) => return Ok((too_large(message), None)),
             Err(why) => return Err(never(why)),
         };
+        let plan = match self.host_refusal(&needs) {
+            Some(why) => exceeds_host(why, &needs),
+            None => self.place(&mut job, &appliance, &needs, priorities)?,
+        };
+        let plan = if self.is_on_this_host {
+            Plan { host: Some(HostPlan::new(&needs)), ..plan }
+        } else {
+            let is_unchecked = resolved_job(&resolution).is_ok_and(|(job, _)| names_files_of_volumes(&job));
+            Plan { notes: is_unchecked.then(|| DATA_UNCHECKED.to_owned()).into_iter().collect(), ..plan }
+        };
+        Ok((plan, Some(resolution)))
+    }
+
+    /// Where a job with these needs would stand in the queue.
+    fn place(
+        &self,
+        job: &mut TrainJob,
+        appliance: &Appliance,
+        needs: &Needs,
+        priorities: &Priorities,
+    ) -> Result<Plan> {
         let now = Timestamp::now();
         // It asks as if it were made now.
         job.metadata.uid = Some(PLANNED.to_owned());
         job.metadata.creation_timestamp = Some(Time(now));
         let machine = appliance.spec.machine.resolve();
         let machine = machine.map_err(|error| Refusal::internal("read the appliance", &error.report()))?;
-        let wanted = ledger::ask_for(&job, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
+        let wanted = ledger::ask_for(job, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
             .ok_or_else(|| Refusal::internal("plan a job", &"it has no UID"))?;
-        let (running, waiting) = (self.holding(&appliance), self.waiting(&appliance, priorities));
+        let (running, waiting) = (self.holding(appliance), self.waiting(appliance, priorities));
         let (found, start) = forecast(&ledger::capacity(&machine), &running, &waiting, &wanted, now);
-        let plan = told(found, start, &needs);
+        let plan = told(found, start, needs);
         Ok(if job.spec.suspend { until_resumed(plan) } else { plan })
     }
 
@@ -231,17 +352,35 @@ fn until_resumed(plan: Plan) -> Plan {
     Plan { message, systems: Vec::new(), queue: None, estimated_start: None, ..plan }
 }
 
-fn told(found: Result<Grant, Place>, estimated_start: Option<Timestamp>, needs: &Needs) -> Plan {
+/// Whether a job reads other files than texts that travel along with it.
+fn names_files_of_volumes(job: &Job) -> bool {
+    let mut paths = job.used_inputs().flat_map(|(_, input)| input.paths());
+    paths.any(|path| !path.starts_with(TEXTS))
+}
+
+/// The plan of a job that the appliance could run and this host can't.
+fn exceeds_host(why: String, needs: &Needs) -> Plan {
+    Plan {
+        reason: Some(EXCEEDS_HOST.to_owned()),
+        message: why,
+        projected: Some(needs.projected),
+        needs: agents(needs),
+        ..Plan::default()
+    }
+}
+
+/// Agents of each role and their bytes.
+fn agents(needs: &Needs) -> Value {
     let agents = needs.wanted.iter().map(|(role, count)| {
         let bytes = needs.bytes.get(role).copied().unwrap_or_default();
         (role.to_string(), json!({"count": count, "bytes": bytes}))
     });
-    let plan = Plan {
-        estimated_start,
-        projected: Some(needs.projected),
-        needs: Value::Object(agents.collect::<Map<_, _>>()),
-        ..Plan::default()
-    };
+    Value::Object(agents.collect::<Map<_, _>>())
+}
+
+fn told(found: Result<Grant, Place>, estimated_start: Option<Timestamp>, needs: &Needs) -> Plan {
+    let plan =
+        Plan { estimated_start, projected: Some(needs.projected), needs: agents(needs), ..Plan::default() };
     match found {
         Ok(grant) => Plan { fits: true, message: "it would start at once".to_owned(), systems: grant.systems, ..plan },
         Err(place) => Plan {

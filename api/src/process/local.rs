@@ -8,14 +8,16 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use kube::ResourceExt;
 use millrace_control::metrics::Metrics;
+use millrace_control::launch::resolved_job;
 use millrace_control::{Control, Parts, Streams, World};
-use millrace_crds::{Appliance, TrainJob};
+use millrace_crds::{Appliance, Resolution, TrainJob};
 use millrace_params::{LabelName, ObjectName};
 use millrace_store::{Incarnation, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::claim::Claim;
+use super::inputs;
 use super::objects::{NewObject, Objects};
 use super::priorities;
 use super::site::Directories;
@@ -24,7 +26,7 @@ use crate::backend::{Backend, Change, Created, Order, Target, Text, Volume};
 use crate::compute::Compute;
 use crate::document::job_of;
 use crate::files::{Exports, Files, LocalFiles};
-use crate::plan::{Plan, Planner};
+use crate::plan::{Epoch, Plan, Planner};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Jobs forgotten at a time.
@@ -52,6 +54,7 @@ pub struct Local {
     machine: Arc<Machine>,
     control: Arc<Control<Machine>>,
     planner: Planner,
+    compute: Compute,
     exports: Exports,
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
@@ -87,7 +90,8 @@ impl Local {
         };
         let control = Arc::new(Control::new(parts));
         let understanding = control.understanding.clone();
-        let planner = Planner::new(control.jobs.clone(), control.appliances.clone(), understanding, compute)?;
+        let (jobs_view, appliances_view) = (control.jobs.clone(), control.appliances.clone());
+        let planner = Planner::new(jobs_view, appliances_view, understanding, compute.clone())?.on_this_host();
         let streams = Streams {
             jobs: jobs.applied,
             appliances: appliances.applied,
@@ -103,7 +107,18 @@ impl Local {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
-        Ok(Self { objects, machine, control, planner, exports, ending, running, _claim: claim })
+        Ok(Self { objects, machine, control, planner, compute, exports, ending, running, _claim: claim })
+    }
+
+    /// Refuses a job whose data are not there; what an epoch of it is, where that is known.
+    async fn look_at_data(&self, order: &Order, job: &TrainJob, resolution: &Resolution) -> Result<Option<Epoch>> {
+        let (resolved, _) = resolved_job(resolution).map_err(|error| Refusal::internal("plan a job", &error))?;
+        let (directories, job, texts) = (self.machine.directories.clone(), job.clone(), order.texts.clone());
+        let looking = self.compute.run_heavy(&order.account, move || {
+            inputs::look(&directories, &job, &resolved, texts.as_ref())
+                .map_err(|why| Refusal::new(Reason::BadParams, why))
+        });
+        looking.await
     }
 
     /// The exported checkpoints of the job of this UID, which the server itself has given.
@@ -124,7 +139,8 @@ impl Backend for Local {
         if let Some(known) = order.before(self.objects.store(), None).await? {
             return job_of(&known);
         }
-        self.planner.understood(&order.account, &job).await?;
+        let resolution = self.planner.understood(&order.account, &job).await?;
+        self.look_at_data(order, &job, &resolution).await?;
         let name = job.name_any();
         if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
             return Err(Refusal::name_taken(&order.namespace, &name));
@@ -136,7 +152,8 @@ impl Backend for Local {
         let (object, job) = self.planner.admitted(&order, &priorities::all()).await?;
         if order.before(self.objects.store(), None).await?.is_none() {
             // What can never run is refused now, not when it is first visited.
-            self.planner.understood(&order.account, &job).await?;
+            let resolution = self.planner.understood(&order.account, &job).await?;
+            self.look_at_data(&order, &job, &resolution).await?;
         }
         if let Some(texts) = &order.texts {
             let namespace = LabelName::new(&*order.namespace)
@@ -190,7 +207,13 @@ impl Backend for Local {
     async fn plan(&self, order: &Order) -> Result<Plan> {
         let priorities = priorities::all();
         let (_, job) = self.planner.admitted(order, &priorities).await?;
-        self.planner.plan(&order.account, job, &priorities).await
+        let (plan, resolution) = self.planner.plan_and_resolve(&order.account, job.clone(), &priorities).await?;
+        match resolution.filter(|_| order.may_create) {
+            Some(resolution) => {
+                Ok(Plan { epoch: self.look_at_data(order, &job, &resolution).await?, ..plan })
+            }
+            None => Ok(plan),
+        }
     }
 
     async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>> {

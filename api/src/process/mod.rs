@@ -8,6 +8,7 @@
 //! ```
 
 mod claim;
+mod inputs;
 mod local;
 mod objects;
 mod observe;

@@ -131,6 +131,19 @@ impl Directories {
         Ok(Found { path: self.not_of_others(job, path)?, volume, inside })
     }
 
+    /// Where [`Directories::place`] has looked for a path of `job`'s params, as a part of a sentence.
+    pub fn looked_up(&self, job: &TrainJob, written: &str) -> String {
+        let path = Path::new(written);
+        if path.is_relative() {
+            let inputs = self.inputs.as_deref().unwrap_or(&self.data).display();
+            return format!("in {inputs}, the directory that the server's --inputs names");
+        }
+        match job.spec.mount_holding(path) {
+            Some(mount) => format!("in the volume {}, which spec.mountDirs has at {}", mount.volume, mount.path),
+            None => "among what jobs of this namespace have written".to_owned(),
+        }
+    }
+
     /// The directories that the agents of `job` may use, those that are there.
     pub fn roots_of(&self, job: &TrainJob) -> Vec<PathBuf> {
         let mounted = job.spec.mount_dirs.iter().filter_map(|mount| Some(self.mounted(job, mount).ok()?.0));
@@ -144,9 +157,9 @@ impl Directories {
 
     /// The directories that this server may use for users' files, those that are there.
     pub fn roots(&self) -> Vec<PathBuf> {
-        let own = ["model_dirs", "exports"].map(|name| self.data.join(name));
+        let own = ["model_dirs", "exports", "texts"].map(|name| self.data.join(name));
         let volumes = self.volumes.values().map(|volume| volume.dir.clone());
-        own.into_iter().chain(volumes).filter(|dir| dir.is_dir()).collect()
+        own.into_iter().chain(volumes).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect()
     }
 
     /// Whether a job's model_dir lies where jobs of its namespace may still read.

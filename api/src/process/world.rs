@@ -15,7 +15,7 @@ use millrace_control::world::Error as Ended;
 use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::{Event, Report};
 use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, Progress, TrainJob, TrainJobStatus};
-use millrace_params::{Job, ObjectName, Source};
+use millrace_params::ObjectName;
 use millrace_telemetry::journal::Outcome;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -117,7 +117,8 @@ impl Machine {
             *path = self.directories.place(attempt.job, path)?.display().to_string();
             Ok::<(), String>(())
         };
-        paths(&mut launch.job).into_iter().try_for_each(place)?;
+        let inputs = [Some(&mut launch.job.train_input), launch.job.eval_input.as_mut()];
+        inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten().try_for_each(place)?;
         if let Some(path) = launch.resume.checkpoint_path.take() {
             launch.resume.checkpoint_path = Some(self.directories.place(attempt.job, &path.display().to_string())?);
         }
@@ -136,16 +137,6 @@ async fn kill_after(crew: &Crew, grace: u32) {
         crew.kill();
         crew.over().await;
     }
-}
-
-/// Every path that a job reads, to be changed.
-fn paths(job: &mut Job) -> Vec<&mut String> {
-    let inputs = [Some(&mut job.train_input), job.eval_input.as_mut()].into_iter().flatten();
-    let sources = inputs.flat_map(|input| match &mut input.source {
-        Source::Text { paths, .. } | Source::Tokens { paths } => paths.as_mut_slice(),
-        Source::Synthetic { .. } => &mut [],
-    });
-    sources.collect()
 }
 
 impl World for Machine {

@@ -77,7 +77,8 @@ pub async fn plan(
     request: Request,
 ) -> Result<Json<Plan>> {
     who.may(Act::List, &ns, "").await?;
-    let order = order(&api, &ns, &who, request).await?;
+    let mut order = order(&api, &ns, &who, request).await?;
+    order.may_create = who.may(Act::Create, &ns, "").await.is_ok();
     Ok(Json(api.backend.plan(&order).await?))
 }
 

@@ -43,6 +43,7 @@ pub use proxies::Proxies;
 pub use session::forget as forget_sessions;
 pub use submit::Submission;
 pub use tokens::NewToken;
+pub use travel::TEXTS;
 pub use who::{Access, Role};
 
 use crate::backend::Backend;

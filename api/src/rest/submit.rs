@@ -127,7 +127,7 @@ impl Submission {
         let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
         complete(&mut object, &namespace, &submitter, key.as_ref(), stem.as_deref())?;
         let texts = name_texts(&mut object, texts)?;
-        Ok(Order { namespace, object: Arc::new(object), texts, submitter, account, key })
+        Ok(Order { namespace, object: Arc::new(object), texts, submitter, account, key, may_create: true })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::backend::{Text, Texts};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
 /// Where texts that travel along are found by a job's agents.
-const TEXTS: &str = "/var/lib/millrace/texts";
+pub const TEXTS: &str = "/var/lib/millrace/texts";
 /// Name of their volume, which no volume of the user's may have when there are texts.
 const TEXTS_VOLUME: &str = "texts";
 /// Most bytes of them all, with their names: what a ConfigMap holds.

@@ -7,7 +7,7 @@ use millrace_crds::{ClusterSpec, Difference, Resolution, TrainJob};
 use millrace_emulator::compile::CompileError;
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;
-use millrace_emulator::report::RoleBytes;
+use millrace_emulator::report::{HostWork, RoleBytes, traffic};
 use millrace_emulator::time::{nominal_placement, project};
 use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
 use millrace_protocol::launch::VERSION;
@@ -33,6 +33,18 @@ pub struct Needs {
     pub largest_num_csx: u32,
     /// What real systems would take.
     pub projected: Projected,
+    /// What the agents do in a training step, all together.
+    pub host_work: HostWork,
+}
+
+impl Needs {
+    /// Bytes of memory of all agents together.
+    pub fn host_bytes(&self) -> u64 {
+        let of = |(role, count): &(Role, u32)| {
+            self.bytes.get(role).copied().unwrap_or(0).saturating_mul(u64::from(*count))
+        };
+        self.wanted.iter().map(of).fold(0, u64::saturating_add)
+    }
 }
 
 /// By the time model: a projection, not a measurement.
@@ -216,6 +228,7 @@ pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, 
             seconds: projection.step_seconds * job.run.max_steps as f64,
             samples_per_second: projection.samples_per_second,
         },
+        host_work: HostWork::new(plan, &traffic(plan, &placement)),
     })
 }
 

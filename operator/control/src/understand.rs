@@ -146,8 +146,7 @@ impl Understanding {
     }
 
     /// What a job that does not exist yet would come to, in the calling thread. Plans that must be made are made only
-    /// if
-    /// `may_plan` allows it.
+    /// if `may_plan` allows it.
     ///
     /// # Errors
     /// The job can never run as it is, or [`Unable::Busy`].
@@ -156,9 +155,9 @@ impl Understanding {
         job: &TrainJob,
         cluster: &ClusterSpec,
         may_plan: &MayPlan<'_>,
-    ) -> std::result::Result<Needs, Unable> {
+    ) -> std::result::Result<(Resolution, Needs), Unable> {
         let Shared { site, plans, .. } = &*self.shared;
-        Ok(understand(job, None, cluster, job.spec.num_csx, &**site, (plans, may_plan))?.1)
+        understand(job, None, cluster, job.spec.num_csx, &**site, (plans, may_plan))
     }
 
     /// Remembers only these jobs any more.

@@ -149,6 +149,14 @@ class Plan:
     """What the machine that is emulated would need: stepSeconds, seconds, samplesPerSecond."""
     needs: Document = field(repr=False)
     """How many agents of each role it takes, and the bytes of each: count, bytes."""
+    host: Document = field(repr=False)
+    """The job on the host of the server: neededBytes, totalBytes, availableBytes, estimatedStepSeconds.
+
+    Empty where agents run on other machines."""
+    epoch: Document = field(repr=False)
+    """One pass over the training data: samples, tokens, steps; empty where that is not known."""
+    notes: tuple[str, ...] = field(repr=False)
+    """What was not checked."""
     raw: Document = field(repr=False, compare=False)
 
     @classmethod
@@ -163,5 +171,8 @@ class Plan:
             estimated_start=times.parse(answer.get("estimatedStart")),
             projected=answer.get("projected") or {},
             needs=answer.get("needs") or {},
+            host=answer.get("host") or {},
+            epoch=answer.get("epoch") or {},
+            notes=tuple(answer.get("notes") or ()),
             raw=answer,
         )

@@ -293,7 +293,7 @@ def _plan_table(found: Plan) -> str:
     )
     fields = render.fields(
         {
-            "Fits": f"{'yes' if found.fits else 'no'}{f': {found.message}' if found.message else ''}",
+            "Fits": f"{_fits(found)}{f': {found.message}' if found.message else ''}",
             "Systems": ", ".join(found.systems),
             "Queue": place,
             "Start": start,
@@ -302,12 +302,49 @@ def _plan_table(found: Plan) -> str:
             "Rate there": f"{projected['samplesPerSecond']:.4g} samples/s"
             if projected.get("samplesPerSecond")
             else None,
+            "Host memory": _host_memory(found),
+            "Step on host": _step_on_host(found.host),
+            "Epoch": _epoch(found.epoch),
+            "Not checked": "; ".join(found.notes) or None,
         }
     )
     rows = [
         (role, need.get("count"), render.size(need.get("bytes") or 0)) for role, need in found.needs.items()
     ]
-    return f"{fields}\n\n{render.table(('ROLE', 'AGENTS', 'MEMORY OF EACH'), rows)}" if rows else fields
+    return f"{fields}\n\n{render.table(('ROLE', 'AGENTS', 'HOST MEMORY OF EACH'), rows)}" if rows else fields
+
+
+def _fits(found: Plan) -> str:
+    if found.fits:
+        return "yes"
+    return "no on this host" if found.reason == "ExceedsHost" else "no"
+
+
+def _host_memory(found: Plan) -> str | None:
+    """What a job's processes need of the server's machine, and what that has; the message has it where it is too much."""
+    host = found.host
+    if not host or found.reason == "ExceedsHost":
+        return None
+    needed, total = render.size(host.get("neededBytes") or 0), host.get("totalBytes")
+    if total is None:
+        return f"{needed} needed"
+    available = render.size(host.get("availableBytes") or 0)
+    return f"{needed} needed; the server's host has {render.size(total)}, of which {available} are available"
+
+
+def _step_on_host(host: Document) -> str | None:
+    """Emulating takes longer than the machine that is emulated."""
+    seconds = host.get("estimatedStepSeconds")
+    if seconds is None:
+        return None
+    about = f"{seconds:.2g} s" if seconds < 10 else _duration(seconds)
+    return f"about {about} (an estimate)"
+
+
+def _epoch(epoch: Document) -> str | None:
+    if not epoch:
+        return None
+    return f"{epoch['samples']:,} samples, {epoch['tokens']:,} tokens, {epoch['steps']:,.1f} steps"
 
 
 def _duration(seconds: float | None) -> str | None:

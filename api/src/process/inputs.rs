@@ -1,0 +1,106 @@
+//! Whether the data of a job are there, looked up before it is queued.
+//!
+//! Only what the job's own agents may read is looked at: paths are placed by [`Directories::place`], as for the agents, and
+//! files are opened by `millrace_roots`, so that an answer tells nothing of other files of the machine.
+
+use std::path::{Path, PathBuf};
+
+use glob::Pattern;
+use millrace_agents::input::{DataError, Survey, source_spec, survey_source};
+use millrace_crds::TrainJob;
+use millrace_params::{InputSpec, Job, LabelName};
+
+use super::site::Directories;
+use crate::backend::Texts;
+use crate::plan::Epoch;
+
+/// Looks for all files that `resolved`, what `job` comes to, reads; `texts` travel along and are not kept yet. What an epoch
+/// of training is, where that is known.
+///
+/// # Errors
+/// Something is missing or of another format: a sentence for the user with what to do.
+pub fn look(
+    directories: &Directories,
+    job: &TrainJob,
+    resolved: &Job,
+    texts: Option<&Texts>,
+) -> Result<Option<Epoch>, String> {
+    let mut epoch = None;
+    for (key, input) in resolved.used_inputs() {
+        let samples = Look { directories, job, key }.at(input, resolved.model.vocab_size, texts)?;
+        if key == "train_input" {
+            epoch = samples.map(|samples| Epoch::new(samples, input));
+        }
+    }
+    Ok(epoch)
+}
+
+/// A look at one input.
+struct Look<'a> {
+    directories: &'a Directories,
+    job: &'a TrainJob,
+    /// The input's key in the params.
+    key: &'static str,
+}
+
+impl Look<'_> {
+    /// The samples of an epoch, where they are known.
+    fn at(&self, input: &InputSpec, vocab_size: usize, texts: Option<&Texts>) -> Result<Option<u64>, String> {
+        let (mut travelling, mut placed) = (Survey::default(), Vec::new());
+        for written in input.paths() {
+            let path = self.directories.place(self.job, written)?;
+            match texts.and_then(|texts| self.travelling(&path, texts)) {
+                Some(found) if found.files > 0 => {
+                    travelling.files += found.files;
+                    travelling.bytes += found.bytes;
+                }
+                Some(_) => return Err(format!("{}: no text of this name was sent along: {written}", self.key)),
+                None => placed.push((written.as_str(), path)),
+            }
+        }
+        let mut on_disk = input.clone();
+        if let Some(paths) = on_disk.paths_mut() {
+            *paths = placed.iter().map(|(_, path)| path.display().to_string()).collect();
+        }
+        let spec = source_spec(&on_disk, vocab_size);
+        let found = match placed.is_empty() {
+            true => Ok(Survey::default()),
+            false => survey_source(&spec),
+        };
+        let all = found.map(|found| Survey {
+            files: found.files + travelling.files,
+            bytes: found.bytes + travelling.bytes,
+        });
+        all.and_then(|all| all.samples(&spec)).map_err(|error| self.sentence(&error, &placed))
+    }
+
+    /// The texts at `path` among those that travel along; `None` where it does not lie among them.
+    fn travelling(&self, path: &Path, texts: &Texts) -> Option<Survey> {
+        let namespace = LabelName::new(self.job.metadata.namespace.as_deref().unwrap_or_default()).ok()?;
+        let name = path.strip_prefix(self.directories.texts(&namespace, &texts.config_map)).ok()?.to_str()?;
+        let pattern = Pattern::new(name).ok();
+        let is_meant = |text: &str| text == name || pattern.as_ref().is_some_and(|pattern| pattern.matches(text));
+        let meant = texts.files.iter().filter(|text| is_meant(text.name.as_str()) && !text.content.is_empty());
+        Some(meant.fold(Survey::default(), |all, text| Survey {
+            files: all.files + 1,
+            bytes: all.bytes + text.content.len() as u64,
+        }))
+    }
+
+    /// What is wrong, in which input, by the path that the user wrote.
+    fn sentence(&self, error: &DataError, placed: &[(&str, PathBuf)]) -> String {
+        let missing = match error {
+            DataError::NotFound { path, .. } => Some(path.as_path()),
+            DataError::NoMatch { pattern, .. } => Some(Path::new(pattern)),
+            _ => None,
+        };
+        let written = missing.and_then(|path| placed.iter().find(|(_, place)| place == path));
+        let Some((written, _)) = written else { return format!("{}: {error}: {}", self.key, error.hint()) };
+        let place = self.directories.looked_up(self.job, written);
+        format!(
+            "{}: there is no file {written} {place}: check the spelling, put the file there, send a text of less than 1 MiB \
+             along with the params, or mount a volume that has it",
+            self.key
+        )
+    }
+}
