@@ -65,7 +65,10 @@ impl Memory {
         let used = number(["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
         let statistics = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let cached = ["total_inactive_file ", "inactive_file "].into_iter().find_map(|key| {
-            statistics.lines().find_map(|line| line.strip_prefix(key)).and_then(|value| value.trim().parse::<u64>().ok())
+            statistics
+                .lines()
+                .find_map(|line| line.strip_prefix(key))
+                .and_then(|value| value.trim().parse::<u64>().ok())
         });
         let available = total.saturating_sub(used.saturating_sub(cached.unwrap_or(0)));
         Some(Self { total, available })

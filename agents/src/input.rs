@@ -1,7 +1,7 @@
 //! The job's inputs as datasets.
 
-use millrace_data::{Dataset, SourceKind};
 pub use millrace_data::{DataError, SourceSpec, Survey, survey as survey_source};
+use millrace_data::{Dataset, SourceKind};
 use millrace_params::{InputSpec, Job, Source, Split};
 
 use crate::failure::Failure;

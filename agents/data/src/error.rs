@@ -183,9 +183,11 @@ impl DataError {
             NoPaths => "name a text file, a glob such as data/*.txt, or a directory".into(),
             NotFound { path, .. } => missing_hint(path.is_relative()),
             NoMatch { pattern, .. } => missing_hint(Path::new(pattern).is_relative()),
-            OtherFormat { .. } => "convert it: to UTF-8 text for GptTextDataProcessor, or to little-endian 16-bit tokens \
+            OtherFormat { .. } => {
+                "convert it: to UTF-8 text for GptTextDataProcessor, or to little-endian 16-bit tokens \
                                    without a header for GptTokenDataProcessor"
-                .into(),
+                    .into()
+            }
             BadPattern { .. } => "use *, ?, [abc] and ** as a whole path component".into(),
             EmptyDirectory { extension, .. } => {
                 format!("name the files themselves, or a glob, if they do not end in .{extension}")

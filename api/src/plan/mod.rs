@@ -278,13 +278,7 @@ impl Planner {
     }
 
     /// Where a job with these needs would stand in the queue.
-    fn place(
-        &self,
-        job: &mut TrainJob,
-        appliance: &Appliance,
-        needs: &Needs,
-        priorities: &Priorities,
-    ) -> Result<Plan> {
+    fn place(&self, job: &mut TrainJob, appliance: &Appliance, needs: &Needs, priorities: &Priorities) -> Result<Plan> {
         let now = Timestamp::now();
         // It asks as if it were made now.
         job.metadata.uid = Some(PLANNED.to_owned());
@@ -379,8 +373,7 @@ fn agents(needs: &Needs) -> Value {
 }
 
 fn told(found: Result<Grant, Place>, estimated_start: Option<Timestamp>, needs: &Needs) -> Plan {
-    let plan =
-        Plan { estimated_start, projected: Some(needs.projected), needs: agents(needs), ..Plan::default() };
+    let plan = Plan { estimated_start, projected: Some(needs.projected), needs: agents(needs), ..Plan::default() };
     match found {
         Ok(grant) => Plan { fits: true, message: "it would start at once".to_owned(), systems: grant.systems, ..plan },
         Err(place) => Plan {

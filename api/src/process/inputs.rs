@@ -67,10 +67,8 @@ impl Look<'_> {
             true => Ok(Survey::default()),
             false => survey_source(&spec),
         };
-        let all = found.map(|found| Survey {
-            files: found.files + travelling.files,
-            bytes: found.bytes + travelling.bytes,
-        });
+        let all =
+            found.map(|found| Survey { files: found.files + travelling.files, bytes: found.bytes + travelling.bytes });
         all.and_then(|all| all.samples(&spec)).map_err(|error| self.sentence(&error, &placed))
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use kube::ResourceExt;
-use millrace_control::metrics::Metrics;
 use millrace_control::launch::resolved_job;
+use millrace_control::metrics::Metrics;
 use millrace_control::{Control, Parts, Streams, World};
 use millrace_crds::{Appliance, Resolution, TrainJob};
 use millrace_params::{LabelName, ObjectName};
@@ -209,9 +209,7 @@ impl Backend for Local {
         let (_, job) = self.planner.admitted(order, &priorities).await?;
         let (plan, resolution) = self.planner.plan_and_resolve(&order.account, job.clone(), &priorities).await?;
         match resolution.filter(|_| order.may_create) {
-            Some(resolution) => {
-                Ok(Plan { epoch: self.look_at_data(order, &job, &resolution).await?, ..plan })
-            }
+            Some(resolution) => Ok(Plan { epoch: self.look_at_data(order, &job, &resolution).await?, ..plan }),
             None => Ok(plan),
         }
     }

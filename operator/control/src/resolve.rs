@@ -40,9 +40,8 @@ pub struct Needs {
 impl Needs {
     /// Bytes of memory of all agents together.
     pub fn host_bytes(&self) -> u64 {
-        let of = |(role, count): &(Role, u32)| {
-            self.bytes.get(role).copied().unwrap_or(0).saturating_mul(u64::from(*count))
-        };
+        let of =
+            |(role, count): &(Role, u32)| self.bytes.get(role).copied().unwrap_or(0).saturating_mul(u64::from(*count));
         self.wanted.iter().map(of).fold(0, u64::saturating_add)
     }
 }
