@@ -31,6 +31,7 @@ pub mod memory;
 pub mod metric_definitions;
 pub mod metrics;
 pub mod performance;
+mod process;
 pub mod progress;
 pub mod prometheus;
 pub mod stall;

@@ -15,9 +15,11 @@
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest whole checkpoint |
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use crate::{
     memory::ProcessMemory,
+    process,
     prometheus::{Counter, Family, Gauge, Registry},
     stall::{StallClock, StallReason},
 };
@@ -157,6 +159,26 @@ fn register_memory(registry: &Registry) {
     memory.read(["peak"], read(|memory| memory.peak));
 }
 
+/// Adds the metrics of a process under the names that Prometheus' own client libraries give them: for programs that are no
+/// agents. What the system does not tell is NaN.
+pub fn register_process(registry: &Registry) {
+    let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(f64::NAN, |time| time.as_secs_f64());
+    let cpu = || process::cpu_time().map_or(f64::NAN, |time| time.as_secs_f64());
+    let gauge = |name, help, read: fn() -> f64| registry.family::<Gauge, 0>(name, help, []).read([], read);
+    registry.family::<Counter, 0>("process_cpu_seconds_total", "CPU time of this process.", []).read([], cpu);
+    gauge("process_resident_memory_bytes", "Resident memory of this process.", || {
+        ProcessMemory::now().map_or(f64::NAN, |memory| memory.resident as f64)
+    });
+    gauge("process_open_fds", "Open file descriptors.", || {
+        process::open_files().map_or(f64::NAN, |files| files as f64)
+    });
+    gauge("process_max_fds", "File descriptors that may be open.", || {
+        process::max_open_files().map_or(f64::NAN, |files| files as f64)
+    });
+    let start: Gauge = registry.metric("process_start_time_seconds", "When this process began, seconds since 1970.");
+    start.set(started);
+}
+
 /// The metrics only the coordinator has.
 #[derive(Clone)]
 pub struct CoordinatorMetrics {
@@ -199,6 +221,18 @@ impl CoordinatorMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_process_tells_what_it_uses() {
+        let registry = Registry::new();
+        register_process(&registry);
+        let page = registry.render();
+        for name in ["cpu_seconds_total", "resident_memory_bytes", "open_fds", "start_time_seconds"] {
+            let line = page.lines().find(|line| line.starts_with(&format!("process_{name} "))).unwrap();
+            assert!(line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() >= 0.0, "{line}");
+        }
+    }
 
     #[test]
     fn a_coordinators_page_has_every_metric_once() {

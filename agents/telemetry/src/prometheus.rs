@@ -62,56 +62,96 @@ impl Gauge {
 }
 
 /// Upper bounds of the buckets of [`Durations`], seconds: from what is answered out of memory to what keeps somebody waiting.
-const BOUNDS: [f64; 8] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+const SHORT_BOUNDS: [f64; 8] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+/// Upper bounds of the buckets of [`LongDurations`], seconds: from a second to a week.
+const LONG_BOUNDS: [f64; 10] = [1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 604_800.0];
 
-/// How often something took how long, as a histogram. Clones share the numbers.
-#[derive(Clone, Debug, Default)]
+/// How often something took how long, as a histogram for milliseconds to seconds. Clones share the numbers.
+#[derive(Clone, Debug)]
 pub struct Durations(Arc<Buckets>);
 
-#[derive(Debug, Default)]
-struct Buckets {
-    /// Up to each bound, and not up to those before; the last one is without a bound.
-    counts: [AtomicU64; BOUNDS.len() + 1],
-    micros: AtomicU64,
+impl Default for Durations {
+    fn default() -> Self {
+        Self(Arc::new(Buckets::new(&SHORT_BOUNDS)))
+    }
 }
 
 impl Durations {
     /// Adds one that took so long.
     pub fn add(&self, took: Duration) {
-        let at = BOUNDS.iter().position(|bound| took.as_secs_f64() <= *bound).unwrap_or(BOUNDS.len());
-        self.0.counts[at].fetch_add(1, Ordering::Relaxed);
-        self.0.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.0.add(took);
+    }
+}
+
+/// The same, as a histogram for seconds to days.
+#[derive(Clone, Debug)]
+pub struct LongDurations(Arc<Buckets>);
+
+impl Default for LongDurations {
+    fn default() -> Self {
+        Self(Arc::new(Buckets::new(&LONG_BOUNDS)))
+    }
+}
+
+impl LongDurations {
+    /// Adds one that took so long.
+    pub fn add(&self, took: Duration) {
+        self.0.add(took);
+    }
+}
+
+/// The buckets of a histogram.
+#[derive(Debug)]
+pub struct Buckets {
+    bounds: &'static [f64],
+    /// Up to each bound, and not up to those before; the last one is without a bound.
+    counts: Vec<AtomicU64>,
+    micros: AtomicU64,
+}
+
+impl Buckets {
+    fn new(bounds: &'static [f64]) -> Self {
+        let counts = std::iter::repeat_with(AtomicU64::default).take(bounds.len() + 1).collect();
+        Self { bounds, counts, micros: AtomicU64::new(0) }
+    }
+
+    fn add(&self, took: Duration) {
+        let bounds = self.bounds;
+        let at = bounds.iter().position(|bound| took.as_secs_f64() <= *bound).unwrap_or(bounds.len());
+        self.counts[at].fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The samples of the series `name` with these rendered labels.
     fn render(&self, name: &str, labels: &str) -> String {
         let open = labels.strip_suffix('}').map_or_else(|| "{".to_owned(), |labels| format!("{labels},"));
-        let bounds = BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        let bounds = self.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
         let (mut page, mut below) = (String::new(), 0);
-        for (count, bound) in self.0.counts.iter().zip(bounds) {
+        for (count, bound) in self.counts.iter().zip(bounds) {
             below += count.load(Ordering::Relaxed);
             page += &format!("{name}_bucket{open}le=\"{bound}\"}} {below}\n");
         }
-        let seconds = self.0.micros.load(Ordering::Relaxed) as f64 / 1e6;
+        let seconds = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
         page + &format!("{name}_sum{labels} {seconds}\n{name}_count{labels} {below}\n")
     }
 }
 
-/// What a family is of: [`Counter`], [`Gauge`] or [`Durations`].
+/// What a family is of: [`Counter`], [`Gauge`], [`Durations`] or [`LongDurations`].
 pub trait Metric: sealed::Metric {}
 impl Metric for Counter {}
 impl Metric for Gauge {}
 impl Metric for Durations {}
+impl Metric for LongDurations {}
 
 mod sealed {
-    use super::{Arc, Counter, Durations, Gauge};
+    use super::{Arc, Buckets, Counter, Durations, Gauge, LongDurations};
 
     /// Where a series takes its value from.
     #[derive(Clone)]
     pub enum Source {
         Counter(Counter),
         Gauge(Gauge),
-        Durations(Durations),
+        Histogram(Arc<Buckets>),
         Read(Arc<dyn Fn() -> f64 + Send + Sync>),
     }
 
@@ -144,10 +184,20 @@ mod sealed {
     impl Metric for Durations {
         const TYPE: &'static str = "histogram";
         fn source(&self) -> Source {
-            Source::Durations(self.clone())
+            Source::Histogram(self.0.clone())
         }
         fn of(source: &Source) -> Option<Self> {
-            if let Source::Durations(durations) = source { Some(durations.clone()) } else { None }
+            if let Source::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
+        }
+    }
+
+    impl Metric for LongDurations {
+        const TYPE: &'static str = "histogram";
+        fn source(&self) -> Source {
+            Source::Histogram(self.0.clone())
+        }
+        fn of(source: &Source) -> Option<Self> {
+            if let Source::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
         }
     }
 }
@@ -269,7 +319,7 @@ fn render_labels<const N: usize>(names: [&str; N], values: [&str; N]) -> String 
 
 fn render_series(name: &str, labels: &str, source: &Source) -> String {
     let level = match source {
-        Source::Durations(durations) => return durations.render(name, labels),
+        Source::Histogram(buckets) => return buckets.render(name, labels),
         Source::Counter(counter) => return format!("{name}{labels} {}\n", counter.get()),
         Source::Gauge(gauge) => gauge.get(),
         Source::Read(read) => read(),
@@ -332,8 +382,12 @@ memory_bytes{{kind="d"}} 0
         for millis in [5, 6, 250, 31_000] {
             took.with(["200"]).add(Duration::from_millis(millis));
         }
+        let long: LongDurations = registry.metric("wait_seconds", "Waits.");
         bare.add(Duration::from_micros(1));
+        long.add(Duration::from_secs(7200));
         let page = registry.render();
+        let (page, waits) = page.split_at(page.find("# HELP wait_seconds").unwrap());
+        assert!(waits.contains("wait_seconds_bucket{le=\"3600\"} 0\nwait_seconds_bucket{le=\"14400\"} 1\n"), "{waits}");
         let (visits, requests) = page.split_at(page.find("# HELP request_seconds").unwrap());
         assert!(
             visits.contains("visit_seconds_bucket{le=\"0.005\"} 1\n") && visits.contains("visit_seconds_count 1\n")

@@ -109,7 +109,7 @@ impl Error {
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
-        match &error {
+        let error = match &error {
             E::PoolTimedOut => Self::Busy,
             E::PoolClosed | E::WorkerCrashed | E::Io(_) | E::Tls(_) | E::Protocol(_) => Self::Broken(error.to_string()),
             E::ColumnDecode { .. } | E::Decode(_) | E::ColumnNotFound(_) | E::AnyDriverError(_) => {
@@ -123,7 +123,9 @@ impl From<sqlx::Error> for Error {
                 Answer::Other => Self::Refused(answer.message().to_owned()),
             },
             _ => Self::Refused(error.to_string()),
-        }
+        };
+        crate::statistics::count(&error);
+        error
     }
 }
 

@@ -19,7 +19,7 @@
 //! Invariants:
 //! * What a call has answered is on the disk: it survives `kill -9` and, as far as the disk keeps its word, a power cut.
 //! * A call is one transaction: made whole or not at all. ([`Store::forget`] is some, and may be repeated.)
-//! * Each statement and each migration has one text for both databases.
+//! * Each statement and each migration has one text for both databases, but for the two that ask how large the database is.
 //! * In SQLite all writes of a process go through one connection, in turn; readers never wait for them.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
@@ -34,6 +34,7 @@ mod location;
 mod migrations;
 mod open;
 mod sql;
+mod statistics;
 mod tokens;
 
 use std::fmt;
@@ -49,6 +50,7 @@ pub use events::{Event, NewEvent};
 pub use jobs::{Content, Created, Cursor, Filter, Incarnation, Job, Key, NewJob, Page};
 pub use journal::{Entry, Kind, Mode, Query, RECENT_STEPS};
 pub use open::Options;
+pub use statistics::{Connections, failures};
 pub use tokens::Token;
 
 use sql::sql;
@@ -64,6 +66,10 @@ struct Inner {
     read: AnyPool,
     /// For transactions; the same as `read` but for a SQLite file.
     write: AnyPool,
+    /// Whether `write` is the same pool as `read`.
+    one_pool: bool,
+    /// Asks for the bytes of the database.
+    size: &'static str,
     /// How a transaction that will write begins.
     begin: &'static str,
     /// How long a key is remembered, ms.

@@ -22,6 +22,10 @@ const WRITER: &str =
     "PRAGMA busy_timeout = 10000; PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL";
 const READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON";
 
+/// How large the database is.
+const SQLITE_SIZE: &str = "SELECT page_count * page_size AS bytes FROM pragma_page_count, pragma_page_size";
+const SERVER_SIZE: &str = "SELECT pg_database_size(current_database()) AS bytes";
+
 /// How a database is used.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -54,14 +58,15 @@ impl Store {
         knock(&connect, &location).await?;
         let write = writers(&location, options).connect_lazy_with(connect.clone());
         migrate(&write, &location).await?;
-        let (read, begin) = match location {
-            Location::File(_) => (readers(options).connect_lazy_with(connect), "BEGIN IMMEDIATE"),
-            Location::Memory => (write.clone(), "BEGIN IMMEDIATE"),
-            Location::Server(_) => (write.clone(), "BEGIN"),
+        let (read, begin, size) = match location {
+            Location::File(_) => (readers(options).connect_lazy_with(connect), "BEGIN IMMEDIATE", SQLITE_SIZE),
+            Location::Memory => (write.clone(), "BEGIN IMMEDIATE", SQLITE_SIZE),
+            Location::Server(_) => (write.clone(), "BEGIN", SERVER_SIZE),
         };
+        let one_pool = !matches!(location, Location::File(_));
         let key_life_ms = options.key_life.as_millis().try_into().unwrap_or(i64::MAX);
         let (changes, _) = broadcast::channel(BEHIND_MAX);
-        let inner = Inner { read, write, begin, key_life_ms, location: location.to_string(), changes };
+        let inner = Inner { read, write, one_pool, size, begin, key_life_ms, location: location.to_string(), changes };
         Ok(Self { inner: Arc::new(inner) })
     }
 }

@@ -1,6 +1,6 @@
 //! Events, appliances and tokens.
 
-use millrace_store::{Error, NewEvent, Token};
+use millrace_store::{Connections, Error, NewEvent, Token, failures};
 
 use crate::jobs::{job, make};
 use crate::scratch::Scratch;
@@ -10,6 +10,7 @@ behaviours![
     an_appliance_is_written_over_the_version_it_was_read_in,
     a_token_is_found_by_its_hash,
     tokens_that_ended_long_ago_are_forgotten,
+    connections_bytes_and_failures_are_counted,
 ];
 
 pub fn event(reason: &str) -> NewEvent {
@@ -99,4 +100,19 @@ async fn tokens_that_ended_long_ago_are_forgotten(Scratch { store, .. }: &Scratc
     assert_eq!(store.forget_tokens(None, 10).await.unwrap(), 2);
     let left: Vec<String> = store.tokens().await.unwrap().into_iter().map(|token| token.id).collect();
     assert_eq!(left, ["expires", "good"]);
+}
+
+async fn connections_bytes_and_failures_are_counted(scratch: &Scratch) {
+    make(&scratch.store, &job("a", 1)).await;
+    // A connection may still be on its way back from the last call.
+    let Connections { busy, idle } = scratch.store.connections();
+    assert!((1..=10).contains(&(busy + idle)), "{busy} and {idle}");
+    assert!(scratch.store.size_bytes().await.unwrap() > 4096);
+
+    let broken = || failures().into_iter().find(|(kind, _)| *kind == "broken").unwrap().1;
+    let before = broken();
+    let closed = scratch.again().await;
+    closed.close().await;
+    assert!(matches!(closed.ping().await, Err(Error::Broken(_))));
+    assert!(broken() > before, "other tests of this process may fail calls, too");
 }
