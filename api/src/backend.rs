@@ -153,6 +153,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Numbers for Prometheus.
     fn metrics(&self) -> String;
 
+    /// Which loop of the backend makes no progress although it has work, if one does: a sentence.
+    fn stuck(&self) -> Option<String> {
+        None
+    }
+
     /// Forgets the history of some of the jobs that were over before `before_ms`; how many, none when there are no more.
     async fn forget(&self, before_ms: i64) -> Result<usize>;
 

@@ -1,35 +1,146 @@
 //! What this server counts, for Prometheus. No label names a job or a user: their number has no bound.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millrace_telemetry::prometheus::{Durations, Family, Gauge, Registry};
+use millrace_control::metrics::certificates_page;
+use millrace_store::{Connections, Store};
+use millrace_telemetry::metric_definitions::register_process;
+use millrace_telemetry::prometheus::{Counter, Durations, Family, Gauge, LongDurations, Registry};
 
-/// Requests so far.
+use crate::tls;
+
+/// For the database to say how large it is. Prometheus itself waits no longer than 10 s.
+const SIZE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The certificate that clients are shown, in the metric of certificates.
+const HTTPS: &str = "https";
+
+/// Requests so far, and what else this server counts.
 pub struct Traffic {
     registry: Registry,
     took: Family<Durations, 3>,
+    streams: Arc<AtomicUsize>,
+    certificate: Option<PathBuf>,
 }
 
-impl Default for Traffic {
-    fn default() -> Self {
+impl Traffic {
+    /// Nothing yet; `certificate` is the file of the one that clients are shown.
+    pub fn new(certificate: Option<PathBuf>) -> Self {
         let registry = Registry::new();
         let took = registry.family(
             "millrace_api_request_duration_seconds",
             "How long requests wait for an answer to begin, and how many there were.",
             ["method", "route", "code"],
         );
-        Self { registry, took }
+        let streams = Arc::new(AtomicUsize::new(0));
+        let open = streams.clone();
+        registry
+            .family::<Gauge, 0>("millrace_api_live_streams", "Streams that clients follow.", [])
+            .read([], move || open.load(Ordering::Relaxed) as f64);
+        register_process(&registry);
+        Self { registry, took, streams, certificate }
     }
-}
 
-impl Traffic {
     /// A request by `method` for `route`, as the table of routes has it, was answered with `code` after so long.
     pub fn answered(&self, method: &str, route: &str, code: &str, after: Duration) {
         self.took.with([method, route, code]).add(after);
     }
 
+    /// Counts a live stream until what is returned is dropped.
+    pub fn stream(&self) -> Counted {
+        Counted::new(self.streams.clone())
+    }
+
     /// The page.
-    pub fn render(&self) -> String {
+    pub async fn render(&self, store: &Store) -> String {
+        let mut page = self.registry.render();
+        if let Some(file) = &self.certificate
+            && let Some(expires) = tls::expiry(file).await
+        {
+            page += &certificates_page(&BTreeMap::from([(HTTPS.to_owned(), expires)]));
+        }
+        page + &store_page(store).await + &JOURNALS.render()
+    }
+}
+
+/// One more of something, until it is dropped.
+pub struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(of: Arc<AtomicUsize>) -> Self {
+        of.fetch_add(1, Ordering::Relaxed);
+        Self(of)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The page about the database.
+async fn store_page(store: &Store) -> String {
+    let registry = Registry::new();
+    let Connections { busy, idle } = store.connections();
+    let connections =
+        registry.family::<Gauge, 1>("millrace_store_connections", "Open connections to the database.", ["state"]);
+    connections.with(["busy"]).set(f64::from(busy));
+    connections.with(["idle"]).set(f64::from(idle));
+    let failures = registry.family::<Counter, 1>(
+        "millrace_store_failures_total",
+        "Calls that failed in the database, by kind.",
+        ["kind"],
+    );
+    for (kind, count) in millrace_store::failures() {
+        failures.with([kind]).add(count);
+    }
+    let size = tokio::time::timeout(SIZE_TIMEOUT, store.size_bytes()).await;
+    if let Ok(Ok(bytes)) = size {
+        registry.metric::<Gauge>("millrace_store_bytes", "Size of the database.").set(bytes as f64);
+    }
+    registry.render()
+}
+
+/// The copying of journals. There is one set for the process: whoever copies a journal has no server at hand.
+pub static JOURNALS: std::sync::LazyLock<Journals> = std::sync::LazyLock::new(Journals::new);
+
+/// See [`JOURNALS`].
+pub struct Journals {
+    registry: Registry,
+    lag: LongDurations,
+    followed: Arc<AtomicUsize>,
+}
+
+impl Journals {
+    fn new() -> Self {
+        let registry = Registry::new();
+        let lag = registry.metric(
+            "millrace_api_journal_lag_seconds",
+            "From the moment a coordinator wrote an entry of its journal until it is in the database.",
+        );
+        let followed = Arc::new(AtomicUsize::new(0));
+        let now = followed.clone();
+        registry
+            .family::<Gauge, 0>("millrace_api_journals_followed", "Coordinators whose journals are being copied.", [])
+            .read([], move || now.load(Ordering::Relaxed) as f64);
+        Self { registry, lag, followed }
+    }
+
+    /// Counts a journal that is being copied until what is returned is dropped.
+    pub fn follow(&self) -> Counted {
+        Counted::new(self.followed.clone())
+    }
+
+    /// An entry was written so long after its coordinator wrote it.
+    pub fn copied(&self, lag: Duration) {
+        self.lag.add(lag);
+    }
+
+    fn render(&self) -> String {
         self.registry.render()
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use millrace_protocol::journal::{self, Journal};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{self, FollowRequest};
@@ -16,6 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Channel;
 
+use crate::metrics::JOURNALS;
 use crate::unheard;
 
 /// Entries written in one transaction, and how long the first of them waits for the others.
@@ -54,7 +56,7 @@ pub fn tell(caught_up: Result<(), String>, uid: &str) {
 pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
     let unheard = unheard::entries(model_dir.to_owned(), uid.to_owned(), from);
-    keep(store, uid, ReceiverStream::new(unheard)).await.map(drop)
+    keep(store, uid, ReceiverStream::new(unheard), |_| {}).await.map(drop)
 }
 
 async fn dial(store: &Store, uid: &str, journal: &Journal) -> Result<bool, String> {
@@ -68,10 +70,20 @@ async fn dial(store: &Store, uid: &str, journal: &Journal) -> Result<bool, Strin
 pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
     let stream = client.follow(FollowRequest { from, newest: false }).await.map_err(|status| status.to_string())?;
-    keep(store, uid, stream.into_inner()).await
+    let _counted = JOURNALS.follow();
+    keep(store, uid, stream.into_inner(), told_lag).await
 }
 
-/// Writes entries as they come, for as long as they do; whether an outcome was the last.
+/// Counts how long after their coordinator these entries were written here. A clock that is ahead counts as no time.
+fn told_lag(entries: &[Entry]) {
+    let now = Timestamp::now().as_millisecond();
+    if let Some(oldest) = entries.first() {
+        JOURNALS.copied(Duration::from_millis(u64::try_from(now - oldest.at_ms).unwrap_or(0)));
+    }
+}
+
+/// Writes entries as they come, for as long as they do, and gives those of each transaction to `written`; whether an outcome
+/// was the last.
 ///
 /// # Errors
 /// What ended them before their end, or the database: a sentence.
@@ -79,6 +91,7 @@ async fn keep<E: Display>(
     store: &Store,
     uid: &str,
     entries: impl Stream<Item = Result<proto::Entry, E>>,
+    written: impl Fn(&[Entry]),
 ) -> Result<bool, String> {
     let batches = entries.chunks_timeout(BATCH, GATHER);
     tokio::pin!(batches);
@@ -94,6 +107,7 @@ async fn keep<E: Display>(
         }
         over = entries.last().map_or(over, |entry| entry.kind == Kind::Outcome);
         store.append(uid, &entries).await.map_err(|error| error.to_string())?;
+        written(&entries);
         if let Some(broken) = broken {
             return Err(broken);
         }

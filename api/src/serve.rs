@@ -159,7 +159,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
         pace: Pace::default(),
         proxies: Proxies::new(args.trusted_proxies.clone()),
         compute,
-        traffic: Traffic::default(),
+        traffic: Traffic::new(tls.as_ref().map(|files| files.certificate.clone())),
     };
     let api = Arc::new(api);
     let metrics = metrics_listener.map(|listener| serve_metrics(listener, &api)).transpose()?;

@@ -1,14 +1,15 @@
 //! HTTPS, with a certificate in files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use axum_server::tls_rustls::RustlsConfig;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::pem::parse_x509_pem;
 
 /// Between two looks whether the files hold another certificate: whoever renews it tells nobody.
 const RENEWING: Duration = Duration::from_secs(60);
@@ -45,6 +46,17 @@ impl Files {
     }
 }
 
+/// When the certificate in a file expires, the first one of it; `None` where that can't be read.
+pub async fn expiry(file: &Path) -> Option<SystemTime> {
+    expiry_of(&tokio::fs::read(file).await.ok()?)
+}
+
+fn expiry_of(pem: &[u8]) -> Option<SystemTime> {
+    let (_, block) = parse_x509_pem(pem).ok()?;
+    let seconds = block.parse_x509().ok()?.validity().not_after.timestamp();
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(u64::try_from(seconds).ok()?))
+}
+
 /// What clients are shown; from now on, whatever the files hold. What can't be used is told of, once, and the old one stays.
 ///
 /// # Errors
@@ -72,4 +84,23 @@ pub fn shown(files: Files) -> anyhow::Result<RustlsConfig> {
         }
     });
     Ok(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::own_certificate::OwnCertificate;
+
+    #[tokio::test]
+    async fn a_certificate_says_when_it_expires() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = OwnCertificate::new(dir.path(), &["localhost".to_owned()]);
+        let now = SystemTime::now();
+        own.renew(now).unwrap();
+        let expires = expiry(&own.files().certificate).await.unwrap();
+        let days = expires.duration_since(now).unwrap().as_secs() / 86_400;
+        assert!((364..=365).contains(&days), "{days}");
+        assert_eq!(expiry(&own.files().key).await, None, "it is no certificate");
+        assert_eq!(expiry(&dir.path().join("missing")).await, None);
+    }
 }

@@ -25,6 +25,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
+use millrace_control::metrics::Metrics;
 use millrace_protocol::security::{
     Authority, Credentials, Identity, IdentityError, IssueError, Name, Service, Validity,
 };
@@ -48,6 +49,10 @@ const EXPIRES: &str = "ca.expires";
 const PREVIOUS: [&str; 3] = ["previous.crt", "previous.key", "previous.expires"];
 /// Key of a service's Secret: when its identity expires, in seconds since 1970.
 const SERVICE_EXPIRES: &str = "tls.expires";
+
+/// The names of the certificates in metrics.
+const AUTHORITY_METRIC: &str = "authority";
+const REST_SERVER_METRIC: &str = "rest-server-identity";
 
 /// Why there is no authority.
 #[derive(Debug, thiserror::Error)]
@@ -189,11 +194,15 @@ fn parse_time(text: &str) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(text.trim().parse().ok()?))
 }
 
+/// When the service's identity in `data` expires, where that is known.
+fn service_expires(data: &BTreeMap<String, ByteString>) -> Option<SystemTime> {
+    std::str::from_utf8(&data.get(SERVICE_EXPIRES)?.0).ok().and_then(parse_time)
+}
+
 /// Whether a service's identity in `data` is to be made anew.
 fn is_stale(data: &BTreeMap<String, ByteString>, bundle: &str, now: SystemTime) -> bool {
     let text = |key: &str| data.get(key).and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
-    let expires = text(SERVICE_EXPIRES).and_then(parse_time);
-    let fresh = expires.is_some_and(|expires| now + SERVICE_LIFETIME / 2 < expires);
+    let fresh = service_expires(data).is_some_and(|expires| now + SERVICE_LIFETIME / 2 < expires);
     !fresh || text(Credentials::AUTHORITY_FILE) != Some(bundle)
 }
 
@@ -204,11 +213,12 @@ pub struct Keeper {
     authority_name: String,
     rest_server_name: String,
     held: RwLock<Arc<Authorities>>,
+    metrics: Arc<Metrics>,
 }
 
 impl Keeper {
     /// The authorities in the secret `authority_name` of `namespace`, made where there are none yet; and sees to it
-    /// that the secret `rest_server_name` holds an identity of the REST server.
+    /// that the secret `rest_server_name` holds an identity of the REST server. `metrics` show when both expire.
     ///
     /// # Errors
     /// [`AuthorityError`].
@@ -217,11 +227,12 @@ impl Keeper {
         namespace: &str,
         authority_name: &str,
         rest_server_name: &str,
+        metrics: Arc<Metrics>,
     ) -> Result<Self, AuthorityError> {
         let secrets = Api::namespaced(client.clone(), namespace);
         let (authority_name, rest_server_name) = (authority_name.to_owned(), rest_server_name.to_owned());
         let held = RwLock::new(Arc::new(Authorities::new(SystemTime::now())?));
-        let keeper = Self { secrets, authority_name, rest_server_name, held };
+        let keeper = Self { secrets, authority_name, rest_server_name, held, metrics };
         keeper.renew(SystemTime::now()).await?;
         Ok(keeper)
     }
@@ -254,6 +265,9 @@ impl Keeper {
     async fn renew(&self, now: SystemTime) -> Result<(), AuthorityError> {
         let authorities = Arc::new(self.load(now).await?);
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = authorities.clone();
+        if let Some(expires) = authorities.newest.expires {
+            self.metrics.set_certificate(AUTHORITY_METRIC, expires);
+        }
         self.renew_rest_server(&authorities, now).await
     }
 
@@ -287,6 +301,9 @@ impl Keeper {
         let there = there.map_err(|cause| AuthorityError::Secret { name: name.clone(), cause })?;
         let data = there.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
         if !is_stale(&data, &authorities.bundle(), now) {
+            if let Some(expires) = service_expires(&data) {
+                self.metrics.set_certificate(REST_SERVER_METRIC, expires);
+            }
             return Ok(());
         }
         let (credentials, expires) = authorities.service(Service::RestServer, now)?;
@@ -294,7 +311,10 @@ impl Keeper {
         let mut data = secret.data.unwrap_or_default();
         data.insert(SERVICE_EXPIRES.to_owned(), ByteString(time_text(expires).into_bytes()));
         // Where another operator was first, it has the same authority.
-        write_secret(&self.secrets, name, there.as_ref(), secret.type_, data).await.map(drop)
+        if write_secret(&self.secrets, name, there.as_ref(), secret.type_, data).await? {
+            self.metrics.set_certificate(REST_SERVER_METRIC, expires);
+        }
+        Ok(())
     }
 }
 

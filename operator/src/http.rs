@@ -7,22 +7,38 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
 use millrace_control::metrics::Metrics;
+use millrace_control::watchdog::Watchdog;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
 use tokio::net::TcpListener;
 
-/// Serves for as long as the process lives. Ready is who knows the cluster's state, whether it leads or waits to.
+/// Serves for as long as the process lives. `/readyz` is 200 once the operator knows the cluster's state, whether it leads
+/// or waits to; `/healthz` is 503 with a sentence while the loops of a leader are stuck, and 200 otherwise.
 ///
 /// # Errors
 /// The port is taken.
-pub async fn serve(address: &str, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> std::io::Result<()> {
+pub async fn serve(
+    address: &str,
+    metrics: Arc<Metrics>,
+    watchdog: Arc<Watchdog>,
+    ready: Arc<AtomicBool>,
+) -> std::io::Result<()> {
     let listener = TcpListener::bind(address).await?;
     let readyz = move || async move {
         if ready.load(Ordering::Relaxed) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
     };
+    let healthz = move || async move {
+        match watchdog.stuck() {
+            None => (StatusCode::OK, String::new()),
+            Some(stuck) => {
+                log::error!("this operator is stuck: {stuck}");
+                (StatusCode::SERVICE_UNAVAILABLE, stuck + "\n")
+            }
+        }
+    };
     let text = [(header::CONTENT_TYPE, CONTENT_TYPE)];
     let router = Router::new()
         .route("/metrics", get(move || async move { (text, metrics.render()) }))
-        .route("/healthz", get(|| async { StatusCode::OK }))
+        .route("/healthz", get(healthz))
         .route("/readyz", get(readyz));
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::runtime::Controller;
 use kube::runtime::events::{Recorder, Reporter};
 use millrace_control::metrics::Metrics;
+use millrace_control::watchdog::Watchdog;
 use millrace_control::{Control, Parts, Streams, Workers};
 use millrace_crds::{Appliance, TrainJob};
 use tokio::runtime::{Builder, Runtime};
@@ -37,6 +38,8 @@ pub struct Leadership {
     pub reporter: Reporter,
     /// Metrics of the process.
     pub metrics: Arc<Metrics>,
+    /// Finds out whether this leadership is stuck.
+    pub watchdog: Arc<Watchdog>,
     /// Nothing is changed on the cluster after it.
     pub term: Term,
     /// The fencing epoch: it goes with every write of a status.
@@ -58,11 +61,13 @@ impl Leadership {
     }
 
     async fn control(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let Self { args, reporter, metrics, term, epoch } = self;
+        let Self { args, reporter, metrics, watchdog, term, epoch } = self;
         // A client of these threads: the tasks of its connections end with them.
         let client = term.client(&connect().await?);
         let recorder = Recorder::new(client.clone(), reporter);
-        let keeper = Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity).await?;
+        let keeper =
+            Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity, metrics.clone());
+        let keeper = keeper.await?;
         let keeper = Arc::new(keeper);
         tokio::spawn(keeper.clone().keep());
         if !args.api_hosts.is_empty() {
@@ -83,7 +88,8 @@ impl Leadership {
         let site = Arc::new(Pods { image: args.image });
         let (visits, wanted) = mpsc::unbounded_channel();
         let workers = Workers::for_this_machine();
-        let control = Control::new(Parts { world: Arc::new(world), site, jobs, appliances, metrics, visits, workers });
+        let world = Arc::new(world);
+        let control = Control::new(Parts { world, site, jobs, appliances, metrics, watchdog, visits, workers });
         let streams = Streams {
             jobs: changed_jobs,
             appliances: changed_appliances,

@@ -21,6 +21,7 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
 use millrace_control::program::{self, end_signals, ended};
+use millrace_control::watchdog::Watchdog;
 use millrace_crds::{Appliance, TrainJob};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -51,9 +52,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let client = connect().await?;
     let metrics = Arc::new(Metrics::default());
     let ready = Arc::new(AtomicBool::new(false));
-    http::serve(&args.listen, metrics.clone(), ready.clone()).await.context("can't serve metrics and probes")?;
+    let watchdog = Arc::new(Watchdog::default());
+    let served = http::serve(&args.listen, metrics.clone(), watchdog.clone(), ready.clone()).await;
+    served.context("can't serve metrics and probes")?;
     let ending = end_signals().context("can't listen for signals")?;
-    let operator = Operator { args, client, metrics, ready };
+    let operator = Operator { args, client, metrics, watchdog, ready };
     tokio::select! {
         prepared = operator.prepare() => prepared?,
         () = ended(ending.clone()) => return Ok(()),
@@ -61,6 +64,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     loop {
         let led = operator.lead_once(ending.clone()).await;
         operator.metrics.set_leads(false);
+        operator.watchdog.rest();
         match led {
             Ok(Ended::Shutdown) => return Ok(()),
             Ok(Ended::LeaseLost) => {
@@ -83,6 +87,7 @@ struct Operator {
     args: Args,
     client: Client,
     metrics: Arc<Metrics>,
+    watchdog: Arc<Watchdog>,
     ready: Arc<AtomicBool>,
 }
 
@@ -126,6 +131,7 @@ impl Operator {
             args: self.args.clone(),
             reporter: self.reporter(),
             metrics: self.metrics.clone(),
+            watchdog: self.watchdog.clone(),
             term: term.clone(),
             epoch,
         };

@@ -9,6 +9,7 @@ use futures::StreamExt;
 use kube::ResourceExt;
 use millrace_control::launch::resolved_job;
 use millrace_control::metrics::Metrics;
+use millrace_control::watchdog::Watchdog;
 use millrace_control::{Control, Parts, Streams, World};
 use millrace_crds::{Appliance, Resolution, TrainJob};
 use millrace_params::{LabelName, ObjectName};
@@ -85,6 +86,7 @@ impl Local {
             jobs: jobs.view,
             appliances: appliances.view,
             metrics: Arc::new(Metrics::default()),
+            watchdog: Arc::new(Watchdog::default()),
             visits,
             workers: compute.workers().clone(),
         };
@@ -228,6 +230,10 @@ impl Backend for Local {
 
     fn metrics(&self) -> String {
         self.control.metrics.render()
+    }
+
+    fn stuck(&self) -> Option<String> {
+        self.control.watchdog.stuck()
     }
 
     /// Of the jobs too, whose files stay.

@@ -212,7 +212,18 @@ pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
 
 /// Numbers for Prometheus; no label names a job or a user.
 pub async fn metrics(State(api): State<Arc<Api>>) -> ([(header::HeaderName, &'static str); 1], String) {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.backend.metrics() + &api.traffic.render())
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.backend.metrics() + &api.traffic.render(&api.store).await)
+}
+
+/// Whether the server lives; 503 while the loop that runs jobs is stuck, so that somebody starts the server again.
+pub async fn healthy(State(api): State<Arc<Api>>) -> Result<StatusCode> {
+    match api.backend.stuck() {
+        None => Ok(StatusCode::OK),
+        Some(stuck) => {
+            log::error!("this server is stuck: {stuck}");
+            Err(Refusal::new(Reason::Unavailable, format!("the server is stuck and has to be started again: {stuck}")))
+        }
+    }
 }
 
 /// Whether the database answers.

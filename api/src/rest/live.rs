@@ -92,6 +92,7 @@ impl fmt::Display for Position {
 pub fn stream(api: Arc<Api>, job: Job, wanted: Wanted, who: Who, act: Act) -> Response {
     let (out, told) = mpsc::channel(AHEAD);
     tokio::spawn(async move {
+        let _counted = api.traffic.stream();
         let (changes, asked) = (api.store.changes(), Instant::now());
         let teller = Teller { changes, version: 0, api, uid: job.uid, wanted, out, who, act, asked };
         if let Err(error) = teller.run().await {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
 use axum::routing::{MethodRouter, delete, get, post};
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -270,7 +269,7 @@ fn of_the_server() -> Vec<Route> {
         open("/", get(openapi::home), "What this server is, for people", Answer::Html),
         open("/openapi.json", get(openapi::served), "This document", Answer::Json(json!({"type": "object"}))),
         open("/docs", get(openapi::page), "This document, for people", Answer::Html),
-        open("/healthz", get(async || StatusCode::OK), "Whether the server lives", Answer::Status),
+        open("/healthz", get(appliance::healthy), "Whether the server lives", Answer::Status),
         open("/readyz", get(appliance::ready), "Whether its database answers", Answer::Status),
     ]
 }

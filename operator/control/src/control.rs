@@ -1,18 +1,22 @@
-//! What every visit has at hand.
+//! What every visit has at hand, and how the loop stands.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
 use millrace_crds::{Appliance, ClusterSpec, Grant, QueuePlace, TrainJob};
 use tokio::sync::mpsc;
 
+use crate::activity::{Activity, Standing};
 use crate::follow::Followers;
 use crate::gathering::Gathering;
-use crate::metrics::Metrics;
+use crate::metrics::{CONTROLLERS, Live, Metrics};
+use crate::metrics_snapshot::Snapshot;
 use crate::understand::{Understanding, Understood};
+use crate::watchdog::{Heartbeat, Watchdog, Watched};
 use crate::workers::Workers;
 use crate::world::{Site, World};
 
@@ -31,6 +35,14 @@ pub struct Control<W: World> {
     pub followers: Followers<W>,
     /// Numbers for Prometheus.
     pub metrics: Arc<Metrics>,
+    /// Finds out whether this loop is stuck.
+    pub watchdog: Arc<Watchdog>,
+    /// Shows that the threads of this loop run.
+    pub(crate) heartbeat: Heartbeat,
+    /// Which jobs wait for a visit, and which are being visited.
+    pub(crate) job_activity: Activity<ObjectRef<TrainJob>>,
+    /// The same of appliances, whose ledgers are updated.
+    pub(crate) appliance_activity: Activity<ObjectRef<Appliance>>,
     /// Jobs to be visited.
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Places in the queues, by UID; the ledger's last word.
@@ -78,6 +90,8 @@ pub struct Parts<W> {
     pub appliances: Store<Appliance>,
     /// See [`Control`].
     pub metrics: Arc<Metrics>,
+    /// See [`Control`].
+    pub watchdog: Arc<Watchdog>,
     /// Where a world says which job is to be visited, too.
     pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// The threads that plan jobs.
@@ -87,7 +101,8 @@ pub struct Parts<W> {
 impl<W: World> Control<W> {
     /// With empty caches, following nobody.
     pub fn new(parts: Parts<W>) -> Self {
-        let Parts { world, site, jobs, appliances, metrics, visits, workers } = parts;
+        let Parts { world, site, jobs, appliances, metrics, watchdog, visits, workers } = parts;
+        let [visits_wait, ledgers_wait] = metrics.queued();
         let followers = Followers::new(world.clone(), visits.clone());
         Self {
             world,
@@ -95,6 +110,10 @@ impl<W: World> Control<W> {
             appliances,
             followers,
             metrics,
+            watchdog,
+            heartbeat: Heartbeat::default(),
+            job_activity: Activity::new(visits_wait),
+            appliance_activity: Activity::new(ledgers_wait),
             visits,
             places: Mutex::default(),
             confirmed: Mutex::default(),
@@ -130,6 +149,7 @@ impl<W: World> Control<W> {
         lock(&self.places).retain(|uid, _| jobs.contains(uid));
         self.job_changes.keep(|uid| jobs.contains(uid));
         self.followers.keep(|uid| jobs.contains(uid));
+        self.metrics.keep_ledgers(|name| self.appliance(name).is_some());
     }
 
     /// A job's place in its queue.
@@ -177,5 +197,56 @@ impl<W: World> Control<W> {
     pub fn visit(&self, job: &TrainJob) {
         // Nobody reads any more once the loop ends.
         let _ = self.visits.send(ObjectRef::from_obj(job));
+    }
+}
+
+impl<W: World> Control<W> {
+    /// How the controllers stand, in the order of [`CONTROLLERS`].
+    fn standings(&self) -> [Standing; 2] {
+        [
+            self.job_activity.standing(|job| self.jobs.get(job).is_some()),
+            self.appliance_activity.standing(|appliance| self.appliances.get(appliance).is_some()),
+        ]
+    }
+
+    /// Whether both views have been filled once. Until then nothing is visited, for as long as an API server is away.
+    fn has_begun(&self) -> bool {
+        let ready = |outcome: Option<Result<(), _>>| matches!(outcome, Some(Ok(())));
+        ready(self.jobs.wait_until_ready().now_or_never()) && ready(self.appliances.wait_until_ready().now_or_never())
+    }
+}
+
+impl<W: World> Live for Control<W> {
+    fn render(&self) -> String {
+        let [visits, ledgers] = self.standings();
+        let [trainjob, appliance] = CONTROLLERS;
+        let snapshot = Snapshot {
+            jobs: &self.jobs.state(),
+            appliances: &self.appliances.state(),
+            ledgers: &self.metrics.ledgers(),
+            controllers: [(trainjob, visits), (appliance, ledgers)],
+            now: Timestamp::now(),
+        };
+        snapshot.render()
+    }
+}
+
+impl<W: World> Watched for Control<W> {
+    fn stuck(&self, bound: Duration) -> Option<String> {
+        let silent = self.heartbeat.silent_for();
+        if silent > bound {
+            return Some(format!("the threads of the control loop have run no task for {} s", silent.as_secs()));
+        }
+        if !self.has_begun() {
+            return None;
+        }
+        let mut standings = ["visits to jobs", "updates of ledgers"].into_iter().zip(self.standings());
+        let (what, standing) = standings.find(|(_, standing)| standing.is_stuck(bound))?;
+        let Standing { waiting, visited, longest_visit, without_progress } = standing;
+        Some(format!(
+            "{what}: {waiting} wait and {visited} are under way, the longest for {} s; none has begun or ended for {} s",
+            longest_visit.as_secs(),
+            without_progress.as_secs()
+        ))
     }
 }

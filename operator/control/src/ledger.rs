@@ -17,6 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::ledger::{Held, Holder, Records, held, names, over_committed};
 use millrace_crds::decide::{Ask, Event, Place, Schedule, schedule, used};
 use millrace_crds::{
@@ -55,8 +56,16 @@ const DELETING: &str = "Deleting";
 /// # Errors
 /// The world's.
 pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
+    let began = Instant::now();
+    let _noted = control.appliance_activity.begin(ObjectRef::from_obj(&*appliance));
+    if let Err(wait) = control.ledger_changes.begin_visit(&appliance.name_any(), began) {
+        control.appliance_activity.changed(ObjectRef::from_obj(&*appliance));
+        return Ok(Action::requeue(wait));
+    }
     let done = timeout(UPDATE_TIMEOUT, update(&appliance, &control)).await;
-    done.unwrap_or(Err(crate::Error::TimedOut(UPDATE_TIMEOUT)))
+    let done = done.unwrap_or(Err(crate::Error::TimedOut(UPDATE_TIMEOUT)));
+    control.metrics.visited_appliance(began.elapsed(), done.is_ok());
+    done
 }
 
 async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result<Action, Error<W>> {
@@ -65,9 +74,6 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
         return Ok(Action::await_change());
     }
     let name = appliance.name_any();
-    if let Err(wait) = control.ledger_changes.begin_visit(&name, Instant::now()) {
-        return Ok(Action::requeue(wait));
-    }
     control.forget_the_gone();
     let now = Timestamp::now();
     let jobs: Vec<Arc<TrainJob>> = control.jobs.state().into_iter().filter(|job| job.spec.appliance == name).collect();
@@ -100,9 +106,11 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
     status.grants.clone_from(&ledger);
     let events = events(&old, &status, &adopted, &rejected);
     if !control.world.record_ledger(appliance, status).await? {
+        control.metrics.ledger_conflict();
         return Ok(Action::requeue(AFTER_CONFLICT));
     }
     control.confirm(&name, ledger.clone());
+    control.metrics.updated_ledger(&name);
     tell_granted(&jobs, &ledger, control);
     for event in &events {
         control.world.publish_of_appliance(appliance, event).await;

@@ -11,23 +11,27 @@
 //!   that make them.
 //! * [`follow`]: the coordinators' streams.
 //! * [`gathering`]: several changes of an object are one visit, which is never put off.
+//! * [`metrics`]: numbers for Prometheus; [`activity`]: what the controllers have to do and do; [`watchdog`]: whether they are stuck.
 //! * [`program`]: what a program around the loop begins with.
 //! * [`run`](mod@run): the two controllers, over streams of changed objects.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+pub mod activity;
 pub mod control;
 pub mod follow;
 pub mod gathering;
 pub mod launch;
 pub mod ledger;
 pub mod metrics;
+mod metrics_snapshot;
 pub mod plans;
 pub mod program;
 pub mod resolve;
 pub mod run;
 pub mod understand;
 pub mod visit;
+pub mod watchdog;
 pub mod workers;
 pub mod world;
 

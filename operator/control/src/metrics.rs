@@ -1,57 +1,261 @@
-//! What the operator counts, for Prometheus. No label names a job: their number has no bound.
+//! What the operator counts, for Prometheus. No label names a job: their number has no bound. The names that controllers
+//! have in common are those of controller-runtime and client-go.
 
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
 
-use millrace_telemetry::prometheus::{Counter, Durations, Gauge, Registry};
+use k8s_openapi::jiff::Timestamp;
+use millrace_crds::{ConditionType, Failure, State, TrainJob, TrainJobStatus};
+use millrace_telemetry::metric_definitions::register_process;
+use millrace_telemetry::prometheus::{Counter, Durations, Family, Gauge, LongDurations, Registry};
 
-/// See the module text. The names are those that controllers have in common.
+use crate::metrics_snapshot::waited;
+
+/// Reasons of restarts with a series of their own. Most are words of Kubernetes, whose number nobody bounds.
+const MAX_REASONS: usize = 32;
+/// The reason of all others.
+const OTHER: &str = "other";
+
+/// The names of the controllers in labels: of jobs, and of appliances, which keeps their ledgers.
+pub const CONTROLLERS: [&str; 2] = ["trainjob", "appliance"];
+
+/// What shows how things stand at the moment.
+pub trait Live: Send + Sync {
+    /// Its part of the page.
+    fn render(&self) -> String;
+}
+
+/// See the module text.
 pub struct Metrics {
     registry: Registry,
+    trainjob: ControllerMetrics,
+    appliance: ControllerMetrics,
+    conflicts: Counter,
+    queue_wait: LongDurations,
+    admission: LongDurations,
+    restarts: Family<Counter, 1>,
+    restart_reasons: Mutex<BTreeSet<String>>,
+    certificates: Mutex<BTreeMap<String, SystemTime>>,
+    leads: Gauge,
+    ledgers: Mutex<BTreeMap<String, f64>>,
+    live: Mutex<Option<Weak<dyn Live>>>,
+}
+
+/// What is counted of one controller.
+struct ControllerMetrics {
     good: Counter,
     bad: Counter,
     took: Durations,
-    leads: Gauge,
+    queued: Durations,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let registry = Registry::new();
-        let visits = registry.family::<Counter, 2>(
-            "controller_runtime_reconcile_total",
-            "Visits to jobs.",
-            ["controller", "result"],
-        );
-        let took = registry.family::<Durations, 1>(
-            "controller_runtime_reconcile_time_seconds",
-            "How long visits take.",
-            ["controller"],
-        );
+        let [trainjob, appliance] = controllers(&registry);
         let leads =
             registry.family::<Gauge, 1>("leader_election_master_status", "Whether this operator leads.", ["name"]);
+        register_process(&registry);
         Self {
-            good: visits.with(["trainjob", "success"]),
-            bad: visits.with(["trainjob", "error"]),
-            took: took.with(["trainjob"]),
+            trainjob,
+            appliance,
+            conflicts: registry.metric(
+                "millrace_ledger_conflicts_total",
+                "Updates of a ledger that were begun again since somebody else had written the Appliance.",
+            ),
+            queue_wait: registry
+                .metric("millrace_queue_wait_seconds", "How long jobs had waited for systems when they got them."),
+            admission: registry.metric(
+                "millrace_admission_duration_seconds",
+                "From the decision to grant a job systems until the job's status has them.",
+            ),
+            restarts: registry.family(
+                "millrace_job_restarts_total",
+                "Attempts that failed and are followed by another one, by what the first agent to fail ended with.",
+                ["reason"],
+            ),
+            restart_reasons: Mutex::default(),
+            certificates: Mutex::default(),
             leads: leads.with(["millrace-operator"]),
+            ledgers: Mutex::default(),
+            live: Mutex::default(),
             registry,
         }
     }
 }
 
-impl Metrics {
-    /// A visit took so long, and ended well or not.
-    pub fn visited(&self, took: Duration, well: bool) {
+fn controllers(registry: &Registry) -> [ControllerMetrics; 2] {
+    let visits = registry.family::<Counter, 2>(
+        "controller_runtime_reconcile_total",
+        "Visits to jobs, and updates of ledgers.",
+        ["controller", "result"],
+    );
+    let took = registry.family::<Durations, 1>(
+        "controller_runtime_reconcile_time_seconds",
+        "How long they take.",
+        ["controller"],
+    );
+    let queued = registry.family::<Durations, 1>(
+        "workqueue_queue_duration_seconds",
+        "How long objects wait for a visit.",
+        ["name"],
+    );
+    CONTROLLERS.map(|name| ControllerMetrics {
+        good: visits.with([name, "success"]),
+        bad: visits.with([name, "error"]),
+        took: took.with([name]),
+        queued: queued.with([name]),
+    })
+}
+
+impl ControllerMetrics {
+    fn done(&self, took: Duration, well: bool) {
         self.took.add(took);
         if well { self.good.inc() } else { self.bad.inc() }
     }
+}
 
-    /// Whether this operator leads.
+impl Metrics {
+    /// Shows `live` on the page, too, for as long as it is there.
+    pub fn show(&self, live: Weak<dyn Live>) {
+        *lock(&self.live) = Some(live);
+    }
+
+    /// A visit took so long, and ended well or not.
+    pub fn visited(&self, took: Duration, well: bool) {
+        self.trainjob.done(took, well);
+    }
+
+    /// A visit to an appliance took so long, and ended well or not.
+    pub fn visited_appliance(&self, took: Duration, well: bool) {
+        self.appliance.done(took, well);
+    }
+
+    /// The ledger of `appliance` is up to date.
+    pub fn updated_ledger(&self, appliance: &str) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        lock(&self.ledgers).insert(appliance.to_owned(), now.as_secs_f64());
+    }
+
+    /// Keeps the times of ledgers only of appliances that exist.
+    pub(crate) fn keep_ledgers(&self, exists: impl Fn(&str) -> bool) {
+        lock(&self.ledgers).retain(|name, _| exists(name));
+    }
+
+    /// When ledgers were last updated, by appliance, in seconds since 1970.
+    pub(crate) fn ledgers(&self) -> BTreeMap<String, f64> {
+        lock(&self.ledgers).clone()
+    }
+
+    /// An update of a ledger was in vain: somebody else had written the Appliance.
+    pub fn ledger_conflict(&self) {
+        self.conflicts.inc();
+    }
+
+    /// How long objects wait for a visit of the controllers, in the order of [`CONTROLLERS`].
+    pub(crate) fn queued(&self) -> [Durations; 2] {
+        [self.trainjob.queued.clone(), self.appliance.queued.clone()]
+    }
+
+    /// Takes note of what a recorded status changes about `job`; `granted` is when its systems were granted.
+    pub(crate) fn recorded(&self, job: &TrainJob, new: &TrainJobStatus, granted: Option<Timestamp>, now: Timestamp) {
+        let old = job.status.clone().unwrap_or_default();
+        if new.is(ConditionType::Admitted) && !old.is(ConditionType::Admitted) {
+            self.queue_wait.add(waited(job, now));
+            if let Some(granted) = granted {
+                self.admission.add(now.duration_since(granted).try_into().unwrap_or_default());
+            }
+        }
+        if new.state() == Some(State::Restarting) && old.state() != Some(State::Restarting) {
+            self.restarted(new.failure.as_ref());
+        }
+    }
+
+    fn restarted(&self, failure: Option<&Failure>) {
+        let reason = failure.and_then(|failure| failure.reason.as_deref()).unwrap_or(OTHER);
+        let mut reasons = lock(&self.restart_reasons);
+        let known = reasons.contains(reason) || reasons.len() < MAX_REASONS && reasons.insert(reason.to_owned());
+        self.restarts.with([if known { reason } else { OTHER }]).inc();
+    }
+
+    /// Notes when the certificate called `name` expires.
+    pub fn set_certificate(&self, name: &str, expires: SystemTime) {
+        lock(&self.certificates).insert(name.to_owned(), expires);
+    }
+
+    /// Whether this operator leads. One that does not shows nothing of jobs, appliances and certificates: the leader does.
     pub fn set_leads(&self, leads: bool) {
         self.leads.set(f64::from(u8::from(leads)));
+        if !leads {
+            *lock(&self.live) = None;
+            lock(&self.ledgers).clear();
+            lock(&self.certificates).clear();
+        }
     }
 
     /// The page.
     pub fn render(&self) -> String {
-        self.registry.render()
+        let live = lock(&self.live).as_ref().and_then(Weak::upgrade);
+        let live = live.map(|live| live.render());
+        self.registry.render() + &certificates_page(&lock(&self.certificates)) + &live.unwrap_or_default()
+    }
+}
+
+/// The page about certificates, by name, and when they expire.
+pub fn certificates_page(expiries: &BTreeMap<String, SystemTime>) -> String {
+    let registry = Registry::new();
+    let left = registry.family::<Gauge, 1>(
+        "millrace_certificate_expiry_seconds",
+        "Seconds until a certificate expires; negative once it has.",
+        ["certificate"],
+    );
+    for (name, expires) in expiries {
+        left.with([name]).set(seconds_until(*expires));
+    }
+    registry.render()
+}
+
+/// Seconds from now until `time`, negative for one that has passed.
+fn seconds_until(time: SystemTime) -> f64 {
+    match time.duration_since(SystemTime::now()) {
+        Ok(left) => left.as_secs_f64(),
+        Err(passed) => -passed.duration().as_secs_f64(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Finished values: whole after any panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_of_restarts_have_a_bound() {
+        let metrics = Metrics::default();
+        for at in 0..MAX_REASONS + 10 {
+            let failure = Failure { reason: Some(format!("Reason{at}")), ..Failure::default() };
+            metrics.restarted(Some(&failure));
+            metrics.restarted(Some(&failure));
+        }
+        metrics.restarted(None);
+        let page = metrics.render();
+        assert!(page.contains("millrace_job_restarts_total{reason=\"Reason31\"} 2\n"), "{page}");
+        assert!(page.contains("millrace_job_restarts_total{reason=\"other\"} 21\n"), "{page}");
+        assert_eq!(page.matches("millrace_job_restarts_total{").count(), MAX_REASONS + 1);
+    }
+
+    #[test]
+    fn a_certificate_says_how_long_it_is_valid() {
+        let metrics = Metrics::default();
+        metrics.set_certificate("authority", SystemTime::now() - Duration::from_secs(7));
+        metrics.set_certificate("authority", SystemTime::now() + Duration::from_secs(1000));
+        let page = metrics.render();
+        let line = page.lines().find(|line| line.starts_with("millrace_certificate_expiry_seconds{")).unwrap();
+        let left: f64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
+        assert!((990.0..=1000.0).contains(&left), "{line}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::stream::{BoxStream, Stream, StreamExt};
+use futures::stream::{BoxStream, Stream, StreamExt, TryStreamExt};
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{Controller, watcher};
@@ -46,16 +46,32 @@ pub async fn run<W: World>(
     also: impl FnOnce(Controller<TrainJob>) -> Controller<TrainJob>,
 ) {
     let Streams { jobs, appliances, touched_jobs, touched_appliances, wanted } = streams;
+    let this = Arc::downgrade(&control);
+    control.metrics.show(this.clone());
+    control.watchdog.watch(this);
+    let _beating = control.heartbeat.beat(control.watchdog.beat_interval());
     let store = control.jobs.clone();
+    let notes = control.clone();
+    let jobs = jobs.inspect_ok(move |job| notes.job_activity.changed(ObjectRef::from_obj(job)));
+    let notes = control.clone();
+    let wanted = UnboundedReceiverStream::new(wanted).inspect(move |job| notes.job_activity.changed(job.clone()));
+    let notes = control.clone();
+    let appliances =
+        appliances.inspect_ok(move |appliance| notes.appliance_activity.changed(ObjectRef::from_obj(appliance)));
+    let notes = control.clone();
     // The visits gather changes themselves: kube's debounce waits for a pause in them, which may never come.
     let jobs = Controller::for_stream(jobs, control.jobs.clone())
         .with_config(Config::default().concurrency(CONCURRENCY))
         .watches_stream(touched_appliances, move |appliance| jobs_of(&store.state(), &appliance))
-        .reconcile_on(UnboundedReceiverStream::new(wanted))
+        .reconcile_on(wanted)
         .graceful_shutdown_on(ended(ending.clone()));
     let jobs = drain(also(jobs).run(visit::reconcile, after_failure, control.clone()));
     let appliances = Controller::for_stream(appliances, control.appliances.clone())
-        .watches_stream(touched_jobs, |job| Some(ObjectRef::new(&job.spec.appliance)))
+        .watches_stream(touched_jobs, move |job| {
+            let appliance = ObjectRef::new(&job.spec.appliance);
+            notes.appliance_activity.changed(appliance.clone());
+            Some(appliance)
+        })
         .graceful_shutdown_on(ended(ending));
     let appliances = drain(appliances.run(ledger::reconcile, after_failure, control));
     futures::future::join(jobs, appliances).await;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::{Command, Decision, Granted, Observed, Report, decide};
 use millrace_crds::{Appliance, ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob};
 use tokio::time::timeout;
@@ -53,6 +54,7 @@ struct Known {
 pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
     let began = Instant::now();
     let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
+    let _noted = control.job_activity.begin(ObjectRef::from_obj(&*job));
     let known = match job.metadata.deletion_timestamp {
         Some(_) => None,
         None => match plan(&job, &uid, &control) {
@@ -62,6 +64,7 @@ pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -
         },
     };
     if let Err(wait) = control.job_changes.begin_visit(&uid, began) {
+        control.job_activity.changed(ObjectRef::from_obj(&*job));
         return Ok(Action::requeue(wait));
     }
     let visiting = async {
@@ -107,6 +110,8 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
         // Somebody else wrote meanwhile: what was decided is of yesterday.
         return Ok(Action::requeue(AFTER_CONFLICT));
     }
+    let granted = control.grant(&job.spec.appliance, &seen.uid).and_then(|grant| Some(grant.since?.0));
+    control.metrics.recorded(job, &decision.status, granted, seen.observed.now);
     for event in &decision.events {
         control.world.publish(job, event).await;
     }

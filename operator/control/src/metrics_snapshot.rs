@@ -1,0 +1,268 @@
+//! Metrics of what there is at the moment: jobs, appliances, queues. They are read from the views of a loop whenever the
+//! page is asked for, so that they need no bookkeeping, and are gone with the loop.
+//!
+//! No label names a job. Namespaces are labels where they have jobs, at most [`MAX_NAMESPACES`] of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use millrace_crds::{Appliance, ConditionType, State, TrainJob};
+use millrace_telemetry::prometheus::{Gauge, Registry};
+
+use crate::activity::Standing;
+use crate::ledger::waits;
+
+/// Namespaces with a series of their own: those with the most jobs.
+pub const MAX_NAMESPACES: usize = 100;
+/// Appliances with series of their own.
+const MAX_APPLIANCES: usize = 100;
+/// The label of all other namespaces together; no namespace can be called that.
+const OTHER: &str = "_other";
+
+/// What the views of a loop have at one moment.
+pub struct Snapshot<'a> {
+    /// Every job.
+    pub jobs: &'a [Arc<TrainJob>],
+    /// Every appliance.
+    pub appliances: &'a [Arc<Appliance>],
+    /// When ledgers were last updated, by appliance, in seconds since 1970.
+    pub ledgers: &'a BTreeMap<String, f64>,
+    /// The controllers, by name.
+    pub controllers: [(&'static str, Standing); 2],
+    /// The moment.
+    pub now: Timestamp,
+}
+
+impl Snapshot<'_> {
+    /// The page.
+    pub fn render(&self) -> String {
+        let registry = Registry::new();
+        self.add_jobs(&registry);
+        self.add_appliances(&registry);
+        self.add_queues(&registry);
+        self.add_controllers(&registry);
+        registry.render()
+    }
+
+    fn add_jobs(&self, registry: &Registry) {
+        let mut by_namespace: BTreeMap<String, BTreeMap<&'static str, u64>> = BTreeMap::new();
+        for job in self.jobs {
+            let state = job.status.as_ref().and_then(|status| status.state()).unwrap_or(State::Queued);
+            let states = by_namespace.entry(job.namespace().unwrap_or_default()).or_default();
+            *states.entry(state.as_str()).or_default() += 1;
+        }
+        let mut namespaces: Vec<_> = by_namespace.into_iter().collect();
+        namespaces.sort_by_key(|(_, states)| std::cmp::Reverse(states.values().sum::<u64>()));
+        let mut other: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for (_, states) in namespaces.split_off(MAX_NAMESPACES.min(namespaces.len())) {
+            states.into_iter().for_each(|(state, count)| *other.entry(state).or_default() += count);
+        }
+        namespaces.push((OTHER.to_owned(), other));
+        let jobs = registry.family::<Gauge, 2>("millrace_jobs", "TrainJobs there are.", ["namespace", "state"]);
+        for (namespace, states) in &namespaces {
+            for (state, count) in states {
+                jobs.with([namespace, state]).set(*count as f64);
+            }
+        }
+    }
+
+    fn add_appliances(&self, registry: &Registry) {
+        let family = |name, help| registry.family::<Gauge, 1>(name, help, ["appliance"]);
+        let systems = family("millrace_appliance_systems", "Systems the appliance has.");
+        let used = family("millrace_appliance_systems_used", "Systems that jobs hold.");
+        let memory = family("millrace_appliance_memoryx_bytes", "Memory of MemoryX.");
+        let memory_used = family("millrace_appliance_memoryx_used_bytes", "Memory of MemoryX that jobs hold.");
+        let updated = family(
+            "millrace_ledger_last_update_timestamp_seconds",
+            "When this operator last brought the appliance's ledger up to date.",
+        );
+        for appliance in self.appliances() {
+            let name = &*appliance.name_any();
+            let status = appliance.status.clone().unwrap_or_default();
+            if let Some(capacity) = status.capacity {
+                systems.with([name]).set(f64::from(capacity.systems));
+                memory.with([name]).set(capacity.memoryx_bytes as f64);
+            }
+            if let Some(in_use) = status.used {
+                used.with([name]).set(f64::from(in_use.systems));
+                memory_used.with([name]).set(in_use.memoryx_bytes as f64);
+            }
+            if let Some(time) = self.ledgers.get(name) {
+                updated.with([name]).set(*time);
+            }
+        }
+    }
+
+    fn add_queues(&self, registry: &Registry) {
+        let family = |name, help| registry.family::<Gauge, 1>(name, help, ["appliance"]);
+        let waiting = family("millrace_queue_jobs", "Jobs that wait for systems.");
+        let oldest =
+            family("millrace_queue_oldest_wait_seconds", "How long the longest of them has waited; 0 for none.");
+        let head = family(
+            "millrace_queue_head_systems",
+            "Systems that the first job of the queue asks for; 0 where none waits its turn.",
+        );
+        for appliance in self.appliances() {
+            let name = &*appliance.name_any();
+            let queue: Vec<_> = self.jobs.iter().filter(|job| job.spec.appliance == *name && is_queued(job)).collect();
+            let waits = queue.iter().map(|job| waited(job, self.now).as_secs_f64());
+            let first = queue.iter().find(|job| position(job) == Some(1));
+            waiting.with([name]).set(queue.len() as f64);
+            oldest.with([name]).set(waits.fold(0.0, f64::max));
+            head.with([name]).set(first.map_or(0.0, |job| f64::from(job.spec.num_csx)));
+        }
+    }
+
+    fn add_controllers(&self, registry: &Registry) {
+        let depth = registry.family::<Gauge, 1>("workqueue_depth", "Objects that wait for a visit.", ["name"]);
+        let longest = registry.family::<Gauge, 1>(
+            "workqueue_longest_running_processor_seconds",
+            "For how long the longest visit under way has been going on.",
+            ["name"],
+        );
+        let active =
+            registry.family::<Gauge, 1>("controller_runtime_active_workers", "Visits under way.", ["controller"]);
+        for (name, standing) in &self.controllers {
+            depth.with([name]).set(standing.waiting as f64);
+            longest.with([name]).set(standing.longest_visit.as_secs_f64());
+            active.with([name]).set(standing.visited as f64);
+        }
+    }
+
+    fn appliances(&self) -> impl Iterator<Item = &Arc<Appliance>> {
+        self.appliances.iter().take(MAX_APPLIANCES)
+    }
+}
+
+/// Whether a job waits for systems; one that is suspended or deleted waits for its user.
+fn is_queued(job: &TrainJob) -> bool {
+    waits(job) && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
+}
+
+fn position(job: &TrainJob) -> Option<u32> {
+    job.status.as_ref()?.queue.as_ref()?.position
+}
+
+/// How long a job that holds no systems has waited for some: since it was created, gave back its last ones, or was
+/// resumed.
+pub fn waited(job: &TrainJob, now: Timestamp) -> std::time::Duration {
+    let became_false = |of: ConditionType| {
+        let condition = job.status.as_ref()?.condition(of)?;
+        (condition.status == "False").then_some(condition.last_transition_time.0)
+    };
+    let created = job.creation_timestamp().map(|time| time.0);
+    let since = [created, became_false(ConditionType::Admitted), became_false(ConditionType::Suspended)];
+    let since = since.into_iter().flatten().max().unwrap_or(now);
+    if since < now { now.duration_since(since).unsigned_abs() } else { std::time::Duration::ZERO }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use serde_json::json;
+
+    use super::*;
+
+    fn job(namespace: &str, name: &str, status: serde_json::Value) -> Arc<TrainJob> {
+        let object = json!({
+            "apiVersion": "millrace.dev/v1alpha1", "kind": "TrainJob",
+            "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"numCsx": 3, "params": {}},
+            "status": status,
+        });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn condition(of: &str, status: &str, reason: &str, at: &str) -> serde_json::Value {
+        json!({"type": of, "status": status, "reason": reason, "message": "", "lastTransitionTime": at})
+    }
+
+    fn appliance() -> Arc<Appliance> {
+        let object = json!({
+            "apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"}, "spec": {},
+            "status": {
+                "capacity": {"systems": 8, "memoryxBytes": 1000}, "used": {"systems": 5, "memoryxBytes": 10},
+            },
+        });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn page(jobs: &[Arc<TrainJob>]) -> String {
+        let snapshot = Snapshot {
+            jobs,
+            appliances: &[appliance()],
+            ledgers: &BTreeMap::from([("default".to_owned(), 12.0), ("deleted".to_owned(), 1.0)]),
+            controllers: [
+                ("trainjob", Standing { waiting: 2, visited: 1, ..Standing::default() }),
+                ("appliance", Standing::default()),
+            ],
+            now: "2026-01-01T01:00:00Z".parse().unwrap(),
+        };
+        snapshot.render()
+    }
+
+    #[test]
+    fn the_page_counts_what_is_there() {
+        let training = json!({"conditions": [
+            condition("Admitted", "True", "Granted", "2026-01-01T00:01:00Z"),
+            condition("Succeeded", "Unknown", "Training", "2026-01-01T00:01:00Z"),
+        ]});
+        let waiting = json!({
+            "conditions": [
+                condition("Admitted", "False", "Waiting", "2026-01-01T00:00:00Z"),
+                condition("Suspended", "False", "NotSuspended", "2026-01-01T00:50:00Z"),
+                condition("Succeeded", "Unknown", "Queued", "2026-01-01T00:50:00Z"),
+            ],
+            "queue": {"position": 1},
+        });
+        let mut deleted = TrainJob::clone(&job("a", "gone", json!({})));
+        deleted.metadata.deletion_timestamp = Some(Time("2026-01-01T00:00:00Z".parse().unwrap()));
+        let page = page(&[
+            job("a", "one", training.clone()),
+            job("a", "two", training),
+            job("b", "resumed", waiting),
+            job("b", "new", json!({})),
+            Arc::new(deleted),
+        ]);
+        for line in [
+            "millrace_jobs{namespace=\"a\",state=\"Training\"} 2",
+            "millrace_jobs{namespace=\"b\",state=\"Queued\"} 2",
+            "millrace_appliance_systems{appliance=\"default\"} 8",
+            "millrace_appliance_systems_used{appliance=\"default\"} 5",
+            "millrace_appliance_memoryx_bytes{appliance=\"default\"} 1000",
+            "millrace_ledger_last_update_timestamp_seconds{appliance=\"default\"} 12",
+            "millrace_queue_jobs{appliance=\"default\"} 2",
+            "millrace_queue_oldest_wait_seconds{appliance=\"default\"} 3600",
+            "millrace_queue_head_systems{appliance=\"default\"} 3",
+            "workqueue_depth{name=\"trainjob\"} 2",
+            "controller_runtime_active_workers{controller=\"trainjob\"} 1",
+        ] {
+            assert!(page.contains(&format!("{line}\n")), "{line} in\n{page}");
+        }
+        assert!(!page.contains("\"deleted\""), "an appliance that is gone has no series");
+    }
+
+    #[test]
+    fn the_number_of_series_has_a_bound() {
+        let mut jobs: Vec<_> = (0..MAX_NAMESPACES + 50).map(|at| job(&format!("n{at}"), "j", json!({}))).collect();
+        jobs.push(job("n149", "second", json!({})));
+        let page = page(&jobs);
+        assert_eq!(page.matches("millrace_jobs{").count(), MAX_NAMESPACES + 1);
+        assert!(page.contains("millrace_jobs{namespace=\"n149\",state=\"Queued\"} 2\n"), "the largest are named");
+        assert!(page.contains("millrace_jobs{namespace=\"_other\",state=\"Queued\"} 50\n"));
+    }
+
+    #[test]
+    fn waiting_begins_anew_when_a_job_is_resumed() {
+        let conditions = json!({"conditions": [
+            condition("Admitted", "False", "Suspended", "2026-01-01T00:30:00Z"),
+            condition("Suspended", "False", "NotSuspended", "2026-01-01T00:40:00Z"),
+        ]});
+        let now = "2026-01-01T01:00:00Z".parse().unwrap();
+        assert_eq!(waited(&job("a", "resumed", conditions), now).as_secs(), 1200);
+        assert_eq!(waited(&job("a", "new", json!({})), now).as_secs(), 3600);
+        assert_eq!(waited(&job("a", "new", json!({})), Timestamp::UNIX_EPOCH).as_secs(), 0, "clocks may differ");
+    }
+}

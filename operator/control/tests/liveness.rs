@@ -1,0 +1,250 @@
+//! The real control loop over a world of stubs: a loop that is stuck is noticed, and one that is idle, cut off from its
+//! API server, or not leading is left alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use futures::stream::{self, BoxStream, StreamExt};
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{self, Event};
+use millrace_control::metrics::Metrics;
+use millrace_control::watchdog::Watchdog;
+use millrace_control::world::Error as Ended;
+use millrace_control::{Attempt, Control, Found, Journal, ModelDir, Parts, Priorities, Site, Streams, Workers, World};
+use millrace_crds::decide;
+use millrace_crds::{
+    Appliance, ApplianceStatus, ClusterSpec, Grant, Progress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
+};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+/// For so long the loops of these tests may show no progress.
+const BOUND: Duration = Duration::from_secs(3);
+/// A test that takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the world does when it is asked what is there of a job.
+enum Behaviour {
+    Answers,
+    /// As while the API server can't be reached.
+    Refuses,
+    /// Keeps the thread until the sender is dropped.
+    Blocks(Mutex<mpsc::Receiver<()>>),
+}
+
+struct Stub(Behaviour);
+
+#[derive(Debug, thiserror::Error)]
+#[error("the API server can't be reached")]
+struct Away;
+
+impl World for Stub {
+    type Error = Away;
+    type There = ();
+
+    async fn find(&self, _: &TrainJob) -> Result<Found<()>, Away> {
+        match &self.0 {
+            Behaviour::Answers => {}
+            Behaviour::Refuses => return Err(Away),
+            Behaviour::Blocks(until) => drop(until.lock().unwrap().recv()),
+        }
+        Ok(Found { agents: Vec::new(), last: None, there: () })
+    }
+
+    async fn run(&self, _: &Attempt<'_>, (): &()) -> Result<(), Ended<Self>> {
+        Ok(())
+    }
+
+    async fn remove(&self, _: &TrainJob, (): &(), _: u32) -> Result<(), Away> {
+        Ok(())
+    }
+
+    async fn leave(&self, _: &TrainJob) -> Result<Option<Duration>, Away> {
+        Ok(None)
+    }
+
+    async fn any_left(&self, _: &str, _: &str) -> Result<bool, Away> {
+        Ok(false)
+    }
+
+    async fn left_behind(&self, _: &str) -> Result<Vec<Grant>, Away> {
+        if matches!(self.0, Behaviour::Refuses) { Err(Away) } else { Ok(Vec::new()) }
+    }
+
+    async fn protect(&self, _: &Appliance, _: bool) -> Result<bool, Away> {
+        Ok(false)
+    }
+
+    async fn record(&self, _: &TrainJob, _: &TrainJobStatus) -> Result<bool, Away> {
+        Ok(true)
+    }
+
+    async fn record_progress(&self, _: &ObjectRef<TrainJob>, _: &str, _: &Progress) -> Result<(), Away> {
+        Ok(())
+    }
+
+    async fn record_ledger(&self, _: &Appliance, _: ApplianceStatus) -> Result<bool, Away> {
+        Ok(true)
+    }
+
+    async fn publish(&self, _: &TrainJob, _: &decide::Event) {}
+
+    async fn publish_of_appliance(&self, _: &Appliance, _: &decide::Event) {}
+
+    async fn forget(&self, _: &TrainJob) -> Result<(), Away> {
+        Ok(())
+    }
+
+    async fn priorities(&self) -> Result<Priorities, Away> {
+        Ok(Priorities::default())
+    }
+
+    fn journal(&self, _: &ObjectRef<TrainJob>, _: &str, _: u32) -> Option<Journal> {
+        None
+    }
+}
+
+struct Anywhere;
+
+impl Site for Anywhere {
+    fn image(&self) -> Option<String> {
+        None
+    }
+
+    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDir, String> {
+        Ok(ModelDir { path: written.into(), claim: None })
+    }
+
+    fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A view of `objects`, filled or, as before the first list has come, not.
+fn view<K>(objects: &[K], filled: bool) -> Store<K>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + 'static,
+{
+    let (view, mut writer) = reflector::store();
+    if filled {
+        writer.apply_watcher_event(&Event::Init);
+        objects.iter().for_each(|object| writer.apply_watcher_event(&Event::InitApply(object.clone())));
+        writer.apply_watcher_event(&Event::InitDone);
+    }
+    // Dropped, the writer would end whoever waits for the view.
+    std::mem::forget(writer);
+    view
+}
+
+fn changes<K: Clone + Send + 'static>(objects: &[K]) -> BoxStream<'static, watcher::Result<K>> {
+    let changed: Vec<_> = objects.iter().cloned().map(Ok).collect();
+    stream::iter(changed).chain(stream::pending()).boxed()
+}
+
+fn job() -> TrainJob {
+    let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+    job.metadata.namespace = Some("team".to_owned());
+    job.metadata.uid = Some("uid-of-a-job".to_owned());
+    job.metadata.labels = Some(BTreeMap::new());
+    job
+}
+
+/// A loop on threads of its own.
+struct Running {
+    watchdog: Arc<Watchdog>,
+    metrics: Arc<Metrics>,
+    runtime: Option<Runtime>,
+    _ending: watch::Sender<bool>,
+}
+
+impl Running {
+    fn start(behaviour: Behaviour, jobs: &[TrainJob], filled: bool) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (watchdog, metrics) = (Arc::new(Watchdog::new(BOUND)), Arc::new(Metrics::default()));
+        let appliances = [Appliance::new("default", ClusterSpec::default())];
+        let (visits, wanted) = tokio::sync::mpsc::unbounded_channel();
+        let (ending, ended) = watch::channel(false);
+        let control = Control::new(Parts {
+            world: Arc::new(Stub(behaviour)),
+            site: Arc::new(Anywhere),
+            jobs: view(jobs, filled),
+            appliances: view(&appliances, filled),
+            metrics: metrics.clone(),
+            watchdog: watchdog.clone(),
+            visits,
+            workers: Workers::for_this_machine(),
+        });
+        let streams = Streams {
+            jobs: changes(jobs),
+            appliances: changes(&appliances),
+            touched_jobs: changes(jobs),
+            touched_appliances: changes(&appliances),
+            wanted,
+        };
+        runtime.spawn(millrace_control::run(Arc::new(control), streams, ended, |jobs| jobs));
+        Self { watchdog, metrics, runtime: Some(runtime), _ending: ending }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Not waiting for threads that are stuck.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Waits until `condition` gives something.
+fn until<T>(what: &str, running: &Running, condition: impl Fn() -> Option<T>) -> T {
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let began = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "{what} did not come about:\n{}", running.metrics.render());
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
+    }
+}
+
+#[test]
+fn a_stuck_loop_is_noticed_and_others_are_left_alone() {
+    let (release, blocked) = mpsc::channel::<()>();
+    let stuck = Running::start(Behaviour::Blocks(Mutex::new(blocked)), &[job()], true);
+    let busy = Running::start(Behaviour::Answers, &[job()], true);
+    let others = [
+        ("idle", Running::start(Behaviour::Answers, &[], true)),
+        ("cut off from its API server", Running::start(Behaviour::Refuses, &[job()], true)),
+        ("waiting for its first list", Running::start(Behaviour::Answers, &[job()], false)),
+    ];
+    let candidate = Watchdog::new(BOUND);
+
+    let said = until("a stuck loop", &stuck, || stuck.watchdog.stuck());
+    assert!(said.starts_with("visits to jobs: ") && said.contains("1 are under way"), "{said}");
+    assert!(!said.contains("job ") && !said.contains("team"), "probes ask for no token: {said}");
+    let page = stuck.metrics.render();
+    assert!(page.contains("controller_runtime_active_workers{controller=\"trainjob\"} 1\n"), "{page}");
+    for (what, other) in &others {
+        assert_eq!(other.watchdog.stuck(), None, "a loop that is {what} is not stuck");
+    }
+    assert_eq!(candidate.stuck(), None, "who does not lead has nothing to do");
+    assert_eq!(busy.watchdog.stuck(), None);
+
+    drop(release);
+    until("the end of the visit that was stuck", &stuck, || stuck.watchdog.stuck().is_none().then_some(()));
+
+    // All threads of a loop that has nothing to do.
+    let (release, blocked) = mpsc::channel::<()>();
+    let blocked = Arc::new(Mutex::new(blocked));
+    for _ in 0..2 {
+        let blocked = blocked.clone();
+        busy.runtime.as_ref().unwrap().spawn(async move { drop(blocked.lock().map(|blocked| blocked.recv())) });
+    }
+    let said = until("a runtime that is stuck", &busy, || busy.watchdog.stuck());
+    assert!(said.contains("the threads of the control loop"), "{said}");
+    busy.watchdog.rest();
+    assert_eq!(busy.watchdog.stuck(), None, "it does not lead any more");
+    drop(release);
+}
