@@ -3,6 +3,7 @@
 mod api;
 mod cluster;
 mod documents;
+mod metrics;
 mod rendered;
 mod rights;
 mod tools;

@@ -157,7 +157,7 @@ pub fn environment<'a>(pod: &'a Value, name: &str) -> &'a str {
 #[ignore = "needs helm"]
 fn by_default_there_is_nothing_that_others_define() {
     let (_, documents) = template(&chart(), &json!({}));
-    for absent in ["ServiceMonitor", "PodMonitor", "PodDisruptionBudget", "Appliance"] {
+    for absent in ["ServiceMonitor", "PodMonitor", "PrometheusRule", "PodDisruptionBudget", "Appliance"] {
         assert!(documents.iter().all(|document| document["kind"] != absent), "{absent}");
     }
     for component in ["operator", "api"] {

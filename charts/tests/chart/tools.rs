@@ -130,6 +130,7 @@ pub fn everything() -> Value {
         "monitoring": {
             "labels": {"release": "prometheus"}, "namespaces": ["monitoring"], "interval": "30s",
             "serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true},
+            "prometheusRule": {"enabled": true},
             "dashboard": {"enabled": true, "labels": {"grafana": "yes"}},
         },
     })
