@@ -21,8 +21,8 @@ pub struct History {
     pub restarts: u32,
     /// How often it was stopped.
     pub stops: u32,
-    /// How often a checkpoint could not be written.
-    pub failures: u32,
+    /// The steps whose checkpoint could not be written; a later try at one may have succeeded.
+    pub unsaved: BTreeSet<u64>,
     pub coverage: Coverage,
     /// Checkpoints.
     pub saved: BTreeSet<u64>,
@@ -146,8 +146,8 @@ impl Boss {
                 Command::Publish { step, digests, record, .. } => {
                     self.chores.push(Chore::Publish { step, digests, record });
                 }
-                Command::NotSaved { .. } => {
-                    history.failures += 1;
+                Command::NotSaved { step, .. } => {
+                    history.unsaved.insert(step);
                     self.chores.push(Chore::SaveAgain);
                 }
                 Command::Epoch { .. } => history.epochs += 1,

@@ -40,11 +40,11 @@ fn check(task: &Task, history: &History) -> Result<(), String> {
     let policy = &task.policy;
     let every = policy.checkpoint_every;
     let due = |step: &u64| *step == policy.max_steps || every.is_some_and(|every| step.is_multiple_of(every));
-    // A checkpoint that was being written when the coordinator died may be missing.
-    if policy.train
-        && history.restarts == 0
-        && !(1..=policy.max_steps).filter(due).all(|at| history.saved.contains(&at))
-    {
+    // A checkpoint that was being written when the coordinator died may be missing, and one that could not be written
+    // unless it is the last.
+    let skipped = |step: &u64| *step < policy.max_steps && history.unsaved.contains(step);
+    let missing = (1..=policy.max_steps).filter(due).any(|step| !history.saved.contains(&step) && !skipped(&step));
+    if policy.train && history.restarts == 0 && missing {
         return Err(format!("only the steps {:?} were saved", history.saved));
     }
     if policy.train && history.steps != task.reference.commits {
@@ -163,7 +163,7 @@ fn checkpoints_are_of_their_step_on_slow_storage_and_on_storage_that_fails() {
             if lives == 1 { first.clone() } else { Life::small(2, 2, 2, &[]) }
         });
         coverage += history.coverage;
-        assert_eq!(history.failures > 0, !faults.is_empty(), "seed {seed}");
+        assert_eq!(!history.unsaved.is_empty(), !faults.is_empty(), "seed {seed}");
     }
     let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, failed_writes } = coverage;
     let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies, failed_writes];
