@@ -26,8 +26,8 @@ mod schema;
 mod trainjob;
 
 pub use appliance::{
-    AccessMode, Amounts, Appliance, ApplianceStatus, ClusterSpec, Grant, PriorityClasses, PullPolicy, SecretName,
-    Storage,
+    AccessMode, Amounts, Appliance, ApplianceStatus, ClusterSpec, Grant, MaxDeadlines, PriorityClasses, PullPolicy,
+    SecretName, Storage,
 };
 pub use condition::{ConditionType, set_condition};
 pub use file_reader::{FileReader, FileReaderSpec, FileReaderStatus};
@@ -35,8 +35,8 @@ pub use quantity::Quantities;
 pub use resources::{Resources, RoleResources};
 pub use trainjob::{
     CheckpointPolicy, CheckpointRecord, ClaimSource, ConfigSource, Deadlines, Difference, Failure, FailurePolicy,
-    JobVolume, MountDir, Progress, QueuePlace, QueueReason, Resolution, RoleStatus, State, StoredParams, TrainJob,
-    TrainJobSpec, TrainJobStatus,
+    JobVolume, MountDir, Progress, QueuePlace, QueueReason, Resolution, Retry, RoleStatus, State, StoredParams,
+    TrainJob, TrainJobSpec, TrainJobStatus,
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -28,8 +28,10 @@ pub fn has_steps(job: &TrainJob) -> bool {
     let Some(status) = &job.status else { return false };
     let trains =
         matches!(status.state(), Some(State::Training | State::Evaluating | State::Suspending | State::Resizing));
+    // Of a job that says it is deleted, only this tells that it trained.
+    let trained = status.state() == Some(State::Deleting) && status.stop_time.is_some();
     let step = status.progress.as_ref().and_then(|progress| progress.step);
-    trains || step.is_some() || status.checkpoint.is_some()
+    trains || trained || step.is_some() || status.checkpoint.is_some()
 }
 
 /// How much longer a deleted job may be held; nothing, where it is not deleted.
@@ -93,6 +95,10 @@ mod tests {
         };
         assert!(!with(state("Queued")) && !with(state("Starting")));
         assert!(with(state("Training")) && with(state("Suspending")));
+        let mut deleted = state("Deleting");
+        assert!(!with(deleted.clone()), "deleted before it trained");
+        deleted["stopTime"] = json!("2026-01-01T00:00:00Z");
+        assert!(with(deleted));
         assert!(with(json!({"progress": {"step": 0}})) && with(json!({"checkpoint": {"step": 3}})));
     }
 

@@ -22,6 +22,7 @@ use crate::authority::Keeper;
 use crate::children::{APPLIANCE, ENDING, MANAGER, Names, SYSTEM, UID, cs2_selector, host, journal_address};
 use crate::error::Error;
 use crate::observe::{agent, last_report};
+use crate::seed::Values;
 use crate::{apply, archive, events, missing, protect};
 
 /// Field manager of `status.progress`: what is decided and how far a job is are written apart.
@@ -39,12 +40,19 @@ pub struct Cluster {
     epoch: u64,
     /// Whether a REST server copies the history of deleted jobs.
     rest_server: bool,
+    /// The chart's values for the appliance.
+    values: Option<Values>,
 }
 
 impl Cluster {
     /// As its leader of this epoch sees it; `rest_server` says whether one copies the history of deleted jobs.
     pub const fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, rest_server: bool) -> Self {
-        Self { client, keeper, recorder, epoch, rest_server }
+        Self { client, keeper, recorder, epoch, rest_server, values: None }
+    }
+
+    /// Compares the appliance with these values.
+    pub fn with_values(self, values: Option<Values>) -> Self {
+        Self { values, ..self }
     }
 
     fn jobs(&self, job: &TrainJob) -> Api<TrainJob> {
@@ -71,7 +79,10 @@ impl World for Cluster {
     }
 
     async fn run(&self, attempt: &Attempt<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
-        Ok(apply::run(self, attempt, there).await?)
+        apply::run(self, attempt, there).await.map_err(|error| match error.refusal() {
+            Some(why) => Ended::<Self>::Refused(why),
+            None => error.into(),
+        })
     }
 
     async fn remove(&self, job: &TrainJob, there: &Vec<Pod>, grace: u32) -> Result<(), Error> {
@@ -159,6 +170,10 @@ impl World for Cluster {
 
     async fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) {
         events::publish(&self.recorder, &appliance.object_ref(&()), event).await;
+    }
+
+    fn edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
+        self.values.as_ref()?.edits(appliance)
     }
 
     async fn forget(&self, job: &TrainJob) -> Result<(), Error> {

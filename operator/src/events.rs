@@ -15,11 +15,38 @@ pub async fn publish(recorder: &Recorder, object: &ObjectReference, event: &Even
         type_: if event.warning { EventType::Warning } else { EventType::Normal },
         reason: event.reason.clone(),
         note: Some(event.message.chars().take(LONGEST).collect()),
-        action: "Reconcile".to_owned(),
+        action: action(event),
         secondary: None,
     };
     if let Err(error) = recorder.publish(&published, object).await {
         let name = object.name.as_deref().unwrap_or_default();
         log::warn!("an event of {name} could not be published: {}", said(&error));
+    }
+}
+
+/// What an event is about. Events of one type, reason, action and object are folded into one, which keeps the first note:
+/// so different attempts and roles have different actions.
+fn action(event: &Event) -> String {
+    let role = event.role.as_deref().map_or_else(String::new, |role| format!("/{role}"));
+    event.attempt.map_or_else(|| "Reconcile".to_owned(), |attempt| format!("Attempt{attempt}{role}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_different_attempts_or_roles_are_never_folded() {
+        let of =
+            |attempt, role: Option<&str>| action(&Event { attempt, role: role.map(str::to_owned), ..Event::default() });
+        let all = [
+            of(None, None),
+            of(Some(1), None),
+            of(Some(1), Some("cs2")),
+            of(Some(2), Some("cs2")),
+            of(Some(2), Some("memoryx")),
+        ];
+        let once: std::collections::BTreeSet<&String> = all.iter().collect();
+        assert_eq!(once.len(), all.len(), "{all:?}");
     }
 }

@@ -22,6 +22,7 @@ use crate::cli::Args;
 use crate::client::connect;
 use crate::cluster::Cluster;
 use crate::readers;
+use crate::seed::Values;
 use crate::serving::ServingCertificate;
 use crate::site::Pods;
 use crate::term::Term;
@@ -84,7 +85,8 @@ impl Leadership {
             args.image.clone(),
             ending.clone(),
         );
-        let world = Cluster::new(client.clone(), keeper, recorder, epoch, args.rest_server);
+        let values = args.appliance.as_deref().map(Values::read).transpose()?;
+        let world = Cluster::new(client.clone(), keeper, recorder, epoch, args.rest_server).with_values(values);
         let site = Arc::new(Pods { image: args.image });
         let (visits, wanted) = mpsc::unbounded_channel();
         let workers = Workers::for_this_machine();

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondit
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_control::follow::outcome_of;
-use millrace_crds::decide::{Agent, AgentState, End, OUT_OF_MEMORY, Outcome, Report, Role};
+use millrace_crds::decide::{Agent, AgentState, End, OUT_OF_MEMORY, Outcome, Report, Role, describe_exit};
 
 use crate::children::{ATTEMPT, CONTAINER, INDEX, ROLE};
 
@@ -12,6 +12,11 @@ use crate::children::{ATTEMPT, CONTAINER, INDEX, ROLE};
 const TAIL: usize = 20;
 /// Longest line of those.
 const LINE: usize = 512;
+
+/// A process that a signal ended has an exit code above this.
+const SIGNALLED: i32 = 128;
+/// What the scheduler says of a pod whose binding it tries again at once: somebody else has written the object meanwhile.
+const CHANGED_MEANWHILE: &str = "the object has been modified";
 
 /// The agent that runs in `pod`; `None` for a pod that is none of ours.
 pub fn agent(pod: &Pod) -> Option<Agent> {
@@ -68,7 +73,9 @@ fn ended(pod: &Pod, state: &ContainerState) -> Option<End> {
         Some(outcome) => outcome.message.clone(),
         // What it wrote last has nothing to do with it.
         None if reason == OUT_OF_MEMORY => out_of_memory(pod),
-        None => last_line(&text).unwrap_or_else(|| format!("it ended with exit code {}", terminated.exit_code)),
+        // Nor has it with a signal.
+        None if terminated.exit_code > SIGNALLED => describe_exit(terminated.exit_code),
+        None => last_line(&text).unwrap_or_else(|| describe_exit(terminated.exit_code)),
     };
     Some(End {
         exit_code: Some(terminated.exit_code),
@@ -107,7 +114,11 @@ fn waiting(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
         let ordinary = matches!(reason, "ContainerCreating" | "PodInitializing");
         return (!ordinary).then(|| of(reason, waiting.message.as_ref()));
     }
-    let scheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False")?;
+    let is_lasting = |condition: &&PodCondition| {
+        let message = condition.message.as_deref().unwrap_or_default();
+        condition.status == "False" && !message.contains(CHANGED_MEANWHILE)
+    };
+    let scheduled = condition(pod, "PodScheduled").filter(is_lasting)?;
     Some(of(scheduled.reason.as_deref().unwrap_or("Unschedulable"), scheduled.message.as_ref()))
 }
 
@@ -208,6 +219,12 @@ mod tests {
         }]);
         let state = state_of(json!({"phase": "Pending", "conditions": unscheduled}));
         assert_eq!(state, of("Unschedulable", "persistentvolumeclaim \"data\" not found"));
+        let retried = json!([{
+            "type": "PodScheduled", "status": "False", "reason": "SchedulerError",
+            "message": "running PreBind plugin \"VolumeBinding\": Operation cannot be fulfilled on \
+                persistentvolumeclaims \"data\": the object has been modified; please apply your changes to the latest version",
+        }]);
+        assert_eq!(state_of(json!({"phase": "Pending", "conditions": retried})), AgentState::Starting);
     }
 
     #[test]
@@ -224,6 +241,10 @@ mod tests {
         let failed = ended(1, "Error", "one line\nerror: cs2-1: the disk is full\n");
         assert_eq!((failed.exit_code, failed.reason.as_str()), (Some(1), "Error"));
         assert_eq!((failed.message.as_str(), failed.log_tail.len()), ("error: cs2-1: the disk is full", 2));
+        let killed = ended(137, "Error", "| Train Device=CSX, Step=50\n");
+        assert_eq!((killed.message.as_str(), killed.log_tail.len()), ("killed by signal 9 (exit code 137)", 1));
+        assert_eq!(ended(139, "Error", "").message, "killed by signal 11 (exit code 139)");
+        assert_eq!(ended(7, "Error", "").message, "it ended with exit code 7");
         let starved = ended(137, "OOMKilled", "what it wrote last");
         assert_eq!((starved.reason.as_str(), starved.log_tail.len()), ("OOMKilled", 1));
         assert_eq!(

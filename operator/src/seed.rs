@@ -15,8 +15,8 @@ use kube::api::{Patch, PatchParams};
 use kube::core::Status;
 use kube::runtime::events::Recorder;
 use kube::{Api, Client, Resource, ResourceExt};
-use millrace_crds::Appliance;
 use millrace_crds::decide::Event;
+use millrace_crds::{Appliance, ClusterSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -76,14 +76,55 @@ struct Metadata {
     name: String,
 }
 
+/// What the chart's values say of the appliance.
+#[derive(Debug)]
+pub struct Values(Document);
+
+impl Values {
+    /// Reads the JSON file at `path`.
+    ///
+    /// # Errors
+    /// [`SeedError::File`] and [`SeedError::Document`].
+    pub fn read(path: &Path) -> Result<Self, SeedError> {
+        let text = std::fs::read(path).map_err(|cause| SeedError::File { path: path.to_owned(), cause })?;
+        let document = read(&text).map_err(|cause| SeedError::Document { path: path.to_owned(), cause })?;
+        Ok(Self(document))
+    }
+
+    /// The fields of `appliance` that are not as these values have them; `None` where it is another one, or these values
+    /// have not been applied to it.
+    pub fn edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
+        let Document { metadata, spec, .. } = &self.0;
+        let applied = appliance.annotations().get(VALUES_DIGEST) == Some(&self.0.digest());
+        if appliance.name_any() != metadata.name || !applied {
+            return None;
+        }
+        // By way of the type, so that a size reads the same however it is written.
+        let typed: ClusterSpec = serde_json::from_value(spec.clone()).ok()?;
+        let mut found = Vec::new();
+        differences(spec, &json!(typed), &json!(appliance.spec), "spec", &mut found);
+        Some(found)
+    }
+}
+
+/// Finds what of `named`, with the values in `wanted`, is otherwise in `there`.
+fn differences(named: &Value, wanted: &Value, there: &Value, path: &str, found: &mut Vec<String>) {
+    if let (Value::Object(fields), Value::Object(_)) = (named, wanted) {
+        for (key, value) in fields {
+            differences(value, &wanted[key], &there[key], &format!("{path}.{key}"), found);
+        }
+    } else if wanted != there {
+        found.push(format!("{path} is {there}, and {wanted} in the values"));
+    }
+}
+
 /// Applies the Appliance in the JSON file at `path`, unless it is what was applied last. Waits while the API server
 /// does not serve the kind yet, as in the first second after an install.
 ///
 /// # Errors
 /// [`SeedError`]. The cluster's Appliance is then what it was.
 pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<(), SeedError> {
-    let text = std::fs::read(path).map_err(|cause| SeedError::File { path: path.to_owned(), cause })?;
-    let document = read(&text).map_err(|cause| SeedError::Document { path: path.to_owned(), cause })?;
+    let Values(document) = Values::read(path)?;
     let appliances: Api<Appliance> = Api::all(client.clone());
     loop {
         match apply_once(&appliances, &document, recorder).await {
@@ -118,7 +159,8 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
             let appliance = appliances.patch(name, &params.force(), &patch).await?;
             let message = overwritten(&refused);
             log::warn!("the Appliance {name}: {message}");
-            let event = Event { warning: true, reason: "ValuesReplacedEdit".to_owned(), message };
+            let reason = "ValuesReplacedEdit".to_owned();
+            let event = Event { warning: true, reason, message, ..Event::default() };
             publish(recorder, &appliance.object_ref(&()), &event).await;
             Ok(())
         }
@@ -177,6 +219,23 @@ mod tests {
         written["status"] = json!({"grants": []});
         let error = read(written.to_string().as_bytes()).unwrap_err();
         assert!(error.to_string().contains("unknown field `status`"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_as_the_values_say_is_named_with_both() {
+        let document = json!({
+            "apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"},
+            "spec": {"systems": 8, "wafer": {"memoryBytes": "4GiB"}, "storage": {"size": "1Gi"}},
+        });
+        let values = Values(read(document.to_string().as_bytes()).unwrap());
+        let mut appliance: Appliance = serde_json::from_value(values.0.with_digest(&values.0.digest())).unwrap();
+        assert_eq!(values.edits(&appliance), Some(Vec::new()), "defaults of what they do not name are no edits");
+        appliance.spec.encrypt_data = Some(false);
+        assert_eq!(values.edits(&appliance), Some(Vec::new()), "nor is what they leave to others");
+        appliance.spec.machine.systems = Some(3);
+        assert_eq!(values.edits(&appliance), Some(vec!["spec.systems is 3, and 8 in the values".to_owned()]));
+        appliance.metadata.annotations = None;
+        assert_eq!(values.edits(&appliance), None, "these values were never applied");
     }
 
     #[test]

@@ -163,6 +163,7 @@ where
         warning: true,
         reason: "Unreadable".to_owned(),
         message: format!("this operator can't read the {kind}, perhaps of a newer version, and passes it over: {why}"),
+        ..decide::Event::default()
     };
     let reference = object.object_ref(&K::DynamicType::default());
     tokio::spawn(async move { publish(&recorder, &reference, &event).await });

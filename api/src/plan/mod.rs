@@ -166,6 +166,7 @@ impl Planner {
         });
         let (object, job) = admitting.await?;
         self.check_priority(&job, priorities)?;
+        self.check_deadlines(&job)?;
         Ok((object, job))
     }
 
@@ -185,6 +186,14 @@ impl Planner {
             format!("there is no such priority here: choose one of {}", known.join(", "))
         };
         Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]))
+    }
+
+    /// Refuses a deadline that the job's appliance does not allow.
+    fn check_deadlines(&self, job: &TrainJob) -> Result<()> {
+        let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
+        let bounds = appliance.map(|appliance| appliance.spec.max_deadlines).unwrap_or_default();
+        let Some((field, message)) = bounds.refusal(&job.spec) else { return Ok(()) };
+        Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message }]))
     }
 
     /// Refuses a job of `account` that can never run, in the words that its status would have; what it comes to.

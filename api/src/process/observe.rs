@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_agents::launch::{Ending, Hand};
 use millrace_crds::TrainJob;
-use millrace_crds::decide::{Agent, AgentState, End, Outcome, Role};
+use millrace_crds::decide::{Agent, AgentState, End, Outcome, Role, describe_exit};
 
 /// The agent that a process of `job` is; `told` is what the attempt's coordinator came to, where it has said so.
 pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool, told: Option<&Outcome>) -> Agent {
@@ -37,6 +37,8 @@ fn ended(ending: Ending, at: Option<Timestamp>, hand: &Hand, told: Option<&Outco
     let (reason, said) = match told {
         _ if exit_code == 0 => ("Completed", None),
         Some(told) => (told.reason.as_str(), Some(told.message.clone())),
+        // What a process wrote last has nothing to do with a signal.
+        None if matches!(ending, Ending::Signal(_)) => ("Error", Some(describe_exit(exit_code))),
         None => ("Error", hand.last_lines.last().cloned()),
     };
     End {

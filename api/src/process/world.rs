@@ -167,14 +167,14 @@ impl World for Machine {
             return Ok(());
         }
         let uid = attempt.job.uid().unwrap_or_default();
-        let run = self.local_run(attempt, &uid).map_err(Ended::<Self>::Job)?;
+        let run = self.local_run(attempt, &uid).map_err(Ended::<Self>::Refused)?;
         let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(attempt.job));
         let changed = Arc::new(move || {
             // Nobody reads any more once the server ends.
             let _ = visits.send(job.clone());
         });
         let started = Crew::start(&run, changed).await;
-        let crew = Arc::new(started.map_err(|error| Ended::<Self>::Job(error.to_string()))?);
+        let crew = Arc::new(started.map_err(|error| Ended::<Self>::Refused(error.to_string()))?);
         if let Some(journal) = crew.journal().cloned() {
             let (store, uid) = (self.objects.store().clone(), uid.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());

@@ -45,6 +45,24 @@ topologySpreadConstraints:
       matchLabels:
         {{- include "millrace.selector" $ | nindent 8 }}
   {{- end }}
+affinity:
+  podAntiAffinity:
+    {{- /* Of one revision: during a rollout the next one may stand beside it, so that none has to go first. */}}
+    {{- if gt (int $values.replicas) 1 }}
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        matchLabelKeys: [pod-template-hash]
+        labelSelector:
+          matchLabels:
+            {{- include "millrace.selector" $ | nindent 12 }}
+    {{- end }}
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "millrace.selector" (list $root (eq (last .) "api" | ternary "operator" "api")) | nindent 14 }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
@@ -53,10 +71,14 @@ imagePullSecrets:
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.tolerations }}
 tolerations:
+  {{- /* As the pods of jobs: others take over half a minute after a node is lost, and not after five. */}}
+  {{- range list "not-ready" "unreachable" }}
+  - {key: node.kubernetes.io/{{ . }}, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+  {{- end }}
+  {{- with $values.tolerations }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
 {{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
@@ -97,6 +119,16 @@ capabilities: {drop: [ALL]}
 # What a job can mount.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
+  verbs: [get, list, watch]
+# What kubectl describe and kubectl logs show of a job.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
   verbs: [get, list, watch]
 {{- end }}
 

@@ -6,7 +6,7 @@ use millrace_protocol::security::ServerCertificate;
 use serde_json::{Value, json};
 
 use crate::rendered::environment;
-use crate::tools::{NAMESPACE, alone, chart, everything, find, helm, run, template};
+use crate::tools::{NAMESPACE, alone, chart, everything, find, helm, run, template, tolerations};
 
 const NAME: &str = "millrace-api";
 
@@ -84,9 +84,8 @@ fn with_a_database_there_are_several_and_nothing_is_kept_in_the_cluster() {
     assert!(container["args"].as_array().unwrap().contains(&json!("--keep-days=30")));
     assert_eq!(volume(pod, "data"), json!({"emptyDir": {}}));
     assert_eq!(volume(pod, "tls")["secret"]["secretName"], "certificate");
-    for (field, value) in [("nodeSelector", "nodeSelector"), ("tolerations", "tolerations")] {
-        assert_eq!(pod[field], values["api"][value]);
-    }
+    assert_eq!(pod["nodeSelector"], values["api"]["nodeSelector"]);
+    assert_eq!(pod["tolerations"], tolerations(&values["api"]["tolerations"]));
     assert_eq!(pod["priorityClassName"], "system-cluster-critical");
     assert_eq!(container["resources"]["requests"]["memory"], "1Gi");
     assert_eq!(find(&documents, "Service", NAME)["spec"]["type"], "LoadBalancer");

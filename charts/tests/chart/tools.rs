@@ -109,6 +109,7 @@ pub fn everything() -> Value {
                 "cs2": quantities,
             },
             "priorityClasses": ["urgent"],
+            "maxDeadlines": {"startupSeconds": 600, "progressSeconds": 7200, "gracePeriodSeconds": 60},
             "nodeSelector": {"kubernetes.io/arch": "amd64"},
             "tolerations": tolerations,
         },
@@ -146,4 +147,16 @@ pub fn alone() -> Value {
             "networkPolicy": {"enabled": false},
         },
     })
+}
+
+/// The tolerations of a Deployment's pods in which a lost node is put up with for half a minute, and these.
+pub fn tolerations(others: &Value) -> Value {
+    let mut all: Vec<Value> = ["not-ready", "unreachable"]
+        .map(|taint| {
+            let key = format!("node.kubernetes.io/{taint}");
+            json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30})
+        })
+        .into();
+    all.extend(others.as_array().into_iter().flatten().cloned());
+    all.into()
 }

@@ -1,8 +1,10 @@
 //! `Appliance`: the machine jobs run on, and the ledger of who uses what of it.
 
+mod deadlines;
 mod priorities;
 mod status;
 
+pub use deadlines::MaxDeadlines;
 pub use priorities::PriorityClasses;
 pub use status::{Amounts, ApplianceStatus, Grant};
 
@@ -50,6 +52,12 @@ use crate::schema::{keyed_by, ranges};
         json_path = ".status.waiting",
         description = "Jobs in the queue."
     ),
+    printcolumn(
+        name = "Observed",
+        type_ = "date",
+        json_path = ".status.lastObservedTime",
+        description = "How long ago an operator last looked at the appliance: more than a minute if none runs."
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -84,6 +92,10 @@ pub struct ClusterSpec {
     /// PriorityClasses that jobs may name. A job that names another is not admitted.
     #[serde(default)]
     pub priority_classes: PriorityClasses,
+
+    /// The longest deadlines that jobs may set. A job that sets a longer one is not admitted.
+    #[serde(default)]
+    pub max_deadlines: MaxDeadlines,
 
     /// Whether what travels between the agents of a job (weights, gradients, samples) is encrypted; true by default. Both ends
     /// of every connection prove who they are in any case, and control connections are always encrypted. A change applies

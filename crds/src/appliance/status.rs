@@ -15,7 +15,8 @@ use crate::trainjob::never_less;
 #[schemars(transform = crate::schema::status)]
 #[x_kube(validation = never_less("leaderEpoch", "this status was written by an operator that leads no more"))]
 pub struct ApplianceStatus {
-    /// Accepted: the spec was understood, and jobs are admitted.
+    /// Accepted: the spec was understood, and jobs are admitted. OverCommitted: jobs hold more than there is. MatchesValues:
+    /// the spec is what the chart's values say. Deleting: it was deleted, and jobs hold systems of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,
@@ -36,6 +37,9 @@ pub struct ApplianceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), transform = by_uid)]
     pub grants: Vec<Grant>,
+    /// When an operator last looked at the appliance and found it so: every 30 s while one runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_observed_time: Option<Time>,
     /// Which leader among the operators wrote this. An API server refuses what an earlier leader writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader_epoch: Option<u64>,

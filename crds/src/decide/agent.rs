@@ -118,6 +118,18 @@ const DONE: i32 = 0;
 /// What an agent ends with when the user's input is to blame.
 pub(super) const BAD_INPUT: i32 = 2;
 
+/// Describes how a process ended, from its exit code as a shell and a container runtime give it: one that a signal ended
+/// has 128 and the signal's number.
+pub fn describe_exit(exit_code: i32) -> String {
+    match exit_code {
+        DONE => "it ended in good order".to_owned(),
+        // The code with which a panic ends a program.
+        101 => "it crashed (exit code 101)".to_owned(),
+        129..=192 => format!("killed by signal {} (exit code {exit_code})", exit_code - 128),
+        _ => format!("it ended with exit code {exit_code}"),
+    }
+}
+
 impl End {
     /// How likely it is to be the cause of a failure, the lowest first: what an agent did itself, what was done to it, what
     /// it only suffered.

@@ -16,6 +16,8 @@ pub(super) struct Facts {
     pub unusable_record: Option<String>,
     /// Why no further attempt may begin with the agents of the record, where that keeps the job from what it is to do.
     pub agents_refused: Option<String>,
+    /// Where params say something else than the spec, which holds: a sentence.
+    pub overruled: Option<String>,
     /// The systems that are the job's.
     pub systems: Vec<String>,
     /// Its place in the queue.
@@ -50,11 +52,11 @@ pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
         accepted(facts),
         admitted(state, facts),
         roles_ready(state, facts),
-        progressing(state, facts),
+        progressing(state),
         checkpointed(facts),
         suspended(state, facts),
         succeeded(state, facts),
-        finished(state, facts),
+        finished(state),
     ]
 }
 
@@ -68,7 +70,10 @@ fn accepted(facts: &Facts) -> Row {
     match (&facts.refused, obstacle(facts)) {
         (Some(why), _) => row("False", State::BadParams.as_str(), why),
         (None, Some((reason, why))) => row("False", reason, why),
-        (None, None) => row("True", "PlanFits", "the params were understood and the model fits"),
+        (None, None) => {
+            let more = facts.overruled.as_ref().map_or_else(String::new, |overruled| format!("; {overruled}"));
+            row("True", "PlanFits", format!("the params were understood and the model fits{more}"))
+        }
     }
 }
 
@@ -96,15 +101,34 @@ fn roles_ready(state: State, facts: &Facts) -> Row {
         (Some((reason, message)), State::Starting | State::Training | State::Evaluating) => {
             row("False", reason, message)
         }
-        _ => row("False", state.as_str(), &facts.message),
+        _ => row("False", state.as_str(), idle(state)),
     }
 }
 
-fn progressing(state: State, facts: &Facts) -> Row {
+/// Why no agents work in a state, in a few words: the whole story stands in the condition Succeeded.
+const fn idle(state: State) -> &'static str {
+    match state {
+        State::Queued => "no agents run while the job waits",
+        State::Suspended => "no agents run while the job is paused",
+        State::Suspending | State::Resizing => "the agents save the state of the job and end",
+        State::Restarting => "the agents of the attempt that failed end, before others start",
+        State::Deleting => "the agents end",
+        State::Starting => "the agents start",
+        State::Training | State::Evaluating => "the agents work",
+        State::Succeeded
+        | State::BadParams
+        | State::NonFiniteLoss
+        | State::OutOfMemory
+        | State::DeadlineExceeded
+        | State::RetriesExhausted => "the job is over",
+    }
+}
+
+fn progressing(state: State) -> Row {
     match state {
         State::Training => row("True", "StepsAdvancing", "steps are being committed"),
         State::Evaluating => row("True", "BatchesAdvancing", "batches are being evaluated"),
-        _ => row("False", state.as_str(), &facts.message),
+        _ => row("False", state.as_str(), idle(state)),
     }
 }
 
@@ -137,9 +161,9 @@ fn succeeded(state: State, facts: &Facts) -> Row {
     row(status, state.as_str(), &facts.message)
 }
 
-fn finished(state: State, facts: &Facts) -> Row {
+fn finished(state: State) -> Row {
     if state.is_final() {
-        row("True", state.as_str(), &facts.message)
+        row("True", state.as_str(), "the job is over; the condition Succeeded says how")
     } else {
         row("False", "Active", "the job is not over")
     }

@@ -1,14 +1,19 @@
 //! The way of a job from one state to the next.
 
 mod failing;
+mod leaving;
+mod starting;
+
+pub use leaving::decide_leaving;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::conditions::{Facts, WRITE_FAILED, update};
-use super::{AgentState, Command, Decision, Event, Observed, Outcome, Role};
+use super::{Agent, AgentState, Command, Decision, Event, Observed, Outcome, Role, backing_off};
 use crate::{
-    CheckpointRecord, ConditionType, QueuePlace, QueueReason, RoleStatus, State, TrainJob, TrainJobSpec, TrainJobStatus,
+    CheckpointRecord, ConditionType, Deadlines, Difference, QueuePlace, QueueReason, RoleStatus, State, TrainJob,
+    TrainJobSpec, TrainJobStatus,
 };
 use failing::beyond_retrying;
 
@@ -16,23 +21,46 @@ use failing::beyond_retrying;
 const BRIEF: u32 = 10;
 /// Seconds between two visits of a job in which something is under way, whatever is heard meanwhile.
 const HEARTBEAT: u64 = 30;
+/// A status that says the same as before is written again after so many seconds, while the job holds systems: a little
+/// less than the time between two visits.
+const OBSERVED_SECONDS: i64 = 25;
 
 /// Decides. See the module above.
 pub fn decide(job: &TrainJob, observed: &Observed) -> Decision {
     let old = job.status.clone().unwrap_or_default();
+    let bounds = observed.max_deadlines;
+    let asked = &job.spec.deadlines;
     let mut visit = Visit {
         spec: &job.spec,
+        deadlines: Deadlines {
+            startup_seconds: asked.startup_seconds.min(bounds.startup_seconds),
+            progress_seconds: asked.progress_seconds.min(bounds.progress_seconds),
+            active_seconds: asked.active_seconds,
+        },
+        grace_seconds: job.spec.checkpoint.grace_period_seconds.min(bounds.grace_period_seconds),
         observed,
         before: old.state(),
         commands: Vec::new(),
+        events: Vec::new(),
         look_again: None,
         blocker: None,
         refused: None,
         unusable_record: unusable_record(&old, observed),
-        status: old,
+        status: old.clone(),
     };
     let (state, message) = visit.state();
-    visit.conclude(state, message, job.metadata.generation)
+    let mut decision = visit.conclude(state, message, job.metadata.generation);
+    decision.status.last_observed_time = last_observed(&old, &decision.status, observed.now);
+    decision
+}
+
+/// When the job was last found as `new` says: now, unless that was written a moment ago or the job holds nothing.
+fn last_observed(old: &TrainJobStatus, new: &TrainJobStatus, now: Timestamp) -> Option<Time> {
+    let is_due = |time: &Time| !new.systems.is_empty() && seconds(time.0, now) >= OBSERVED_SECONDS;
+    match &old.last_observed_time {
+        Some(time) if old == new && !is_due(time) => Some(time.clone()),
+        _ => Some(Time(now)),
+    }
 }
 
 /// The state a job is in now, and the sentence that says so.
@@ -40,10 +68,15 @@ type Now = (State, String);
 
 struct Visit<'a> {
     spec: &'a TrainJobSpec,
+    /// Those of the spec, within the appliance's bounds.
+    deadlines: Deadlines,
+    /// Seconds that the job gets to save its state, within the appliance's bound.
+    grace_seconds: u32,
     observed: &'a Observed,
     before: Option<State>,
     status: TrainJobStatus,
     commands: Vec<Command>,
+    events: Vec<Event>,
     look_again: Option<u64>,
     /// What keeps agents from being ready.
     blocker: Option<(String, String)>,
@@ -147,6 +180,7 @@ impl Visit<'_> {
         let granted = self.observed.grant.as_ref().filter(|grant| grant.attempt == self.attempt() + 1);
         let declined = self.spec.suspend
             || self.obstacle().is_some()
+            || backing_off(&self.status, self.observed.now).is_some()
             || granted.is_some_and(|grant| grant.systems.len() != self.spec.num_csx as usize);
         if let Some(grant) = granted.filter(|_| declined) {
             // Passed over, which tells the ledger that it was let go of.
@@ -154,6 +188,10 @@ impl Visit<'_> {
         }
         if self.spec.suspend {
             self.status.queue = None;
+            if let Some(retry) = &mut self.status.retry {
+                // Whoever resumes the job wants it to start.
+                retry.clear_pause();
+            }
             let message = match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
                 Some(step) => format!("the job is paused; it goes on from step {step} when spec.suspend is false"),
                 None => "the job is paused; it starts when spec.suspend is false".to_owned(),
@@ -168,6 +206,9 @@ impl Visit<'_> {
         if self.status.resolved.is_some() && self.too_many() {
             self.status.queue = None;
             return (State::Queued, self.refused.clone().unwrap_or_default());
+        }
+        if let Some(waiting) = self.back_off() {
+            return waiting;
         }
         if self.observed.resolution.is_none() {
             // The rest of what is observed is not known without it either.
@@ -193,6 +234,11 @@ impl Visit<'_> {
         let num_csx = systems.len() as u32;
         if self.status.resolved.is_none() {
             self.status.resolved = self.observed.resolution.clone().and_then(Result::ok);
+            self.tell_overruled(attempt);
+        }
+        if let Some(retry) = &mut self.status.retry {
+            retry.clear_pause();
+            retry.first_step = self.status.checkpoint.as_ref().and_then(|saved| saved.step);
         }
         self.status.attempt = Some(attempt);
         self.status.restarts.get_or_insert(0);
@@ -202,15 +248,25 @@ impl Visit<'_> {
         self.status.start_time.get_or_insert_with(|| now.clone());
         self.status.attempt_start_time = Some(now);
         self.status.stop_time = None;
+        self.status.roles.iter_mut().for_each(|role| (role.ready, role.failed) = (0, 0));
         self.commands.push(Command::Run { attempt, num_csx });
         self.blocker = Some(("Starting".to_owned(), "the agents are being created".to_owned()));
         self.look_again = Some(HEARTBEAT);
         (State::Starting, format!("attempt {attempt} starts on {num_csx} system(s)"))
     }
 
+    /// Warns where params say something else than the spec.
+    fn tell_overruled(&mut self, attempt: u32) {
+        if let Some(message) = overruled(&self.status) {
+            let reason = "ParamsOverruled".to_owned();
+            self.events.push(Event { warning: true, reason, message, attempt: Some(attempt), role: None });
+        }
+    }
+
     /// An attempt is under way.
     fn running(&mut self) -> Now {
         let attempt = self.attempt();
+        self.note_progress();
         if let Some(over) = self.over() {
             return over;
         }
@@ -224,6 +280,9 @@ impl Visit<'_> {
             self.end_attempt();
             self.look_again = Some(HEARTBEAT);
             return (State::Queued, why);
+        }
+        if let Some(refused) = self.refused_start() {
+            return refused;
         }
         if let Some((cause, counted)) = self.broken() {
             return self.restart(cause, counted);
@@ -250,6 +309,9 @@ impl Visit<'_> {
         self.look_again = Some(self.look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT));
         let report = self.observed.report.as_ref().filter(|report| report.attempt == attempt);
         let begun = ready || report.is_some_and(|report| report.advanced.is_some());
+        if begun {
+            self.note_start();
+        }
         if report.is_some_and(|report| report.evaluating) && begun {
             (State::Evaluating, format!("attempt {attempt} evaluates on {num_csx} system(s)"))
         } else if begun || matches!(self.before, Some(State::Training | State::Evaluating)) {
@@ -293,14 +355,25 @@ impl Visit<'_> {
     fn count_ready(&mut self) -> bool {
         let wanted = self.wanted();
         let agents = &self.observed.agents;
-        let of = |role, state: fn(&AgentState) -> bool| {
-            agents.iter().filter(|agent| agent.role == role && state(&agent.state)).count() as u32
+        let attempt = self.attempt();
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == attempt);
+        // Its coordinator speaks of steps before the last probe has answered, and steps take every agent.
+        let works = report.is_some_and(|report| report.advanced.is_some());
+        let of = |role, is: &dyn Fn(&Agent) -> bool| {
+            agents.iter().filter(|agent| agent.role == role && is(agent)).count() as u32
         };
+        let is_ready = |agent: &Agent| match agent.state {
+            _ if agent.leaving => false,
+            AgentState::Ready => true,
+            AgentState::Starting => works,
+            AgentState::Waiting { .. } | AgentState::Ended(_) => false,
+        };
+        let has_failed = |agent: &Agent| matches!(&agent.state, AgentState::Ended(end) if end.exit_code != Some(0));
         let roles = wanted.into_iter().map(|(role, desired)| RoleStatus {
             name: role.to_string(),
             desired,
-            ready: of(role, |state| matches!(state, AgentState::Ready)),
-            failed: of(role, |state| matches!(state, AgentState::Ended(end) if end.exit_code != Some(0))),
+            ready: of(role, &is_ready),
+            failed: of(role, &has_failed),
         });
         self.status.roles = roles.collect();
         let waiting = agents.iter().find_map(|agent| match &agent.state {
@@ -308,7 +381,7 @@ impl Visit<'_> {
             _ => None,
         });
         let short = self.status.roles.iter().find(|role| role.ready < role.desired);
-        self.blocker = waiting.or_else(|| {
+        self.blocker = self.creation_trouble().or(waiting).or_else(|| {
             let role = short?;
             Some(("Starting".to_owned(), format!("{} of {} {} agents are ready", role.ready, role.desired, role.name)))
         });
@@ -325,7 +398,7 @@ impl Visit<'_> {
     fn stop(&mut self, state: State, message: String) -> Now {
         self.status.stop_time.get_or_insert(Time(self.observed.now));
         self.commands.push(Command::Stop { attempt: self.attempt(), reason: message.clone() });
-        self.look_again_in(i64::from(self.spec.checkpoint.grace_period_seconds).min(HEARTBEAT as i64));
+        self.look_again_in(i64::from(self.grace_seconds).min(HEARTBEAT as i64));
         (state, message)
     }
 
@@ -337,6 +410,7 @@ impl Visit<'_> {
             return self.finish(State::Succeeded, message);
         }
         let before = self.sentence();
+        self.count_ready();
         if self.observed.agents.is_empty() {
             return self.ended(state);
         }
@@ -347,7 +421,7 @@ impl Visit<'_> {
             return (state, before);
         }
         let waited = self.seconds_since(self.status.stop_time.as_ref());
-        let grace = i64::from(self.spec.checkpoint.grace_period_seconds);
+        let grace = i64::from(self.grace_seconds);
         let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
         let saved = report.is_some_and(|report| report.saved || report.outcome.is_some());
         let alive = self.observed.agents.iter().any(|agent| {
@@ -370,14 +444,18 @@ impl Visit<'_> {
     /// The last agent is gone. A job that only starts again keeps its systems.
     fn ended(&mut self, state: State) -> Now {
         let same = self.spec.num_csx as usize == self.status.systems.len();
-        if state == State::Restarting && !self.spec.suspend && same && self.obstacle().is_none() {
+        let requeue = self.status.retry.as_ref().is_some_and(|retry| retry.requeue);
+        if state == State::Restarting && !self.spec.suspend && same && !requeue && self.obstacle().is_none() {
+            if self.wait_for_retry() {
+                return (state, self.sentence());
+            }
             let systems = std::mem::take(&mut self.status.systems);
             self.count_active_seconds();
             return self.begin(systems);
         }
         self.end_attempt();
         self.look_again = Some(HEARTBEAT);
-        if self.spec.suspend || self.obstacle().is_some() {
+        if self.spec.suspend || requeue || self.obstacle().is_some() {
             self.wait()
         } else {
             (State::Queued, "the job is in the queue again".to_owned())
@@ -407,6 +485,9 @@ impl Visit<'_> {
 
     fn finish(&mut self, state: State, message: String) -> Now {
         self.status.queue = None;
+        if let Some(retry) = &mut self.status.retry {
+            retry.clear_pause();
+        }
         self.status.finish_time.get_or_insert(Time(self.observed.now));
         if self.observed.agents.is_empty() {
             self.release();
@@ -452,6 +533,7 @@ impl Visit<'_> {
             unusable_record: self.unusable_record.filter(|_| !state.is_final()),
             agents_refused: agents_refused
                 .filter(|_| state == State::Queued || (is_resize_refused && !state.is_final())),
+            overruled: overruled(&self.status),
             systems: self.status.systems.clone(),
             queue: self.status.queue.clone(),
             blocker: self.blocker,
@@ -462,16 +544,38 @@ impl Visit<'_> {
         let unsaved = facts.unsaved.clone().filter(|_| !known);
         update(&mut self.status.conditions, state, &facts, generation, self.observed.now);
         self.status.observed_generation = generation;
-        let mut events = Vec::new();
         if let Some(message) = unsaved {
-            events.push(Event { warning: true, reason: WRITE_FAILED.to_owned(), message });
+            let reason = WRITE_FAILED.to_owned();
+            self.events.push(Event { warning: true, reason, message, attempt: self.status.attempt, role: None });
         }
+        // What a job asks for counts while it waits, and what it had once it is over.
+        self.status.shown_csx = match self.status.num_csx {
+            None if state.is_final() => self.status.shown_csx,
+            None => Some(self.spec.num_csx),
+            held => held,
+        };
         if self.before != Some(state) {
             let warning = state.is_failure() || state == State::Restarting;
-            events.push(Event { warning, reason: state.as_str().to_owned(), message });
+            let failure = self.status.failure.as_ref().filter(|_| warning);
+            self.events.push(Event {
+                warning,
+                reason: state.as_str().to_owned(),
+                message,
+                attempt: self.status.attempt,
+                role: failure.and_then(|failure| failure.role.clone()),
+            });
         }
-        Decision { status: self.status, commands: self.commands, events, look_again: self.look_again }
+        Decision { status: self.status, commands: self.commands, events: self.events, look_again: self.look_again }
     }
+}
+
+/// Where params say something else than the spec, which holds, as a sentence; `None` where they agree.
+fn overruled(status: &TrainJobStatus) -> Option<String> {
+    let differences = &status.resolved.as_ref()?.differences;
+    let of =
+        |it: &Difference| format!("{} is {} in params and {} in the spec, which holds", it.key, it.params, it.spec);
+    let sentences: Vec<String> = differences.iter().map(of).collect();
+    (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 
 /// Whole seconds from `from` to `to`, none if that is the past.

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!   Queued -> Starting -> Training <-> Evaluating -> Succeeded
-//!     ^                      |
+//!     ^  <------+            |                             (what can't start queues again after a pause: `retry`)
 //!     |      Suspending, Resizing, Restarting        (what must stop first saves its state)
 //!     +-- Suspended <--------+--------------> BadParams, NonFiniteLoss, OutOfMemory, DeadlineExceeded,
 //!                                             RetriesExhausted
@@ -25,15 +25,17 @@ mod agent;
 mod conditions;
 pub mod ledger;
 mod life;
+mod retry;
 mod schedule;
 
-pub use agent::{Agent, AgentState, End, OUT_OF_MEMORY, Role};
-pub use life::decide;
+pub use agent::{Agent, AgentState, End, OUT_OF_MEMORY, Role, describe_exit};
+pub use life::{decide, decide_leaving};
+pub use retry::backing_off;
 pub use schedule::{Ask, Place, Schedule, schedule, used};
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::{QueuePlace, Resolution, TrainJobStatus};
+use crate::{MaxDeadlines, QueuePlace, Resolution, TrainJobStatus};
 
 /// Everything a decision is made from, besides the job itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,10 +56,23 @@ pub struct Observed {
     /// Why no further attempt may begin with the agents of the job's record, though the record can be used: a sentence
     /// for the user. The attempt that is under way goes on.
     pub agents_refused: Option<String>,
+    /// What was said when something that the present attempt needs to start could not be created.
+    pub refusal: Option<Refusal>,
+    /// The longest deadlines that the appliance allows.
+    pub max_deadlines: MaxDeadlines,
     /// The most systems that have something to do, where that is known.
     pub largest_num_csx: Option<u32>,
     /// How many agents of each role an attempt on `spec.numCsx` systems has; empty where `resolution` is an error.
     pub wanted: Vec<(Role, u32)>,
+}
+
+/// Why something that an attempt needs to start could not be created.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusal {
+    /// What was tried, and the words of whoever refused.
+    pub message: String,
+    /// Whether the same may succeed in a moment.
+    pub is_temporary: bool,
 }
 
 /// The job's entry in the ledger.
@@ -148,7 +163,7 @@ pub enum Command {
 }
 
 /// Something to tell the user.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Event {
     /// Whether it is bad news.
     pub warning: bool,
@@ -156,6 +171,10 @@ pub struct Event {
     pub reason: String,
     /// One sentence.
     pub message: String,
+    /// The attempt that it is about: what happens to different attempts is never folded into one event.
+    pub attempt: Option<u32>,
+    /// The role that it is about, where it is about one.
+    pub role: Option<String>,
 }
 
 #[cfg(test)]

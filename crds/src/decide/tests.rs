@@ -1,7 +1,9 @@
 //! Every way from one state to the next, by table; and random days, in which no promise may be broken.
 
 mod record;
+mod retries;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::*;
@@ -41,6 +43,8 @@ impl World {
             report: None,
             resolution: Some(Ok(Resolution { job: Some("{}".to_owned()), ..Resolution::default() })),
             agents_refused: None,
+            refusal: None,
+            max_deadlines: MaxDeadlines::default(),
             wanted: wanted(systems),
             largest_num_csx: Some(8),
         };
@@ -142,6 +146,14 @@ impl World {
 
     fn gone(&mut self) {
         self.seen.agents.clear();
+    }
+
+    fn message(&self, of: ConditionType) -> String {
+        self.status().condition(of).expect("set from the first visit on").message.clone()
+    }
+
+    fn retry(&self) -> crate::Retry {
+        self.status().retry.expect("an attempt has failed")
     }
 
     fn is(&self, of: ConditionType) -> bool {
@@ -370,7 +382,7 @@ fn failures_end_a_job_as_what_they_were() {
         world.ends(Role::MemoryX, 137, reason);
         assert_eq!(world.visit(), State::Restarting);
         world.gone();
-        world.visit();
+        assert_eq!(world.visit(), State::Starting, "the first restart waits for nothing");
         world.create();
         world.ends(Role::MemoryX, 137, reason);
         assert_eq!(world.visit(), expected);
@@ -460,7 +472,7 @@ fn happening(world: &mut World, random: &mut Random) {
         let count = world.seen.agents.len() as u64;
         (count > 0).then(|| world.seen.agents[random.below(count) as usize].role)
     };
-    match random.below(12) {
+    match random.below(13) {
         0 => world.spec().suspend = random.below(2) == 0,
         1 => world.spec().num_csx = 1 + random.below(4) as u32,
         2 | 3 => world.all(&AgentState::Ready),
@@ -479,6 +491,13 @@ fn happening(world: &mut World, random: &mut Random) {
             let now = world.seen.now;
             let step = random.below(100);
             world.report(|report| (report.advanced, report.checkpoint) = (Some(now), Some((step, "d".to_owned()))));
+        }
+        11 if random.below(4) == 0 => {
+            let refusal = Refusal { message: "exceeded quota".to_owned(), is_temporary: random.below(2) == 0 };
+            world.seen.refusal = Some(refusal);
+            if random.below(2) == 0 {
+                world.seen.agents.pop();
+            }
         }
         7 if random.below(8) == 0 => world.outcome([0, 1, 130][random.below(3) as usize], "Told"),
         8 => world.report(|report| report.saved = true),
@@ -526,6 +545,11 @@ fn no_day_breaks_a_promise_and_every_job_comes_to_rest() {
             world.visit();
             let now = world.status();
             assert!(now.attempt >= before.attempt && now.restarts >= before.restarts, "seed {seed}");
+            let retry = before.retry.clone().unwrap_or_default();
+            assert!(
+                now.attempt == before.attempt || runs(&world).is_none() || retry.seconds_left(world.seen.now).is_none(),
+                "seed {seed}: an attempt begins before it is due"
+            );
             assert!(!before.is(ConditionType::Finished) || now.is(ConditionType::Finished), "seed {seed}");
             assert!(now.is(ConditionType::Admitted) != now.systems.is_empty(), "seed {seed}");
             assert!(
@@ -537,7 +561,8 @@ fn no_day_breaks_a_promise_and_every_job_comes_to_rest() {
         }
         // From now on nothing goes wrong any more.
         world.spec().suspend = false;
-        for _ in 0..40 {
+        world.seen.refusal = None;
+        for _ in 0..100 {
             world.visit();
             carry_out(&mut world, &mut random);
             world.later(30);

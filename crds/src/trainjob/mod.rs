@@ -7,7 +7,7 @@ mod status;
 mod volumes;
 
 pub use params::StoredParams;
-pub use progress::{CheckpointRecord, Failure, Progress, QueuePlace, QueueReason, RoleStatus};
+pub use progress::{CheckpointRecord, Failure, Progress, QueuePlace, QueueReason, Retry, RoleStatus};
 pub use state::State;
 pub(crate) use status::never_less;
 pub use status::{Difference, Resolution, TrainJobStatus};
@@ -41,6 +41,8 @@ use crate::schema::keyed_by;
     derive = "PartialEq",
     doc = "A training job on an appliance of emulated CS-2 systems.",
     validation = job_name_rule(),
+    validation = fixed_when_finished("numCsx"),
+    validation = fixed_when_finished("suspend"),
     scale(
         spec_replicas_path = ".spec.numCsx",
         status_replicas_path = ".status.numCsx",
@@ -79,8 +81,8 @@ use crate::schema::keyed_by;
     printcolumn(
         name = "CSX",
         type_ = "integer",
-        json_path = ".spec.numCsx",
-        description = "Systems asked for."
+        json_path = ".status.shownCsx",
+        description = "Systems of the present or the last attempt; while the job waits, those it asks for."
     ),
     printcolumn(
         name = "Restarts",
@@ -88,7 +90,56 @@ use crate::schema::keyed_by;
         json_path = ".status.restarts",
         description = "How often the job had to start again."
     ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Queue",
+        type_ = "integer",
+        json_path = ".status.queue.position",
+        description = "The job's place in the queue.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Priority",
+        type_ = "string",
+        json_path = ".spec.priorityClassName",
+        description = "The job's PriorityClass.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Attempt",
+        type_ = "integer",
+        json_path = ".status.attempt",
+        description = "The present life of the job's pods.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Next",
+        type_ = "string",
+        json_path = ".status.retry.nextAttemptTime",
+        description = "When the next attempt starts at the earliest, after one that failed.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Checkpoint",
+        type_ = "integer",
+        json_path = ".status.checkpoint.step",
+        description = "The step of the newest checkpoint.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Updated",
+        type_ = "date",
+        json_path = ".status.progress.lastUpdateTime",
+        description = "How long ago a step was reported.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Observed",
+        type_ = "date",
+        json_path = ".status.lastObservedTime",
+        description = "How old the status is: every 30 s while the job holds systems, else when something changes.",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::spec)]
@@ -186,12 +237,13 @@ pub struct CheckpointPolicy {
     pub grace_period_seconds: u32,
 }
 
-/// How long the job may take. A deadline that passes ends the job as DeadlineExceeded.
+/// How long the job may take; the appliance's maxDeadlines bound it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Deadlines {
-    /// Seconds from the moment systems are given until every agent is ready. What is missing meanwhile, as an image or a
-    /// volume, is named in the condition RolesReady.
+    /// Seconds from the moment systems are given until every agent is ready; what is missing meanwhile, as an image, is
+    /// named in the condition RolesReady. After that a job whose pods no node has room for gives its systems back and
+    /// queues again, with growing pauses; any other one ends as DeadlineExceeded.
     #[serde(default = "default_startup")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub startup_seconds: u32,
@@ -200,8 +252,8 @@ pub struct Deadlines {
     #[serde(default = "default_progress")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub progress_seconds: u32,
-    /// Seconds the job may hold systems, all attempts together; no limit where it is left out. Time in the queue and time
-    /// suspended do not count.
+    /// Seconds the job may hold systems, all attempts together, after which it ends as DeadlineExceeded; no limit where it
+    /// is left out. Time in the queue and time suspended do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000))]
     pub active_seconds: Option<u32>,
@@ -211,8 +263,11 @@ pub struct Deadlines {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
-    /// How often the job may be started again from its last committed step; then it ends as RetriesExhausted. Bad input
-    /// and a loss that is not finite are never tried again. A suspension, a change of numCsx and a drained node cost nothing.
+    /// How often the job may be started again from its last committed step without progress in between; then it ends as
+    /// RetriesExhausted. Progress is an attempt that trains for ten minutes and saves a later checkpoint than it began
+    /// from: it refills the budget. The first restart is immediate, the second waits 2 s, each further one twice as long,
+    /// up to 5 minutes. Bad input and a loss that is not finite are never tried again. A suspension, a change of numCsx, a
+    /// drained node and pods that can't be made or placed cost nothing.
     #[serde(default = "default_restarts")]
     #[schemars(range(min = 0, max = 10_000))]
     pub max_restarts: u32,
@@ -291,6 +346,21 @@ fn job_name_rule() -> Rule {
     Rule::new("size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message(
         "metadata.name: a job's name has at most 63 lower-case letters, digits and hyphens, and begins with a letter",
     )
+}
+
+/// A field that may be changed until the job is over: afterwards a change would be accepted and have no effect.
+fn fixed_when_finished(field: &str) -> Rule {
+    let finished = "has(oldSelf.status) && has(oldSelf.status.conditions) && \
+        oldSelf.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True')";
+    let same = format!(
+        "has(self.spec.{field}) == has(oldSelf.spec.{field}) && \
+         (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
+    );
+    let message = format!("the job is over, and {field} has no effect any more: create another job");
+    Rule::new(format!("!({finished}) || ({same})"))
+        .message(message.as_str())
+        .field_path(format!(".spec.{field}"))
+        .reason(Reason::FieldValueForbidden)
 }
 
 /// A field that defines the training and is always there.

@@ -63,7 +63,9 @@ pub struct QueuePlace {
     pub position: Option<u32>,
     /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more than
     /// exists), NoAppliance (the appliance it names does not exist), PriorityNotAllowed (the appliance does not allow its
-    /// PriorityClass) or Planning (its plan is being made).
+    /// PriorityClass), PriorityNotFound (the cluster has no such PriorityClass), DeadlineNotAllowed (a deadline exceeds
+    /// the appliance's maxDeadlines), BackingOff (its last attempt could not start, see status.retry) or Planning (its
+    /// plan is being made).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
@@ -83,6 +85,12 @@ pub enum QueueReason {
     NoAppliance,
     /// The appliance does not allow its PriorityClass.
     PriorityNotAllowed,
+    /// The cluster has no such PriorityClass.
+    PriorityNotFound,
+    /// A deadline exceeds what the appliance allows.
+    DeadlineNotAllowed,
+    /// Its last attempt could not start, and the next one is not due.
+    BackingOff,
     /// Its plan is being made.
     Planning,
 }
@@ -95,9 +103,43 @@ impl QueueReason {
             Self::ExceedsAppliance => "ExceedsAppliance",
             Self::NoAppliance => "NoAppliance",
             Self::PriorityNotAllowed => "PriorityNotAllowed",
+            Self::PriorityNotFound => "PriorityNotFound",
+            Self::DeadlineNotAllowed => "DeadlineNotAllowed",
+            Self::BackingOff => "BackingOff",
             Self::Planning => "Planning",
         }
     }
+}
+
+/// How often attempts have failed lately, and when the next one starts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Retry {
+    /// Restarts that count against failurePolicy.maxRestarts: those since an attempt last trained for ten minutes and
+    /// saved a later checkpoint than it began from.
+    #[serde(default)]
+    pub restarts: u32,
+    /// Attempts in a row that could not start, because the API server refused their pods or no node had room for them.
+    /// They cost nothing of the retry budget.
+    #[serde(default)]
+    pub failed_starts: u32,
+    /// The newest checkpoint when the present attempt began, by its step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_step: Option<u64>,
+    /// The next attempt starts at this time at the earliest; left out where nothing keeps it waiting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_attempt_time: Option<Time>,
+    /// Whether the job gives its systems back and queues again, rather than keep them until the next attempt.
+    #[serde(default)]
+    pub requeue: bool,
+    /// One word for why the last attempt ended, as StartRefused, Unschedulable or OOMKilled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub reason: Option<String>,
+    /// The same as a sentence, in the words of whoever refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub message: Option<String>,
 }
 
 /// One role's agents.

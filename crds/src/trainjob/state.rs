@@ -19,6 +19,8 @@ pub enum State {
     Restarting,
     /// Saves its state, to go on with another number of systems.
     Resizing,
+    /// Was deleted; its agents end, and it goes once its history is kept.
+    Deleting,
     /// Did what it was asked to do.
     Succeeded,
     /// Failed: params that say nothing that can be run, or data or a checkpoint that can't be used. Never tried again.
@@ -35,7 +37,7 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Queued,
         Self::Starting,
         Self::Training,
@@ -44,6 +46,7 @@ impl State {
         Self::Suspended,
         Self::Restarting,
         Self::Resizing,
+        Self::Deleting,
         Self::Succeeded,
         Self::BadParams,
         Self::NonFiniteLoss,
@@ -63,6 +66,7 @@ impl State {
             Self::Suspended => "Suspended",
             Self::Restarting => "Restarting",
             Self::Resizing => "Resizing",
+            Self::Deleting => "Deleting",
             Self::Succeeded => "Succeeded",
             Self::BadParams => "BadParams",
             Self::NonFiniteLoss => "NonFiniteLoss",

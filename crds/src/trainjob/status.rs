@@ -7,7 +7,7 @@ use millrace_params::{ApplianceDocument, Mode};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointRecord, Failure, Progress, QueuePlace, RoleStatus, State};
+use super::{CheckpointRecord, Failure, Progress, QueuePlace, Retry, RoleStatus, State};
 use crate::RoleResources;
 use crate::condition::{ConditionType, conditions_schema};
 use crate::schema::keyed_by;
@@ -36,9 +36,13 @@ pub struct TrainJobStatus {
     /// logs are kept by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// How often the job had to start again because an agent failed; failurePolicy.maxRestarts bounds it.
+    /// How often the job had to start again because an agent failed, in all; status.retry has those that still count
+    /// against failurePolicy.maxRestarts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
+    /// How often attempts have failed lately, and when the next one starts; left out where none has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<Retry>,
     /// What was decided at the first admission and holds for all attempts, whatever is upgraded meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<Resolution>,
@@ -52,6 +56,9 @@ pub struct TrainJobStatus {
     /// How many systems that is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_csx: Option<u32>,
+    /// What the column CSX shows: the systems of the present or the last attempt; while the job waits, those it asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shown_csx: Option<u32>,
     /// Label selector of the pods that are the job's systems, as kubectl scale and autoscalers want it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
@@ -83,6 +90,10 @@ pub struct TrainJobStatus {
     /// When the job was over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish_time: Option<Time>,
+    /// How old the rest of the status is, apart from progress: when the operator last looked at the job and found it so.
+    /// Written every 30 s while the job holds systems, else when something changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_observed_time: Option<Time>,
     /// Which leader among the operators wrote this: the number of changes of leadership before it. An API server refuses
     /// what an earlier leader writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

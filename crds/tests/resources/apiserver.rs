@@ -71,7 +71,8 @@ fn the_rules_hold() {
     let namespace = Namespace::new("rules");
     let cases = cases();
     let before = |status: bool| {
-        cases.iter().filter(move |case| !status || case.of_status()).filter_map(|case| case.before.as_ref())
+        let before = cases.iter().filter_map(|case| case.before.as_ref());
+        before.filter(move |object| !status || object.get("status").is_some())
     };
     namespace.kubectl(CREATE, &list(before(false))).unwrap();
     namespace.kubectl(STATUS, &list(before(true))).unwrap();
@@ -192,7 +193,9 @@ fn columns_scale_and_explain() {
              "lastTransitionTime": "2026-01-01T00:00:00Z"},
         ],
         "progress": {"step": 50, "totalSteps": 1100, "loss": "3.5", "rate": "69.37"},
-        "restarts": 1, "numCsx": 2, "selector": "a=b",
+        "restarts": 1, "numCsx": 2, "shownCsx": 2, "selector": "a=b", "checkpoint": {"step": 40},
+        "lastObservedTime": "2026-01-01T00:00:00Z",
+        "queue": {"position": 3}, "attempt": 7, "retry": {"restarts": 1, "nextAttemptTime": "2026-01-01T00:00:00Z"},
     });
     namespace.kubectl(&["create", "-f", "-"], &job("shown", |_| ())).unwrap();
     let with_status = job("shown", |job| job["status"] = status);
@@ -201,6 +204,10 @@ fn columns_scale_and_explain() {
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["NAME", "STATE", "STEP", "OF", "LOSS", "RATE", "CSX", "RESTARTS", "AGE"]);
     assert_eq!(rows[1][..8], ["shown", "Training", "50", "1100", "3.5", "69.37", "2", "1"]);
+    let wide = namespace.kubectl(&["get", "trainjobs", "-o", "wide"], &Value::Null).unwrap();
+    let mut columns = wide.lines().map(|line| line.split_whitespace().skip(9).collect::<Vec<_>>());
+    assert_eq!(columns.next().unwrap(), ["QUEUE", "PRIORITY", "ATTEMPT", "NEXT", "CHECKPOINT", "UPDATED", "OBSERVED"]);
+    assert_eq!(columns.next().unwrap()[..4], ["3", "7", "2026-01-01T00:00:00Z", "40"], "no priority is blank");
     namespace.kubectl(&["scale", "trainjob/shown", "--replicas=4"], &Value::Null).unwrap();
     let asked = namespace.kubectl(&["get", "tj/shown", "-o", "jsonpath={.spec.numCsx}"], &Value::Null).unwrap();
     assert_eq!(asked, "4");

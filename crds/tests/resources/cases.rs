@@ -177,5 +177,14 @@ fn statuses(cases: &mut Vec<Case>) {
     let ongoing = json!({"conditions": [condition("Finished", "False"), condition("Succeeded", "Unknown")]});
     let finished = json!({"conditions": [condition("Finished", "True"), condition("Succeeded", "True")]});
     status("finishing", None, ongoing.clone(), finished.clone());
-    status("risen", Some("finished stays so"), finished, ongoing);
+    status("risen", Some("finished stays so"), finished.clone(), ongoing.clone());
+    let mut change = |name: &'static str, status: &Value, refusal: Option<&'static str>, field: &str, value: Value| {
+        let before = job(name, |job| job["status"] = status.clone());
+        let after = job(name, |job| job["spec"][field] = value);
+        cases.push(Case { name, before: Some(before), after, refusal });
+    };
+    change("scaled-late", &finished, Some("numCsx has no effect any more"), "numCsx", json!(4));
+    change("suspended-late", &finished, Some("suspend has no effect any more"), "suspend", json!(true));
+    change("kept-for-an-hour", &finished, None, "ttlSecondsAfterFinished", json!(3600));
+    change("scaled-in-time", &ongoing, None, "numCsx", json!(4));
 }

@@ -134,8 +134,28 @@ fn status_follows_the_api_conventions() {
 fn columns_and_scale_find_their_fields() {
     let [appliance, job] = definitions().map(|definition| serde_json::to_value(definition).unwrap());
     for (definition, columns) in [
-        (&job, ["State", "Step", "Of", "Loss", "Rate", "CSX", "Restarts", "Age"].as_slice()),
-        (&appliance, &["Systems", "Used", "Waiting", "Age"]),
+        (
+            &job,
+            [
+                "State",
+                "Step",
+                "Of",
+                "Loss",
+                "Rate",
+                "CSX",
+                "Restarts",
+                "Age",
+                "Queue",
+                "Priority",
+                "Attempt",
+                "Next",
+                "Checkpoint",
+                "Updated",
+                "Observed",
+            ]
+            .as_slice(),
+        ),
+        (&appliance, &["Systems", "Used", "Waiting", "Observed", "Age"]),
     ] {
         let paths: Vec<String> = of(definition).into_iter().map(|(path, _)| format!(".{path}")).collect();
         let version = &definition["spec"]["versions"][0];

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
+use millrace_crds::decide::Refusal;
 use millrace_crds::{Appliance, ClusterSpec, Grant, QueuePlace, TrainJob};
 use tokio::sync::mpsc;
 
@@ -49,6 +50,8 @@ pub struct Control<W: World> {
     places: Mutex<HashMap<String, QueuePlace>>,
     /// Grants that this leader has confirmed and written, by appliance: jobs take up no others.
     confirmed: Mutex<HashMap<String, Vec<Grant>>>,
+    /// What was said when something that an attempt needs could not be created: by UID, with the attempt.
+    refusals: Mutex<HashMap<String, (u32, Refusal)>>,
     /// UIDs of jobs that are being visited, other than to delete them.
     visited: Mutex<HashSet<String>>,
     /// Gathers the changes of jobs, by UID. A new job is visited at once: its user soon sees what becomes of it.
@@ -117,6 +120,7 @@ impl<W: World> Control<W> {
             visits,
             places: Mutex::default(),
             confirmed: Mutex::default(),
+            refusals: Mutex::default(),
             visited: Mutex::default(),
             job_changes: Gathering::with_first_at_once(GATHERING_INTERVAL),
             // The view of jobs may be behind the change that the ledger is visited for.
@@ -147,9 +151,23 @@ impl<W: World> Control<W> {
         let jobs: HashSet<String> = self.jobs.state().iter().filter_map(|job| job.metadata.uid.clone()).collect();
         self.understanding.keep(|uid| jobs.contains(uid));
         lock(&self.places).retain(|uid, _| jobs.contains(uid));
+        lock(&self.refusals).retain(|uid, _| jobs.contains(uid));
         self.job_changes.keep(|uid| jobs.contains(uid));
         self.followers.keep(|uid| jobs.contains(uid));
         self.metrics.keep_ledgers(|name| self.appliance(name).is_some());
+    }
+
+    /// What was said when something that this attempt of a job needs could not be created the last time.
+    pub(crate) fn refusal(&self, uid: &str, attempt: u32) -> Option<Refusal> {
+        lock(&self.refusals).get(uid).filter(|(of, _)| *of == attempt).map(|(_, refusal)| refusal.clone())
+    }
+
+    /// Takes note of whether all could be created that an attempt of a job needs.
+    pub(crate) fn set_refusal(&self, uid: &str, attempt: u32, refusal: Option<Refusal>) {
+        match refusal {
+            Some(refusal) => lock(&self.refusals).insert(uid.to_owned(), (attempt, refusal)),
+            None => lock(&self.refusals).remove(uid),
+        };
     }
 
     /// A job's place in its queue.

@@ -19,7 +19,7 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::ledger::{Held, Holder, Records, held, names, over_committed};
-use millrace_crds::decide::{Ask, Event, Place, Schedule, schedule, used};
+use millrace_crds::decide::{Ask, Event, Place, Schedule, backing_off, schedule, used};
 use millrace_crds::{
     Amounts, Appliance, ApplianceStatus, ConditionType, Grant, QueuePlace, QueueReason, TrainJob, set_condition,
 };
@@ -31,6 +31,8 @@ use crate::world::{Error, Priorities, World};
 
 /// An appliance is looked at so often though nothing is heard: what was missed is found.
 const HEARTBEAT: Duration = Duration::from_secs(30);
+/// A status that says the same as before is written again after so long: a little less than a heartbeat.
+const OBSERVED_INTERVAL: Duration = Duration::from_secs(25);
 /// An update that takes longer is given up, and made again: every job of the appliance waits for it.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// And so often while agents of a job that is gone hold something: nothing else tells when they are gone too.
@@ -50,6 +52,8 @@ const ACCEPTED: &str = "Accepted";
 const OVER_COMMITTED: &str = "OverCommitted";
 /// Condition: the appliance is deleted, and jobs hold systems of it.
 const DELETING: &str = "Deleting";
+/// Condition: the spec is what the chart's values say.
+const MATCHES_VALUES: &str = "MatchesValues";
 
 /// Brings an appliance's ledger up to date, and its queue.
 ///
@@ -85,7 +89,7 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
 
     let machine = appliance.spec.machine.resolve();
     let capacity = machine.as_ref().map(capacity).ok();
-    let Decided { schedule: decided, pending, incomplete } =
+    let Decided { schedule: decided, pending, incomplete, next_due } =
         decide(appliance, capacity.as_ref(), &jobs, &ledger, control).await?;
     ledger.extend(decided.grants.into_iter().map(|grant| Grant { since: Some(Time(now)), ..grant }));
 
@@ -97,6 +101,7 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
     let mut status = old.clone();
     let wrong = machine.err().map(|error| error.report().trim_end().to_owned());
     update_conditions(&mut status, appliance, capacity.as_ref(), &ledger, wrong, now);
+    update_edits(&mut status, appliance, control.world.edits(appliance), now);
     status.observed_generation = appliance.metadata.generation;
     status.capacity = capacity.or(status.capacity);
     status.used = Some(used(&ledger));
@@ -104,6 +109,7 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
         status.waiting = u32::try_from(decided.places.len()).ok();
     }
     status.grants.clone_from(&ledger);
+    status.last_observed_time = last_observed(&old, &status, now);
     let events = events(&old, &status, &adopted, &rejected);
     if !control.world.record_ledger(appliance, status).await? {
         control.metrics.ledger_conflict();
@@ -118,11 +124,21 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
     if !incomplete {
         tell_places(&jobs, decided.places, control);
     }
-    Ok(Action::requeue(match (pending, linger) {
+    let again = match (pending, linger) {
         (true, _) => WHILE_PLANNING,
         (false, true) => WHILE_AGENTS_LINGER,
         (false, false) => HEARTBEAT,
-    }))
+    };
+    Ok(Action::requeue(next_due.map_or(again, |due| due.min(again))))
+}
+
+/// When the appliance was last found as `new` says: now, unless the same was written a moment ago.
+fn last_observed(old: &ApplianceStatus, new: &ApplianceStatus, now: Timestamp) -> Option<Time> {
+    let is_recent = |time: &Time| now.duration_since(time.0).unsigned_abs() < OBSERVED_INTERVAL;
+    match &old.last_observed_time {
+        Some(time) if old == new && is_recent(time) => Some(time.clone()),
+        _ => Some(Time(now)),
+    }
 }
 
 /// Who holds what, before anything new is granted; `None` while that depends on a plan that is being made.
@@ -188,6 +204,8 @@ struct Decided {
     pending: bool,
     /// Whether those that are in the queue from before are not all known, so that nobody is granted anything.
     incomplete: bool,
+    /// When the first job may ask again whose last attempt could not start.
+    next_due: Option<Duration>,
 }
 
 /// See [`Decided`].
@@ -199,17 +217,18 @@ async fn decide<W: World>(
     control: &Control<W>,
 ) -> Result<Decided, Error<W>> {
     let asking = asking(jobs, ledger);
-    let (refused, asking): (Vec<_>, Vec<_>) = asking.into_iter().partition(|job| refusal(job, appliance).is_some());
-    let place = |job: &Arc<TrainJob>| {
-        let (reason, message) = refusal(job, appliance)?;
-        Some(Place { uid: job.uid()?, position: None, reason, message })
-    };
-    let refused = refused.into_iter().filter_map(place);
+    // Without anybody who asks, the classes of the cluster do not matter.
+    let priorities = if asking.is_empty() { Priorities::default() } else { control.world.priorities().await? };
+    let now = Timestamp::now();
+    let set_aside = |job: &Arc<TrainJob>| set_aside(job, appliance, &priorities, now);
+    let (refused, asking): (Vec<_>, Vec<_>) = asking.into_iter().partition(|job| set_aside(job).is_some());
+    let seconds_left = refused.iter().filter_map(|job| job.status.as_ref()?.retry.as_ref()?.seconds_left(now));
+    let next_due = seconds_left.min().map(Duration::from_secs);
+    let refused = refused.into_iter().filter_map(set_aside);
     let Some(capacity) = capacity.filter(|_| !asking.is_empty()) else {
         let schedule = Schedule { places: refused.collect(), ..Schedule::default() };
-        return Ok(Decided { schedule, pending: false, incomplete: false });
+        return Ok(Decided { schedule, pending: false, incomplete: false, next_due });
     };
-    let priorities = control.world.priorities().await?;
     let beginning = Timestamp::now().duration_since(control.began).unsigned_abs() < PLANNING_THE_QUEUE;
     let (mut asks, mut pending, mut incomplete) = (Vec::new(), false, false);
     for job in asking {
@@ -234,17 +253,38 @@ async fn decide<W: World>(
     }
     let mut schedule = schedule(capacity, ledger, &asks);
     schedule.places.extend(refused);
-    Ok(Decided { schedule, pending, incomplete })
+    Ok(Decided { schedule, pending, incomplete, next_due })
+}
+
+/// The place of a job that is not in the queue: it may not be admitted at present; `None` where it may.
+fn set_aside(job: &TrainJob, appliance: &Appliance, priorities: &Priorities, now: Timestamp) -> Option<Place> {
+    let uid = job.uid()?;
+    if let Some((reason, message)) = refusal(job, appliance, priorities) {
+        return Some(Place { uid, position: None, reason, message });
+    }
+    let message = backing_off(job.status.as_ref()?, now)?.message.unwrap_or_default();
+    Some(Place { uid, position: None, reason: QueueReason::BackingOff, message })
 }
 
 /// Why a job is not admitted, whatever is free; `None` where it may be.
-fn refusal(job: &TrainJob, appliance: &Appliance) -> Option<(QueueReason, String)> {
+fn refusal(job: &TrainJob, appliance: &Appliance, priorities: &Priorities) -> Option<(QueueReason, String)> {
     if appliance.metadata.deletion_timestamp.is_some() {
         let message = format!("the Appliance {} is being deleted and grants nothing", appliance.name_any());
         return Some((QueueReason::NoAppliance, message));
     }
-    let message = appliance.spec.priority_classes.refusal(job.spec.priority_class_name.as_deref())?;
-    Some((QueueReason::PriorityNotAllowed, message))
+    if let Some((_, message)) = appliance.spec.max_deadlines.refusal(&job.spec) {
+        return Some((QueueReason::DeadlineNotAllowed, message));
+    }
+    let class = job.spec.priority_class_name.as_deref();
+    if let Some(message) = appliance.spec.priority_classes.refusal(class) {
+        return Some((QueueReason::PriorityNotAllowed, message));
+    }
+    let missing = class.filter(|class| !priorities.values.contains_key(*class))?;
+    let message = format!(
+        "there is no PriorityClass {missing}, which spec.priorityClassName names: create it, or set \
+         spec.priorityClassName to another one"
+    );
+    Some((QueueReason::PriorityNotFound, message))
 }
 
 /// The jobs that ask for systems and have no grant.
@@ -294,14 +334,48 @@ fn update_conditions(
     }
 }
 
+/// Says which fields of the appliance are not as the chart's values have them; nothing where it is of no values.
+fn update_edits(status: &mut ApplianceStatus, appliance: &Appliance, edits: Option<Vec<String>>, now: Timestamp) {
+    let Some(edits) = edits else {
+        status.conditions.retain(|condition| condition.type_ != MATCHES_VALUES);
+        return;
+    };
+    let (word, reason, message) = if edits.is_empty() {
+        ("True", "AsInValues", "the appliance is what the chart's values say".to_owned())
+    } else {
+        let what = edits.join(", ");
+        let message = format!(
+            "changed by hand since the chart's values were applied: {what}; it stays so until the values change"
+        );
+        ("False", "ChangedByHand", message)
+    };
+    let condition = Condition {
+        type_: MATCHES_VALUES.to_owned(),
+        status: word.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: appliance.metadata.generation,
+        last_transition_time: Time(now),
+    };
+    set_condition(&mut status.conditions, condition);
+}
+
 /// What is to be told of the appliance.
 fn events(old: &ApplianceStatus, new: &ApplianceStatus, adopted: &[String], rejected: &[Grant]) -> Vec<Event> {
     let is = |status: &ApplianceStatus, of: &str| {
         status.conditions.iter().find(|condition| condition.type_ == of && condition.status == "True").cloned()
     };
-    let warning = |reason: &str, message: String| Event { warning: true, reason: reason.to_owned(), message };
+    let warning =
+        |reason: &str, message: String| Event { warning: true, reason: reason.to_owned(), message, ..Event::default() };
     let begun = [OVER_COMMITTED, DELETING].into_iter().filter(|of| is(old, of).is_none());
     let mut events: Vec<Event> = begun.filter_map(|of| is(new, of)).map(|it| warning(&it.reason, it.message)).collect();
+    let edited = |status: &ApplianceStatus| {
+        let mut conditions = status.conditions.iter();
+        conditions.find(|condition| condition.type_ == MATCHES_VALUES && condition.status == "False").cloned()
+    };
+    let before = edited(old).map(|condition| condition.message);
+    let edited = edited(new).filter(|condition| Some(&condition.message) != before.as_ref());
+    events.extend(edited.map(|condition| warning(&condition.reason, condition.message)));
     if !adopted.is_empty() {
         let jobs = adopted.join(", ");
         let message = format!("the ledger was rebuilt: it lacked the systems that the status of {jobs} names");

@@ -1,7 +1,8 @@
 //! The two controllers: one visits jobs, one keeps the ledgers of appliances.
 
+use std::collections::HashMap;
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -51,6 +52,7 @@ pub async fn run<W: World>(
     control.watchdog.watch(this);
     let _beating = control.heartbeat.beat(control.watchdog.beat_interval());
     let store = control.jobs.clone();
+    let versions = Mutex::default();
     let notes = control.clone();
     let jobs = jobs.inspect_ok(move |job| notes.job_activity.changed(ObjectRef::from_obj(job)));
     let notes = control.clone();
@@ -62,7 +64,10 @@ pub async fn run<W: World>(
     // The visits gather changes themselves: kube's debounce waits for a pause in them, which may never come.
     let jobs = Controller::for_stream(jobs, control.jobs.clone())
         .with_config(Config::default().concurrency(CONCURRENCY))
-        .watches_stream(touched_appliances, move |appliance| jobs_of(&store.state(), &appliance))
+        .watches_stream(touched_appliances, move |appliance| match is_new(&versions, &appliance) {
+            true => jobs_of(&store.state(), &appliance),
+            false => Vec::new(),
+        })
         .reconcile_on(wanted)
         .graceful_shutdown_on(ended(ending.clone()));
     let jobs = drain(also(jobs).run(visit::reconcile, after_failure, control.clone()));
@@ -81,7 +86,29 @@ fn drain<'a>(visits: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {
     Box::pin(visits.for_each(|_| std::future::ready(())))
 }
 
-/// The jobs that a change of an appliance may concern: those that wait, to take up what they are granted.
+/// What of an appliance matters to jobs that wait: whether it exists, and its spec. What they are granted they are told
+/// by the ledger, and a heartbeat in its status concerns nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ApplianceVersion {
+    uid: Option<String>,
+    generation: Option<i64>,
+    is_deleted: bool,
+}
+
+/// Whether `appliance` is another one than when it was last seen, in what matters to jobs that wait.
+fn is_new(versions: &Mutex<HashMap<String, ApplianceVersion>>, appliance: &Appliance) -> bool {
+    let metadata = &appliance.metadata;
+    let version = ApplianceVersion {
+        uid: metadata.uid.clone(),
+        generation: metadata.generation,
+        is_deleted: metadata.deletion_timestamp.is_some(),
+    };
+    // A map of finished values: whole after any panic.
+    let mut versions = versions.lock().unwrap_or_else(PoisonError::into_inner);
+    versions.insert(metadata.name.clone().unwrap_or_default(), version.clone()) != Some(version)
+}
+
+/// The jobs that a change of an appliance may concern: those that wait.
 fn jobs_of(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
     let name = appliance.metadata.name.as_deref();
     let waiting = jobs.iter().filter(|job| Some(&*job.spec.appliance) == name && ledger::waits(job));

@@ -11,8 +11,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::decide::{Command, Decision, Granted, Observed, Report, decide};
-use millrace_crds::{Appliance, ClusterSpec, QueuePlace, QueueReason, Resolution, TrainJob};
+use millrace_crds::decide::{Command, Decision, Granted, Observed, Refusal, Report, decide, decide_leaving};
+use millrace_crds::{Appliance, ClusterSpec, ConditionType, QueuePlace, QueueReason, Resolution, TrainJob};
 use tokio::time::timeout;
 
 use crate::control::Control;
@@ -99,6 +99,13 @@ fn plan<W: World>(job: &TrainJob, uid: &str, control: &Control<W>) -> Result<Kno
 async fn leave<W: World>(job: &TrainJob, uid: &str, control: &Control<W>) -> Result<Action, Error<W>> {
     control.followers.end(uid);
     let again = control.world.leave(job).await?;
+    if let Some(decision) = decide_leaving(job, Timestamp::now())
+        && control.world.record(job, &decision.status).await?
+    {
+        for event in &decision.events {
+            control.world.publish(job, event).await;
+        }
+    }
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
@@ -115,7 +122,14 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
     for event in &decision.events {
         control.world.publish(job, event).await;
     }
-    carry_out(job, control, &seen, &decision).await?;
+    match carry_out(job, control, &seen, &decision).await {
+        // Decided on at once. A job that works is only looked at again: what was refused is not its agents.
+        Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
+            log::warn!("{}: {why}", ObjectRef::from_obj(job));
+            return Ok(Action::requeue(AFTER_CONFLICT));
+        }
+        done => done?,
+    }
     Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
 }
 
@@ -143,6 +157,8 @@ async fn dereference<W: World>(
         resolution: understood
             .as_ref()
             .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string)),
+        refusal: control.refusal(&uid, attempt),
+        max_deadlines: cluster.max_deadlines,
         agents_refused: control.understanding.agents_refused(job),
         largest_num_csx: known.map(|known| known.1.largest_num_csx),
         wanted: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
@@ -187,7 +203,9 @@ async fn carry_out<W: World>(
                 let number = *attempt;
                 let systems = &decision.status.systems;
                 let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
-                control.world.run(&attempt, &seen.there).await?;
+                let made = control.world.run(&attempt, &seen.there).await;
+                control.set_refusal(&seen.uid, number, made.as_ref().err().map(refusal::<W>));
+                made?;
                 // Where its coordinator is may be known only now; a job of a second has told all before a second try.
                 follow(job, control, Some(resolution), number);
             }
@@ -205,6 +223,11 @@ async fn carry_out<W: World>(
         control.followers.end(&seen.uid);
     }
     Ok(())
+}
+
+/// What a job's user is told of an attempt that could not be made whole.
+fn refusal<W: World>(error: &Error<W>) -> Refusal {
+    Refusal { message: error.to_string(), is_temporary: !matches!(error, Error::<W>::Refused(_)) }
 }
 
 /// Follows the attempt's coordinator, if that is not done yet.

@@ -1,8 +1,10 @@
 //! What breaks an attempt, and what follows from that.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 
 use super::super::agent::{BAD_INPUT, OUT_OF_MEMORY, failure, first_to_fail};
+use super::super::retry::{after, restart_pause};
 use super::super::{Agent, AgentState, Command, End, Outcome};
 use super::{BRIEF, HEARTBEAT, Now, Visit, seconds};
 use crate::{Failure, State};
@@ -79,7 +81,7 @@ impl Visit<'_> {
 
     /// What is to be done about a deadline that has passed.
     pub(super) fn late(&mut self, ready: bool) -> Option<Now> {
-        let deadlines = &self.spec.deadlines;
+        let deadlines = self.deadlines.clone();
         let running = self.seconds_since(self.status.attempt_start_time.as_ref());
         if let Some(most) = deadlines.active_seconds {
             let active = self.status.active_seconds.unwrap_or(0) as i64 + running;
@@ -94,6 +96,9 @@ impl Visit<'_> {
         if !ready && advanced.is_none() && !matches!(self.before, Some(State::Training | State::Evaluating)) {
             let most = i64::from(deadlines.startup_seconds);
             if running >= most {
+                if let Some(queued) = self.unplaced(most) {
+                    return Some(queued);
+                }
                 let (reason, blocker) = self.blocker.clone().unwrap_or_default();
                 let message = format!("the agents were not ready within {most} s: {reason}: {blocker}");
                 return Some(self.finish(State::DeadlineExceeded, message));
@@ -128,21 +133,62 @@ impl Visit<'_> {
             return self.finish(state, what);
         }
         let most = self.spec.failure_policy.max_restarts;
-        let restarts = self.status.restarts.unwrap_or(0) + u32::from(counted);
-        if restarts > most {
+        let mut retry = self.status.retry.take().unwrap_or_default();
+        retry.restarts = retry.restarts.saturating_add(u32::from(counted));
+        if retry.restarts > most {
+            self.status.retry = Some(retry);
             let state = match reason.as_str() {
                 OUT_OF_MEMORY => State::OutOfMemory,
                 "DeadlineExceeded" => State::DeadlineExceeded,
                 _ => State::RetriesExhausted,
             };
-            return self.finish(state, format!("{who}: {reason}: {what}; failurePolicy.maxRestarts is {most}"));
+            let spent = format!("failurePolicy.maxRestarts is {most}, and the job made no progress in between");
+            return self.finish(state, format!("{who}: {reason}: {what}; {spent}"));
         }
-        self.status.restarts = Some(restarts);
+        self.status.restarts = Some(self.status.restarts.unwrap_or(0).saturating_add(u32::from(counted)));
+        let next = self.attempt() + 1;
+        let mut then = "the job goes on from its last committed step".to_owned();
+        let pause = if counted { restart_pause(retry.restarts) } else { 0 };
+        if pause > 0 {
+            let time = after(self.observed.now, pause);
+            then = format!(
+                "{then}; attempt {next} starts at {} at the earliest, restart {} of {most} without progress",
+                time.0, retry.restarts
+            );
+            retry.next_attempt_time = Some(time);
+        }
+        (retry.requeue, retry.reason, retry.message) = (false, Some(reason.clone()), Some(format!("{who}: {what}")));
+        self.status.retry = Some(retry);
+        self.count_ready();
         self.status.stop_time.get_or_insert(Time(self.observed.now));
         let grace = self.grace();
         self.commands.push(Command::Remove { grace });
         self.look_again = Some(HEARTBEAT);
-        (State::Restarting, format!("{who}: {reason}: {what}; the job goes on from its last committed step"))
+        (State::Restarting, format!("attempt {} failed: {who}: {reason}: {what}; {then}", self.attempt()))
+    }
+
+    /// When the attempt last got further, as its coordinator said or as the status has it.
+    fn advanced(&self) -> Option<Timestamp> {
+        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        let progress = self.status.progress.as_ref().filter(|progress| progress.attempt == self.status.attempt);
+        let written = progress.and_then(|progress| progress.last_update_time.as_ref()).map(|time| time.0);
+        report.and_then(|report| report.advanced).max(written)
+    }
+
+    /// Forgets earlier failures once the attempt has made progress.
+    pub(super) fn note_progress(&mut self) {
+        let since = self.status.attempt_start_time.as_ref().map(|time| time.0);
+        let trained = since.zip(self.advanced()).map_or(0, |(since, advanced)| seconds(since, advanced));
+        let saved = self.status.checkpoint.as_ref().and_then(|saved| saved.step);
+        self.status.retry = self.status.retry.take().filter(|retry| !retry.is_progress(trained, saved));
+    }
+
+    /// Forgets earlier attempts that could not start once one has.
+    pub(super) fn note_start(&mut self) {
+        if let Some(retry) = &mut self.status.retry {
+            retry.failed_starts = 0;
+        }
+        self.status.retry = self.status.retry.take().filter(|retry| retry.restarts > 0);
     }
 
     /// Seconds the agents get to end: time to save the last committed step, where everyone that takes is still there.
@@ -152,7 +198,7 @@ impl Visit<'_> {
                 !agent.role.can_be_missed() && (agent.leaving || matches!(agent.state, AgentState::Ended(_)))
             });
         let begun = matches!(self.before, Some(State::Training | State::Evaluating));
-        if lost || !begun { BRIEF } else { self.spec.checkpoint.grace_period_seconds.max(BRIEF) }
+        if lost || !begun { BRIEF } else { self.grace_seconds.max(BRIEF) }
     }
 
     /// What the coordinator's last word says of a failure, and whether that counts.

@@ -1,0 +1,115 @@
+//! An attempt that can't start: refused by the API server, or without a node that has room for it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::super::retry::{StartFailure, after, backing_off};
+use super::super::{AgentState, Command, Event};
+use super::{BRIEF, HEARTBEAT, Now, Visit};
+use crate::{Failure, State};
+
+/// Words by which a pod says that it has no node: the scheduler found none, or waits for something itself.
+const WITHOUT_NODE: [&str; 2] = ["Unschedulable", "SchedulingGated"];
+/// The blocker's reason where agents can't be created at present.
+const CREATION_FAILS: &str = "CreationFails";
+
+impl Visit<'_> {
+    /// Whether every agent of the attempt exists, or existed: it has made steps.
+    fn has_all_agents(&self) -> bool {
+        let there = |role| self.observed.agents.iter().filter(|agent| agent.role == role).count();
+        self.has_begun() || self.wanted().into_iter().all(|(role, wanted)| there(role) >= wanted as usize)
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        matches!(self.before, Some(State::Training | State::Evaluating))
+    }
+
+    /// Gives the systems back where the API server has refused something that the attempt needs to start.
+    pub(super) fn refused_start(&mut self) -> Option<Now> {
+        let refusal = self.observed.refusal.as_ref().filter(|refusal| !refusal.is_temporary)?;
+        if self.has_all_agents() {
+            return None;
+        }
+        let message = refusal.message.clone();
+        Some(self.give_back(StartFailure::Refused, message))
+    }
+
+    /// What keeps agents from being created that may be created soon: a word and a sentence.
+    pub(super) fn creation_trouble(&self) -> Option<(String, String)> {
+        let refusal = self.observed.refusal.as_ref()?;
+        (!self.has_all_agents()).then(|| (CREATION_FAILS.to_owned(), refusal.message.clone()))
+    }
+
+    /// Gives the systems back where the startup deadline has passed and the cluster has no room for the agents.
+    pub(super) fn unplaced(&mut self, deadline: i64) -> Option<Now> {
+        let placeless = |state: &AgentState| matches!(state, AgentState::Waiting { reason, .. } if WITHOUT_NODE.contains(&reason.as_str()));
+        let waits = self.observed.agents.iter().any(|agent| placeless(&agent.state));
+        if !waits && self.has_all_agents() {
+            return None;
+        }
+        let (_, why) = self.blocker.clone().unwrap_or_default();
+        Some(
+            self.give_back(
+                StartFailure::Unschedulable,
+                format!("not every agent had a node within {deadline} s: {why}"),
+            ),
+        )
+    }
+
+    /// Ends an attempt that can't start; the job queues again after a pause.
+    fn give_back(&mut self, failure: StartFailure, message: String) -> Now {
+        let reason = failure.as_str();
+        let mut retry = self.status.retry.take().unwrap_or_default();
+        retry.failed_starts = retry.failed_starts.saturating_add(1);
+        let pause = failure.pause(retry.failed_starts);
+        let next = after(self.observed.now, pause);
+        let sentence = format!(
+            "{message}; the job gives its systems back and queues again; attempt {} starts at {} at the earliest",
+            self.attempt() + 1,
+            next.0
+        );
+        retry.next_attempt_time = Some(next);
+        retry.requeue = true;
+        (retry.reason, retry.message) = (Some(reason.to_owned()), Some(message.clone()));
+        self.status.retry = Some(retry);
+        self.status.failure = Some(Failure {
+            attempt: Some(self.attempt()),
+            reason: Some(reason.to_owned()),
+            message: Some(message),
+            time: Some(Time(self.observed.now)),
+            ..Failure::default()
+        });
+        self.events.push(Event {
+            warning: true,
+            reason: reason.to_owned(),
+            message: sentence.clone(),
+            attempt: Some(self.attempt()),
+            role: None,
+        });
+        if self.observed.agents.is_empty() {
+            self.end_attempt();
+            return self.wait();
+        }
+        self.status.stop_time.get_or_insert(Time(self.observed.now));
+        self.commands.push(Command::Remove { grace: BRIEF });
+        self.look_again = Some(HEARTBEAT);
+        (State::Restarting, sentence)
+    }
+
+    /// Waits in the queue, holding nothing, until the next attempt is due.
+    pub(super) fn back_off(&mut self) -> Option<Now> {
+        let place = backing_off(&self.status, self.observed.now)?;
+        self.wait_for_retry();
+        let message = place.message.clone().unwrap_or_default();
+        self.status.queue = Some(place);
+        Some((State::Queued, message))
+    }
+
+    /// Whether the next attempt is not due; the job is then visited when it is.
+    pub(super) fn wait_for_retry(&mut self) -> bool {
+        let left = self.status.retry.as_ref().and_then(|retry| retry.seconds_left(self.observed.now));
+        if let Some(left) = left {
+            self.look_again_in(i64::try_from(left).unwrap_or(i64::MAX));
+        }
+        left.is_some()
+    }
+}

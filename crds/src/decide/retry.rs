@@ -1,0 +1,148 @@
+//! When the next attempt starts after one that failed, and which failures still count.
+//!
+//! | what failed | pause before the next attempt | systems meanwhile | bounded by |
+//! |---|---|---|---|
+//! | an agent | 0, 2, 4, 8 ... 300 s | kept | `failurePolicy.maxRestarts`, refilled by progress |
+//! | the API server refused the pods | 10, 20, 40 ... 300 s | given back | nothing |
+//! | no node had room for the pods | 60, 120, 240 ... 1800 s | given back | nothing |
+//!
+//! Progress is an attempt that trains for [`PROGRESS_SECONDS`] and saves a later checkpoint than it began from. All of it is
+//! decided from the job's status, so that another operator goes on with the same pauses.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::{QueuePlace, QueueReason, Retry, TrainJobStatus};
+
+/// Seconds that an attempt trains at least to count as progress.
+pub(super) const PROGRESS_SECONDS: i64 = 600;
+/// Pause before the second restart in a row, and the longest one, in seconds.
+const RESTART_PAUSES: (u64, u64) = (2, 300);
+
+/// Why an attempt could not start, through no fault of its agents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StartFailure {
+    /// The API server refused a pod, or something else that the attempt needs.
+    Refused,
+    /// No node has room for a pod, or may run it.
+    Unschedulable,
+}
+
+impl StartFailure {
+    /// The word in status and events.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Refused => "StartRefused",
+            Self::Unschedulable => "Unschedulable",
+        }
+    }
+
+    /// The first pause and the longest one, in seconds. A job whose pods no node has room for has held its systems for
+    /// the whole of its startup deadline before each pause.
+    const fn pauses(self) -> (u64, u64) {
+        match self {
+            Self::Refused => (10, 300),
+            Self::Unschedulable => (60, 1800),
+        }
+    }
+
+    /// Seconds to wait after so many failed starts in a row.
+    pub(super) fn pause(self, failed_starts: u32) -> u64 {
+        doubled(self.pauses(), failed_starts.saturating_sub(1))
+    }
+}
+
+/// Seconds to wait before the restart that is the `restarts`-th without progress.
+pub(super) fn restart_pause(restarts: u32) -> u64 {
+    restarts.checked_sub(2).map_or(0, |times| doubled(RESTART_PAUSES, times))
+}
+
+/// `first`, doubled so many times, but no more than `most`.
+fn doubled((first, most): (u64, u64), times: u32) -> u64 {
+    2_u64.checked_pow(times).and_then(|factor| first.checked_mul(factor)).map_or(most, |seconds| seconds.min(most))
+}
+
+/// The whole second that is `pause` seconds after `now`.
+pub(super) fn after(now: Timestamp, pause: u64) -> Time {
+    let pause = SignedDuration::from_secs(i64::try_from(pause).unwrap_or(i64::MAX));
+    let second = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    Time(second.checked_add(pause).unwrap_or(Timestamp::MAX))
+}
+
+impl Retry {
+    /// Seconds until the next attempt may start; `None` where it may start at `now`.
+    pub fn seconds_left(&self, now: Timestamp) -> Option<u64> {
+        let until = self.next_attempt_time.as_ref()?.0;
+        let left = until.duration_since(now);
+        // A part of a second is waited for, too.
+        let seconds = left.as_secs() + i64::from(left.subsec_nanos() > 0);
+        u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)
+    }
+
+    /// Whether an attempt was progress that trained for so many seconds and has saved this step.
+    pub(super) fn is_progress(&self, trained_seconds: i64, saved_step: Option<u64>) -> bool {
+        trained_seconds >= PROGRESS_SECONDS && saved_step > self.first_step
+    }
+
+    /// Forgets what the next attempt waited for.
+    pub(super) fn clear_pause(&mut self) {
+        (self.next_attempt_time, self.requeue, self.reason, self.message) = (None, false, None, None);
+    }
+}
+
+/// The place of a job whose next attempt is not due, which keeps nobody behind it waiting; `None` where it is due.
+pub fn backing_off(status: &TrainJobStatus, now: Timestamp) -> Option<QueuePlace> {
+    let retry = status.retry.as_ref()?;
+    retry.seconds_left(now)?;
+    let attempt = status.attempt.unwrap_or(0) + 1;
+    let at = retry.next_attempt_time.as_ref()?.0;
+    let why = retry.message.as_deref().unwrap_or("the last attempt failed");
+    Some(QueuePlace {
+        position: None,
+        reason: Some(QueueReason::BackingOff.as_str().to_owned()),
+        message: Some(format!("attempt {attempt} starts at {at} at the earliest: {why}")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_cap_and_never_overflow() {
+        let restarts: Vec<u64> = (1..=10).map(restart_pause).collect();
+        assert_eq!(restarts, [0, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+        let refused: Vec<u64> = (1..=7).map(|starts| StartFailure::Refused.pause(starts)).collect();
+        assert_eq!(refused, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!((1..=6).map(|starts| StartFailure::Unschedulable.pause(starts)).max(), Some(1800));
+        assert_eq!((restart_pause(u32::MAX), StartFailure::Refused.pause(u32::MAX)), (300, 300));
+    }
+
+    #[test]
+    fn a_pause_ends_by_the_time_in_the_status() {
+        let retry = Retry { next_attempt_time: Some(after(at(100), 10)), ..Retry::default() };
+        let status = TrainJobStatus { attempt: Some(3), retry: Some(retry.clone()), ..TrainJobStatus::default() };
+        let place = backing_off(&status, at(109)).unwrap();
+        assert_eq!(place.reason.as_deref(), Some("BackingOff"));
+        assert!(place.message.unwrap().starts_with("attempt 4 starts at 1970-01-01T00:01:50Z"));
+        assert_eq!((retry.seconds_left(at(100)), retry.seconds_left(at(109))), (Some(10), Some(1)));
+        assert_eq!((retry.seconds_left(at(110)), backing_off(&status, at(110))), (None, None));
+        let between = at(108) + SignedDuration::from_millis(500);
+        assert_eq!(retry.seconds_left(between), Some(2), "never too early");
+    }
+
+    #[test]
+    fn progress_takes_time_and_a_later_checkpoint() {
+        let retry = Retry { first_step: Some(100), ..Retry::default() };
+        for (trained, saved, progress) in
+            [(600, Some(101), true), (599, Some(101), false), (10_000, Some(100), false), (10_000, None, false)]
+        {
+            assert_eq!(retry.is_progress(trained, saved), progress, "{trained} {saved:?}");
+        }
+        assert!(Retry::default().is_progress(600, Some(0)), "the first checkpoint of all");
+    }
+}
