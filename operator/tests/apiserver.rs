@@ -101,6 +101,10 @@ fn write_values(path: &Path, systems: u32) {
 }
 
 fn create_job(name: &str, systems: u32) {
+    create_job_of(name, systems, None);
+}
+
+fn create_job_of(name: &str, systems: u32, class: Option<&str>) {
     let params = json!({
         "train_input": {
             "data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8,
@@ -112,11 +116,14 @@ fn create_job(name: &str, systems: u32) {
         "optimizer": {"optimizer_type": "SGD", "learning_rate": 0.1},
         "runconfig": {"max_steps": 1},
     });
-    let job = json!({
+    let mut job = json!({
         "apiVersion": "millrace.dev/v1alpha1", "kind": "TrainJob",
         "metadata": {"name": name, "finalizers": ["millrace.dev/archive"]},
         "spec": {"numCsx": systems, "params": params},
     });
+    if let Some(class) = class {
+        job["spec"]["priorityClassName"] = json!(class);
+    }
     kubectl(&["create", "-f", "-"], &job);
 }
 
@@ -172,6 +179,8 @@ fn no_system_is_granted_twice_and_no_change_is_lost() {
     one_that_is_created_again_grants_nothing_twice(&own);
     let operator = a_change_by_hand_stays(operator, &values);
     let operator = other_values_replace_it_and_say_so(operator, &values);
+    what_the_api_server_refuses_is_told_and_holds_nothing();
+    a_class_that_does_not_exist_is_found_before_admission();
     jobs_without_steps_go_at_once();
     until("nothing holds the appliance", || {
         get("appliance", "default")["metadata"]["finalizers"].is_null().then_some(())
@@ -223,6 +232,10 @@ fn a_change_by_hand_stays(operator: Operator, values: &Path) -> Operator {
     until("c waits", || get("trainjob", "c")["status"]["queue"]["position"].as_u64());
     assert_eq!(get("appliance", "default")["spec"]["systems"], 1, "nobody takes back what was changed by hand");
     assert!(systems("a").is_some() && systems("b").is_some(), "whoever holds systems goes on");
+    let edited = condition(&get("appliance", "default"), "MatchesValues");
+    let what = edited["message"].as_str().unwrap_or_default();
+    assert_eq!(edited["status"], "False");
+    assert!(what.contains("spec.systems is 1, and 4 in the values"), "{what}");
     operator
 }
 
@@ -241,8 +254,69 @@ fn other_values_replace_it_and_say_so(operator: Operator, values: &Path) -> Oper
             .then_some(())
     });
     until("c has a system", || systems("c"));
+    until("the appliance is what the values say", || {
+        (condition(&get("appliance", "default"), "MatchesValues")["status"] == "True").then_some(())
+    });
     granted("c").unwrap();
     operator
+}
+
+/// The refusal of a LimitRange, in the API server's words, in a condition and an event; then the job starts.
+fn what_the_api_server_refuses_is_told_and_holds_nothing() {
+    kubectl(&["delete", "trainjob", "a", "b", "c"], &Value::Null);
+    let range = json!({
+        "apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "1Ki"}}]},
+    });
+    kubectl(&["create", "-f", "-"], &range);
+    let words = "maximum memory usage per Container is 1Ki";
+    create_job("refused", 4);
+    let next = until("the refusal is told", || {
+        let job = get("trainjob", "refused");
+        let admitted = condition(&job, "Admitted");
+        let told = admitted["reason"] == "BackingOff" && admitted["message"].as_str()?.contains(words);
+        assert!(!told || job["status"]["systems"].is_null(), "systems are held: {job}");
+        job["status"]["retry"]["nextAttemptTime"].as_str().filter(|_| told).map(str::to_owned)
+    });
+    let rows = kubectl(&["get", "trainjobs", "-o", "wide"], &Value::Null);
+    assert!(rows.contains(&next), "{rows}");
+    until("an event has the refusal", || {
+        let told = kubectl(&["get", "events.events.k8s.io", "-o", "json"], &Value::Null);
+        let events: Value = serde_json::from_str(&told).unwrap();
+        let mut events = events["items"].as_array()?.iter().filter(|event| event["reason"] == "StartRefused");
+        events.any(|event| event["note"].as_str().is_some_and(|note| note.contains(words))).then_some(())
+    });
+    create_job("other", 4);
+    // It is refused as well; what matters is that it was granted the systems.
+    until("another job has a turn meanwhile", || get("trainjob", "other")["status"]["attempt"].as_u64());
+    kubectl(&["delete", "trainjob", "other"], &Value::Null);
+    kubectl(&["delete", "limitrange", "small"], &Value::Null);
+    until("the job starts", || systems("refused"));
+    until("its pods are there", || {
+        let job = get("trainjob", "refused");
+        (condition(&job, "RolesReady")["reason"] == "Starting" && job["status"]["roles"].is_array()).then_some(())
+    });
+    kubectl(&["delete", "trainjob", "refused"], &Value::Null);
+}
+
+fn a_class_that_does_not_exist_is_found_before_admission() {
+    create_job_of("urgent", 1, Some("p1"));
+    let why = until("the missing class is named", || {
+        let admitted = condition(&get("trainjob", "urgent"), "Admitted");
+        (admitted["reason"] == "PriorityNotFound").then(|| admitted["message"].clone())
+    });
+    assert!(why.as_str().unwrap().contains("there is no PriorityClass p1"), "{why}");
+    assert!(get("trainjob", "urgent")["status"]["attempt"].is_null(), "it was never admitted");
+    let class = json!({
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "p1"}, "value": 300,
+    });
+    kubectl(&["create", "-f", "-"], &class);
+    until("it is admitted", || systems("urgent"));
+    kubectl(&["delete", "trainjob", "urgent"], &Value::Null);
+    for job in ["a", "b", "c"] {
+        create_job(job, 1);
+        until("it has a system", || systems(job));
+    }
 }
 
 fn jobs_without_steps_go_at_once() {

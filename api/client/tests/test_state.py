@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -91,3 +92,25 @@ def test_times() -> None:
         "1 day, 0:00:09",
         "2 days, 0:00:09",
     ]
+
+
+def test_a_status_that_nobody_keeps_up_to_date_says_so():
+    def aged(seconds: int, **status: Any) -> str | None:
+        observed = times.written(datetime.now(timezone.utc) - timedelta(seconds=seconds))
+        return state.staleness(job("Training", lastObservedTime=observed, **status))
+
+    stale = aged(192, systems=["csx-0"])
+    assert stale is not None
+    assert stale.startswith("3m12s ago: nobody looks after")
+    assert aged(40, systems=["csx-0"]) is None
+    assert aged(192) is None, "one that waits is written when something changes"
+    assert state.staleness(job("Training", systems=["csx-0"])) is None, "of an older server"
+
+
+def test_the_next_attempt_is_told_with_its_reason():
+    retry = {"nextAttemptTime": "2026-01-01T00:00:10Z", "message": "exceeded quota: small"}
+    told = state.next_attempt(job("Queued", retry=retry))
+    assert told is not None
+    assert told.endswith(" at the earliest: exceeded quota: small")
+    assert state.next_attempt(job("Training", retry={"restarts": 2})) is None
+    assert state.next_attempt(job("Training")) is None

@@ -1,9 +1,10 @@
-"""What a TrainJob document says about its job, as a word and as a sentence. Pure functions."""
+"""What a TrainJob document says about its job, as a word and as a sentence. Pure functions, but for ages."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from millrace import times
 from millrace.records import Document
 
 PENDING = "Pending"
@@ -100,6 +101,27 @@ def sentence(job: Document) -> str:
     """State and what matters in it, as `Queued: waits for 2 systems; place 1`."""
     said = _DETAILS.get(of(job), _cause)(job)
     return f"{of(job)}: {said}" if said else of(job)
+
+
+STALE_SECONDS = 90
+"""A server that runs looks every 30 s at the jobs that hold systems."""
+
+
+def staleness(job: Document) -> str | None:
+    """How old what is said of a job is, where nobody has looked at it for too long; None where that is recent or all."""
+    seconds = times.seconds_since(_status(job).get("lastObservedTime"))
+    if seconds is None or seconds < STALE_SECONDS or is_finished(job) or not _status(job).get("systems"):
+        return None
+    return f"{times.age(seconds)} ago: nobody looks after the jobs of the appliance at present"
+
+
+def next_attempt(job: Document) -> str | None:
+    """When the next attempt starts, and why not now; None where nothing keeps it waiting."""
+    retry = _status(job).get("retry") or {}
+    at = times.parse(retry.get("nextAttemptTime"))
+    if at is None or is_finished(job):
+        return None
+    return f"{at.astimezone().strftime('%Y-%m-%d %H:%M:%S')} at the earliest: {retry.get('message', '')}"
 
 
 def at_step(name: str, step: Any, total: Any) -> str:
