@@ -362,6 +362,8 @@ def mounted(name: str, data: str, steps: int = 20, **runconfig: str | int) -> di
     body["spec"]["mountDirs"] = [{"path": "/v", "volume": "v"}]
     body["spec"]["params"]["train_input"]["data_files"] = data
     body["spec"]["params"]["runconfig"] |= runconfig
+    # What fails here fails every time: its end is waited for, not the pauses between many attempts.
+    body["spec"]["failurePolicy"] = {"maxRestarts": 3}
     return body
 
 

@@ -110,6 +110,7 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
     }
     status.grants.clone_from(&ledger);
     status.last_observed_time = last_observed(&old, &status, now);
+    let is_heartbeat = status.last_observed_time != old.last_observed_time;
     let events = events(&old, &status, &adopted, &rejected);
     if !control.world.record_ledger(appliance, status).await? {
         control.metrics.ledger_conflict();
@@ -122,7 +123,7 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
         control.world.publish_of_appliance(appliance, event).await;
     }
     if !incomplete {
-        tell_places(&jobs, decided.places, control);
+        tell_places(&jobs, decided.places, is_heartbeat, control);
     }
     let again = match (pending, linger) {
         (true, _) => WHILE_PLANNING,
@@ -399,8 +400,9 @@ fn tell_granted<W: World>(jobs: &[Arc<TrainJob>], grants: &[Grant], control: &Co
     }
 }
 
-/// Has every job visited whose place in the queue is another than before.
-fn tell_places<W: World>(jobs: &[Arc<TrainJob>], places: Vec<Place>, control: &Control<W>) {
+/// Has every job visited whose place in the queue is another than before; with each heartbeat also those whose status has
+/// another place, so that none stays behind whatever was missed.
+fn tell_places<W: World>(jobs: &[Arc<TrainJob>], places: Vec<Place>, is_heartbeat: bool, control: &Control<W>) {
     let told = |place: Place| QueuePlace {
         position: place.position,
         reason: Some(place.reason.as_str().to_owned()),
@@ -410,7 +412,10 @@ fn tell_places<W: World>(jobs: &[Arc<TrainJob>], places: Vec<Place>, control: &C
         places.into_iter().map(|place| (place.uid.clone(), told(place))).collect();
     for job in jobs {
         let Some(uid) = job.uid() else { continue };
-        if control.set_place(&uid, places.remove(&uid)) {
+        let place = places.remove(&uid);
+        let told = job.status.as_ref().and_then(|status| status.queue.as_ref());
+        let is_behind = is_heartbeat && place.is_some() && told != place.as_ref();
+        if control.set_place(&uid, place) || is_behind {
             control.visit(job);
         }
     }
