@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
 use millrace_crds::decide::Refusal;
 use millrace_crds::{Appliance, ClusterSpec, Grant, QueuePlace, TrainJob};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::activity::{Activity, Standing};
 use crate::follow::Followers;
@@ -44,6 +44,8 @@ pub struct Control<W: World> {
     pub(crate) job_activity: Activity<ObjectRef<TrainJob>>,
     /// The same of appliances, whose ledgers are updated.
     pub(crate) appliance_activity: Activity<ObjectRef<Appliance>>,
+    /// Whether the view of jobs is whole.
+    jobs_known: watch::Sender<bool>,
     /// Jobs to be visited.
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Places in the queues, by UID; the ledger's last word.
@@ -117,6 +119,7 @@ impl<W: World> Control<W> {
             heartbeat: Heartbeat::default(),
             job_activity: Activity::new(visits_wait),
             appliance_activity: Activity::new(ledgers_wait),
+            jobs_known: watch::Sender::new(false),
             visits,
             places: Mutex::default(),
             confirmed: Mutex::default(),
@@ -128,6 +131,20 @@ impl<W: World> Control<W> {
             understanding: Understanding::new(site, workers),
             began: Timestamp::now(),
         }
+    }
+
+    /// Waits until the view of jobs is whole, for [`Control::await_jobs`]. To be polled by the task that drives the
+    /// controller of jobs, and once: of several tasks that wait for a store of kube's, only one is woken.
+    pub(crate) async fn watch_jobs(&self) {
+        if self.jobs.wait_until_ready().await.is_ok() {
+            self.jobs_known.send_replace(true);
+        }
+    }
+
+    /// Waits until the view of jobs is whole: one that is not shows jobs as gone that hold systems.
+    pub(crate) async fn await_jobs(&self) {
+        // The sender lives as long as this.
+        let _ = self.jobs_known.subscribe().wait_for(|known| *known).await;
     }
 
     /// The appliance called `name`, if it exists.

@@ -73,10 +73,7 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
 }
 
 async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result<Action, Error<W>> {
-    // A list that is not whole shows jobs as gone that hold systems.
-    if control.jobs.wait_until_ready().await.is_err() {
-        return Ok(Action::await_change());
-    }
+    control.await_jobs().await;
     let name = appliance.name_any();
     control.forget_the_gone();
     let now = Timestamp::now();

@@ -77,9 +77,15 @@ pub async fn run<W: World>(
             notes.appliance_activity.changed(appliance.clone());
             Some(appliance)
         })
-        .graceful_shutdown_on(ended(ending));
-    let appliances = drain(appliances.run(ledger::reconcile, after_failure, control));
-    futures::future::join(jobs, appliances).await;
+        .graceful_shutdown_on(ended(ending.clone()));
+    let appliances = drain(appliances.run(ledger::reconcile, after_failure, control.clone()));
+    let whole = async move {
+        tokio::select! {
+            () = control.watch_jobs() => {}
+            () = ended(ending) => {}
+        }
+    };
+    futures::join!(jobs, appliances, whole);
 }
 
 fn drain<'a>(visits: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {
