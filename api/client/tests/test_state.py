@@ -94,7 +94,7 @@ def test_times() -> None:
     ]
 
 
-def test_a_status_that_nobody_keeps_up_to_date_says_so():
+def test_a_status_that_nobody_keeps_up_to_date_says_so() -> None:
     def aged(seconds: int, **status: Any) -> str | None:
         observed = times.written(datetime.now(timezone.utc) - timedelta(seconds=seconds))
         return state.staleness(job("Training", lastObservedTime=observed, **status))
@@ -107,7 +107,7 @@ def test_a_status_that_nobody_keeps_up_to_date_says_so():
     assert state.staleness(job("Training", systems=["csx-0"])) is None, "of an older server"
 
 
-def test_the_next_attempt_is_told_with_its_reason():
+def test_the_next_attempt_is_told_with_its_reason() -> None:
     retry = {"nextAttemptTime": "2026-01-01T00:00:10Z", "message": "exceeded quota: small"}
     told = state.next_attempt(job("Queued", retry=retry))
     assert told is not None

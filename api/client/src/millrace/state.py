@@ -108,7 +108,7 @@ STALE_SECONDS = 90
 
 
 def staleness(job: Document) -> str | None:
-    """How old what is said of a job is, where nobody has looked at it for too long; None where that is recent or all."""
+    """How old the status of a job that holds systems is; None where it is recent, or the job holds none."""
     seconds = times.seconds_since(_status(job).get("lastObservedTime"))
     if seconds is None or seconds < STALE_SECONDS or is_finished(job) or not _status(job).get("systems"):
         return None
