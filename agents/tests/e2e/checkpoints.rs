@@ -148,3 +148,17 @@ fn a_model_travels_out_and_back() {
     assert_eq!(nothing.code(), 2, "{}", nothing.stderr);
     assert_eq!(place.files(), before);
 }
+
+/// Recovery checkpoints are written each second, and none is left once the run has saved its last step.
+#[test]
+fn a_run_saves_by_time_and_keeps_only_the_newest_of_these() {
+    let place = Place::new();
+    place.params("params.yaml", &[("max_steps: 6", "max_steps: 1000000\n    checkpoint_seconds: 1")]);
+    let mut running = place.start("train -p params.yaml -o m");
+    (0..3).for_each(|_| running.wait_for("Saved checkpoint"));
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!(ended.code(), 130, "{}\n{}", ended.stdout, ended.stderr);
+    let saved: Vec<PathBuf> = place.files().into_iter().filter(|path| path.ends_with("manifest.json")).collect();
+    assert_eq!(saved.len(), 1, "{saved:?}\n{}", ended.stdout);
+}

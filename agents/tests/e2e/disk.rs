@@ -19,12 +19,14 @@ fn may_mount(test: &str) -> bool {
     allowed
 }
 
-/// Trains with model_dir `m` on a tmpfs of `kilobytes`; what is in it at the end lies in `kept` then.
-fn train_on_a_small_disk(place: &Place, kilobytes: u32, flags: &str) -> Ended {
+/// Trains with model_dir `m` on a tmpfs of `kilobytes`; what is in it at the end lies in `kept` then. `train` is the part
+/// of the script that runs `$agent` and sets `$ended` to its exit code.
+fn train_on_a_small_disk(place: &Place, kilobytes: u32, train: &str) -> Ended {
     fs::create_dir(place.path("m")).unwrap();
     let script = format!(
-        "mount -t tmpfs -o size={kilobytes}k none m || exit 99
-        {} train -p params.yaml -o m {flags}; ended=$?
+        "agent={}
+        mount -t tmpfs -o size={kilobytes}k none m || exit 99
+        {train}
         cp -r m kept && exit $ended",
         env!("CARGO_BIN_EXE_millrace-agent")
     );
@@ -50,23 +52,32 @@ fn checkpoints(dir: &Path) -> Vec<String> {
     names.filter(|name| name.starts_with("checkpoint_")).collect()
 }
 
+/// A checkpoint needs about 500 kB, and finds them only once it has failed for want of them.
 #[test]
-fn a_checkpoint_that_does_not_fit_ends_the_run_and_older_ones_stay_whole() {
-    if !may_mount("a_checkpoint_that_does_not_fit_ends_the_run_and_older_ones_stay_whole") {
+fn a_checkpoint_that_does_not_fit_is_written_when_there_is_room() {
+    if !may_mount("a_checkpoint_that_does_not_fit_is_written_when_there_is_room") {
         return;
     }
     let place = Place::new();
-    place.params("params.yaml", &[("max_steps: 6", "max_steps: 100\n    checkpoint_steps: 1")]);
-    let ended = train_on_a_small_disk(&place, 1500, "--num_csx 2");
-    failed_for_space(&place, &ended);
-    let left = checkpoints(&place.path("kept"));
-    assert!(!left.is_empty() && left.len() < 100, "{left:?}");
-    for checkpoint in left {
-        // What was never finished is not there under any name.
-        place.succeed(&format!("checkpoint verify kept/{checkpoint}"));
-    }
-    // With room again, it goes on.
-    place.assert_goes_on("kept", 1, 1);
+    place.params("params.yaml", &[("max_steps: 6", "max_steps: 20\n    checkpoint_steps: 5\n    max_checkpoints: 1")]);
+    let train = "head -c 1100k /dev/zero > m/ballast || exit 98
+        ($agent train -p params.yaml -o m --num_csx 2 > out 2> err; echo $? > code) &
+        until grep -q 'could not be written' err || [ -s code ]; do sleep 0.05; done
+        rm m/ballast
+        wait
+        ended=$(cat code); cat out; cat err >&2";
+    let ended = train_on_a_small_disk(&place, 1600, train);
+    let of = format!("{}\n{}", ended.stdout, ended.stderr);
+    assert_eq!(ended.code(), 0, "{of}");
+    let warning = ended.stderr.lines().find(|line| line.contains("could not be written"));
+    let warning = warning.unwrap_or_else(|| panic!("{of}"));
+    assert!(warning.to_lowercase().contains("no space") && warning.contains("tried again in 1 s"), "{warning}");
+    assert!(ended.stdout.contains("Checkpoints are written again."), "{of}");
+    assert_eq!(checkpoints(&place.path("kept")), ["checkpoint_20"], "nothing is left of those that failed");
+    place.succeed("checkpoint verify kept/checkpoint_20");
+    // The bits are those of a run that had room from the start.
+    place.succeed("train -p params.yaml -o roomy --num_csx 1");
+    assert_eq!(place.result("kept", 20), place.result("roomy", 20));
 }
 
 #[test]
@@ -75,7 +86,8 @@ fn metrics_and_events_that_do_not_fit_end_the_run() {
         return;
     }
     let place = Place::new();
-    let ended = train_on_a_small_disk(&place, 120, "--num_csx 1 --max_steps 100000");
+    let train = "$agent train -p params.yaml -o m --num_csx 1 --max_steps 100000; ended=$?";
+    let ended = train_on_a_small_disk(&place, 120, train);
     failed_for_space(&place, &ended);
     assert!(checkpoints(&place.path("kept")).is_empty());
     // To the last whole line.
