@@ -23,6 +23,7 @@ const FORBIDDEN: &[(&str, &[&[&str]])] = &[
     ("millrace-data", &[NETWORK, KUBERNETES, SQL]),
     ("millrace-checkpoint", &[NETWORK, KUBERNETES, SQL]),
     ("millrace-telemetry", &[NETWORK, KUBERNETES, SQL]),
+    ("millrace-traces", &[KUBERNETES, SQL]),
     ("millrace-protocol", &[KUBERNETES, SQL]),
     ("millrace-agents", &[KUBERNETES, SQL]),
     ("millrace-control", &[SQL]),
@@ -41,6 +42,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("millrace-data", &["millrace-roots"]),
     ("millrace-checkpoint", &["millrace-emulator", "millrace-roots"]),
     ("millrace-telemetry", &["millrace-roots"]),
+    ("millrace-traces", &[]),
     ("millrace-charts", &[]),
     // Targets for fuzzing reach everything that reads bytes.
     (
@@ -70,11 +72,19 @@ const OWN: &[(&str, &[&str])] = &[
             "millrace-data",
             "millrace-checkpoint",
             "millrace-telemetry",
+            "millrace-traces",
         ],
     ),
     (
         "millrace-control",
-        &["millrace-crds", "millrace-params", "millrace-emulator", "millrace-protocol", "millrace-telemetry"],
+        &[
+            "millrace-crds",
+            "millrace-params",
+            "millrace-emulator",
+            "millrace-protocol",
+            "millrace-telemetry",
+            "millrace-traces",
+        ],
     ),
     (
         "millrace-api",
@@ -89,9 +99,13 @@ const OWN: &[(&str, &[&str])] = &[
             "millrace-roots",
             "millrace-store",
             "millrace-telemetry",
+            "millrace-traces",
         ],
     ),
-    ("millrace-operator", &["millrace-control", "millrace-crds", "millrace-protocol", "millrace-telemetry"]),
+    (
+        "millrace-operator",
+        &["millrace-control", "millrace-crds", "millrace-protocol", "millrace-telemetry", "millrace-traces"],
+    ),
 ];
 
 /// The only crates that may ask the emulator for its arithmetic.

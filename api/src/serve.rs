@@ -12,11 +12,14 @@ use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use millrace_control::Workers;
-use millrace_control::program::{end_signals, ended, log_to_stderr};
+use millrace_control::program::{Logging, end_signals, ended};
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::{ApplianceDocument, ApplianceSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
+use millrace_telemetry::logs::Format;
+use millrace_traces::Traces;
 use serde_json::{Value, json};
+use tracing::level_filters::LevelFilter;
 
 use crate::backend::Backend;
 use crate::cli::Database;
@@ -106,7 +109,10 @@ pub struct Serve {
     identity: String,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
-    log: log::LevelFilter,
+    log: LevelFilter,
+    /// How lines of the log are written: text or json
+    #[arg(long, env = Format::VARIABLE, default_value_t)]
+    log_format: Format,
     #[command(flatten)]
     database: Database,
 }
@@ -119,12 +125,21 @@ fn network(text: &str) -> Result<IpNet, String> {
         .map_err(|_| format!("{text:?} is no network: write it as 10.0.0.0/8 or fd00::/8"))
 }
 
+/// Logs to standard error what our own crates say, and sends traces where the environment names a collector.
+///
+/// # Errors
+/// As [`Logging::install`].
+pub fn log(level: LevelFilter, format: Format) -> Result<Traces, millrace_traces::Error> {
+    let wanted = |target: &str| target.starts_with("millrace");
+    Logging { program: "millrace-api", level, format, wanted }.install()
+}
+
 /// Serves until it is told to end.
 ///
 /// # Errors
 /// It can't begin: a sentence.
 pub async fn run(args: Serve) -> anyhow::Result<()> {
-    log_to_stderr(args.log, |metadata| metadata.target().starts_with("millrace"));
+    let _traces = log(args.log, args.log_format)?;
     let ending = end_signals().context("can't listen for signals")?;
     let tls = tls(&args)?;
     let secure = tls.is_some();

@@ -29,6 +29,7 @@ pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Res
     here.apply(&children::service(attempt)).await?;
     here.apply(&children::network_policy(attempt)).await?;
     let mut missing = children::pods(attempt);
+    missing.iter_mut().for_each(|pod| children::set_log_format(pod, cluster.log_format));
     missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
     if missing.is_empty() {
         return here.sweep(attempt).await;

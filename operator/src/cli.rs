@@ -1,6 +1,8 @@
 //! The operator's command line; the chart sets it by the environment.
 
 use clap::Parser;
+use millrace_telemetry::logs::Format;
+use tracing::level_filters::LevelFilter;
 
 /// Runs TrainJobs on the cluster it is in.
 #[derive(Clone, Debug, Parser)]
@@ -41,5 +43,8 @@ pub struct Args {
     pub api_hosts: Vec<String>,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
-    pub log: log::LevelFilter,
+    pub log: LevelFilter,
+    /// How lines of the log are written: text or json
+    #[arg(long, env = Format::VARIABLE, default_value_t)]
+    pub log_format: Format,
 }

@@ -15,11 +15,13 @@ use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::{Event, Role};
 use millrace_crds::{Appliance, ApplianceStatus, Grant, Progress, TrainJob, TrainJobStatus};
 use millrace_protocol::security::{AttemptName, Expected, Name};
+use millrace_telemetry::logs::Format;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::authority::Keeper;
 use crate::children::{APPLIANCE, ENDING, MANAGER, Names, SYSTEM, UID, cs2_selector, host, journal_address};
+use crate::cli::Args;
 use crate::error::Error;
 use crate::observe::{agent, last_report};
 use crate::seed::Values;
@@ -42,12 +44,16 @@ pub struct Cluster {
     rest_server: bool,
     /// The chart's values for the appliance.
     values: Option<Values>,
+    /// How agents write their logs.
+    pub log_format: Format,
 }
 
 impl Cluster {
-    /// As its leader of this epoch sees it; `rest_server` says whether one copies the history of deleted jobs.
-    pub const fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, rest_server: bool) -> Self {
-        Self { client, keeper, recorder, epoch, rest_server, values: None }
+    /// As its leader of this epoch sees it; of `args` count whether a REST server copies the history of deleted jobs, and how
+    /// logs are written.
+    pub const fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, args: &Args) -> Self {
+        let Args { rest_server, log_format, .. } = *args;
+        Self { client, keeper, recorder, epoch, rest_server, values: None, log_format }
     }
 
     /// Compares the appliance with these values.

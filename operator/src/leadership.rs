@@ -86,7 +86,7 @@ impl Leadership {
             ending.clone(),
         );
         let values = args.appliance.as_deref().map(Values::read).transpose()?;
-        let world = Cluster::new(client.clone(), keeper, recorder, epoch, args.rest_server).with_values(values);
+        let world = Cluster::new(client.clone(), keeper, recorder, epoch, &args).with_values(values);
         let site = Arc::new(Pods { image: args.image });
         let (visits, wanted) = mpsc::unbounded_channel();
         let workers = Workers::for_this_machine();

@@ -10,7 +10,13 @@ use millrace_operator::run;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    run::log_to_stderr(args.log);
+    let _traces = match run::log(&args) {
+        Ok(traces) => traces,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run::run(args)));
     match ended {

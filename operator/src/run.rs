@@ -20,11 +20,13 @@ use kube::core::ApiResource;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
-use millrace_control::program::{self, end_signals, ended};
+use millrace_control::program::{Logging, end_signals, ended};
 use millrace_control::watchdog::Watchdog;
 use millrace_crds::{Appliance, TrainJob};
+use millrace_traces::Traces;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tracing::level_filters::LevelFilter;
 
 use crate::children::MANAGER;
 use crate::cli::Args;
@@ -158,9 +160,13 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
     Ok(highest)
 }
 
-/// Logs to standard error. What kube tells is for those who ask for more than usual.
-pub fn log_to_stderr(level: log::LevelFilter) {
-    program::log_to_stderr(level, |metadata| {
-        log::max_level() > log::LevelFilter::Info || !metadata.target().starts_with("kube")
-    });
+/// Logs to standard error, and sends traces where the environment names a collector. What kube tells is for those who ask for
+/// more than usual.
+///
+/// # Errors
+/// As [`Logging::install`].
+pub fn log(args: &Args) -> Result<Traces, millrace_traces::Error> {
+    let ours = |target: &str| !target.starts_with("kube");
+    let wanted: fn(&str) -> bool = if args.log > LevelFilter::INFO { |_| true } else { ours };
+    Logging { program: "millrace-operator", level: args.log, format: args.log_format, wanted }.install()
 }

@@ -17,7 +17,7 @@ use millrace_protocol::launch::{
 };
 use millrace_protocol::security::{Credentials, Identity, IdentityError, Protection};
 use millrace_telemetry::journal::Outcome;
-use millrace_telemetry::logs::Level;
+use millrace_telemetry::logs::{Format, Level};
 
 use super::{Exit, Launch, watch_parent};
 use crate::failure::Failure;
@@ -74,6 +74,9 @@ struct Line {
     /// Level of what goes to stderr.
     #[arg(long, default_value = "INFO", value_parser = parse_level)]
     logging: Level,
+    /// How that is written: text or json.
+    #[arg(long, env = Format::VARIABLE, default_value_t)]
+    log_format: Format,
     /// A coordinator's launch document: a file, or `-` for the first line of standard input.
     #[arg(long)]
     launch: Option<PathBuf>,
@@ -166,6 +169,7 @@ fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
         threads: line.threads.map(usize::from),
         isa: line.isa,
         level: line.logging,
+        log_format: line.log_format,
         launch,
         last_report,
         by_launcher: started_by_launcher(),

@@ -12,7 +12,7 @@ use millrace_emulator::numerics::Isa;
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
 use millrace_telemetry::journal::{Outcome, Reason};
-use millrace_telemetry::logs::{AgentName, Level, Logger, print_to_stderr};
+use millrace_telemetry::logs::{AgentName, Format, Level, Logger, print_to_stderr};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -47,6 +47,8 @@ pub struct RoleArgs {
     pub isa: Option<Isa>,
     /// What goes to stderr.
     pub level: Level,
+    /// How that is written.
+    pub log_format: Format,
     /// The job; the coordinator's only.
     pub launch: Option<Box<Launch>>,
     /// Where the coordinator's last report goes.
@@ -54,6 +56,9 @@ pub struct RoleArgs {
     /// Whether a local launcher runs this process, which shows the user what has to be shown.
     pub by_launcher: bool,
 }
+
+/// What agents are called in traces.
+pub(crate) const PROGRAM: &str = "millrace-agent";
 
 /// What every driver has at hand.
 pub(crate) struct Context {
@@ -120,8 +125,8 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
             print_to_stderr(line);
         }
     };
-    let logger = Logger::new(name, args.level, console);
-    logger.install().map_err(Failure::own)?;
+    let logger = Logger::new(name, args.level, args.log_format, console);
+    let _traces = millrace_traces::install(PROGRAM, logger.layer()).map_err(Failure::own)?;
     let context = Context { args, logger, metrics, ready };
     match role {
         Role::MemoryX => memoryx::run(context, terminate).await?,

@@ -44,9 +44,6 @@ pub enum Error {
     /// A role name that cannot be part of a file name.
     #[error("{0:?} cannot be an agent's name: only lower-case letters, digits and '-' are allowed")]
     AgentName(String),
-    /// A second logger was installed in one process.
-    #[error("this process already has a logger")]
-    LoggerInstalled,
 }
 
 impl Error {
@@ -75,7 +72,7 @@ impl Error {
             Self::StaleAttempt { .. } => {
                 Some("another run owns this model_dir: let it end, or choose another --model_dir")
             }
-            Self::NewerJournal { .. } | Self::AgentName(_) | Self::LoggerInstalled => None,
+            Self::NewerJournal { .. } | Self::AgentName(_) => None,
         }
     }
 }

@@ -13,18 +13,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_control::program::{end_signals, ended, log_to_stderr};
+use millrace_control::program::{end_signals, ended};
 use millrace_protocol::proto::files_server::FilesServer;
 use millrace_protocol::proto::journal_server::JournalServer;
 use millrace_protocol::security::{Admit, Identity, Protection, listen};
 use millrace_protocol::transport;
+use millrace_telemetry::logs::Format;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tracing::level_filters::LevelFilter;
 
 use crate::files::{DEFAULT_EXPORT_BYTES, Exports};
 use activity::Activity;
 
-use crate::private;
+use crate::{private, serve};
 use service::{FilesService, JournalService};
 
 /// For streams that are open when it is told to end.
@@ -54,6 +56,9 @@ pub struct Reader {
     /// It ends when nobody has asked for anything for so long
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle_seconds: u64,
+    /// How lines of the log are written: text or json
+    #[arg(long, env = Format::VARIABLE, default_value_t)]
+    log_format: Format,
 }
 
 /// What a reader reads.
@@ -71,9 +76,9 @@ struct Reads {
 /// # Errors
 /// It can't begin: a sentence.
 pub async fn run(args: Reader) -> anyhow::Result<()> {
-    log_to_stderr(log::LevelFilter::Info, |metadata| metadata.target().starts_with("millrace"));
+    let _traces = serve::log(LevelFilter::INFO, args.log_format)?;
     let ending = end_signals().context("can't listen for signals")?;
-    let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds } = args;
+    let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
     private::make_all_private();
     millrace_roots::restrict([there(&model_dir), there(&exports)]).context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;

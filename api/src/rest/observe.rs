@@ -1,4 +1,5 @@
-//! What every request leaves behind: a name on its answer, a line in the log, and numbers for Prometheus.
+//! What every request leaves behind: a name on its answer, a line in the log, numbers for Prometheus, and a span that goes on
+//! with the client's trace where its headers name one.
 //!
 //! The log tells at level info of requests that may change something, so that it says who did what; of all others at level
 //! debug. What stands behind `?` is not told, and no header is.
@@ -11,7 +12,7 @@ use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::{Extensions, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use log::Level;
+use tracing::Instrument;
 
 use super::{Api, problem, tokens};
 use crate::request;
@@ -29,15 +30,32 @@ pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: N
     // Every path that is none of ours is one series.
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()).unwrap_or_default();
 
-    let (response, who) = request::answering(&id, next.run(request)).await;
+    let span = tracing::info_span!(
+        "request",
+        otel.name = %format_args!("{method} {route}"),
+        otel.kind = "server",
+        http.request.method = %method,
+        http.route = route,
+        http.response.status_code = tracing::field::Empty,
+        client.address = %from,
+        enduser.id = tracing::field::Empty,
+        request.id = id,
+    );
+    millrace_traces::follow(&span, |name| request.headers().get(name)?.to_str().ok());
+    let (response, who) = request::answering(&id, next.run(request)).instrument(span.clone()).await;
     let mut response = problem::told(response, &path);
     let code = response.status();
     api.traffic.answered(verb(&method), &route, code.as_str(), began.elapsed());
-    let level = if method.is_safe() { Level::Debug } else { Level::Info };
     let who = who.unwrap_or_default();
+    span.record("http.response.status_code", code.as_u16());
+    span.record("enduser.id", &who);
     let made = response.headers().get(header::LOCATION).and_then(|made| made.to_str().ok()).unwrap_or(&path);
     let made = without_tokens(made);
-    log::log!(level, "{code} {method} {made} by {who:?} from {from} (request {id})");
+    if method.is_safe() {
+        tracing::debug!("{code} {method} {made} by {who:?} from {from} (request {id})");
+    } else {
+        tracing::info!("{code} {method} {made} by {who:?} from {from} (request {id})");
+    }
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }

@@ -126,6 +126,8 @@ pub fn everything() -> Value {
             "priorityClassName": "system-cluster-critical",
             "networkPolicy": {"enabled": true, "apiServerPorts": [16443], "databasePorts": [6432]},
         },
+        "logFormat": "json",
+        "tracing": {"endpoint": "http://collector.monitoring:14317", "ports": [14317]},
         "rbac": {"aggregate": false},
         "priorities": {"create": false},
         "monitoring": {

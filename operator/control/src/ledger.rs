@@ -25,6 +25,7 @@ use millrace_crds::{
 };
 use millrace_params::ApplianceSpec;
 use tokio::time::timeout;
+use tracing::Instrument;
 
 use crate::control::Control;
 use crate::world::{Error, Priorities, World};
@@ -66,7 +67,8 @@ pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control
         control.appliance_activity.changed(ObjectRef::from_obj(&*appliance));
         return Ok(Action::requeue(wait));
     }
-    let done = timeout(UPDATE_TIMEOUT, update(&appliance, &control)).await;
+    let span = tracing::info_span!("update ledger", appliance = appliance.name_any());
+    let done = timeout(UPDATE_TIMEOUT, update(&appliance, &control).instrument(span)).await;
     let done = done.unwrap_or(Err(crate::Error::TimedOut(UPDATE_TIMEOUT)));
     control.metrics.visited_appliance(began.elapsed(), done.is_ok());
     done

@@ -3,9 +3,15 @@
 use std::io;
 
 use k8s_openapi::jiff::Timestamp;
-use log::{LevelFilter, Log, Metadata, Record};
+use millrace_telemetry::logs::Format;
+use millrace_traces::Traces;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::layer::Layer;
 
 /// Becomes true on SIGTERM or Ctrl-C.
 ///
@@ -30,26 +36,46 @@ pub async fn ended(mut ending: watch::Receiver<bool>) {
     let _ = ending.wait_for(|ended| *ended).await;
 }
 
-/// Logs to standard error, one line each: up to `level`, and of that what is `wanted`. Libraries tell much that comes back from
-/// them as an error, too, and is told by us.
-pub fn log_to_stderr(level: LevelFilter, wanted: fn(&Metadata<'_>) -> bool) {
-    struct Stderr(fn(&Metadata<'_>) -> bool);
+/// How a program logs.
+#[derive(Clone, Copy, Debug)]
+pub struct Logging {
+    /// What the program is called in traces.
+    pub program: &'static str,
+    /// Up to which level.
+    pub level: LevelFilter,
+    /// How lines are written.
+    pub format: Format,
+    /// Whether a target is wanted. Libraries tell much that comes back from them as an error, too, and is told by us.
+    pub wanted: fn(&str) -> bool,
+}
 
-    impl Log for Stderr {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.level() <= log::max_level() && (self.0)(metadata)
-        }
-
-        fn log(&self, record: &Record<'_>) {
-            if self.enabled(record.metadata()) {
-                let now = Timestamp::now();
-                eprintln!("{now:.3} {} {}: {}", record.level(), record.target(), record.args());
+impl Logging {
+    /// Logs to standard error, one line each, and sends spans where the environment names a collector. What it returns is to
+    /// be kept until the program ends: then the last spans are sent.
+    ///
+    /// # Errors
+    /// The collector's address can't be used, or this process logs already.
+    pub fn install(self) -> Result<Traces, millrace_traces::Error> {
+        let Self { program, level, format, wanted } = self;
+        let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_timer(Milliseconds);
+        let wanted = filter_fn(move |metadata| metadata.is_event() && wanted(metadata.target()));
+        let wanted = wanted.with_max_level_hint(level).and(level);
+        let layer = match format {
+            Format::Text => lines.with_filter(wanted).boxed(),
+            Format::Json => {
+                let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+                lines.with_filter(wanted).boxed()
             }
-        }
-
-        fn flush(&self) {}
+        };
+        millrace_traces::install(program, layer)
     }
+}
 
-    // A second logger is refused; there is none before `main`.
-    let _ = log::set_boxed_logger(Box::new(Stderr(wanted))).map(|()| log::set_max_level(level));
+/// Times as RFC 3339 in UTC, to the millisecond.
+struct Milliseconds;
+
+impl FormatTime for Milliseconds {
+    fn format_time(&self, line: &mut Writer<'_>) -> std::fmt::Result {
+        write!(line, "{:.3}", Timestamp::now())
+    }
 }

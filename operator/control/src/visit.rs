@@ -12,8 +12,11 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::{Command, Decision, Granted, Observed, Refusal, Report, decide, decide_leaving};
-use millrace_crds::{Appliance, ClusterSpec, ConditionType, QueuePlace, QueueReason, Resolution, TrainJob};
+use millrace_crds::{
+    Appliance, ClusterSpec, ConditionType, QueuePlace, QueueReason, Resolution, State, TrainJob, TrainJobStatus,
+};
 use tokio::time::timeout;
+use tracing::Instrument;
 
 use crate::control::Control;
 use crate::launch::resolved_job;
@@ -73,7 +76,16 @@ pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -
             None => leave(&job, &uid, &control).await,
         }
     };
-    let done = timeout(VISIT_TIMEOUT, visiting).await.unwrap_or(Err(crate::Error::TimedOut(VISIT_TIMEOUT)));
+    let span = tracing::info_span!(
+        "visit",
+        job = %ObjectRef::from_obj(&*job),
+        job.uid = job.uid(),
+        attempt = tracing::field::Empty,
+        state.before = tracing::field::Empty,
+        state.after = tracing::field::Empty,
+    );
+    let done =
+        timeout(VISIT_TIMEOUT, visiting.instrument(span)).await.unwrap_or(Err(crate::Error::TimedOut(VISIT_TIMEOUT)));
     control.metrics.visited(began.elapsed(), done.is_ok());
     done
 }
@@ -117,6 +129,7 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
         // Somebody else wrote meanwhile: what was decided is of yesterday.
         return Ok(Action::requeue(AFTER_CONFLICT));
     }
+    trace(job, &decision);
     let granted = control.grant(&job.spec.appliance, &seen.uid).and_then(|grant| Some(grant.since?.0));
     control.metrics.recorded(job, &decision.status, granted, seen.observed.now);
     for event in &decision.events {
@@ -131,6 +144,15 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
         done => done?,
     }
     Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
+}
+
+/// Puts into the span of a visit what came of it.
+fn trace(job: &TrainJob, decision: &Decision) {
+    let span = tracing::Span::current();
+    let state = |status: Option<&TrainJobStatus>| status.and_then(TrainJobStatus::state).map(State::as_str);
+    span.record("state.before", state(job.status.as_ref()));
+    span.record("state.after", state(Some(&decision.status)));
+    span.record("attempt", decision.status.attempt);
 }
 
 /// Finds out what is there.
@@ -203,7 +225,8 @@ async fn carry_out<W: World>(
                 let number = *attempt;
                 let systems = &decision.status.systems;
                 let attempt = Attempt { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
-                let made = control.world.run(&attempt, &seen.there).await;
+                let span = tracing::info_span!("launch", attempt = number, systems = systems.len());
+                let made = control.world.run(&attempt, &seen.there).instrument(span).await;
                 control.set_refusal(&seen.uid, number, made.as_ref().err().map(refusal::<W>));
                 made?;
                 // Where its coordinator is may be known only now; a job of a second has told all before a second try.

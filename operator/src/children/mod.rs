@@ -22,7 +22,7 @@ pub use launch::launch;
 pub use mounts::MODEL_DIR;
 pub use names::{APPLIANCE, ATTEMPT, INDEX, JOB, MANAGER, Names, ROLE, SYSTEM, UID, cs2_selector};
 pub use network_policy::network_policy;
-pub use pod::{CONTAINER, ENDING, pods};
+pub use pod::{CONTAINER, ENDING, pods, set_log_format};
 pub use reader::{API, READER, Reader, reader_name, reader_policy, reader_spec};
 pub use service::{control_address, host, journal_address, service};
 

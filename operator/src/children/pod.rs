@@ -12,6 +12,7 @@ use millrace_control::Attempt;
 use millrace_crds::decide::Role;
 use millrace_crds::{ClusterSpec, PullPolicy};
 use millrace_protocol::launch::{ALLOCATOR, DATA_ENCRYPTION_VARIABLE, IDENTITY_VARIABLE, ROLE_VARIABLE};
+use millrace_telemetry::logs::Format;
 
 use super::mounts::Mounts;
 use super::resources::resources;
@@ -144,6 +145,17 @@ fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
     flag("advertise", "$(POD_IP)".to_owned());
     flag("coordinator", control_address(&Names::of(attempt.job), &namespace));
     arguments
+}
+
+/// Has the agent of `pod` write its log in `format`.
+pub fn set_log_format(pod: &mut Pod, format: Format) {
+    if format == Format::default() {
+        return;
+    }
+    let variable = EnvVar { name: Format::VARIABLE.to_owned(), value: Some(format.to_string()), ..EnvVar::default() };
+    for container in pod.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
+        container.env.get_or_insert_default().push(variable.clone());
+    }
 }
 
 /// What agents of 0.1.0 have no flags for is in the environment, which they do not look at.

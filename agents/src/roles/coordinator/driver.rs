@@ -25,6 +25,7 @@ use super::ending::Ending;
 use super::journal::UserCommand;
 use super::resume::Beginning;
 use super::saver::{Saved, Saver};
+use super::spans::Spans;
 use super::teller::Teller;
 use crate::control::job::CompiledJob;
 use crate::control::server::{ControlEvent, ControlEvents, Hello, Post, StreamNumber};
@@ -75,6 +76,7 @@ pub struct Driver {
     eval_batches: u64,
     lock: Arc<ModelDirLock>,
     teller: Teller,
+    spans: Spans,
     inbox: Inbox,
     machine: Option<Coordinator>,
     waiting: WaitingRoom,
@@ -109,6 +111,7 @@ impl Driver {
         let (work, worked) = mpsc::unbounded_channel();
         let Prepared { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files } = prepared;
         let teller = Teller::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
+        let spans = Spans::begin(beginning.step);
         let last_saved = beginning.saved.clone();
         let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
         Self {
@@ -119,6 +122,7 @@ impl Driver {
             eval_batches,
             lock,
             teller,
+            spans,
             inbox,
             machine: None,
             waiting: WaitingRoom::new(),
@@ -280,12 +284,14 @@ impl Driver {
     /// Gives an event to the machine and carries its commands out.
     fn event(&mut self, event: Event) -> Result<(), Failure> {
         let Some(machine) = &mut self.machine else { return Ok(()) };
+        self.spans.on_event(&event);
         let mut commands = Vec::new();
         machine.on(event, &mut commands);
         commands.into_iter().try_for_each(|command| self.carry(command))
     }
 
     fn carry(&mut self, command: Command) -> Result<(), Failure> {
+        self.spans.on_command(&command);
         match command {
             Command::Send(agent, order) => self.send(agent, &order),
             Command::Stage { step } => self.stage(step),

@@ -9,6 +9,7 @@ mod journal;
 mod policy;
 mod resume;
 mod saver;
+mod spans;
 mod summary;
 mod teller;
 
@@ -30,7 +31,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
 
-use super::{LastReport, RoleArgs};
+use super::{LastReport, PROGRAM, RoleArgs};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::agent::CONTROL_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
@@ -76,8 +77,8 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     check_attempt(&launch, member.attempt())?;
     let console = Console::new();
     let speaker = console.clone();
-    let logger = Logger::new(name, args.level, move |line| speaker.log(line));
-    logger.install().map_err(Failure::own)?;
+    let logger = Logger::new(name, args.level, args.log_format, move |line| speaker.log(line));
+    let _traces = millrace_traces::install(PROGRAM, logger.layer()).map_err(Failure::own)?;
 
     let control = http::listen(&args.listen).await?;
     let journal_port = http::listen(&args.journal_listen).await?;

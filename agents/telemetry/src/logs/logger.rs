@@ -2,13 +2,25 @@
 
 use std::{
     cell::Cell,
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
+    fmt,
     io::Write,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{AgentName, Level, Record};
-use crate::error::{Error, Result};
+use tracing::{
+    Event, Metadata, Subscriber,
+    field::{Field, Visit},
+    level_filters::LevelFilter,
+};
+use tracing_log::NormalizeEvent;
+use tracing_subscriber::{
+    filter::filter_fn,
+    layer::{Context, Layer},
+    registry::LookupSpan,
+};
+
+use super::{AgentName, Format, Level, Record};
 
 /// Crates that carry records over the network.
 const TRANSPORT: [&str; 6] = ["h2", "hyper", "rustls", "tonic", "tower", "tokio_util"];
@@ -27,6 +39,7 @@ pub struct Logger {
 
 struct Shared {
     level: Level,
+    format: Format,
     console: Box<Console>,
     state: Mutex<State>,
 }
@@ -54,12 +67,13 @@ pub fn print_to_stderr(line: &str) {
 }
 
 impl Logger {
-    /// A logger for `agent` (a name that may change, see [`Logger::set_agent`]) that shows records up to `level` through
-    /// `console`: [`print_to_stderr`], or a progress bar's own way to print above itself.
-    pub fn new(agent: AgentName, level: Level, console: impl Fn(&str) + Send + Sync + 'static) -> Self {
+    /// A logger for `agent` (a name that may change, see [`Logger::set_agent`]) that shows records up to `level`, each as one
+    /// line in `format`, through `console`: [`print_to_stderr`], or a progress bar's own way to print above itself.
+    pub fn new(agent: AgentName, level: Level, format: Format, console: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self {
             shared: Arc::new(Shared {
                 level,
+                format,
                 console: Box::new(console),
                 state: Mutex::new(State {
                     agent,
@@ -69,14 +83,14 @@ impl Logger {
         }
     }
 
-    /// Makes this the logger behind the `log` crate's macros, to be done once in a process.
-    ///
-    /// # Errors
-    /// [`Error::LoggerInstalled`].
-    pub fn install(&self) -> Result<()> {
-        log::set_boxed_logger(Box::new(self.clone())).map_err(|_| Error::LoggerInstalled)?;
-        log::set_max_level(self.shared.level.into());
-        Ok(())
+    /// The layer of a subscriber that logs through this.
+    pub fn layer<S>(&self) -> Box<dyn Layer<S> + Send + Sync>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        let logger = self.clone();
+        let wanted = filter_fn(move |metadata| metadata.is_event() && logger.wants(metadata));
+        self.clone().with_filter(wanted.with_max_level_hint(LevelFilter::from(self.shared.level))).boxed()
     }
 
     /// Names the agent anew: an agent learns its index when it joins.
@@ -115,8 +129,8 @@ impl Logger {
 
     /// Our own records up to the level; other crates' warnings, and more of them only when debugging. What carries records to
     /// the coordinator would speak of each of them again, and so for ever.
-    fn wants(&self, metadata: &log::Metadata<'_>) -> bool {
-        let level = Level::from(metadata.level());
+    fn wants(&self, metadata: &Metadata<'_>) -> bool {
+        let level = Level::from(*metadata.level());
         let bound = match self.shared.level {
             bound if metadata.target().starts_with("millrace") => bound,
             Level::Debug if !TRANSPORT.iter().any(|part| metadata.target().starts_with(part)) => Level::Verbose,
@@ -130,7 +144,10 @@ impl Logger {
     }
 
     fn dispatch(&self, record: Record) {
-        (self.shared.console)(&record.to_string());
+        (self.shared.console)(&match self.shared.format {
+            Format::Text => record.to_string(),
+            Format::Json => record.to_json(),
+        });
         let mut state = self.state();
         match &mut state.destination {
             Destination::Held { records, let_go } => {
@@ -149,39 +166,56 @@ impl Logger {
     }
 }
 
-impl log::Log for Logger {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        self.wants(metadata)
-    }
-
-    fn log(&self, said: &log::Record<'_>) {
+impl<S> Layer<S> for Logger
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let Some(_guard) = Guard::enter() else {
             return;
         };
-        if !self.wants(said.metadata()) {
-            return;
-        }
-        let message = if said.target().starts_with("millrace") {
-            said.args().to_string()
+        // What came by way of the `log` crate has its target in a field.
+        let bridged = event.normalized_metadata();
+        let metadata = bridged.as_ref().unwrap_or_else(|| event.metadata());
+        let mut said = Said::default();
+        event.record(&mut said);
+        let message = if metadata.target().starts_with("millrace") {
+            said.message
         } else {
-            format!("{}: {}", said.target(), said.args())
+            format!("{}: {}", metadata.target(), said.message)
         };
         let agent = self.state().agent.clone();
-        let mut record = Record::new(said.level().into(), agent, message);
-        // The visitor never fails, so neither does the visit.
-        let _ = said.key_values().visit(&mut Fields(&mut record));
+        let mut record = Record::new((*metadata.level()).into(), agent, message);
+        record.fields = said.fields;
         self.dispatch(record);
     }
-
-    fn flush(&self) {}
 }
 
-struct Fields<'a>(&'a mut Record);
+/// The fields of an event.
+#[derive(Default)]
+struct Said {
+    message: String,
+    fields: BTreeMap<String, String>,
+}
 
-impl<'kvs> log::kv::VisitSource<'kvs> for Fields<'_> {
-    fn visit_pair(&mut self, key: log::kv::Key<'kvs>, value: log::kv::Value<'kvs>) -> Result<(), log::kv::Error> {
-        self.0.fields.insert(key.to_string(), value.to_string());
-        Ok(())
+impl Said {
+    fn add(&mut self, field: &Field, value: String) {
+        match field.name() {
+            "message" => self.message = value,
+            // The metadata of a record of the `log` crate.
+            name if name.starts_with("log.") => {}
+            name => drop(self.fields.insert(name.to_owned(), value)),
+        }
+    }
+}
+
+impl Visit for Said {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field, format!("{value:?}"));
     }
 }
 
@@ -206,58 +240,87 @@ impl Drop for Guard {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+    use tracing_subscriber::layer::SubscriberExt;
 
     fn logger(level: Level) -> (Logger, mpsc::Receiver<String>) {
-        // The macros ask this global before they ask any logger.
-        log::set_max_level(log::LevelFilter::Trace);
         let (shown, showing) = mpsc::channel();
         let agent = AgentName::new("cs2", 9).unwrap();
-        let logger = Logger::new(agent, level, move |line| {
+        let logger = Logger::new(agent, level, Format::Text, move |line| {
             let (_, said) = line.split_once(' ').unwrap();
             let _ = shown.send(said.to_owned());
         });
         (logger, showing)
     }
 
+    fn logging_to<T>(logger: &Logger, what: impl FnOnce() -> T) -> T {
+        let subscriber = tracing_subscriber::registry().with(logger.layer());
+        tracing::subscriber::with_default(subscriber, what)
+    }
+
     #[test]
     fn levels_and_other_peoples_records() {
+        macro_rules! say {
+            ($target:literal) => {
+                tracing::error!(target: $target, "a");
+                tracing::warn!(target: $target, "b");
+                tracing::info!(target: $target, "c");
+                tracing::debug!(target: $target, "d");
+                tracing::trace!(target: $target, "e");
+            };
+        }
+        // Those of libraries that know nothing of tracing.
+        tracing_log::LogTracer::init().unwrap();
+        let through_log = |target: &str| {
+            log::error!(target: target, "a");
+            log::warn!(target: target, "b");
+            log::info!(target: target, "c");
+            log::debug!(target: target, "d");
+            log::trace!(target: target, "e");
+        };
         let cases =
             [(Level::Error, 1, 1, 1), (Level::Info, 3, 2, 2), (Level::Verbose, 4, 2, 2), (Level::Debug, 5, 4, 2)];
         for (level, ours, theirs, carriers) in cases {
-            let (logger, showing) = logger(level);
-            for target in ["millrace_engine::step", "mio::poll", "h2::client"] {
-                log::error!(logger: &logger, target: target, "a");
-                log::warn!(logger: &logger, target: target, "b");
-                log::info!(logger: &logger, target: target, "c");
-                log::debug!(logger: &logger, target: target, "d");
-                log::trace!(logger: &logger, target: target, "e");
+            for bridged in [false, true] {
+                let (logger, showing) = logger(level);
+                logging_to(&logger, || {
+                    if bridged {
+                        ["millrace_engine::step", "mio::poll", "h2::client"]
+                            .iter()
+                            .for_each(|target| through_log(target));
+                    } else {
+                        say!("millrace_engine::step");
+                        say!("mio::poll");
+                        say!("h2::client");
+                    }
+                });
+                let shown: Vec<_> = showing.try_iter().collect();
+                let of = |target: &str| shown.iter().filter(|line| line.contains(target)).count();
+                let (theirs_shown, carriers_shown) = (of("mio::poll: "), of("h2::client: "));
+                let ours_shown = shown.len() - theirs_shown - carriers_shown;
+                assert_eq!((ours_shown, theirs_shown, carriers_shown), (ours, theirs, carriers), "{level}: {shown:?}");
             }
-            let shown: Vec<_> = showing.try_iter().collect();
-            let of = |target: &str| shown.iter().filter(|line| line.contains(target)).count();
-            let (theirs_shown, carriers_shown) = (of("mio::poll: "), of("h2::client: "));
-            let ours_shown = shown.len() - theirs_shown - carriers_shown;
-            assert_eq!((ours_shown, theirs_shown, carriers_shown), (ours, theirs, carriers), "{level}: {shown:?}");
         }
     }
 
     #[test]
     fn records_wait_for_the_coordinator_and_carry_the_agents_name() {
         let (logger, showing) = logger(Level::Info);
-        for number in 0..HELD + 2 {
-            log::info!(logger: &logger, target: "millrace", step = number; "before");
-        }
+        logging_to(&logger, || {
+            for number in 0..HELD + 2 {
+                tracing::info!(target: "millrace", step = number, "before");
+            }
+        });
         assert_eq!(showing.try_recv().unwrap(), "INFO    cs2-9 before step=0");
 
         logger.set_agent(AgentName::new("cs2", 1).unwrap());
         let (forwarded, forwarding) = mpsc::channel();
-        let own = logger.clone();
         logger.forward(move |record| {
-            log::error!(logger: &own, target: "millrace", "said while forwarding");
+            tracing::error!(target: "millrace", "said while forwarding");
             let _ = forwarded.send(record);
         });
-        log::warn!(logger: &logger, target: "millrace", "after");
+        logging_to(&logger, || tracing::warn!(target: "millrace", "after"));
         logger.hold();
-        log::info!(logger: &logger, target: "millrace", "held again");
+        logging_to(&logger, || tracing::info!(target: "millrace", "held again"));
 
         let records: Vec<_> = forwarding.try_iter().collect();
         assert_eq!(records.len(), 1 + HELD + 1);
@@ -265,5 +328,21 @@ mod tests {
         assert_eq!(records[1].fields["step"], "2");
         assert_eq!(records[HELD + 1].message, "after");
         assert!(records.iter().all(|record| record.agent.as_str() == "cs2-1"));
+    }
+
+    #[test]
+    fn a_line_of_json_has_every_part() {
+        let (shown, showing) = mpsc::channel();
+        let agent = AgentName::new("cs2", 9).unwrap();
+        let logger = Logger::new(agent, Level::Info, Format::Json, move |line| drop(shown.send(line.to_owned())));
+        logging_to(&logger, || tracing::warn!(target: "millrace", step = 7, why = "a \"b\"", "odd\n"));
+        let line = showing.try_recv().unwrap();
+        assert_eq!(line.lines().count(), 1, "{line}");
+        let record: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert!(record["timestamp"].as_str().unwrap().ends_with('Z'), "{line}");
+        for (key, value) in [("level", "WARNING"), ("agent", "cs2-9"), ("message", "odd\n"), ("why", "a \"b\"")] {
+            assert_eq!(record[key], value, "{line}");
+        }
+        assert_eq!(record["step"], "7");
     }
 }

@@ -1,6 +1,6 @@
 //! Log records: what roles say, where it is shown and where it is kept.
 //!
-//! A role logs through the `log` crate's macros; its [`Logger`] shows records on stderr and hands them to the role,
+//! A role logs through the macros of `tracing`; its [`Logger`] shows records on stderr and hands them to the role,
 //! which forwards them to the coordinator; the coordinator keeps them in [`LogFiles`], one file per attempt and agent.
 //! A record is one line, whatever it contains:
 //!
@@ -9,13 +9,16 @@
 //! ```
 
 mod files;
+mod format;
 mod logger;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize, de};
+use tracing::level_filters::LevelFilter;
 
 pub use files::LogFiles;
+pub use format::{Format, UnknownFormat};
 pub use logger::{Logger, print_to_stderr};
 
 use crate::{
@@ -28,8 +31,8 @@ const MAX_MESSAGE: usize = 16 << 10;
 
 /// How much is logged: `--logging`. Each level includes those before it.
 ///
-/// In code, `log::error!` to `log::info!` are what their names say, `log::debug!` is VERBOSE and `log::trace!` is DEBUG,
-/// so that the five levels of users and of the `log` crate are the same ladder.
+/// In code, `error!` to `info!` are what their names say, `debug!` is VERBOSE and `trace!` is DEBUG, so that the five levels
+/// of users and of `tracing` are the same ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {
@@ -61,26 +64,26 @@ impl Level {
     }
 }
 
-impl From<log::Level> for Level {
-    fn from(level: log::Level) -> Self {
+impl From<tracing::Level> for Level {
+    fn from(level: tracing::Level) -> Self {
         match level {
-            log::Level::Error => Self::Error,
-            log::Level::Warn => Self::Warning,
-            log::Level::Info => Self::Info,
-            log::Level::Debug => Self::Verbose,
-            log::Level::Trace => Self::Debug,
+            tracing::Level::ERROR => Self::Error,
+            tracing::Level::WARN => Self::Warning,
+            tracing::Level::INFO => Self::Info,
+            tracing::Level::DEBUG => Self::Verbose,
+            tracing::Level::TRACE => Self::Debug,
         }
     }
 }
 
-impl From<Level> for log::LevelFilter {
+impl From<Level> for LevelFilter {
     fn from(level: Level) -> Self {
         match level {
-            Level::Error => Self::Error,
-            Level::Warning => Self::Warn,
-            Level::Info => Self::Info,
-            Level::Verbose => Self::Debug,
-            Level::Debug => Self::Trace,
+            Level::Error => Self::ERROR,
+            Level::Warning => Self::WARN,
+            Level::Info => Self::INFO,
+            Level::Verbose => Self::DEBUG,
+            Level::Debug => Self::TRACE,
         }
     }
 }
@@ -180,6 +183,23 @@ impl Record {
     }
 }
 
+impl Record {
+    /// The record as one line of JSON, its fields beside `timestamp`, `level`, `agent` and `message`, which win.
+    pub fn to_json(&self) -> String {
+        let Self { unix_ms, level, agent, message, fields } = self;
+        let mut line: BTreeMap<&str, &str> = fields.iter().map(|(key, value)| (&**key, &**value)).collect();
+        let timestamp = rfc3339(*unix_ms);
+        line.extend([
+            ("timestamp", &*timestamp),
+            ("level", level.as_str()),
+            ("agent", agent.as_str()),
+            ("message", &**message),
+        ]);
+        // Texts by texts: nothing of that can't be written.
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+}
+
 /// The record as one line, without a line feed. Control characters are escaped, so that nothing said by a peer can
 /// forge another line or move a terminal's cursor.
 impl fmt::Display for Record {
@@ -255,8 +275,8 @@ mod tests {
     fn levels_by_name() {
         for level in Level::ALL {
             assert_eq!(level.as_str().parse(), Ok(level));
-            let filter = log::LevelFilter::from(level);
-            assert_eq!(filter.to_level().map(Level::from), Some(level));
+            let filter = LevelFilter::from(level);
+            assert_eq!(filter.into_level().map(Level::from), Some(level));
         }
         assert_eq!("info".parse(), Ok(Level::Info));
         let unknown = "LOUD".parse::<Level>().unwrap_err();

@@ -1,0 +1,40 @@
+//! The coordinator's spans: one for the run, and in it one for each checkpoint that is saved and each evaluation. None for a
+//! step: a run has millions.
+
+use millrace_engine::coordinator::{Command, Event};
+use tracing::Span;
+
+/// See the module text.
+pub struct Spans {
+    run: Span,
+    checkpoint: Option<Span>,
+    evaluation: Option<Span>,
+}
+
+impl Spans {
+    /// The run begins after `step` updates.
+    pub fn begin(step: u64) -> Self {
+        let run = tracing::info_span!(parent: None, "run", step.first = step);
+        Self { run, checkpoint: None, evaluation: None }
+    }
+
+    /// Ends what the event ends.
+    pub fn on_event(&mut self, event: &Event) {
+        if matches!(event, Event::Published { .. }) {
+            self.checkpoint = None;
+        }
+    }
+
+    /// Begins what the command begins, and ends what it ends.
+    pub fn on_command(&mut self, command: &Command) {
+        match command {
+            Command::Stage { step } => {
+                self.checkpoint = Some(tracing::info_span!(parent: &self.run, "save checkpoint", step));
+            }
+            Command::NotSaved { .. } => self.checkpoint = None,
+            Command::Evaluating => self.evaluation = Some(tracing::info_span!(parent: &self.run, "evaluate")),
+            Command::Evaluated(_) => self.evaluation = None,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Sends batches of spans over gRPC, and logs once that it can't.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter as Otlp};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use tokio::runtime::Handle;
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Exporter {
+    inner: Arc<Otlp>,
+    /// The threads that send. Batches come from a thread that is none of them.
+    runtime: Handle,
+    failing: AtomicBool,
+}
+
+impl Exporter {
+    /// An exporter as the environment describes it, to be made within `runtime`.
+    ///
+    /// # Errors
+    /// The endpoint, or another variable, can't be used.
+    pub fn new(runtime: Handle) -> Result<Self, ExporterBuildError> {
+        let inner = Otlp::builder().with_tonic().build()?;
+        Ok(Self { inner: Arc::new(inner), runtime, failing: AtomicBool::new(false) })
+    }
+
+    /// Logs a failure after a success, and a success after a failure.
+    fn note(&self, result: &OTelSdkResult) {
+        match result {
+            Ok(()) => {
+                if self.failing.swap(false, Ordering::Relaxed) {
+                    tracing::info!("traces are sent again");
+                }
+            }
+            Err(error) => {
+                if !self.failing.swap(true, Ordering::Relaxed) {
+                    tracing::warn!("traces can't be sent and are dropped, until the collector takes them: {error}");
+                }
+            }
+        }
+    }
+}
+
+impl SpanExporter for Exporter {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let inner = self.inner.clone();
+        let sent = self.runtime.spawn(async move { inner.export(batch).await }).await;
+        let result = sent.unwrap_or_else(|error| Err(OTelSdkError::InternalFailure(error.to_string())));
+        self.note(&result);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.inner.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        // Nothing else has it before the first batch.
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.set_resource(resource);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Spans that go on with a trace of somebody else's, by the headers of W3C Trace Context.
+
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::TraceContextExt;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+/// The headers of a request, by name.
+struct Headers<'a>([(&'static str, Option<&'a str>); 2]);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(name, _)| *name == key)?.1
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _)| *name).collect()
+    }
+}
+
+/// Makes `span` a child of the one that the headers `traceparent` and `tracestate` name. Headers that can't be read, or are
+/// not there, change nothing.
+pub fn follow<'a>(span: &Span, header: impl Fn(&str) -> Option<&'a str>) {
+    if span.is_disabled() {
+        return;
+    }
+    let headers = Headers(["traceparent", "tracestate"].map(|name| (name, header(name))));
+    let context = TraceContextPropagator::new().extract(&headers);
+    if context.span().span_context().is_valid() {
+        // A span that no collector gets has no parent to be set.
+        let _ = span.set_parent(context);
+    }
+}
