@@ -40,6 +40,12 @@ fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
     let trained = place.succeed("train -o out -p project/params.yaml");
     let told = "One epoch of the training data is 77 samples, 1,232 tokens, 9.6 steps.";
     assert!(trained.stdout.contains(told), "{}", trained.stdout);
+    // 154 samples are 19 whole batches of 8.
+    let epochs = [TEXT, VOCABULARY, ("max_steps: 6", "max_epochs: 2\n    log_steps: 19"), ("    log_steps: 1\n", "")];
+    place.params("project/epochs.yaml", &epochs);
+    let trained = place.succeed("train -o epochs -p project/epochs.yaml");
+    assert!(trained.stdout.contains("Training ends at step 19"), "{}", trained.stdout);
+    assert!(place.path("epochs/checkpoint_19").is_dir());
 }
 
 #[test]

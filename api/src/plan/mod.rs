@@ -117,6 +117,19 @@ const EXCEEDS_HOST: &str = "ExceedsHost";
 const DATA_UNCHECKED: &str = "data files are not checked here, as this server does not see the volumes of the cluster: a job \
                               fails at its start where one is missing";
 
+impl Plan {
+    /// The plan of a job with this epoch of training data, and this last step.
+    #[must_use]
+    pub fn with_epoch(self, epoch: Option<Epoch>, last_step: Option<u64>) -> Self {
+        let steps = last_step.map(|steps| steps as f64);
+        let projected = self.projected.map(|projected| Projected {
+            seconds: steps.map_or(projected.seconds, |steps| projected.step_seconds * steps),
+            ..projected
+        });
+        Self { epoch, projected, ..self }
+    }
+}
+
 /// See the module text.
 pub struct Planner {
     /// What a TrainJob is.

@@ -112,13 +112,22 @@ impl Local {
         Ok(Self { objects, machine, control, planner, compute, exports, ending, running, _claim: claim })
     }
 
-    /// Refuses a job whose data are not there; what an epoch of it is, where that is known.
-    async fn look_at_data(&self, order: &Order, job: &TrainJob, resolution: &Resolution) -> Result<Option<Epoch>> {
-        let (resolved, _) = resolved_job(resolution).map_err(|error| Refusal::internal("plan a job", &error))?;
+    /// Refuses a job whose data are not there; what an epoch of it is, and its last step, where these are known.
+    async fn look_at_data(
+        &self,
+        order: &Order,
+        job: &TrainJob,
+        resolution: &Resolution,
+    ) -> Result<(Option<Epoch>, Option<u64>)> {
+        let (mut resolved, _) = resolved_job(resolution).map_err(|error| Refusal::internal("plan a job", &error))?;
         let (directories, job, texts) = (self.machine.directories.clone(), job.clone(), order.texts.clone());
         let looking = self.compute.run_heavy(&order.account, move || {
-            inputs::look(&directories, &job, &resolved, texts.as_ref())
-                .map_err(|why| Refusal::new(Reason::BadParams, why))
+            let epoch = inputs::look(&directories, &job, &resolved, texts.as_ref());
+            let epoch = epoch.map_err(|why| Refusal::new(Reason::BadParams, why))?;
+            if let Some(epoch) = epoch {
+                resolved.end_with_epochs(epoch.samples);
+            }
+            Ok((epoch, resolved.run.known_max_steps()))
         });
         looking.await
     }
@@ -211,7 +220,10 @@ impl Backend for Local {
         let (_, job) = self.planner.admitted(order, &priorities).await?;
         let (plan, resolution) = self.planner.plan_and_resolve(&order.account, job.clone(), &priorities).await?;
         match resolution.filter(|_| order.may_create) {
-            Some(resolution) => Ok(Plan { epoch: self.look_at_data(order, &job, &resolution).await?, ..plan }),
+            Some(resolution) => {
+                let (epoch, last_step) = self.look_at_data(order, &job, &resolution).await?;
+                Ok(plan.with_epoch(epoch, last_step))
+            }
             None => Ok(plan),
         }
     }

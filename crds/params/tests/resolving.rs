@@ -340,6 +340,34 @@ fn a_batch_can_be_shared_by_eight_systems_without_a_word_about_leaves() {
 }
 
 #[test]
+fn epochs_end_a_run_where_no_step_does_before() {
+    let ends = |line: &str, samples: u64| {
+        let mut job = resolved(&with("runconfig", line)).job;
+        let known = job.run.known_max_steps();
+        job.end_with_epochs(samples);
+        (known, job.run.max_steps)
+    };
+    let only_epochs = SMALL.replace("max_steps: 100", "max_epochs: 3");
+    let mut job = resolved(&only_epochs).job;
+    assert_eq!((job.run.known_max_steps(), job.run.max_epochs), (None, Some(3)));
+    job.end_with_epochs(21);
+    assert_eq!(job.run.known_max_steps(), Some(7), "63 samples are 7 whole batches of 8");
+    assert_eq!(Job::from_json(&job.to_json()).unwrap(), job);
+    assert_eq!(ends("max_epochs: 2", 400), (Some(100), 100), "two epochs are 100 steps");
+    assert_eq!(ends("num_epochs: 2", 40), (Some(100), 10));
+    assert_eq!(ends("max_epochs: 1", 3), (Some(100), 1), "fewer samples than a batch");
+    assert_eq!(ends("max_epochs: 9000000000000000", u64::MAX), (Some(100), 100));
+    assert_eq!(resolve(&with("runconfig", "max_epochs: 0")).unwrap_err().key(), "runconfig.max_epochs");
+    assert_eq!(
+        resolve(&with("runconfig", "max_epochs: 1\n  num_epochs: 1")).unwrap_err().key(),
+        "runconfig.num_epochs"
+    );
+    let synthetic = SMALL.replace("GptTextDataProcessor", "SyntheticDataProcessor").replace("  tokenizer: bytes\n", "");
+    let error = resolve(&synthetic.replace("max_steps: 100", "max_epochs: 3\n  eval_steps: 1")).unwrap_err();
+    assert_eq!(error.key(), "runconfig.max_epochs", "{}", error.report());
+}
+
+#[test]
 fn equal_jobs_are_equal_bytes() {
     let job = resolved(include_str!("fixtures/gpt3_xl.yaml")).job;
     let json = job.to_json();

@@ -38,6 +38,8 @@ const RANGES: &[(&str, f64, f64)] = &[
     ("model.embedding_dropout_rate", 0.0, 1.0),
     ("model.attention_dropout_rate", 0.0, 1.0),
     ("runconfig.max_steps", 1.0, MOST),
+    ("runconfig.max_epochs", 1.0, MOST),
+    ("runconfig.num_epochs", 1.0, MOST),
     ("runconfig.eval_steps", 1.0, MOST),
     ("runconfig.eval_frequency", 1.0, MOST),
     ("runconfig.max_checkpoints", 1.0, MOST),

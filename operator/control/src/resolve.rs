@@ -52,7 +52,7 @@ impl Needs {
 pub struct Projected {
     /// Of one step.
     pub step_seconds: f64,
-    /// Of all steps of training.
+    /// Of all steps of training; 0 where only the data tell how many there are.
     pub seconds: f64,
     /// Rate.
     pub samples_per_second: f64,
@@ -224,7 +224,7 @@ pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, 
         largest_num_csx: largest_num_csx(job),
         projected: Projected {
             step_seconds: projection.step_seconds,
-            seconds: projection.step_seconds * job.run.max_steps as f64,
+            seconds: projection.step_seconds * job.run.known_max_steps().unwrap_or(0) as f64,
             samples_per_second: projection.samples_per_second,
         },
         host_work: HostWork::new(plan, &traffic(plan, &placement)),

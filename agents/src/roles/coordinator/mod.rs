@@ -179,14 +179,14 @@ pub struct Prepared {
 
 /// Checks everything the user gave before anything is written, then takes model_dir.
 async fn prepare(
-    launch: Launch,
+    mut launch: Launch,
     last_report: LastReport,
     all_on_this_host: bool,
     console: &Console,
 ) -> Result<Prepared, Failure> {
     say_notes(&launch, console);
     let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone(), cuts: None };
-    let compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
+    let mut compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
     let step_estimate = say_plan(&launch, &compiled, all_on_this_host, console)?;
     let job = compiled.job.clone();
     let bar = console.clone();
@@ -201,6 +201,7 @@ async fn prepare(
     if let Some(train) = inputs.train.as_ref().filter(|_| has_end) {
         let epoch = Epoch::new(train.windows(), &launch.job.train_input);
         console.line(format!("One epoch of the training data is {epoch}."));
+        end_with_epochs(&mut launch, &mut compiled, train.windows(), console);
     }
     let eval_batches = eval_batches(&launch, &inputs)?;
     let named = resume::named(&launch)?;
@@ -278,6 +279,15 @@ fn say_plan(
         console.line(format!("Estimate (not a measurement): this host takes about {} a step.", rough_time(seconds)));
     }
     Ok(estimate)
+}
+
+/// Settles the last step of a run that ends after some epochs of `samples` samples each.
+fn end_with_epochs(launch: &mut Launch, compiled: &mut CompiledJob, samples: u64, console: &Console) {
+    let Some(epochs) = launch.job.run.max_epochs else { return };
+    launch.job.end_with_epochs(samples);
+    compiled.job = Arc::new(launch.job.clone());
+    let last = launch.job.run.max_steps;
+    console.line(format!("Training ends at step {last}: at most {epochs} epoch(s) by the params."));
 }
 
 /// Batches of an evaluation: as asked, else all whole batches of the input.

@@ -14,6 +14,11 @@ section! {
         summary_dir: String,
         /// The step to train to, counted from step 0 of the first run.
         max_steps: u64,
+        /// How many times the training data are gone through, from step 0 of the first run; beside `max_steps`, whichever
+        /// ends first. A last batch that would have samples of a further epoch is left out.
+        max_epochs: u64,
+        /// Another spelling of `max_epochs`.
+        num_epochs: u64,
         /// Batches of an evaluation; the whole of `eval_input` by default.
         eval_steps: u64,
         /// Steps between evaluations in mode `train_and_eval`; `checkpoint_steps` by default, and always the last step.
@@ -181,8 +186,7 @@ section! {
     }
     not_yet {
         "num_steps" => "set max_steps, the step to train to",
-        "num_epochs" => "set max_steps, the step to train to",
-        "steps_per_epoch" => "set max_steps, the step to train to",
+        "steps_per_epoch" => "set max_steps, the step to train to, or max_epochs",
         "is_pretrained_checkpoint" => "set load_checkpoint_states: model",
         "dump_activations" => "leave it out",
         "op_profiler_config" => "leave it out",

@@ -19,8 +19,12 @@ pub struct RunSpec {
     pub model_dir: String,
     /// Directory of TensorBoard's event files.
     pub summary_dir: String,
-    /// The step to train to, counted from step 0; 0 in the modes that only evaluate.
+    /// The step to train to, counted from step 0; 0 in the modes that only evaluate, and [`RunSpec::UNTIL_EPOCHS_END`] where
+    /// only `max_epochs` says how long it trains, until [`Job::end_with_epochs`](super::Job::end_with_epochs) has settled it.
     pub max_steps: u64,
+    /// How many times the training data are gone through at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_epochs: Option<u64>,
     /// Batches of an evaluation; `None` for the whole of the eval input.
     pub eval_steps: Option<u64>,
     /// Steps between evaluations in mode `train_and_eval`, where the last step is always evaluated; at least 1.
@@ -64,6 +68,16 @@ pub struct RunSpec {
     pub validate_only: bool,
     /// Labels of the job.
     pub job_labels: BTreeMap<String, String>,
+}
+
+impl RunSpec {
+    /// `max_steps` of a run whose last step only its data tell.
+    pub const UNTIL_EPOCHS_END: u64 = u64::MAX;
+
+    /// The step it trains to, where that is known without its data.
+    pub fn known_max_steps(&self) -> Option<u64> {
+        Some(self.max_steps).filter(|&steps| steps != Self::UNTIL_EPOCHS_END)
+    }
 }
 
 /// What a run does.

@@ -40,6 +40,7 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&RunParams>, over: &O
     let p = given.unwrap_or(&none);
     let (key, word) = choose("--mode", &over.mode, "runconfig.mode", &p.mode);
     let mode = check.word(key, word.as_deref(), Mode::Train, Mode::NAMES, &[]);
+    let max_epochs = max_epochs(check, p).filter(|_| mode.trains());
     let max_steps = max_steps(check, p, over, mode);
     let checkpoint_steps = checkpoint_steps(check, p);
     let log_steps = check.count("runconfig.log_steps", p.log_steps.or(p.save_summary_steps), 1, usize::MAX) as u64;
@@ -59,6 +60,7 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&RunParams>, over: &O
         summary_dir: path(check, "runconfig.summary_dir", p.summary_dir.clone()).unwrap_or_else(|| model_dir.clone()),
         model_dir,
         max_steps,
+        max_epochs,
         eval_steps,
         eval_frequency: check.count("runconfig.eval_frequency", p.eval_frequency, every as usize, usize::MAX) as u64,
         checkpoint_steps,
@@ -111,10 +113,19 @@ fn max_steps(check: &mut Check<'_>, p: &RunParams, over: &Overrides, mode: Mode)
     if !mode.trains() {
         return 0;
     }
+    if steps.is_none() && p.max_epochs.or(p.num_epochs).is_some() {
+        return RunSpec::UNTIL_EPOCHS_END;
+    }
     if steps.is_none() {
-        check.missing(key, "say which step to train to, here or by --max_steps");
+        check.missing(key, "say which step to train to, here or by --max_steps, or how many epochs by max_epochs");
     }
     check.count(key, steps, 1, usize::MAX) as u64
+}
+
+fn max_epochs(check: &mut Check<'_>, p: &RunParams) -> Option<u64> {
+    let (key, other) = ("runconfig.max_epochs", "runconfig.num_epochs");
+    let given = check.either(key, p.max_epochs, other, p.num_epochs);
+    given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
 }
 
 fn checkpoint_steps(check: &mut Check<'_>, p: &RunParams) -> u64 {
@@ -225,6 +236,10 @@ pub(super) fn check_against_inputs(check: &mut Check<'_>, run: &mut RunSpec, inp
             };
             check.invalid(key, says, hint);
         }
+    }
+    if run.max_epochs.is_some() && matches!(inputs.train.source, Source::Synthetic {}) {
+        let hint = "give max_steps instead";
+        check.invalid("runconfig.max_epochs", "is given, but synthetic samples have no end", hint);
     }
     if run.eval_steps.is_none() && eval.is_some_and(|eval| matches!(eval.source, Source::Synthetic {})) {
         check.missing("runconfig.eval_steps", "synthetic samples have no end: say how many batches make an evaluation");

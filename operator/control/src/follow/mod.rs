@@ -77,7 +77,7 @@ impl<W: World> Followers<W> {
             uid: uid.clone(),
             attempt,
             batch: resolved.map(|job| job.train_input.batch_size),
-            total_steps: resolved.filter(|job| job.run.mode.trains()).map(|job| job.run.max_steps),
+            total_steps: resolved.filter(|job| job.run.mode.trains()).and_then(|job| job.run.known_max_steps()),
         };
         let (reports, report) = watch::channel(Report { attempt, ..Report::default() });
         let (stop, stopped) = watch::channel(None);

@@ -42,6 +42,11 @@ impl Writer {
         }
     }
 
+    /// The step that the run trains to, as its coordinator tells it: where epochs end it, nobody knew before.
+    pub(super) fn total_steps(&mut self, total: Option<u64>) {
+        self.total_steps = total.or(self.total_steps);
+    }
+
     pub(super) fn point(&mut self, point: &Point, at: Timestamp) {
         self.progress.attempt = Some(self.attempt);
         self.progress.last_update_time = Some(Time(at));

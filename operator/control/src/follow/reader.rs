@@ -116,6 +116,7 @@ impl<W: World> Listener<'_, W> {
                 self.change(first, |report| report.advanced = Some(at));
             }
             Event::State(state) => {
+                self.writer.total_steps(state.total_steps);
                 // A run that only tells that it is alive has not come any further.
                 let is_news = state.note.is_none() || self.reports.borrow().advanced.is_none();
                 self.change(is_news, |report| {

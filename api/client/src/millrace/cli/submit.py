@@ -297,7 +297,7 @@ def _plan_table(found: Plan) -> str:
             "Systems": ", ".join(found.systems),
             "Queue": place,
             "Start": start,
-            "On a real one": _duration(projected.get("seconds")),
+            "On a real one": _duration(projected.get("seconds") or None),
             "Step there": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,
             "Rate there": f"{projected['samplesPerSecond']:.4g} samples/s"
             if projected.get("samplesPerSecond")
