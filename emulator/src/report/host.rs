@@ -69,8 +69,7 @@ pub fn rough_time(seconds: f64) -> String {
     const HOUR: f64 = 60.0 * MINUTE;
     const DAY: f64 = 24.0 * HOUR;
     match seconds {
-        s if s < 0.01 => "less than 0.01 s".to_owned(),
-        s if s < 1.0 => format!("{s:.2} s"),
+        s if s < 1.0 => format!("{:.2} s", s.max(0.01)),
         s if s < 10.0 => format!("{s:.1} s"),
         s if s < 2.0 * MINUTE => format!("{s:.0} s"),
         s if s < 2.0 * HOUR => format!("{:.0} min", s / MINUTE),
@@ -95,7 +94,7 @@ mod tests {
     #[test]
     fn an_estimate_is_not_told_more_precisely_than_it_is() {
         for (seconds, text) in [
-            (0.0, "less than 0.01 s"),
+            (0.0, "0.01 s"),
             (0.254, "0.25 s"),
             (9.96, "10.0 s"),
             (45.4, "45 s"),

@@ -321,7 +321,10 @@ def _fits(found: Plan) -> str:
 
 
 def _host_memory(found: Plan) -> str | None:
-    """What a job's processes need of the server's machine, and what that has; the message has it where it is too much."""
+    """What a job's processes need of the server's machine, and what that has.
+
+    Where it is too much, the message has it already.
+    """
     host = found.host
     if not host or found.reason == "ExceedsHost":
         return None
