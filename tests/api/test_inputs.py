@@ -119,18 +119,17 @@ def test_volumes_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
 @pytest.mark.needs("own volumes", "local paths")
 def test_data_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
     """Data that are missing or of another format are refused before the job waits, by what was looked for and where."""
-    inputs, corpus = tmp_path / "inputs", tmp_path / "corpus"
-    inputs.mkdir()
+    corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "kjv.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(1000))
     (tmp_path / "secret").write_text("secret")
     for name, target in (("secret.txt", "secret"), ("nothing.txt", "nothing")):
         (corpus / name).symlink_to(tmp_path / target)
-    user = serve("--volume", f"corpus={corpus}", inputs=inputs).user
+    user = serve("--volume", f"corpus={corpus}").user
     refusals = {}
     for data, says in {
-        "nowhere.txt": f"there is no file nowhere.txt in {inputs}, the directory that the server's --inputs names",
-        "'*.text'": f"there is no file *.text in {inputs}",
+        "nowhere.txt": f"there is no file nowhere.txt in {ROOT}, the directory that the server's --inputs names",
+        "'*.text'": f"there is no file *.text in {ROOT}",
         "/data/nowhere.txt": "there is no file /data/nowhere.txt in the volume corpus, which spec.mountDirs has at /data",
         "/data/kjv.h5": "is an HDF5 file, and UTF-8 text is expected: convert it",
         "/data/secret.txt": "cannot read data file",
@@ -146,8 +145,9 @@ def test_data_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
     assert told[0] == told[1]
     assert list(user.appliance.jobs()) == []
 
-    (inputs / "kjv.txt").write_text(KJV.read_text()[:65_537])
-    planned = user.millrace("plan", "-p", write(tmp_path / "params.yaml", "kjv.txt"))
+    (corpus / "kjv.txt").write_text(KJV.read_text()[:65_537])
+    params = write(tmp_path / "params.yaml", "/data/kjv.txt")
+    planned = user.millrace("plan", "-p", params, "--mount_dirs", "corpus=/data")
     assert "1,024 samples, 65,536 tokens, 256.0 steps" in planned.out
     assert "Step on host:" in planned.out and "Host memory:" in planned.out
 
