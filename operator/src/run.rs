@@ -52,7 +52,7 @@ enum Ended {
 /// There is no configuration of a cluster, the port is taken, or the API server refuses the chart's Appliance.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let client = connect().await?;
-    let metrics = Arc::new(Metrics::default());
+    let metrics = Arc::new(Metrics::default().with_process());
     let ready = Arc::new(AtomicBool::new(false));
     let watchdog = Arc::new(Watchdog::default());
     let served = http::serve(&args.listen, metrics.clone(), watchdog.clone(), ready.clone()).await;

@@ -56,7 +56,6 @@ impl Default for Metrics {
         let [trainjob, appliance] = controllers(&registry);
         let leads =
             registry.family::<Gauge, 1>("leader_election_master_status", "Whether this operator leads.", ["name"]);
-        register_process(&registry);
         Self {
             trainjob,
             appliance,
@@ -117,6 +116,12 @@ impl ControllerMetrics {
 }
 
 impl Metrics {
+    /// Shows what this process uses, too: for a program that shows it nowhere else.
+    pub fn with_process(self) -> Self {
+        register_process(&self.registry);
+        self
+    }
+
     /// Shows `live` on the page, too, for as long as it is there.
     pub fn show(&self, live: Weak<dyn Live>) {
         *lock(&self.live) = Some(live);

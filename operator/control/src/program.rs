@@ -8,7 +8,7 @@ use millrace_traces::Traces;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::Layer;
@@ -58,8 +58,9 @@ impl Logging {
     pub fn install(self) -> Result<Traces, millrace_traces::Error> {
         let Self { program, level, format, wanted } = self;
         let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_timer(Milliseconds);
-        let wanted = filter_fn(move |metadata| metadata.is_event() && wanted(metadata.target()));
-        let wanted = wanted.with_max_level_hint(level).and(level);
+        let wanted =
+            filter_fn(move |metadata| *metadata.level() <= level && metadata.is_event() && wanted(metadata.target()));
+        let wanted = wanted.with_max_level_hint(level);
         let layer = match format {
             Format::Text => lines.with_filter(wanted).boxed(),
             Format::Json => {
