@@ -146,7 +146,9 @@ mod tests {
         let (pace, at) = (Pace::default(), |text: &str| text.parse::<IpAddr>().unwrap());
         let refused = (0..BURST.get() + 200).filter(|_| pace.count_stranger(at("2001:db8::1")).is_err()).count();
         assert!(refused > 100, "{refused}");
-        assert!(pace.count_stranger(at("2001:db8::ffff:2")).is_err(), "another address of the same network");
+        // One more is let in each hundredth of a second: some of many are refused however slow the machine is.
+        let neighbour = at("2001:db8::ffff:2");
+        assert!((0..BURST.get()).any(|_| pace.count_stranger(neighbour).is_err()), "an address of the same network");
         for other in ["2001:db8:0:1::1", "192.0.2.1"] {
             assert!(pace.count_stranger(at(other)).is_ok(), "{other}");
         }

@@ -147,7 +147,7 @@ impl Visit<'_> {
         }
         self.status.restarts = Some(self.status.restarts.unwrap_or(0).saturating_add(u32::from(counted)));
         let next = self.attempt() + 1;
-        let mut then = "the job goes on from its last committed step".to_owned();
+        let mut then = self.goes_on_from();
         let pause = if counted { restart_pause(retry.restarts) } else { 0 };
         if pause > 0 {
             let time = after(self.observed.now, pause);
@@ -165,6 +165,14 @@ impl Visit<'_> {
         self.commands.push(Command::Remove { grace });
         self.look_again = Some(HEARTBEAT);
         (State::Restarting, format!("attempt {} failed: {who}: {reason}: {what}; {then}", self.attempt()))
+    }
+
+    /// Says what the next attempt begins with.
+    fn goes_on_from(&self) -> String {
+        match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
+            Some(step) => format!("the job goes on from its newest checkpoint, of step {step}"),
+            None => "no checkpoint has been written yet, so the job begins again".to_owned(),
+        }
     }
 
     /// When the attempt last got further, as its coordinator said or as the status has it.
