@@ -51,6 +51,7 @@ ROUTES = [
     Route("GET", "/v1/version", ANYBODY),
     Route("POST", "/v1/session", "viewer"),
     Route("DELETE", "/v1/session", "viewer"),
+    Route("GET", "/", ANYBODY),
     Route("GET", "/openapi.json", ANYBODY),
     Route("GET", "/docs", ANYBODY),
     Route("GET", "/v1/tokens", "admin"),

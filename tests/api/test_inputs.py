@@ -161,7 +161,7 @@ def test_a_model_too_large_for_the_host(shared: Server, tmp_path: Path) -> None:
     large = tmp_path / "large.yaml"
     large.write_text(text)
     if "local paths" not in shared.can:
-        assert shared.user.millrace("plan", "-p", large, "-o", "json").json["needs"]["memoryx"]["bytes"] > 1 << 40
+        assert shared.user.millrace("plan", "-p", large, "-o", "json").json["needs"]["memoryx"]["bytes"] > 1 << 38
         return
     planned = shared.user.millrace("plan", "-p", large, code=1).out
     assert "Fits:" in planned and "no on this host: its processes need" in planned

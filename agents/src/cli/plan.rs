@@ -22,6 +22,9 @@ struct Answer {
     /// Of the training data; none where nothing is trained, the data have no end, or a large text would have to be
     /// tokenised first.
     epoch: Option<Epoch>,
+    /// Why the data can't be used here, if they can't. The plan does not depend on them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_problem: Option<String>,
 }
 
 /// What a run would be on this host.
@@ -70,6 +73,9 @@ impl fmt::Display for Host {
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.report, self.host)?;
+        if let Some(why) = &self.data_problem {
+            writeln!(f, "  data            can't be used: {why}")?;
+        }
         match self.epoch {
             Some(epoch) => writeln!(f, "  epoch           {epoch}"),
             None => Ok(()),
@@ -85,10 +91,14 @@ pub fn print(flags: &JobFlags, json: bool) -> Result<Exit, Refusal> {
 /// Prints the plan of `prepared`.
 ///
 /// # Errors
-/// Its data can't be used.
+/// The job can't be compiled.
 pub fn print_prepared(prepared: &Prepared, json: bool) -> Result<Exit, Refusal> {
     let report = prepared.report()?;
-    let answer = Answer { host: Host::new(&report), epoch: epoch(&prepared.resolved.job)?, report };
+    let (epoch, data_problem) = match epoch(&prepared.resolved.job) {
+        Ok(epoch) => (epoch, None),
+        Err(refusal) => (None, Some(refusal.summary())),
+    };
+    let answer = Answer { host: Host::new(&report), epoch, data_problem, report };
     if json {
         super::say(super::pretty(&answer)?);
     } else {

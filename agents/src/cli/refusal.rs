@@ -43,6 +43,11 @@ impl Refusal {
         Self { first, rest: all.collect() }
     }
 
+    /// The first failure and its hint, in one line.
+    pub fn summary(&self) -> String {
+        self.first.to_string().replace('\n', "; ")
+    }
+
     /// The exit code that belongs to it.
     pub fn exit(&self) -> Exit {
         self.first.exit()

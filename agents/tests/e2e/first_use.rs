@@ -20,15 +20,18 @@ fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
     let place = Place::new();
     std::fs::create_dir(place.path("project")).unwrap();
     place.params("project/params.yaml", &[TEXT, VOCABULARY]);
-    for line in ["plan -p", "train --validate_only -p", "train -o out -p"] {
+    for line in ["train --validate_only -p", "train -o out -p"] {
         let refused = place.run(&format!("{line} project/params.yaml"));
         assert_eq!(refused.code(), 2, "{line}: {}", refused.stderr);
         assert!(refused.stderr.contains("own.txt does not exist"), "{}", refused.stderr);
         assert!(refused.stderr.contains("beside the params file"), "{}", refused.stderr);
     }
+    // A plan needs no data, and says that a run would.
+    let planned = place.succeed("plan -p project/params.yaml").stdout;
+    assert!(planned.contains("  data            can't be used: data file own.txt does not exist"), "{planned}");
     place.write("project/own.txt", b"\x89HDF\r\n\x1a\n and so on, long enough for a sample or two".as_slice());
-    let refused = place.run("plan -p project/params.yaml");
-    assert!(refused.code() == 2 && refused.stderr.contains("is an HDF5 file"), "{}", refused.stderr);
+    let planned = json(&place.succeed("plan --json -p project/params.yaml"));
+    assert!(planned["data_problem"].as_str().unwrap().contains("is an HDF5 file"), "{planned}");
 
     place.write("project/own.txt", "In the beginning was the word. ".repeat(40));
     let planned = json(&place.succeed("plan --json -p project/params.yaml"));
