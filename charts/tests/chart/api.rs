@@ -98,8 +98,8 @@ fn with_a_database_there_are_several_and_nothing_is_kept_in_the_cluster() {
     assert_eq!(ports(&policy["ingress"][0]), ["https"]);
     assert_eq!(policy["ingress"][1], metrics_rule("monitoring"));
     let out: Vec<Vec<Value>> = policy["egress"].as_array().unwrap().iter().map(ports).collect();
-    let wanted = json!([[53, 53], [16443], ["journal"], [7200], [6432]]);
-    assert_eq!(json!(out), wanted, "DNS, the API server, journals, readers, the database");
+    let wanted = json!([[53, 53], [16443], [14317], ["journal"], [7200], [6432]]);
+    assert_eq!(json!(out), wanted, "DNS, the API server, the collector of traces, journals, readers, the database");
     let (_, documents) = template(&chart(), &json!({"api": {"networkPolicy": {"enabled": true}}}));
     let out = &find(&documents, "NetworkPolicy", NAME)["spec"]["egress"];
     assert_eq!(out.as_array().unwrap().len(), 4, "without a database there is none to talk to");

@@ -10,7 +10,7 @@ use crate::tools::{
 /// Every value but those whose kinds this API server does not have.
 fn everything_here() -> Value {
     let mut values = everything();
-    for kind in ["serviceMonitor", "podMonitor"] {
+    for kind in ["serviceMonitor", "podMonitor", "prometheusRule"] {
         values["monitoring"][kind]["enabled"] = json!(false);
     }
     values["rbac"]["aggregate"] = json!(true);
