@@ -159,6 +159,10 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
         let paths = vec![format!("{}/{name}", dir.path().display())];
         SourceSpec { kind: SourceKind::Tokens { paths }, ..text(&[]) }
     };
+    let relative = |path: &str| {
+        let paths = vec![path.to_owned()];
+        SourceSpec { kind: SourceKind::Text { paths, tokenizer: Tokenizer::Bytes }, ..text(&[]) }
+    };
     let synthetic = |vocab_size| SourceSpec { kind: SourceKind::Synthetic { vocab_size, seed: 0 }, ..text(&[]) };
     let fine = text(&["fine.txt"]);
     let cwd = std::env::current_dir().unwrap().display().to_string();
@@ -169,9 +173,11 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
     // What was asked for, and the parts of the answer.
     let cases = [
         (text(&[]), "names no files"),
-        (text(&["fine.txt", "missing.txt"]), "missing.txt does not exist|CWD"),
+        (text(&["fine.txt", "missing.txt"]), "missing.txt does not exist"),
+        (relative("nowhere/missing.txt"), "nowhere/missing.txt does not exist (looked from CWD)"),
+        (relative("nowhere/*.text"), "nowhere/*.text|matches no file (looked from CWD)"),
         (text(&["fine.txt/inside"]), "fine.txt/inside does not exist"),
-        (text(&["*.text"]), "*.text|matches no file|CWD"),
+        (text(&["*.text"]), "*.text|matches no file"),
         (text(&["a***"]), "a***|not a valid glob"),
         (text(&["folder"]), "folder holds no .txt file"),
         (tokens("folder"), "folder holds no .bin file"),

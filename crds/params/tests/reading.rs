@@ -93,10 +93,10 @@ fn every_mistake_has_its_line_and_its_hint() {
             "leave the section out",
         ),
         (
-            with("runconfig", "num_epochs: 3"),
+            with("runconfig", "steps_per_epoch: 3"),
             19,
             NotSupported,
-            "runconfig.num_epochs",
+            "runconfig.steps_per_epoch",
             "not supported yet",
             "max_steps",
         ),

@@ -125,6 +125,7 @@ fn max_steps(check: &mut Check<'_>, p: &RunParams, over: &Overrides, mode: Mode)
 fn max_epochs(check: &mut Check<'_>, p: &RunParams) -> Option<u64> {
     let (key, other) = ("runconfig.max_epochs", "runconfig.num_epochs");
     let given = check.either(key, p.max_epochs, other, p.num_epochs);
+    let key = if p.max_epochs.is_some() { key } else { other };
     given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
 }
 
