@@ -39,7 +39,7 @@ pub async fn connect() -> anyhow::Result<Client> {
     Ok(limited(client))
 }
 
-/// Waits until the API server answers. The first failure is logged, and then one in each [`LOG_INTERVAL`].
+/// Waits until the API server answers. The first failure is logged, and then one a minute.
 pub async fn until_reached(client: &Client) {
     let mut logged: Option<Instant> = None;
     while let Err(error) = client.apiserver_version().await {
