@@ -4,16 +4,17 @@ use std::fmt;
 
 use millrace_emulator::report::grouped;
 use millrace_params::InputSpec;
+use schemars::JsonSchema;
 use serde::Serialize;
 
-/// An epoch of an input.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// An epoch of a job's training data.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Epoch {
     /// Samples, each read once.
     pub samples: u64,
     /// Tokens that are trained on.
     pub tokens: u64,
-    /// Training steps. Not a whole number where the last batch of an epoch has samples of the next one, too.
+    /// Training steps; not a whole number where the last batch has samples of the next epoch, too.
     pub steps: f64,
 }
 

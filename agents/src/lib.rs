@@ -11,7 +11,7 @@
 mod checkpoints;
 pub mod cli;
 mod control;
-mod epoch;
+pub mod epoch;
 mod failure;
 pub mod host;
 mod http;

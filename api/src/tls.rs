@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use axum_server::tls_rustls::RustlsConfig;
+use millrace_protocol::security::certificate_expiry;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use x509_parser::pem::parse_x509_pem;
 
 /// Between two looks whether the files hold another certificate: whoever renews it tells nobody.
 const RENEWING: Duration = Duration::from_secs(60);
@@ -48,13 +48,7 @@ impl Files {
 
 /// When the certificate in a file expires, the first one of it; `None` where that can't be read.
 pub async fn expiry(file: &Path) -> Option<SystemTime> {
-    expiry_of(&tokio::fs::read(file).await.ok()?)
-}
-
-fn expiry_of(pem: &[u8]) -> Option<SystemTime> {
-    let (_, block) = parse_x509_pem(pem).ok()?;
-    let seconds = block.parse_x509().ok()?.validity().not_after.timestamp();
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(u64::try_from(seconds).ok()?))
+    certificate_expiry(&tokio::fs::read(file).await.ok()?)
 }
 
 /// What clients are shown; from now on, whatever the files hold. What can't be used is told of, once, and the old one stays.

@@ -42,6 +42,12 @@ pub struct Survey {
 }
 
 impl Survey {
+    /// Adds what another part of the same source has.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self { files: self.files.saturating_add(other.files), bytes: self.bytes.saturating_add(other.bytes) }
+    }
+
     /// Tells how many samples an epoch of `spec` has, where sizes tell: not of text that has to be tokenised first, nor of a
     /// synthetic source, which has no end.
     ///
@@ -77,8 +83,7 @@ pub(crate) fn survey_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<Surve
     let mut found = Survey::default();
     for (at, path) in paths.iter().enumerate() {
         let size = if at < MAX_OPENED_FILES { check_beginning(kind, path)? } else { size_of(path)? };
-        found.files += u64::from(size > 0);
-        found.bytes = found.bytes.saturating_add(size);
+        found = found.plus(Survey { files: u64::from(size > 0), bytes: size });
     }
     match paths.first() {
         Some(first) if found.bytes == 0 => Err(DataError::Empty { files: paths.len(), first: first.clone() }),

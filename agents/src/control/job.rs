@@ -9,6 +9,7 @@ use millrace_params::{ApplianceSpec, Job};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::host;
 
 /// What travels in the coordinator's welcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,9 +121,8 @@ impl CompiledJob {
 
     /// Compute threads of a system: the appliance's number, else an equal share of this machine's cores.
     pub fn threads(&self) -> usize {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         match self.appliance.threads {
-            0 => (cores / self.job.run.num_csx.max(1)).max(1),
+            0 => (host::cores() / self.job.run.num_csx.max(1)).max(1),
             threads => threads,
         }
     }

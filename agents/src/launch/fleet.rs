@@ -4,6 +4,7 @@ use millrace_engine::types::{AgentId, Role};
 
 use super::role::level;
 use super::{LaunchError, LocalRun};
+use crate::host::cores;
 
 /// Where every port of a local run listens.
 const LOOPBACK: &str = "127.0.0.1";
@@ -83,10 +84,6 @@ fn ports(base: Option<u16>, place: usize) -> Result<[u16; PORTS_EACH as usize], 
     let first = u16::try_from(place).ok().and_then(|place| place.checked_mul(PORTS_EACH)?.checked_add(base));
     let last = first.and_then(|first| first.checked_add(PORTS_EACH - 1));
     first.zip(last).map(|(first, _)| std::array::from_fn(|at| first + at as u16)).ok_or(LaunchError::Ports { base })
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[cfg(test)]

@@ -10,13 +10,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
+use millrace_agents::epoch::Epoch;
 use millrace_agents::host::{self, Memory};
 use millrace_control::launch::resolved_job;
 use millrace_control::resolve::Projected;
 use millrace_control::{Needs, Priorities, Unable, Understanding, ledger, only_light};
 use millrace_crds::decide::{Ask, Place};
 use millrace_crds::{Appliance, Grant, QueuePlace, QueueReason, Resolution, TrainJob};
-use millrace_params::{InputSpec, Job};
+use millrace_params::Job;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -89,25 +90,6 @@ impl HostPlan {
             available_bytes: memory.map(|memory| memory.available),
             estimated_step_seconds: needs.host_work.seconds(host::rate()),
         }
-    }
-}
-
-/// An epoch of a job's training data.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct Epoch {
-    /// Samples, each read once.
-    pub samples: u64,
-    /// Tokens that are trained on.
-    pub tokens: u64,
-    /// Training steps; not a whole number where the last batch has samples of the next epoch, too.
-    pub steps: f64,
-}
-
-impl Epoch {
-    /// Of an input with so many samples.
-    pub fn new(samples: u64, input: &InputSpec) -> Self {
-        let tokens = samples.saturating_mul(input.max_sequence_length as u64);
-        Self { samples, tokens, steps: samples as f64 / input.batch_size.max(1) as f64 }
     }
 }
 

@@ -6,13 +6,13 @@
 use std::path::{Path, PathBuf};
 
 use glob::Pattern;
+use millrace_agents::epoch::Epoch;
 use millrace_agents::input::{DataError, Survey, source_spec, survey_source};
 use millrace_crds::TrainJob;
 use millrace_params::{InputSpec, Job, LabelName};
 
 use super::site::Directories;
 use crate::backend::Texts;
-use crate::plan::Epoch;
 
 /// Looks for all files that `resolved`, what `job` comes to, reads; `texts` travel along and are not kept yet. What an epoch
 /// of training is, where that is known.
@@ -50,10 +50,7 @@ impl Look<'_> {
         for written in input.paths() {
             let path = self.directories.place(self.job, written)?;
             match texts.and_then(|texts| self.travelling(&path, texts)) {
-                Some(found) if found.files > 0 => {
-                    travelling.files += found.files;
-                    travelling.bytes += found.bytes;
-                }
+                Some(found) if found.files > 0 => travelling = travelling.plus(found),
                 Some(_) => return Err(format!("{}: no text of this name was sent along: {written}", self.key)),
                 None => placed.push((written.as_str(), path)),
             }
@@ -67,9 +64,7 @@ impl Look<'_> {
             true => Ok(Survey::default()),
             false => survey_source(&spec),
         };
-        let all =
-            found.map(|found| Survey { files: found.files + travelling.files, bytes: found.bytes + travelling.bytes });
-        all.and_then(|all| all.samples(&spec)).map_err(|error| self.sentence(&error, &placed))
+        found.and_then(|found| found.plus(travelling).samples(&spec)).map_err(|error| self.sentence(&error, &placed))
     }
 
     /// The texts at `path` among those that travel along; `None` where it does not lie among them.
@@ -79,10 +74,8 @@ impl Look<'_> {
         let pattern = Pattern::new(name).ok();
         let is_meant = |text: &str| text == name || pattern.as_ref().is_some_and(|pattern| pattern.matches(text));
         let meant = texts.files.iter().filter(|text| is_meant(text.name.as_str()) && !text.content.is_empty());
-        Some(meant.fold(Survey::default(), |all, text| Survey {
-            files: all.files + 1,
-            bytes: all.bytes + text.content.len() as u64,
-        }))
+        let sizes = meant.map(|text| Survey { files: 1, bytes: text.content.len() as u64 });
+        Some(sizes.fold(Survey::default(), Survey::plus))
     }
 
     /// What is wrong, in which input, by the path that the user wrote.

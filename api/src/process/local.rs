@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use kube::ResourceExt;
+use millrace_agents::epoch::Epoch;
 use millrace_control::launch::resolved_job;
 use millrace_control::metrics::Metrics;
 use millrace_control::watchdog::Watchdog;
@@ -27,7 +28,7 @@ use crate::backend::{Backend, Change, Created, Order, Target, Text, Volume};
 use crate::compute::Compute;
 use crate::document::job_of;
 use crate::files::{Exports, Files, LocalFiles};
-use crate::plan::{Epoch, Plan, Planner};
+use crate::plan::{Plan, Planner};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Jobs forgotten at a time.

@@ -40,7 +40,7 @@ pub use identity::{Credentials, Identity, IdentityError};
 pub use listener::{Admit, Incoming, MAX_HANDSHAKES, listen};
 pub use name::{AttemptName, Name, NameError, Service};
 pub use rejections::RejectionLog;
-pub use server::ServerCertificate;
+pub use server::{ServerCertificate, certificate_expiry};
 
 /// A random number of the cryptographic provider.
 pub fn random_number() -> u64 {

@@ -58,12 +58,12 @@ impl ServerCertificate {
     /// # Errors
     /// A name can't stand in a certificate.
     pub fn renewed(&self, names: &[String], now: SystemTime) -> Result<Option<Self>, IssueError> {
-        let current = read(&self.certificate).filter(|(of, _)| *of == normalized(names));
+        let current = read(self.certificate.as_bytes()).filter(|(of, _)| *of == normalized(names));
         let current = current.filter(|_| KeyPair::from_pem(&self.key).is_ok());
         if current.is_some_and(|(_, expires)| expires > now + RENEW_BEFORE) {
             return Ok(None);
         }
-        let lasting = read(&self.authority).is_some_and(|(_, expires)| expires > now + LIFETIME);
+        let lasting = certificate_expiry(self.authority.as_bytes()).is_some_and(|expires| expires > now + LIFETIME);
         let key = self.authority_key.as_deref().filter(|_| lasting).and_then(|pem| KeyPair::from_pem(pem).ok());
         match key {
             Some(key) => {
@@ -113,9 +113,14 @@ fn authority(now: SystemTime) -> CertificateParams {
     params
 }
 
+/// Returns when the first certificate of `pem` expires; `None` where there is no certificate.
+pub fn certificate_expiry(pem: &[u8]) -> Option<SystemTime> {
+    read(pem).map(|(_, expires)| expires)
+}
+
 /// The names in the first certificate of `pem`, and when it expires; `None` where there is no certificate.
-fn read(pem: &str) -> Option<(BTreeSet<String>, SystemTime)> {
-    let (_, block) = parse_x509_pem(pem.as_bytes()).ok()?;
+fn read(pem: &[u8]) -> Option<(BTreeSet<String>, SystemTime)> {
+    let (_, block) = parse_x509_pem(pem).ok()?;
     let certificate = block.parse_x509().ok()?;
     let expires = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
     let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(expires))?;
