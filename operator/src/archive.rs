@@ -26,8 +26,7 @@ pub fn is_held(job: &TrainJob) -> bool {
 /// save when it is deleted, and something to copy that nobody may have heard.
 pub fn has_steps(job: &TrainJob) -> bool {
     let Some(status) = &job.status else { return false };
-    let trains =
-        matches!(status.state(), Some(State::Training | State::Evaluating | State::Suspending | State::Resizing));
+    let trains = status.state().is_some_and(State::has_steps);
     // Of a job that says it is deleted, only this tells that it trained.
     let trained = status.state() == Some(State::Deleting) && status.stop_time.is_some();
     let step = status.progress.as_ref().and_then(|progress| progress.step);

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::conditions::{Facts, WRITE_FAILED, update};
-use super::{Agent, AgentState, Command, Decision, Event, Observed, Outcome, Role, backing_off};
+use super::{Agent, AgentState, Command, Decision, Event, Observed, Outcome, Report, Role, backing_off};
 use crate::{
     CheckpointRecord, ConditionType, Deadlines, Difference, QueuePlace, QueueReason, RoleStatus, State, TrainJob,
     TrainJobSpec, TrainJobStatus,
@@ -92,7 +92,7 @@ fn unusable_record(status: &TrainJobStatus, observed: &Observed) -> Option<Strin
     observed.resolution.as_ref()?.as_ref().err().cloned()
 }
 
-impl Visit<'_> {
+impl<'a> Visit<'a> {
     /// Why no further attempt may begin with the agents of the job's record, if it has one.
     fn agents_refused(&self) -> Option<&String> {
         self.status.resolved.as_ref().and(self.observed.agents_refused.as_ref())
@@ -126,19 +126,24 @@ impl Visit<'_> {
         self.status.attempt.unwrap_or(0)
     }
 
+    /// What the coordinator of this attempt has reported.
+    fn report(&self) -> Option<&'a Report> {
+        self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())
+    }
+
     fn seconds_since(&self, time: Option<&Time>) -> i64 {
         time.map_or(0, |time| seconds(time.0, self.observed.now))
     }
 
     /// Why the newest checkpoint could not be written, while the attempt that says so lives.
     fn unsaved(&self, state: State) -> Option<String> {
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())?;
+        let report = self.report()?;
         report.unsaved.clone().filter(|_| matches!(state, State::Training | State::Evaluating))
     }
 
     /// Says from which step the attempt goes on, and what was lost, where anything was trained before.
     fn resumed(&self) -> String {
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        let report = self.report();
         match report.and_then(|report| report.resumed) {
             None => String::new(),
             Some((0, lost)) => format!(" again from step 0: there was no checkpoint, and {lost} step(s) are lost"),
@@ -149,10 +154,8 @@ impl Visit<'_> {
 
     /// Takes over what the coordinator has saved.
     fn take_report(&mut self) {
-        let Some(report) = &self.observed.report else { return };
-        let Some((step, digest)) = report.checkpoint.as_ref().filter(|_| report.attempt == self.attempt()) else {
-            return;
-        };
+        let Some(report) = self.report() else { return };
+        let Some((step, digest)) = &report.checkpoint else { return };
         let known = self
             .status
             .checkpoint
@@ -307,14 +310,14 @@ impl Visit<'_> {
             Some(_) => Command::Follow { attempt },
         });
         self.look_again = Some(self.look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT));
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == attempt);
+        let report = self.report();
         let begun = ready || report.is_some_and(|report| report.advanced.is_some());
         if begun {
             self.note_start();
         }
         if report.is_some_and(|report| report.evaluating) && begun {
             (State::Evaluating, format!("attempt {attempt} evaluates on {num_csx} system(s)"))
-        } else if begun || matches!(self.before, Some(State::Training | State::Evaluating)) {
+        } else if begun || self.has_begun() {
             (State::Training, format!("attempt {attempt} trains on {num_csx} system(s){}", self.resumed()))
         } else {
             let (reason, message) = self.blocker.clone().unwrap_or_default();
@@ -347,7 +350,7 @@ impl Visit<'_> {
 
     /// The last word of this attempt's coordinator.
     fn outcome(&self) -> Option<&Outcome> {
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())?;
+        let report = self.report()?;
         report.outcome.as_ref()
     }
 
@@ -355,8 +358,7 @@ impl Visit<'_> {
     fn count_ready(&mut self) -> bool {
         let wanted = self.wanted();
         let agents = &self.observed.agents;
-        let attempt = self.attempt();
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == attempt);
+        let report = self.report();
         // Its coordinator speaks of steps before the last probe has answered, and steps take every agent.
         let works = report.is_some_and(|report| report.advanced.is_some());
         let of = |role, is: &dyn Fn(&Agent) -> bool| {
@@ -422,7 +424,7 @@ impl Visit<'_> {
         }
         let waited = self.seconds_since(self.status.stop_time.as_ref());
         let grace = i64::from(self.grace_seconds);
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        let report = self.report();
         let saved = report.is_some_and(|report| report.saved || report.outcome.is_some());
         let alive = self.observed.agents.iter().any(|agent| {
             agent.role == super::Role::Coordinator && !agent.leaving && !matches!(agent.state, AgentState::Ended(_))

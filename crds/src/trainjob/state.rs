@@ -81,6 +81,11 @@ impl State {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 
+    /// Whether a job in this state has begun to train or evaluate and still has its agents: there is something to save.
+    pub const fn has_steps(self) -> bool {
+        matches!(self, Self::Training | Self::Evaluating | Self::Suspending | Self::Resizing)
+    }
+
     /// Whether the job is over.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded) || self.is_failure()

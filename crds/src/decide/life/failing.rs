@@ -56,7 +56,7 @@ impl Visit<'_> {
             let message = format!("{} is being deleted", agent.name);
             return Some((self.gone(agent, "Deleted", message), !agent.moved));
         }
-        if matches!(self.before, Some(State::Training | State::Evaluating)) {
+        if self.has_begun() {
             for (role, wanted) in self.wanted() {
                 let there = agents.iter().filter(|agent| agent.role == role).count();
                 if there < wanted as usize {
@@ -91,9 +91,9 @@ impl Visit<'_> {
             }
             self.look_again_in(i64::from(most) - active);
         }
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        let report = self.report();
         let advanced = report.and_then(|report| report.advanced);
-        if !ready && advanced.is_none() && !matches!(self.before, Some(State::Training | State::Evaluating)) {
+        if !ready && advanced.is_none() && !self.has_begun() {
             let most = i64::from(deadlines.startup_seconds);
             if running >= most {
                 if let Some(queued) = self.unplaced(most) {
@@ -177,7 +177,7 @@ impl Visit<'_> {
 
     /// When the attempt last got further, as its coordinator said or as the status has it.
     fn advanced(&self) -> Option<Timestamp> {
-        let report = self.observed.report.as_ref().filter(|report| report.attempt == self.attempt());
+        let report = self.report();
         let progress = self.status.progress.as_ref().filter(|progress| progress.attempt == self.status.attempt);
         let written = progress.and_then(|progress| progress.last_update_time.as_ref()).map(|time| time.0);
         report.and_then(|report| report.advanced).max(written)
@@ -205,8 +205,7 @@ impl Visit<'_> {
             self.observed.agents.iter().any(|agent| {
                 !agent.role.can_be_missed() && (agent.leaving || matches!(agent.state, AgentState::Ended(_)))
             });
-        let begun = matches!(self.before, Some(State::Training | State::Evaluating));
-        if lost || !begun { BRIEF } else { self.grace_seconds.max(BRIEF) }
+        if lost || !self.has_begun() { BRIEF } else { self.grace_seconds.max(BRIEF) }
     }
 
     /// What the coordinator's last word says of a failure, and whether that counts.

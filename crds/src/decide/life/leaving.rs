@@ -6,11 +6,6 @@ use k8s_openapi::jiff::Timestamp;
 use super::super::{Decision, Event};
 use crate::{ConditionType, State, TrainJob, set_condition};
 
-/// Whether a deleted job has steps to save: it was training when it was deleted.
-const fn has_begun(state: State) -> bool {
-    matches!(state, State::Training | State::Evaluating | State::Suspending | State::Resizing)
-}
-
 /// Decides what to say of a job that is deleted; `None` where it is said, or the job was over.
 ///
 /// `status.stopTime` stays where the job had begun to train: by then its state tells nothing of that any more.
@@ -23,7 +18,7 @@ pub fn decide_leaving(job: &TrainJob, now: Timestamp) -> Option<Decision> {
     if before == Some(State::Deleting) {
         return None;
     }
-    let begun = before.is_some_and(has_begun);
+    let begun = before.is_some_and(State::has_steps);
     status.stop_time = begun.then(|| status.stop_time.take().unwrap_or(Time(now)));
     status.queue = None;
     status.last_observed_time = Some(Time(now));
@@ -83,7 +78,7 @@ mod tests {
             assert_eq!(decided.is_none(), state.is_final() || state == State::Deleting, "{state:?}");
             let Some(decided) = decided else { continue };
             assert_eq!(decided.status.state(), Some(State::Deleting));
-            assert_eq!(decided.status.stop_time.is_some(), has_begun(state), "{state:?}");
+            assert_eq!(decided.status.stop_time.is_some(), state.has_steps(), "{state:?}");
             job.status = Some(decided.status);
             assert_eq!(decide_leaving(&job, Timestamp::UNIX_EPOCH), None);
         }
