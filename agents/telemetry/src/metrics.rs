@@ -110,6 +110,8 @@ pub struct Opening {
     pub beyond: u64,
     /// Lines dropped because they could not be read: the torn end of a killed run, or damage.
     pub unreadable: u64,
+    /// The highest training step among all points, dropped ones included; 0 for none.
+    pub last_step: u64,
 }
 
 impl MetricsLog {
@@ -134,10 +136,15 @@ impl MetricsLog {
     fn open_keeping(model_dir: &Path, keep: impl Fn(&Point) -> bool) -> Result<Self> {
         let path = model_dir.join(FILE_NAME);
         let mut opening = Opening::default();
-        visit(&path, |_, point| match point {
-            Some(point) if keep(&point) => opening.kept += 1,
-            Some(_) => opening.beyond += 1,
-            None => opening.unreadable += 1,
+        visit(&path, |_, point| {
+            if let Some(Point::Train(train)) = &point {
+                opening.last_step = opening.last_step.max(train.step);
+            }
+            match point {
+                Some(point) if keep(&point) => opening.kept += 1,
+                Some(_) => opening.beyond += 1,
+                None => opening.unreadable += 1,
+            }
         })?;
         if opening.beyond + opening.unreadable > 0 {
             rewrite(&path, keep)?;
@@ -390,7 +397,7 @@ mod tests {
         fs::write(&path, text).unwrap();
 
         let mut log = MetricsLog::open(dir.path(), 2).unwrap();
-        assert_eq!(log.opening(), Opening { kept: 3, beyond: 2, unreadable: 2 });
+        assert_eq!(log.opening(), Opening { kept: 3, beyond: 2, unreadable: 2, last_step: 4 });
         log.append(&train(3)).unwrap();
         assert_eq!(read(dir.path()).unwrap(), [train(1), train(2), eval(2), train(3)]);
 

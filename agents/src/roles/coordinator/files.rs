@@ -85,26 +85,24 @@ impl RunFiles {
     /// The file system refuses.
     pub fn begin(&mut self, step: u64, before: &Before) -> Result<Option<Resumed>, Failure> {
         let dir = self.model_dir.as_path();
-        let newest_of = |points: &[Point]| {
-            points.iter().filter(|point| matches!(point, Point::Train(_))).map(Point::step).max().unwrap_or(0)
-        };
         let open = || {
-            let reached = newest_of(&metrics::read(dir)?);
             let metrics =
                 if self.trains { metrics_of_line(dir, before)? } else { MetricsLog::open_for_evaluation(dir)? };
-            let newest = newest_of(&metrics::read(dir)?);
+            let trained = |point: &Point| matches!(point, Point::Train(_));
+            let newest = metrics::read(dir)?.iter().filter(|point| trained(point)).map(Point::step).max();
             let attempt = self.journal.attempt();
             let events = if self.trains {
                 EventWriter::create(&self.summaries, attempt, step)?
             } else {
                 EventWriter::create_for_evaluation(&self.summaries, attempt)?
             };
-            Ok((Points { metrics, events, newest }, reached))
+            Ok(Points { metrics, events, newest: newest.unwrap_or(0) })
         };
-        let (points, reached) = open().map_err(|error: Error| file_failure(&error))?;
+        let points = open().map_err(|error: Error| file_failure(&error))?;
+        let last_step = points.metrics.opening().last_step;
         self.points = Some(points);
-        let resumed = self.trains && step.max(reached) > 0;
-        Ok(resumed.then(|| Resumed { step, repeated_steps: reached.saturating_sub(step) }))
+        let resumed = self.trains && step.max(last_step) > 0;
+        Ok(resumed.then(|| Resumed { step, repeated_steps: last_step.saturating_sub(step) }))
     }
 
     /// The run's numbered stream.
