@@ -1,5 +1,5 @@
-//! What the operator counts, for Prometheus. No label names a job: their number has no bound. The names that controllers
-//! have in common are those of controller-runtime and client-go.
+//! What the operator counts, for Prometheus. No label names a job: their number has no bound. The names that
+//! controllers have in common are those of controller-runtime and client-go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
@@ -20,9 +20,9 @@ const OTHER: &str = "other";
 /// The names of the controllers in labels: of jobs, and of appliances, which keeps their ledgers.
 pub const CONTROLLERS: [&str; 2] = ["trainjob", "appliance"];
 
-/// What shows how things stand at the moment.
+/// A source of gauges that are computed when `/metrics` is scraped.
 pub trait Live: Send + Sync {
-    /// Its part of the page.
+    /// Renders its gauges as Prometheus text.
     fn render(&self) -> String;
 }
 
@@ -189,7 +189,8 @@ impl Metrics {
         lock(&self.certificates).insert(name.to_owned(), expires);
     }
 
-    /// Whether this operator leads. One that does not shows nothing of jobs, appliances and certificates: the leader does.
+    /// Whether this operator leads. One that does not shows nothing of jobs, appliances and certificates: the leader
+    /// does.
     pub fn set_leads(&self, leads: bool) {
         self.leads.set(f64::from(u8::from(leads)));
         if !leads {
@@ -199,7 +200,7 @@ impl Metrics {
         }
     }
 
-    /// The page.
+    /// Renders all metrics as Prometheus text.
     pub fn render(&self) -> String {
         let live = lock(&self.live).as_ref().and_then(Weak::upgrade);
         let live = live.map(|live| live.render());
@@ -207,7 +208,7 @@ impl Metrics {
     }
 }
 
-/// The page about certificates, by name, and when they expire.
+/// Renders how long each certificate, by name, is still valid as Prometheus text.
 pub fn certificates_page(expiries: &BTreeMap<String, SystemTime>) -> String {
     let registry = Registry::new();
     let left = registry.family::<Gauge, 1>(

@@ -1,5 +1,5 @@
-//! Metrics of what there is at the moment: jobs, appliances, queues. They are read from the views of a loop whenever the
-//! page is asked for, so that they need no bookkeeping, and are gone with the loop.
+//! Gauges of the present state of jobs, appliances and queues. They are computed from the control loop's cached objects
+//! on every scrape of `/metrics`: nothing has to be kept up to date, and the gauges vanish when the loop ends.
 //!
 //! No label names a job. Namespaces are labels where they have jobs, at most [`MAX_NAMESPACES`] of them.
 
@@ -21,7 +21,7 @@ const MAX_APPLIANCES: usize = 100;
 /// The label of all other namespaces together; no namespace can be called that.
 const OTHER: &str = "_other";
 
-/// What the views of a loop have at one moment.
+/// The cached objects of a control loop at one moment.
 pub struct Snapshot<'a> {
     /// Every job.
     pub jobs: &'a [Arc<TrainJob>],
@@ -31,12 +31,12 @@ pub struct Snapshot<'a> {
     pub ledgers: &'a BTreeMap<String, f64>,
     /// The controllers, by name.
     pub controllers: [(&'static str, Standing); 2],
-    /// The moment.
+    /// The time of the scrape.
     pub now: Timestamp,
 }
 
 impl Snapshot<'_> {
-    /// The page.
+    /// Renders the gauges as Prometheus text.
     pub fn render(&self) -> String {
         let registry = Registry::new();
         self.add_jobs(&registry);

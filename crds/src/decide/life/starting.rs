@@ -41,8 +41,10 @@ impl Visit<'_> {
 
     /// Gives the systems back where the startup deadline has passed and the cluster has no room for the agents.
     pub(super) fn unplaced(&mut self, deadline: i64) -> Option<Now> {
-        let placeless = |state: &AgentState| matches!(state, AgentState::Waiting { reason, .. } if WITHOUT_NODE.contains(&reason.as_str()));
-        let waits = self.observed.agents.iter().any(|agent| placeless(&agent.state));
+        let waits = self.observed.agents.iter().any(|agent| match &agent.state {
+            AgentState::Waiting { reason, .. } => WITHOUT_NODE.contains(&reason.as_str()),
+            _ => false,
+        });
         if !waits && self.has_all_agents() {
             return None;
         }

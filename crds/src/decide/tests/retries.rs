@@ -1,4 +1,5 @@
-//! What fails is tried again after growing pauses; what can't start holds nothing meanwhile.
+//! Retries: an attempt that failed is followed by another one after a growing pause, and an attempt that can't start
+//! gives its systems back until then.
 
 use super::*;
 use crate::Progress;

@@ -1,14 +1,16 @@
-//! When a checkpoint is written though no step asks for it: after a time, and again after one that failed.
+//! Writes checkpoints for the driver, and decides when one is due besides those that the params ask for by step: a
+//! recovery checkpoint after `checkpoint_seconds` of training, and a retry after one that could not be written.
 //!
 //! ```text
-//!  published           after checkpoint_seconds: a recovery checkpoint
-//!      │◄──────────────────────────►│
-//!  failed   1 s   failed   2 s   failed   4 s   failed   8 s   failed: skipped, training goes on without it
+//!  published           checkpoint_seconds           recovery checkpoint
+//!      │◄─────────────────────────────────────────────────►│
+//!
+//!  failed ─1 s─► failed ─2 s─► failed ─4 s─► failed ─8 s─► failed: skipped, training goes on without it
 //! ```
 //!
-//! While training goes on, [`MAX_RETRIES`] retries follow a failure; then the checkpoint is skipped until the next one is
-//! due. A run that has only its last step left to save is worth more patience: it retries [`MAX_LAST_RETRIES`] times,
-//! then fails.
+//! While training goes on, a failure is followed by [`MAX_RETRIES`] retries; then the checkpoint is skipped, and the
+//! next one is written when it is due. A run that has nothing left to do but save its last step retries up to
+//! [`MAX_LAST_RETRIES`] times, then fails.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +31,7 @@ const MAX_LAST_RETRIES: u32 = 7;
 /// Pause before the first retry; it doubles with each.
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What comes back from blocking work.
+/// The result of staging or publishing, which run on threads that may block.
 pub enum Worked {
     /// The directory of a checkpoint of that step is made, or not.
     Staged(u64, Result<Box<(Staging, Snapshot)>, Failure>),
@@ -51,8 +53,10 @@ impl NotSaved {
         let Self { step, reason, agent, cause } = self;
         let who = agent.map_or_else(String::new, |agent| format!("{agent}: "));
         let kind = if *cause == Cause::NoSpace { Reason::OutOfSpace } else { Reason::Failed };
-        Failure::of(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}"))
-            .hint("make room, or mend the storage of model_dir, and run the job again: it continues from the newest checkpoint")
+        Failure::of(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}")).hint(
+            "make room, or mend the storage of model_dir, and run the job again: it continues from the newest \
+                 checkpoint",
+        )
     }
 }
 
