@@ -1,7 +1,7 @@
 //! What the machine under the emulation has: memory that the processes of a run may use, and how fast it computes.
 //!
-//! Memory is what the kernel tells in `/proc/meminfo`, or the limit of the control group of this process (version 1 or 2)
-//! and of the groups above it where that is less, as in a container. Speed is measured, once in a process.
+//! Memory is what the kernel tells in `/proc/meminfo`, or the limit of the control group of this process (version 1 or
+//! 2) and of the groups above it where that is less, as in a container. Speed is measured, once in a process.
 
 use std::fmt;
 use std::fs;
@@ -54,8 +54,8 @@ impl Memory {
         Some(Self { total, available })
     }
 
-    /// The limit of one control group and what is left of it; `None` where it has none. Cached files that nobody uses count
-    /// as free.
+    /// The limit of one control group and what is left of it; `None` where it has none. Cached files that nobody uses
+    /// count as free.
     fn of_group(dir: &Path) -> Option<Self> {
         let number = |names: [&str; 2]| {
             let text = names.into_iter().find_map(|name| fs::read_to_string(dir.join(name)).ok())?;
@@ -75,8 +75,8 @@ impl Memory {
     }
 }
 
-/// The directories of a control group that a line of `/proc/self/cgroup` names (`0::/a/b`, or `4:memory:/a/b`) and of all
-/// groups above it. In a container the path may not be visible, and the container's own group is the uppermost one.
+/// The directories of a control group that a line of `/proc/self/cgroup` names (`0::/a/b`, or `4:memory:/a/b`) and of
+/// all groups above it. In a container the path may not be visible, and the container's own group is the uppermost one.
 fn group_dirs(root: &Path, line: &str) -> Vec<PathBuf> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
@@ -106,7 +106,8 @@ pub fn rate() -> HostRate {
     })
 }
 
-/// Why a run whose processes need `needed` bytes can never be on this host, as a part of a sentence; `None` where it can.
+/// Why a run whose processes need `needed` bytes can never be on this host, as a part of a sentence; `None` where it
+/// can.
 pub fn refusal(needed: u64, memory: Memory) -> Option<String> {
     (needed > memory.total).then(|| format!("its processes need {} of memory, and {memory}", human_bytes(needed)))
 }

@@ -54,8 +54,8 @@ pub(crate) fn data_failure(error: &DataError) -> Failure {
     failure.hint(error.hint())
 }
 
-/// Looks at the files of one input without reading them through; what they have, and the samples of an epoch where that is
-/// known without tokenising.
+/// Looks at the files of one input without reading them through; what they have, and the samples of an epoch where that
+/// is known without tokenising.
 ///
 /// # Errors
 /// Files missing, empty, or of another format.

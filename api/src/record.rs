@@ -82,8 +82,8 @@ fn told_lag(entries: &[Entry]) {
     }
 }
 
-/// Writes entries as they come, for as long as they do, and gives those of each transaction to `written`; whether an outcome
-/// was the last.
+/// Writes entries as they come, for as long as they do, and gives those of each transaction to `written`; whether an
+/// outcome was the last.
 ///
 /// # Errors
 /// What ended them before their end, or the database: a sentence.

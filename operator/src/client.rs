@@ -1,7 +1,7 @@
 //! The connection to the API server.
 //!
-//! A connection whose packets are dropped by a firewall never reports an error, so every wait on it has a limit: without
-//! one, a single lost answer would stop a controller until its process is restarted.
+//! A connection whose packets are dropped by a firewall never reports an error, so every wait on it has a limit:
+//! without one, a single lost answer would stop a controller until its process is restarted.
 
 use std::time::Duration;
 

@@ -49,8 +49,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// As its leader of this epoch sees it; of `args` count whether a REST server copies the history of deleted jobs, and how
-    /// logs are written.
+    /// As its leader of this epoch sees it; of `args` count whether a REST server copies the history of deleted jobs,
+    /// and how logs are written.
     pub const fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, args: &Args) -> Self {
         let Args { rest_server, log_format, .. } = *args;
         Self { client, keeper, recorder, epoch, rest_server, values: None, log_format }

@@ -24,8 +24,8 @@ pub async fn publish(recorder: &Recorder, object: &ObjectReference, event: &Even
     }
 }
 
-/// What an event is about. Events of one type, reason, action and object are folded into one, which keeps the first note:
-/// so different attempts and roles have different actions.
+/// What an event is about. Events of one type, reason, action and object are folded into one, which keeps the first
+/// note: so different attempts and roles have different actions.
 fn action(event: &Event) -> String {
     let role = event.role.as_deref().map_or_else(String::new, |role| format!("/{role}"));
     event.attempt.map_or_else(|| "Reconcile".to_owned(), |attempt| format!("Attempt{attempt}{role}"))

@@ -11,8 +11,8 @@ use millrace_control::watchdog::Watchdog;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
 use tokio::net::TcpListener;
 
-/// Serves for as long as the process lives. `/readyz` is 200 once the operator knows the cluster's state, whether it leads
-/// or waits to; `/healthz` is 503 with a sentence while the loops of a leader are stuck, and 200 otherwise.
+/// Serves for as long as the process lives. `/readyz` is 200 once the operator knows the cluster's state, whether it
+/// leads or waits to; `/healthz` is 503 with a sentence while the loops of a leader are stuck, and 200 otherwise.
 ///
 /// # Errors
 /// The port is taken.

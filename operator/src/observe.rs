@@ -15,7 +15,8 @@ const LINE: usize = 512;
 
 /// A process that a signal ended has an exit code above this.
 const SIGNALLED: i32 = 128;
-/// What the scheduler says of a pod whose binding it tries again at once: somebody else has written the object meanwhile.
+/// What the scheduler says of a pod whose binding it tries again at once: somebody else has written the object
+/// meanwhile.
 const CHANGED_MEANWHILE: &str = "the object has been modified";
 
 /// The agent that runs in `pod`; `None` for a pod that is none of ours.

@@ -160,8 +160,8 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
     Ok(highest)
 }
 
-/// Logs to standard error, and sends traces where the environment names a collector. What kube tells is for those who ask for
-/// more than usual.
+/// Logs to standard error, and sends traces where the environment names a collector. What kube tells is for those who
+/// ask for more than usual.
 ///
 /// # Errors
 /// As [`Logging::install`].

@@ -91,8 +91,8 @@ impl Values {
         Ok(Self(document))
     }
 
-    /// The fields of `appliance` that are not as these values have them; `None` where it is another one, or these values
-    /// have not been applied to it.
+    /// The fields of `appliance` that are not as these values have them; `None` where it is another one, or these
+    /// values have not been applied to it.
     pub fn edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
         let Document { metadata, spec, .. } = &self.0;
         let applied = appliance.annotations().get(VALUES_DIGEST) == Some(&self.0.digest());

@@ -1,8 +1,8 @@
 //! The certificate that the REST server shows to clients, in a Secret that its pods mount; see [`ServerCertificate`].
 //!
 //! The leader makes it where there is none, and renews it in time. The REST server itself has no right to read or write
-//! Secrets: its pods mount `tls.crt` and `tls.key`, and people give `ca.crt` to clients. The Secret stays when the chart
-//! is uninstalled, since clients trust what is in it.
+//! Secrets: its pods mount `tls.crt` and `tls.key`, and people give `ca.crt` to clients. The Secret stays when the
+//! chart is uninstalled, since clients trust what is in it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};

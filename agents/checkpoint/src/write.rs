@@ -1,7 +1,7 @@
 //! Writing a checkpoint: staged by the coordinator, filled by the shards, published at once.
 //!
-//! 1. The coordinator makes a [`Staging`]: the directory `checkpoint_<step>.partial-<epoch>.<n>` with every file at its full
-//!    length and with its header. Only a holder of the model_dir's lock can.
+//! 1. The coordinator makes a [`Staging`]: the directory `checkpoint_<step>.partial-<epoch>.<n>` with every file at its
+//!    full length and with its header. Only a holder of the model_dir's lock can.
 //! 2. Each shard opens a [`RangeWriter`] on it and writes the chunks it owns, in any order, and reports their digests
 //!    once [`RangeWriter::finish`] has put them on disk. Ranges of different shards never overlap.
 //! 3. The coordinator enters the digests and calls [`Staging::publish`]: documents, manifest (last, by rename), and the

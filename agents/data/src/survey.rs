@@ -2,8 +2,8 @@
 //! like, and how many tokens they have where their sizes tell.
 //!
 //! It reads the first bytes of each file only, so that a server can refuse a job at once whose files are missing, and a
-//! run does before it starts a process. What only the whole of a file shows, such as a wrong byte in its middle, is found
-//! by [`Dataset::open`](crate::Dataset::open).
+//! run does before it starts a process. What only the whole of a file shows, such as a wrong byte in its middle, is
+//! found by [`Dataset::open`](crate::Dataset::open).
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -48,8 +48,8 @@ impl Survey {
         Self { files: self.files.saturating_add(other.files), bytes: self.bytes.saturating_add(other.bytes) }
     }
 
-    /// Tells how many samples an epoch of `spec` has, where sizes tell: not of text that has to be tokenised first, nor of a
-    /// synthetic source, which has no end.
+    /// Tells how many samples an epoch of `spec` has, where sizes tell: not of text that has to be tokenised first, nor
+    /// of a synthetic source, which has no end.
     ///
     /// # Errors
     /// There are too few tokens for one sample.

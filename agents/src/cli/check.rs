@@ -35,7 +35,8 @@ pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
     Ok(())
 }
 
-/// Refuses a job whose processes need more memory than this host has, and warns of one for which too little is free now.
+/// Refuses a job whose processes need more memory than this host has, and warns of one for which too little is free
+/// now.
 pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
     let needed = prepared.report()?.host_bytes;
     let Some(memory) = Memory::read() else { return Ok(()) };
@@ -50,7 +51,8 @@ pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Looks at the data of `job`, without tokenising a large text, and tells what an epoch of training is, where that is known.
+/// Looks at the data of `job`, without tokenising a large text, and tells what an epoch of training is, where that is
+/// known.
 pub fn epoch(job: &Job) -> Result<Option<Epoch>, Refusal> {
     if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
         input::survey(input, job.model.vocab_size)?;

@@ -1,5 +1,5 @@
-//! Where relative data paths start: beside the params file where something is found there, else at the working directory. The
-//! client `millrace` looks for small texts in the same two places, in the same order.
+//! Where relative data paths start: beside the params file where something is found there, else at the working
+//! directory. The client `millrace` looks for small texts in the same two places, in the same order.
 
 use std::path::Path;
 

@@ -159,8 +159,8 @@ fn register_memory(registry: &Registry) {
     memory.read(["peak"], read(|memory| memory.peak));
 }
 
-/// Adds the metrics of a process under the names that Prometheus' own client libraries give them: for programs that are no
-/// agents. What the system does not tell is NaN.
+/// Adds the metrics of a process under the names that Prometheus' own client libraries give them: for programs that are
+/// no agents. What the system does not tell is NaN.
 pub fn register_process(registry: &Registry) {
     let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(f64::NAN, |time| time.as_secs_f64());
     let cpu = || process::cpu_time().map_or(f64::NAN, |time| time.as_secs_f64());

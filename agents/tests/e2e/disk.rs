@@ -19,8 +19,8 @@ fn may_mount(test: &str) -> bool {
     allowed
 }
 
-/// Trains with model_dir `m` on a tmpfs of `kilobytes`; what is in it at the end lies in `kept` then. `train` is the part
-/// of the script that runs `$agent` and sets `$ended` to its exit code.
+/// Trains with model_dir `m` on a tmpfs of `kilobytes`; what is in it at the end lies in `kept` then. `train` is the
+/// part of the script that runs `$agent` and sets `$ended` to its exit code.
 fn train_on_a_small_disk(place: &Place, kilobytes: u32, train: &str) -> Ended {
     fs::create_dir(place.path("m")).unwrap();
     let script = format!(

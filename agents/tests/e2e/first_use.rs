@@ -1,5 +1,5 @@
-//! What cannot work is said before anything is started: data that are not there, a model too large for the host; and what
-//! goes on for long tells so.
+//! What cannot work is said before anything is started: data that are not there, a model too large for the host; and
+//! what goes on for long tells so.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! The one place where a program's subscriber is put together: what it logs, in a layer of its own, and its spans, which go
-//! to an OpenTelemetry collector where one is named.
+//! The one place where a program's subscriber is put together: what it logs, in a layer of its own, and its spans,
+//! which go to an OpenTelemetry collector where one is named.
 //!
 //! ```text
 //!   tracing::info!, log::info! of libraries ──► the program's layer of logs ──► standard error
@@ -11,8 +11,8 @@
 //! specification for OTLP, batches, sampling and resources count, too. Without an endpoint a span costs a comparison.
 //!
 //! Invariants:
-//! * A collector that can't be reached neither blocks nor ends the program: spans beyond a bounded queue are dropped, and
-//!   the failure is logged once until sending works again.
+//! * A collector that can't be reached neither blocks nor ends the program: spans beyond a bounded queue are dropped,
+//!   and the failure is logged once until sending works again.
 //! * What has ended before [`Traces`] is dropped is sent, if the collector takes it within [`FLUSH_TIMEOUT`].
 //! * Of spans only those of our own crates are sent.
 

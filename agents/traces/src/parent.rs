@@ -19,8 +19,8 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// Makes `span` a child of the one that the headers `traceparent` and `tracestate` name. Headers that can't be read, or are
-/// not there, change nothing.
+/// Makes `span` a child of the one that the headers `traceparent` and `tracestate` name. Headers that can't be read, or
+/// are not there, change nothing.
 pub fn follow<'a>(span: &Span, header: impl Fn(&str) -> Option<&'a str>) {
     if span.is_disabled() {
         return;

@@ -1,6 +1,7 @@
 //! Spans arrive at a real receiver of OTLP, with their parent; without one nothing blocks.
 //!
-//! A process has one subscriber and reads its environment once, so each case is a process of its own: this program again.
+//! A process has one subscriber and reads its environment once, so each case is a process of its own: this program
+//! again.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Whether the data of a job are there, looked up before it is queued.
 //!
-//! Only what the job's own agents may read is looked at: paths are placed by [`Directories::place`], as for the agents, and
-//! files are opened by `millrace_roots`, so that an answer tells nothing of other files of the machine.
+//! Only what the job's own agents may read is looked at: paths are placed by [`Directories::place`], as for the agents,
+//! and files are opened by `millrace_roots`, so that an answer tells nothing of other files of the machine.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ use millrace_params::{InputSpec, Job, LabelName};
 use super::site::Directories;
 use crate::backend::Texts;
 
-/// Looks for all files that `resolved`, what `job` comes to, reads; `texts` travel along and are not kept yet. What an epoch
-/// of training is, where that is known.
+/// Looks for all files that `resolved`, what `job` comes to, reads; `texts` travel along and are not kept yet. What an
+/// epoch of training is, where that is known.
 ///
 /// # Errors
 /// Something is missing or of another format: a sentence for the user with what to do.

@@ -96,8 +96,8 @@ pub fn router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// Builds the routes of the metrics listener. Metrics are for the operators of the server, so the router for clients does
-/// not have them.
+/// Builds the routes of the metrics listener. Metrics are for the operators of the server, so the router for clients
+/// does not have them.
 pub fn metrics_router(api: Arc<Api>) -> Router {
     Router::new()
         .route("/metrics", get(appliance::metrics))

@@ -1,5 +1,5 @@
-//! What every request leaves behind: a name on its answer, a line in the log, numbers for Prometheus, and a span that goes on
-//! with the client's trace where its headers name one.
+//! What every request leaves behind: a name on its answer, a line in the log, numbers for Prometheus, and a span that
+//! goes on with the client's trace where its headers name one.
 //!
 //! The log tells at level info of requests that may change something, so that it says who did what; of all others at level
 //! debug. What stands behind `?` is not told, and no header is.

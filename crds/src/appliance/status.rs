@@ -15,8 +15,8 @@ use crate::trainjob::never_less;
 #[schemars(transform = crate::schema::status)]
 #[x_kube(validation = never_less("leaderEpoch", "this status was written by an operator that leads no more"))]
 pub struct ApplianceStatus {
-    /// Accepted: the spec was understood, and jobs are admitted. OverCommitted: jobs hold more than there is. MatchesValues:
-    /// the spec is what the chart's values say. Deleting: it was deleted, and jobs hold systems of it.
+    /// Accepted: the spec was understood, and jobs are admitted. OverCommitted: jobs hold more than there is.
+    /// MatchesValues: the spec is what the chart's values say. Deleting: it was deleted, and jobs hold systems of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,

@@ -118,8 +118,8 @@ const DONE: i32 = 0;
 /// What an agent ends with when the user's input is to blame.
 pub(super) const BAD_INPUT: i32 = 2;
 
-/// Describes how a process ended, from its exit code as a shell and a container runtime give it: one that a signal ended
-/// has 128 and the signal's number.
+/// Describes how a process ended, from its exit code as a shell and a container runtime give it: one that a signal
+/// ended has 128 and the signal's number.
 pub fn describe_exit(exit_code: i32) -> String {
     match exit_code {
         DONE => "it ended in good order".to_owned(),

@@ -6,8 +6,8 @@
 //! | the API server refused the pods | 10, 20, 40 ... 300 s | given back | nothing |
 //! | no node had room for the pods | 60, 120, 240 ... 1800 s | given back | nothing |
 //!
-//! Progress is an attempt that trains for [`PROGRESS_SECONDS`] and saves a later checkpoint than it began from. All of it is
-//! decided from the job's status, so that another operator goes on with the same pauses.
+//! Progress is an attempt that trains for [`PROGRESS_SECONDS`] and saves a later checkpoint than it began from. All of
+//! it is decided from the job's status, so that another operator goes on with the same pauses.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};

@@ -252,8 +252,8 @@ pub struct Deadlines {
     #[serde(default = "default_progress")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub progress_seconds: u32,
-    /// Seconds the job may hold systems, all attempts together, after which it ends as DeadlineExceeded; no limit where it
-    /// is left out. Time in the queue and time suspended do not count.
+    /// Seconds the job may hold systems, all attempts together, after which it ends as DeadlineExceeded; no limit where
+    /// it is left out. Time in the queue and time suspended do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000))]
     pub active_seconds: Option<u32>,
@@ -265,9 +265,9 @@ pub struct Deadlines {
 pub struct FailurePolicy {
     /// How often the job may be started again from its last committed step without progress in between; then it ends as
     /// RetriesExhausted. Progress is an attempt that trains for ten minutes and saves a later checkpoint than it began
-    /// from: it refills the budget. The first restart is immediate, the second waits 2 s, each further one twice as long,
-    /// up to 5 minutes. Bad input and a loss that is not finite are never tried again. A suspension, a change of numCsx, a
-    /// drained node and pods that can't be made or placed cost nothing.
+    /// from: it refills the budget. The first restart is immediate, the second waits 2 s, each further one twice as
+    /// long, up to 5 minutes. Bad input and a loss that is not finite are never tried again. A suspension, a change of
+    /// numCsx, a drained node and pods that can't be made or placed cost nothing.
     #[serde(default = "default_restarts")]
     #[schemars(range(min = 0, max = 10_000))]
     pub max_restarts: u32,
@@ -332,8 +332,8 @@ impl TrainJobSpec {
         }
     }
 
-    /// Finds the entry of `mountDirs` that contains `path`, the deepest of nested ones. A relative entry, which the schema
-    /// refuses, contains nothing: otherwise the empty path would contain every other.
+    /// Finds the entry of `mountDirs` that contains `path`, the deepest of nested ones. A relative entry, which the
+    /// schema refuses, contains nothing: otherwise the empty path would contain every other.
     pub fn mount_holding(&self, path: &Path) -> Option<&MountDir> {
         let is_held_by = |mount: &&MountDir| Path::new(&mount.path).is_absolute() && path.starts_with(&mount.path);
         let holders = self.mount_dirs.iter().filter(is_held_by);

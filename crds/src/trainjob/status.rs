@@ -56,7 +56,8 @@ pub struct TrainJobStatus {
     /// How many systems that is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_csx: Option<u32>,
-    /// What the column CSX shows: the systems of the present or the last attempt; while the job waits, those it asks for.
+    /// What the column CSX shows: the systems of the present or the last attempt; while the job waits, those it asks
+    /// for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown_csx: Option<u32>,
     /// Label selector of the pods that are the job's systems, as kubectl scale and autoscalers want it.
@@ -90,8 +91,8 @@ pub struct TrainJobStatus {
     /// When the job was over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish_time: Option<Time>,
-    /// How old the rest of the status is, apart from progress: when the operator last looked at the job and found it so.
-    /// Written every 30 s while the job holds systems, else when something changes.
+    /// How old the rest of the status is, apart from progress: when the operator last looked at the job and found it
+    /// so. Written every 30 s while the job holds systems, else when something changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_observed_time: Option<Time>,
     /// Which leader among the operators wrote this: the number of changes of leadership before it. An API server refuses

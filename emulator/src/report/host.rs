@@ -1,5 +1,5 @@
-//! What a step costs the machine that emulates it: an estimate from counted operations and bytes, and from the machine's
-//! rates. It is no projection of a real system.
+//! What a step costs the machine that emulates it: an estimate from counted operations and bytes, and from the
+//! machine's rates. It is no projection of a real system.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,11 +7,11 @@ use super::Traffic;
 use crate::compile::bytes;
 use crate::plan::{LayerPlan, StreamPlan};
 
-/// Share of the FMA peak, measured in registers, that a whole step of training reaches: between the 0.45 of models of 10
-/// million parameters and the 0.7 of models of 124 million, with one or two compute threads on CPUs with AVX-512.
+/// Share of the FMA peak, measured in registers, that a whole step of training reaches: between the 0.45 of models of
+/// 10 million parameters and the 0.7 of models of 124 million, with one or two compute threads on CPUs with AVX-512.
 const SHARE_OF_PEAK: f64 = 0.5;
-/// Seconds of one core that a byte costs on a link between two processes, both ends together: 0.4 s a gigabyte, measured
-/// over loopback.
+/// Seconds of one core that a byte costs on a link between two processes, both ends together: 0.4 s a gigabyte,
+/// measured over loopback.
 const LINK_CORE_SECONDS_PER_BYTE: f64 = 0.4e-9;
 
 /// What the processes of a run do in a training step, all together.

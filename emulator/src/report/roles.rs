@@ -43,8 +43,8 @@ impl RoleBytes {
         }
     }
 
-    /// Memory of all processes of a run together: the coordinator, and under `placement` shards, SwarmX nodes, systems, and
-    /// an activation server for each of these.
+    /// Memory of all processes of a run together: the coordinator, and under `placement` shards, SwarmX nodes, systems,
+    /// and an activation server for each of these.
     pub fn on_host(&self, placement: &Placement) -> u64 {
         let (systems, swarmx) = (placement.systems.len() as u64, placement.swarm.len() as u64);
         let processes = 1 + u64::from(placement.shards) + swarmx + 2 * systems;

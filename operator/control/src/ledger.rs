@@ -399,8 +399,8 @@ fn tell_granted<W: World>(jobs: &[Arc<TrainJob>], grants: &[Grant], control: &Co
     }
 }
 
-/// Has every job visited whose place in the queue is another than before; with each heartbeat also those whose status has
-/// another place, so that none stays behind whatever was missed.
+/// Has every job visited whose place in the queue is another than before; with each heartbeat also those whose status
+/// has another place, so that none stays behind whatever was missed.
 fn tell_places<W: World>(jobs: &[Arc<TrainJob>], places: Vec<Place>, is_heartbeat: bool, control: &Control<W>) {
     let told = |place: Place| QueuePlace {
         position: place.position,

@@ -52,8 +52,8 @@ pub enum Error<E: std::error::Error> {
     /// The job can't be served: a sentence.
     #[error("{0}")]
     Job(String),
-    /// Something that an attempt needs to start was refused, and would be refused again: what was tried, in the words of
-    /// whoever refused.
+    /// Something that an attempt needs to start was refused, and would be refused again: what was tried, in the words
+    /// of whoever refused.
     #[error("{0}")]
     Refused(String),
     /// It did not end in time.

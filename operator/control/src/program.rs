@@ -50,8 +50,8 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Logs to standard error, one line each, and sends spans where the environment names a collector. What it returns is to
-    /// be kept until the program ends: then the last spans are sent.
+    /// Logs to standard error, one line each, and sends spans where the environment names a collector. What it returns
+    /// is to be kept until the program ends: then the last spans are sent.
     ///
     /// # Errors
     /// The collector's address can't be used, or this process logs already.

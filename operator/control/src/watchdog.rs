@@ -1,10 +1,10 @@
 //! Whether the loops of this process make progress, for a liveness probe.
 //!
-//! A loop counts as stuck when it has something to do, and has neither begun nor ended anything for longer than a bound.
-//! The bound is longer than any visit or update may take, and a visit that an unreachable API server keeps waiting ends
-//! with an error by its own limit: so an outage never counts, and neither does a loop that has nothing to do, or a
-//! candidate that does not lead. What does count is a thread that computes or waits where it must not, a lock that is
-//! never released, a controller whose queue nobody reads any more.
+//! A loop counts as stuck when it has something to do, and has neither begun nor ended anything for longer than a
+//! bound. The bound is longer than any visit or update may take, and a visit that an unreachable API server keeps
+//! waiting ends with an error by its own limit: so an outage never counts, and neither does a loop that has nothing to
+//! do, or a candidate that does not lead. What does count is a thread that computes or waits where it must not, a lock
+//! that is never released, a controller whose queue nobody reads any more.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};

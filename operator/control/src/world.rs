@@ -178,8 +178,8 @@ pub trait World: Send + Sync + 'static {
     /// Tells the job's user of something. That it can't be told is logged: nothing depends on it.
     fn publish(&self, job: &TrainJob, event: &Event) -> impl Future<Output = ()> + Send;
 
-    /// The fields of `appliance` that are not as the values say that it was made from, each with both; `None` for one that
-    /// is of no values.
+    /// The fields of `appliance` that are not as the values say that it was made from, each with both; `None` for one
+    /// that is of no values.
     fn edits(&self, _appliance: &Appliance) -> Option<Vec<String>> {
         None
     }

@@ -44,7 +44,8 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Of a run that waits for its agents from now on, on a host that takes `estimate` seconds a step, if that is known.
+    /// Of a run that waits for its agents from now on, on a host that takes `estimate` seconds a step, if that is
+    /// known.
     pub fn new(now: Instant, estimate: Option<f64>) -> Self {
         Self { doing: Doing::Gathering, since: now, told: now, estimate, last_step: None }
     }

@@ -148,8 +148,8 @@ fn from_checkpoint(
 }
 
 /// The numerics profile of `checkpoint`, JSON, as far as a run of `job` that goes on from it at `step` can keep to it:
-/// another model has other chunks, and a batch of another size other leaves. Params that leave the size of leaves to the
-/// appliance go on with the checkpoint's, unless they count from step 0 again.
+/// another model has other chunks, and a batch of another size other leaves. Params that leave the size of leaves to
+/// the appliance go on with the checkpoint's, unless they count from step 0 again.
 fn profile_of(checkpoint: &Checkpoint, job: &Job, step: u64) -> String {
     let text = checkpoint.numerics_profile();
     let Ok(mut profile) = serde_json::from_str::<NumericsProfile>(text) else { return text.to_owned() };
@@ -197,7 +197,8 @@ pub fn keep_cuts(launch: &Launch, compiled: CompiledJob, beginning: &mut Beginni
     Ok(kept)
 }
 
-/// Refuses more systems than the batch has leaves, which may be the leaves of the checkpoint and not those of the params.
+/// Refuses more systems than the batch has leaves, which may be the leaves of the checkpoint and not those of the
+/// params.
 fn check_systems(compiled: &CompiledJob, systems: usize) -> Result<(), Failure> {
     let leaves = compiled.plan.leaves;
     if systems <= leaves.count as usize {

@@ -1,5 +1,5 @@
-//! The coordinator's spans: one for the run, and in it one for each checkpoint that is saved and each evaluation. None for a
-//! step: a run has millions.
+//! The coordinator's spans: one for the run, and in it one for each checkpoint that is saved and each evaluation. None
+//! for a step: a run has millions.
 
 use millrace_engine::coordinator::{Command, Event};
 use tracing::Span;

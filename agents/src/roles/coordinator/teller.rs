@@ -67,7 +67,8 @@ impl Progress {
 }
 
 impl Teller {
-    /// Speaks of the run of `launch`, with evaluations or without; `estimate` is what a training step may take, seconds.
+    /// Speaks of the run of `launch`, with evaluations or without; `estimate` is what a training step may take,
+    /// seconds.
     pub fn new(
         launch: &Launch,
         compiled: &CompiledJob,

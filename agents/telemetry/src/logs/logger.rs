@@ -67,8 +67,9 @@ pub fn print_to_stderr(line: &str) {
 }
 
 impl Logger {
-    /// A logger for `agent` (a name that may change, see [`Logger::set_agent`]) that shows records up to `level`, each as one
-    /// line in `format`, through `console`: [`print_to_stderr`], or a progress bar's own way to print above itself.
+    /// A logger for `agent` (a name that may change, see [`Logger::set_agent`]) that shows records up to `level`, each
+    /// as one line in `format`, through `console`: [`print_to_stderr`], or a progress bar's own way to print above
+    /// itself.
     pub fn new(agent: AgentName, level: Level, format: Format, console: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self {
             shared: Arc::new(Shared {

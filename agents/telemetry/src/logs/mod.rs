@@ -31,8 +31,8 @@ const MAX_MESSAGE: usize = 16 << 10;
 
 /// How much is logged: `--logging`. Each level includes those before it.
 ///
-/// In code, `error!` to `info!` are what their names say, `debug!` is VERBOSE and `trace!` is DEBUG, so that the five levels
-/// of users and of `tracing` are the same ladder.
+/// In code, `error!` to `info!` are what their names say, `debug!` is VERBOSE and `trace!` is DEBUG, so that the five
+/// levels of users and of `tracing` are the same ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {

@@ -1,11 +1,11 @@
 //! TensorBoard event files, in the form the `tensorboard` package reads.
 //!
-//! A file is a sequence of TFRecords (`record`), each an `Event` message (`event`); the first says
-//! `file_version: "brain.Event:2"`. One file belongs to one attempt and is only appended to. The second event is a
-//! session start at the first step the attempt trains: there TensorBoard drops what earlier files said of that step and
-//! later ones, so that the curves show each step once, however often a run was resumed. (It takes the first session
-//! start of a run for the run's beginning and drops nothing; that is why every file of a training run has one. A run that
-//! only evaluates has none.)
+//! A file is a sequence of TFRecords (`record`), each an `Event` message (`event`); the first says `file_version:
+//! "brain.Event:2"`. One file belongs to one attempt and is only appended to. The second event is a session start at
+//! the first step the attempt trains: there TensorBoard drops what earlier files said of that step and later ones, so
+//! that the curves show each step once, however often a run was resumed. (It takes the first session start of a run for
+//! the run's beginning and drops nothing; that is why every file of a training run has one. A run that only evaluates
+//! has none.)
 
 mod event;
 mod record;

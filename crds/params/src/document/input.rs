@@ -18,8 +18,8 @@ section! {
         data_files: OneOrMany,
         /// Samples in a batch, over all systems together.
         batch_size: u64,
-        /// Upper bound on the samples of a leaf: a number (of which up to 16,384 tokens are used), `auto` (the default: at
-        /// most 1,024 tokens, and at least 8 leaves of a batch that has 8 samples) or `none` (the whole batch is one
+        /// Upper bound on the samples of a leaf: a number (of which up to 16,384 tokens are used), `auto` (the default:
+        /// at most 1,024 tokens, and at least 8 leaves of a batch that has 8 samples) or `none` (the whole batch is one
         /// leaf). No more systems can be used than a batch has leaves.
         micro_batch_size: MicroBatchChoice,
         /// Tokens of a sample; `model.max_position_embeddings` by default.

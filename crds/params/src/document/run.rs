@@ -14,8 +14,8 @@ section! {
         summary_dir: String,
         /// The step to train to, counted from step 0 of the first run.
         max_steps: u64,
-        /// How many times the training data are gone through, from step 0 of the first run; beside `max_steps`, whichever
-        /// ends first. A last batch that would have samples of a further epoch is left out.
+        /// How many times the training data are gone through, from step 0 of the first run; beside `max_steps`,
+        /// whichever ends first. A last batch that would have samples of a further epoch is left out.
         max_epochs: u64,
         /// Another spelling of `max_epochs`.
         num_epochs: u64,

@@ -69,7 +69,8 @@ impl FromNode for LearningRate {
 pub enum MicroBatchChoice {
     /// At most this many samples in a leaf.
     Samples(u64),
-    /// `auto` (at most 1,024 tokens, and at least 8 leaves), `none` (the whole batch is one leaf); `explore` is not supported yet.
+    /// `auto` (at most 1,024 tokens, and at least 8 leaves), `none` (the whole batch is one leaf); `explore` is not
+    /// supported yet.
     Keyword(String),
     /// A range to explore; not supported yet.
     Range(MicroBatchRange),

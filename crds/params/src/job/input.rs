@@ -13,9 +13,9 @@ pub struct InputSpec {
     pub batch_size: usize,
     /// Upper bound on the samples of a leaf, from 1 to `batch_size`.
     pub micro_batch_size: usize,
-    /// Whether the params leave that bound to the appliance. Training that goes on from a checkpoint of an equally large
-    /// batch then keeps the checkpoint's leaves, whatever bound `auto` stands for now. False in documents of releases
-    /// that did not record it.
+    /// Whether the params leave that bound to the appliance. Training that goes on from a checkpoint of an equally
+    /// large batch then keeps the checkpoint's leaves, whatever bound `auto` stands for now. False in documents of
+    /// releases that did not record it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_micro_batch_auto: bool,
     /// Tokens of a sample, T; at least 1.

@@ -43,8 +43,8 @@ impl Job {
         train.into_iter().chain(eval.map(|eval| ("eval_input", eval)))
     }
 
-    /// Settles `max_steps` of a run with `max_epochs`, whose training data have so many samples: whole batches only, and none
-    /// with a sample of a further epoch.
+    /// Settles `max_steps` of a run with `max_epochs`, whose training data have so many samples: whole batches only,
+    /// and none with a sample of a further epoch.
     pub fn end_with_epochs(&mut self, samples: u64) {
         let Some(epochs) = self.run.max_epochs.filter(|_| self.run.mode.trains()) else { return };
         let steps = u128::from(epochs) * u128::from(samples) / self.train_input.batch_size.max(1) as u128;

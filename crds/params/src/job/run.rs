@@ -19,8 +19,9 @@ pub struct RunSpec {
     pub model_dir: String,
     /// Directory of TensorBoard's event files.
     pub summary_dir: String,
-    /// The step to train to, counted from step 0; 0 in the modes that only evaluate, and [`RunSpec::UNTIL_EPOCHS_END`] where
-    /// only `max_epochs` says how long it trains, until [`Job::end_with_epochs`](super::Job::end_with_epochs) has settled it.
+    /// The step to train to, counted from step 0; 0 in the modes that only evaluate, and [`RunSpec::UNTIL_EPOCHS_END`]
+    /// where only `max_epochs` says how long it trains, until [`Job::end_with_epochs`](super::Job::end_with_epochs) has
+    /// settled it.
     pub max_steps: u64,
     /// How many times the training data are gone through at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -11,8 +11,8 @@ const MOST_SAMPLES: usize = 1 << 24;
 const MOST_TOKENS: usize = 1 << 22;
 /// Most tokens a leaf has when `micro_batch_size` is `auto`, where a single sample has no more.
 const AUTO_LEAF_TOKENS: usize = 1024;
-/// Leaves that a batch has at least when `micro_batch_size` is `auto`, where it has as many samples: so many systems can
-/// share it, however few the job starts with.
+/// Leaves that a batch has at least when `micro_batch_size` is `auto`, where it has as many samples: so many systems
+/// can share it, however few the job starts with.
 const MIN_AUTO_LEAVES: usize = 8;
 /// Most tokens a leaf has when `micro_batch_size` is a number. The zoo's numbers (264 samples of 2,048 tokens) are what
 /// one real wafer takes in at once; as leaves they would leave nothing to share out and fit no host's memory.
