@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_checkpoint::hf::{export_hf, import_hf};
+use millrace_checkpoint::hf::{Choices, export_hf, import_hf, params_text};
 use millrace_checkpoint::{Checkpoint, Facts, LockRequest, ModelDirLock, Moments, PlanReader, Section, Strictness};
 use millrace_emulator::compile::compile_job;
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
@@ -81,6 +81,9 @@ fn losses_of_words(logits: &[f32]) -> Vec<f64> {
 fn an_imported_model_computes_the_logits_of_transformers_and_is_exported_byte_for_byte() {
     let dir = tempfile::tempdir().unwrap();
     let job = Params::parse_yaml(PARAMS).unwrap().resolve(&Overrides::default()).unwrap().job;
+    let written = params_text(&fixture(""), Choices { model_dir: "m", num_csx: 1 }).unwrap();
+    let written = Params::parse_yaml(&written).unwrap().resolve(&Overrides::default()).unwrap().job;
+    assert_eq!(written.model, job.model, "the params that an import writes");
     let plan = Arc::new(compile_job(&job, &ApplianceSpec::default()).unwrap());
     let lock = Arc::new(ModelDirLock::acquire(dir.path().join("m"), &LockRequest::local()).unwrap());
     let imported = import_hf(&fixture(""), &lock, &plan, facts(&plan)).unwrap();

@@ -106,12 +106,27 @@ pub enum CheckpointTask {
         /// Its format: hf
         #[arg(long, value_parser = ["hf"], default_value = "hf")]
         from: String,
-        /// The model_dir; the params' by default
+        /// The model_dir; the params' by default, ./model_dir with --write_params
         #[arg(short = 'o', long = "model_dir", value_name = "DIR")]
         model_dir: Option<String>,
         #[command(flatten)]
-        flags: JobFlags,
+        params: ImportParams,
+        #[command(flatten)]
+        machine: MachineFlags,
     },
+}
+
+/// The params of an imported model: written before, or by the import.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+#[command(rename_all = "snake_case")]
+pub struct ImportParams {
+    /// The params, whose model must be that of the directory
+    #[arg(short, long, value_name = "FILE")]
+    pub params: Option<PathBuf>,
+    /// Write params for the model to FILE, which must not exist, and import with them
+    #[arg(long, value_name = "FILE")]
+    pub write_params: Option<PathBuf>,
 }
 
 /// Which job, on which machine.
@@ -121,6 +136,14 @@ pub struct JobFlags {
     /// The params
     #[arg(short, long, value_name = "FILE")]
     pub params: PathBuf,
+    #[command(flatten)]
+    pub machine: MachineFlags,
+}
+
+/// Which machine, and how much of it.
+#[derive(Clone, Debug, Args)]
+#[command(rename_all = "snake_case")]
+pub struct MachineFlags {
     /// The appliance to plan for: the spec of an Appliance document
     #[arg(long, value_name = "FILE")]
     pub appliance: Option<PathBuf>,
@@ -185,7 +208,7 @@ pub struct RunFlags {
     pub base_port: Option<u16>,
 }
 
-impl JobFlags {
+impl MachineFlags {
     /// What the flags say against the params.
     pub fn overrides(&self) -> Overrides {
         Overrides {
@@ -213,7 +236,7 @@ impl RunFlags {
             compile_only: given(self.compile_only).or(self.validate_only.then_some(false)),
             validate_only: given(self.validate_only).or(self.compile_only.then_some(false)),
             logging: self.logging.clone(),
-            ..self.job.overrides()
+            ..self.job.machine.overrides()
         }
     }
 }
@@ -315,6 +338,7 @@ mod tests {
             "checkpoint verify m/checkpoint_5",
             "checkpoint export m/checkpoint_5 --to hf out",
             "checkpoint import hf_dir -p a.yaml -o m",
+            "checkpoint import hf_dir --write_params a.yaml --num_csx 2",
         ] {
             assert!(parse(line).is_ok(), "{line}: {}", parse(line).unwrap_err());
         }
@@ -327,6 +351,8 @@ mod tests {
             ("eval -p a.yaml --mode eval", "unexpected argument '--mode' found", "the mode is the command"),
             ("train", "required arguments were not provided: --params <FILE>", "--help"),
             ("train -p a.yaml --num_csx two", "invalid value 'two' for '--num_csx <N>'", "--help"),
+            ("checkpoint import hf", "required arguments were not provided", "--help"),
+            ("checkpoint import hf -p a --write_params b", "cannot be used with '--write_params <FILE>'", "--help"),
             ("trian -p a.yaml", "unrecognized subcommand 'trian'", "train"),
             ("train -p a.yaml --isa sse", "choose one of avx512, avx2, portable", "--help"),
         ] {

@@ -1,14 +1,12 @@
-//! `checkpoint info`, `verify`, `export`, `import`.
+//! `checkpoint info`, `verify`, `export`; `import` is a module of its own.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use millrace_checkpoint::hf::{export_hf, import_hf};
-use millrace_checkpoint::{Checkpoint, Facts, LockRequest, ModelDirLock, list, verify};
-use millrace_params::Overrides;
+use millrace_checkpoint::hf::export_hf;
+use millrace_checkpoint::{Checkpoint, verify};
 
-use super::arguments::{CheckpointTask, JobFlags};
-use super::job::{Prepared, prepare, read_params};
+use super::arguments::CheckpointTask;
+use super::import::import;
 use super::refusal::Refusal;
 use crate::failure::Failure;
 use crate::launch::Exit;
@@ -19,7 +17,9 @@ pub fn run(task: &CheckpointTask) -> Result<Exit, Refusal> {
         CheckpointTask::Info { dir, json } => info(dir, *json),
         CheckpointTask::Verify { dir } => verify_all(dir),
         CheckpointTask::Export { dir, to: _, out } => export(dir, out),
-        CheckpointTask::Import { dir, from: _, model_dir, flags } => import(dir, model_dir.clone(), flags),
+        CheckpointTask::Import { dir, from: _, model_dir, params, machine } => {
+            import(dir, model_dir.clone(), params, machine)
+        }
     }
 }
 
@@ -64,46 +64,4 @@ fn export(dir: &Path, out: &Path) -> Result<Exit, Refusal> {
         exported.path.display()
     ));
     Ok(Exit::Done)
-}
-
-fn import(dir: &Path, model_dir: Option<String>, flags: &JobFlags) -> Result<Exit, Refusal> {
-    let overrides = Overrides { model_dir, ..flags.overrides() };
-    let prepared = prepare(flags, &overrides, read_params(&flags.params)?)?;
-    let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
-    if let Some(newest) = list(model_dir)?.whole.last() {
-        let refusal =
-            Refusal::bad_input(format!("{} already has a checkpoint of step {}", model_dir.display(), newest.step));
-        return Err(refusal.hint("choose another model_dir with -o"));
-    }
-    let existed = model_dir.exists();
-    let lock = ModelDirLock::acquire(model_dir, &LockRequest::local()).map_err(millrace_checkpoint::Error::from)?;
-    let lock = Arc::new(lock);
-    let imported = import_hf(dir, &lock, &prepared.plan, facts(&prepared)?);
-    if imported.is_err() && !existed {
-        drop(lock);
-        // As it was before; a failure leaves a directory without a checkpoint.
-        let _ = std::fs::remove_dir_all(model_dir);
-    }
-    super::say(format_args!("Imported {} as {}", dir.display(), imported?.display()));
-    Ok(Exit::Done)
-}
-
-/// What is known of weights that nobody here has trained.
-fn facts(prepared: &Prepared) -> Result<Facts, Refusal> {
-    let job = &prepared.resolved.job;
-    let profile = prepared.profile(None);
-    let optimizer = serde_json::to_value(job.optimizer.kind).map_err(Failure::own)?;
-    Ok(Facts {
-        plan: prepared.plan.hash(),
-        seed: job.run.seed,
-        next_sample: 0,
-        numerics_profile: serde_json::to_string(&profile).map_err(Failure::own)?,
-        precision: profile.precision.to_string(),
-        optimizer: optimizer["name"].as_str().unwrap_or_default().to_owned(),
-        loss: None,
-        grad_norm: None,
-        notes: Vec::new(),
-        job: job.to_json(),
-        recovery: false,
-    })
 }

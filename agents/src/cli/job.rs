@@ -50,7 +50,7 @@ pub fn prepare(
 ) -> Result<Prepared, Refusal> {
     let mut resolved = params.resolve(overrides).map_err(|error| Refusal::of_document(&flags.params, &error))?;
     start_beside_params(&mut resolved.job, &flags.params);
-    let mut appliance = match &flags.appliance {
+    let mut appliance = match &flags.machine.appliance {
         None => ApplianceSpec::default(),
         Some(path) => {
             ApplianceSpec::parse_yaml(&read(path, "appliance")?).map_err(|error| Refusal::of_document(path, &error))?

@@ -6,6 +6,7 @@
 mod arguments;
 mod check;
 mod checkpoint;
+mod import;
 mod job;
 mod places;
 mod plan;

@@ -85,7 +85,7 @@ impl fmt::Display for Answer {
 
 /// `plan`.
 pub fn print(flags: &JobFlags, json: bool) -> Result<Exit, Refusal> {
-    print_prepared(&prepare(flags, &flags.overrides(), read_params(&flags.params)?)?, json)
+    print_prepared(&prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?, json)
 }
 
 /// Prints the plan of `prepared`.

@@ -139,6 +139,27 @@ fn a_model_travels_out_and_back() {
     assert_eq!(theirs["parameters_blake3"], ours["parameters_blake3"]);
     place.succeed("train -p params.yaml -o imported --num_csx 2 --max_steps 1");
 
+    let written = place.succeed("checkpoint import exported --write_params tuned.yaml -o tuned");
+    assert!(written.stdout.contains("train with: millrace-agent train -p tuned.yaml"), "{}", written.stdout);
+    assert_eq!(place.info("tuned/checkpoint_0")["parameters_blake3"], ours["parameters_blake3"]);
+    std::fs::create_dir(place.path("data")).unwrap();
+    let tokens: Vec<u8> = (0..4000_u16).flat_map(|at| (at * 7 % 64).to_le_bytes()).collect();
+    place.write("data/own.bin", tokens);
+    place.succeed("train -p tuned.yaml --max_steps 1");
+    assert!(place.path("tuned/checkpoint_1").is_dir());
+
+    for (line, says) in [
+        ("checkpoint import exported --write_params tuned.yaml -o another", "tuned.yaml already exists"),
+        ("checkpoint import exported --write_params new.yaml -o tuned", "tuned already has a checkpoint of step"),
+        ("checkpoint import cache --write_params new.yaml -o another", "config.json: it is missing"),
+        ("checkpoint import exported --write_params gone/new.yaml -o another", "can't create the params gone/new.yaml"),
+    ] {
+        let before = place.files();
+        let refused = place.run(line);
+        assert!(refused.code() == 2 && refused.stderr.contains(says), "{line}: {}", refused.stderr);
+        assert_eq!(place.files(), before, "{line}");
+    }
+
     let again = place.run("checkpoint export m/checkpoint_2 --to hf exported");
     assert_eq!(again.code(), 2, "{}", again.stderr);
     let taken = place.run("checkpoint import exported -p params.yaml -o m");

@@ -1,4 +1,4 @@
-//! What lies on disks: journal, checkpoint, safetensors, token files.
+//! What lies on disks: journal, checkpoint, safetensors, config.json of a model to import, token files.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
 use millrace_data::{Dataset, SourceKind, SourceSpec, Split};
+use millrace_params::{Overrides, Params};
 use millrace_telemetry::journal::{Event, Journal, JournalReader, Stage, State};
 use tempfile::TempDir;
 
@@ -98,6 +99,22 @@ pub fn safetensors(bytes: &[u8]) {
         write(&dir.join("config.json"), CONFIG.as_bytes());
         write(&dir.join("model.safetensors"), bytes);
         drop(hf::tensors(dir));
+    });
+}
+
+/// The config.json of a model that is to be imported: the params that are made from it are good ones.
+pub fn hf_config(bytes: &[u8]) {
+    with_dir("hf_config", |dir| {
+        write(&dir.join("config.json"), bytes);
+        let model_dir = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
+        let choices = hf::Choices { model_dir: &model_dir, num_csx: 1 };
+        let Ok(text) = hf::params_text(dir, choices) else { return };
+        let resolved = Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default()));
+        match resolved {
+            Ok(resolved) => assert_eq!(resolved.job.run.model_dir, model_dir),
+            // The directory's name alone may be refused.
+            Err(error) => assert!(error.problems().all(|problem| problem.key == "runconfig.model_dir"), "{error}"),
+        }
     });
 }
 

@@ -16,7 +16,7 @@ pub mod mutate;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -30,6 +30,7 @@ pub const TARGETS: [Target; 16] = [
     ("journal", disk::journal),
     ("manifest", disk::manifest),
     ("safetensors", disk::safetensors),
+    ("hf_config", disk::hf_config),
     ("tokens", disk::tokens),
     ("upload", rest::upload),
     ("body", rest::body),

@@ -8,7 +8,7 @@ use millrace_emulator::graph::{ActivationKind, TensorId};
 use millrace_emulator::plan::StreamPlan;
 
 use super::gpt2::{Gpt2, Mapped};
-use super::source::{Source, refuse};
+use super::source::Source;
 use super::transpose;
 use crate::error::{Difference, Error, Result};
 use crate::layout::{Moments, Section};
@@ -82,10 +82,7 @@ fn their_scale(source: &Source, model: &Gpt2, block: usize) -> f32 {
 /// What no shape shows.
 fn check_settings(source: &Source, model: &Gpt2) -> Result<()> {
     let config = &source.config;
-    if config.model_type != "gpt2" {
-        let reason = format!("its config.json has model_type {:?}", config.model_type);
-        return Err(refuse(&source.dir, reason, "only GPT-2 directories can be imported"));
-    }
+    config.check_family(&source.dir)?;
     let differs = |key: &str, found: String, expected: String| {
         let difference = Difference::Setting { key: key.into(), found, expected };
         Err(Error::OtherModel { path: source.dir.clone(), difference })
@@ -96,11 +93,11 @@ fn check_settings(source: &Source, model: &Gpt2) -> Result<()> {
     if config.layer_norm_epsilon != model.epsilon {
         return differs("layer_norm_epsilon", config.layer_norm_epsilon.to_string(), model.epsilon.to_string());
     }
-    let (names, expected): (&[&str], _) = match model.activation {
-        ActivationKind::Gelu => (&["gelu"], "gelu"),
-        ActivationKind::GeluTanh => (&["gelu_new", "gelu_pytorch_tanh"], "gelu_new"),
-    };
-    if !names.contains(&config.activation_function.as_str()) {
+    if config.activation() != Some(model.activation) {
+        let expected = match model.activation {
+            ActivationKind::Gelu => "gelu",
+            ActivationKind::GeluTanh => "gelu_new",
+        };
         return differs("activation_function", config.activation_function.clone(), expected.into());
     }
     if config.tie_word_embeddings != model.tied() {

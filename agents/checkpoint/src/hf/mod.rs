@@ -7,14 +7,17 @@
 //!
 //! Both directions hold one tensor in memory at a time, and leave nothing half-written behind.
 
+mod config;
 mod dtype;
 mod export;
 mod gpt2;
 mod import;
+mod params;
 mod source;
 
 pub use export::{Exported, export_hf};
 pub use import::import_hf;
+pub use params::{Choices, params_text};
 
 /// Reads every tensor of the Hugging Face directory `dir`, of whatever model.
 ///

@@ -1,4 +1,4 @@
-//! Reading the tensors and the configuration of a Hugging Face directory, with distrust.
+//! Reading the tensors of a Hugging Face directory, with distrust.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::config::Config;
 use super::dtype::widen;
 use crate::error::{Difference, Error, Result};
 use crate::files::{read_limited, stays_inside};
@@ -14,38 +15,6 @@ use crate::header::{self, Entry, element_bytes};
 
 /// More than any index or configuration is long.
 const MOST_JSON: u64 = 64 << 20;
-
-/// What of `config.json` decides about the arithmetic; defaults are those of `transformers`.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    #[serde(default)]
-    pub model_type: String,
-    #[serde(default = "twelve")]
-    pub n_head: usize,
-    #[serde(default = "gelu_new")]
-    pub activation_function: String,
-    #[serde(default = "epsilon")]
-    pub layer_norm_epsilon: f32,
-    #[serde(default = "yes")]
-    pub tie_word_embeddings: bool,
-    #[serde(default = "yes")]
-    pub scale_attn_weights: bool,
-    #[serde(default)]
-    pub scale_attn_by_inverse_layer_idx: bool,
-}
-
-const fn twelve() -> usize {
-    12
-}
-const fn epsilon() -> f32 {
-    1e-5
-}
-const fn yes() -> bool {
-    true
-}
-fn gelu_new() -> String {
-    "gelu_new".into()
-}
 
 #[derive(Deserialize)]
 struct Index {
@@ -64,8 +33,7 @@ pub(super) struct Source {
 impl Source {
     /// Opens `dir` and reads all headers.
     pub fn open(dir: &Path) -> Result<Self> {
-        let config: Config =
-            json(&dir.join("config.json"), "copy the config.json that belongs to these weights into it")?;
+        let config = Config::read(dir)?;
         let index = dir.join("model.safetensors.index.json");
         let names = if millrace_roots::is_file(&index) {
             json::<Index>(&index, "download the directory again")?.weight_map.into_values().collect()
@@ -147,7 +115,8 @@ pub(super) fn refuse(path: &Path, reason: String, hint: &str) -> Error {
     Error::NotImportable { path: path.to_owned(), reason, hint: hint.to_owned() }
 }
 
-fn json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
+/// Reads a JSON file of at most [`MOST_JSON`] bytes.
+pub(super) fn json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
     let text = read_limited(path, MOST_JSON).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => refuse(path, "it is missing".into(), hint),
         std::io::ErrorKind::InvalidData => refuse(path, e.to_string(), hint),

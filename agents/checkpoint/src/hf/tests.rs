@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
 use super::gpt2::Gpt2;
-use super::{export_hf, import_hf};
+use super::{Choices, export_hf, import_hf, params_text};
 use crate::testing::{HIDDEN, INNER, Model, POSITIONS, bits, facts, graph, lock, plan_of, tensor_values, write};
 use crate::{Checkpoint, Error, Moments, Section};
 use millrace_emulator::plan::StreamPlan;
@@ -257,6 +257,53 @@ fn directories_of_other_programs_import_and_differences_are_named() {
     for (change, expected) in cases {
         let error = import(&change).unwrap_err();
         assert!(error.to_string().ends_with(expected) && error.is_bad_input() && error.hint().is_some(), "{error}");
+    }
+}
+
+#[test]
+fn params_have_the_model_of_config_json_and_a_key_that_cannot_be_trained_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |config: Value| {
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        params_text(dir.path(), Choices { model_dir: "tuned \"1\"\n: {", num_csx: 2 })
+    };
+    let job = |config: Value| {
+        let params = millrace_params::Params::parse_yaml(&text(config).unwrap()).unwrap();
+        params.resolve(&millrace_params::Overrides::default()).unwrap().job
+    };
+    let own = job(json!({"model_type": "gpt2", "vocab_size": 300, "n_positions": 32, "n_embd": 24, "n_layer": 3,
+        "n_head": 4, "n_inner": 40, "activation_function": "gelu", "resid_pdrop": 0, "embd_pdrop": 0.25,
+        "layer_norm_epsilon": 1e-6, "tie_word_embeddings": false, "unknown": [1]}));
+    assert_eq!((own.run.model_dir.as_str(), own.run.num_csx), ("tuned \"1\"\n: {", 2));
+    let model = Gpt2::of(&millrace_emulator::families::gpt(&own.model, 32).unwrap()).unwrap();
+    assert_eq!((model.vocabulary, model.positions, model.hidden, model.blocks.len()), (300, 32, 24, 3));
+    assert_eq!((model.heads, model.inner, model.epsilon, model.tied()), (4, 40, 1e-6, false));
+    assert_eq!((model.rates.residual, model.rates.embedding, model.rates.attention), (0.0, 0.25, 0.1));
+    let standard = job(json!({"model_type": "gpt2"}));
+    assert_eq!((standard.model.hidden_size, standard.model.filter_size), (768, 3072));
+    assert_eq!(standard.train_input.max_sequence_length, 1024);
+
+    for (key, value) in [
+        ("model_type", json!("llama")),
+        ("activation_function", json!("relu")),
+        ("n_head", json!(5)),
+        ("n_head", json!(0)),
+        ("n_inner", json!(1 << 30)),
+        ("vocab_size", json!(0)),
+        ("attn_pdrop", json!(1.0)),
+        ("layer_norm_epsilon", json!(0.0)),
+        ("add_cross_attention", json!(true)),
+        ("quantization_config", json!({"bits": 4})),
+    ] {
+        let mut config = json!({"model_type": "gpt2"});
+        config[key] = value;
+        let error = text(config).unwrap_err();
+        assert!(error.to_string().contains(key) && error.is_bad_input() && error.hint().is_some(), "{error}");
+    }
+    for wrong in
+        [json!({"model_type": "gpt2", "n_layer": 12.5}), json!({"model_type": "gpt2", "n_embd": "768"}), json!([])]
+    {
+        assert!(matches!(text(wrong), Err(Error::NotImportable { .. })));
     }
 }
 

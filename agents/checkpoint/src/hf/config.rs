@@ -1,0 +1,152 @@
+//! `config.json` of a Hugging Face GPT-2: what of it decides about the arithmetic, with the defaults of `transformers`.
+
+use std::path::Path;
+
+use millrace_emulator::graph::ActivationKind;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::source::{json, refuse};
+use crate::error::{Error, Result};
+
+/// Bounds on sizes, those that params have for their own keys.
+const MOST_VOCABULARY: usize = 1 << 24;
+const MOST_WIDTH: usize = 1 << 20;
+const MOST_LAYERS: usize = 1 << 14;
+const MOST_POSITIONS: usize = 1 << 22;
+
+/// The configuration. Keys that are not named here change nothing that Millrace computes.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+pub(super) struct Config {
+    pub model_type: String,
+    pub vocab_size: usize,
+    pub n_positions: usize,
+    pub n_embd: usize,
+    pub n_layer: usize,
+    pub n_head: usize,
+    pub n_inner: Option<usize>,
+    pub activation_function: String,
+    pub resid_pdrop: f64,
+    pub embd_pdrop: f64,
+    pub attn_pdrop: f64,
+    pub layer_norm_epsilon: f32,
+    pub tie_word_embeddings: bool,
+    pub scale_attn_weights: bool,
+    pub scale_attn_by_inverse_layer_idx: bool,
+    pub add_cross_attention: bool,
+    pub quantization_config: Option<IgnoredAny>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            model_type: String::new(),
+            vocab_size: 50_257,
+            n_positions: 1024,
+            n_embd: 768,
+            n_layer: 12,
+            n_head: 12,
+            n_inner: None,
+            activation_function: "gelu_new".into(),
+            resid_pdrop: 0.1,
+            embd_pdrop: 0.1,
+            attn_pdrop: 0.1,
+            layer_norm_epsilon: 1e-5,
+            tie_word_embeddings: true,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+            add_cross_attention: false,
+            quantization_config: None,
+        }
+    }
+}
+
+impl Config {
+    /// Reads `config.json` in `dir`.
+    ///
+    /// # Errors
+    /// [`Error::NotImportable`] when it is missing, too long, no JSON, or has a value of another type.
+    pub fn read(dir: &Path) -> Result<Self> {
+        json(&dir.join("config.json"), "copy the config.json that belongs to these weights into it")
+    }
+
+    /// The activation of the feed-forward network; `None` for one that Millrace does not have.
+    pub fn activation(&self) -> Option<ActivationKind> {
+        match self.activation_function.as_str() {
+            "gelu" => Some(ActivationKind::Gelu),
+            "gelu_new" | "gelu_pytorch_tanh" => Some(ActivationKind::GeluTanh),
+            _ => None,
+        }
+    }
+
+    /// Width of the feed-forward network.
+    pub fn inner(&self) -> usize {
+        self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
+    }
+
+    /// Refuses a model of another family, read from `dir`.
+    ///
+    /// # Errors
+    /// [`Error::NotImportable`].
+    pub fn check_family(&self, dir: &Path) -> Result<()> {
+        if self.model_type == "gpt2" {
+            return Ok(());
+        }
+        let reason = format!("its config.json has model_type {:?}", self.model_type);
+        Err(refuse(dir, reason, "only GPT-2 directories can be imported"))
+    }
+
+    /// Refuses, for the model in `dir`, the first key that asks for what Millrace can't train.
+    ///
+    /// # Errors
+    /// [`Error::NotImportable`], which names the key.
+    pub fn check_trainable(&self, dir: &Path) -> Result<()> {
+        self.check_family(dir)?;
+        for (key, value, most) in [
+            ("vocab_size", self.vocab_size, MOST_VOCABULARY),
+            ("n_positions", self.n_positions, MOST_POSITIONS),
+            ("n_embd", self.n_embd, MOST_WIDTH),
+            ("n_layer", self.n_layer, MOST_LAYERS),
+            ("n_head", self.n_head, MOST_WIDTH),
+            ("n_inner", self.inner(), MOST_WIDTH),
+        ] {
+            if value == 0 || value > most {
+                return Err(untrainable(dir, key, value, &format!("a number from 1 to {most}")));
+            }
+        }
+        if !self.n_embd.is_multiple_of(self.n_head) {
+            return Err(untrainable(dir, "n_head", self.n_head, &format!("a divisor of n_embd {}", self.n_embd)));
+        }
+        if self.activation().is_none() {
+            let known = "gelu, gelu_new or gelu_pytorch_tanh";
+            return Err(untrainable(dir, "activation_function", &self.activation_function, known));
+        }
+        for (key, rate) in
+            [("resid_pdrop", self.resid_pdrop), ("embd_pdrop", self.embd_pdrop), ("attn_pdrop", self.attn_pdrop)]
+        {
+            if !(0.0..1.0).contains(&rate) {
+                return Err(untrainable(dir, key, rate, "a number from 0 to less than 1"));
+            }
+        }
+        let epsilon = self.layer_norm_epsilon;
+        if !(epsilon.is_finite() && epsilon > 0.0) {
+            return Err(untrainable(dir, "layer_norm_epsilon", epsilon, "a positive number"));
+        }
+        if self.add_cross_attention {
+            return Err(untrainable(dir, "add_cross_attention", true, "false"));
+        }
+        if self.quantization_config.is_some() {
+            let reason = "quantization_config of its config.json can't be trained: weights must have 16 or 32 bits";
+            return Err(refuse(dir, reason.into(), "import the model that was quantized"));
+        }
+        Ok(())
+    }
+}
+
+/// The refusal of `key` with the value `found`, where `wanted` can be trained.
+fn untrainable(dir: &Path, key: &str, found: impl std::fmt::Debug, wanted: &str) -> Error {
+    let found: String = format!("{found:?}").chars().take(80).collect();
+    let reason = format!("{key} {found} of its config.json can't be trained: it must be {wanted}");
+    refuse(dir, reason, "import another model, or download the directory again if config.json is damaged")
+}

@@ -1,0 +1,172 @@
+//! Params for a Hugging Face GPT-2: a YAML document with the model as `config.json` has it, and values to start
+//! fine-tuning from.
+//!
+//! ```yaml
+//! model:                  # as config.json has it: imported weights fit no other
+//!     name: gpt2
+//!     vocab_size: 50257
+//! ```
+
+use std::fmt::Write;
+use std::path::Path;
+
+use millrace_emulator::graph::ActivationKind;
+
+use super::config::Config;
+use crate::error::Result;
+
+/// Tokens of GPT-2's own encoding; vocabularies are often padded beyond.
+const GPT2_TOKENS: usize = 50_257;
+/// Tokens of the tokenizer `bytes`.
+const BYTE_TOKENS: usize = 256;
+
+/// What `config.json` does not say.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices<'a> {
+    /// Where the imported checkpoint lies.
+    pub model_dir: &'a str,
+    /// Systems to train on.
+    pub num_csx: u64,
+}
+
+/// Params that train the model which `hf_dir/config.json` describes, as YAML. Lines that the user must look at are marked
+/// `EDIT`.
+///
+/// # Errors
+/// [`Error::NotImportable`](crate::Error::NotImportable) when the file can't be read, or names the key that asks for what
+/// Millrace can't train.
+pub fn params_text(hf_dir: &Path, choices: Choices<'_>) -> Result<String> {
+    let config = Config::read(hf_dir)?;
+    config.check_trainable(hf_dir)?;
+    Ok(format!(
+        "\
+# Fine-tunes the GPT-2 of {source}.
+# Look at every line marked EDIT before you train.
+
+{input}
+
+eval_input:                                 # reads the part of train_input's files that is kept apart
+    batch_size: 8
+
+{model}
+optimizer:
+    optimizer_type: AdamW
+    betas: [0.9, 0.999]
+    eps: 1e-8
+    weight_decay: 0.01                      # not on biases and norms
+    max_gradient_norm: 1.0
+    learning_rate:                          # EDIT: usual for fine-tuning; 100 steps up, 900 down
+        - scheduler: Linear
+          initial_learning_rate: 0.0
+          end_learning_rate: 5e-5
+          total_iters: 100
+        - scheduler: CosineDecay
+          initial_learning_rate: 5e-5
+          end_learning_rate: 5e-6
+          total_iters: 900
+
+runconfig:
+    mode: train_and_eval
+{model_dir}
+{num_csx}
+    max_steps: 1000                         # EDIT: with the learning rate's steps
+    log_steps: 10
+    eval_frequency: 100
+    eval_steps: 10                          # batches of an evaluation
+    checkpoint_steps: 500
+    seed: 1
+",
+        source = quoted(&hf_dir.to_string_lossy()),
+        input = train_input(&config),
+        model = model(&config),
+        model_dir =
+            line(&format!("model_dir: {}", quoted(choices.model_dir)), "has the imported weights as checkpoint_0"),
+        num_csx = line(&format!("num_csx: {}", choices.num_csx), "systems; changes no bit of the result"),
+    ))
+}
+
+/// `train_input`: text where the vocabulary is that of a known tokenizer, else token files.
+fn train_input(config: &Config) -> String {
+    let text = config.vocab_size >= GPT2_TOKENS || config.vocab_size == BYTE_TOKENS;
+    let mut lines = vec!["train_input:".to_owned()];
+    if text {
+        lines.push(line("data_processor: GptTextDataProcessor", "UTF-8 text; GptTokenDataProcessor reads token files"));
+        lines.push(line("data_files: data/*.txt", "EDIT: your text, relative to this file or the working directory"));
+    } else {
+        let comment = "token files: little-endian u16, made with the model's own tokenizer";
+        lines.push(line("data_processor: GptTokenDataProcessor", comment));
+        lines.push(line("data_files: data/*.bin", "EDIT: your files, relative to this file or the working directory"));
+    }
+    match config.vocab_size {
+        BYTE_TOKENS => lines.push(line("tokenizer: bytes", "a token is a byte")),
+        GPT2_TOKENS.. => {
+            let comment = "EDIT: if the model has a tokenizer of its own, make token files with it";
+            lines.push(line("tokenizer: gpt2", comment));
+        }
+        _ => {}
+    }
+    let length = format!("max_sequence_length: {}", config.n_positions);
+    lines.push(line(&length, "EDIT: tokens of a sample, at most max_position_embeddings"));
+    lines.push(line("validation_fraction: 0.05", "the last 5% of the tokens are kept for eval_input"));
+    lines.push(line("shuffle: True", "another order in each epoch"));
+    lines.push(line("batch_size: 8", "EDIT: samples in a batch, over all systems together"));
+    lines.join("\n")
+}
+
+/// `model`, whole.
+fn model(config: &Config) -> String {
+    let nonlinearity = match config.activation() {
+        Some(ActivationKind::Gelu) => "gelu",
+        _ => "gelu_new",
+    };
+    format!(
+        "\
+model:                                      # as config.json has it: the imported weights fit no other
+    name: gpt2
+    vocab_size: {vocab}
+    hidden_size: {hidden}
+    num_hidden_layers: {layers}
+    num_heads: {heads}
+    filter_size: {filter}
+    max_position_embeddings: {positions}
+    share_embedding_weights: {tied}
+    nonlinearity: {nonlinearity}
+    layer_norm_epsilon: {epsilon:?}
+{dropout}
+    embedding_dropout_rate: {embedding:?}
+    attention_dropout_rate: {attention:?}
+    mixed_precision: False                  # True computes with bfloat16 weights
+",
+        vocab = config.vocab_size,
+        hidden = config.n_embd,
+        layers = config.n_layer,
+        heads = config.n_head,
+        filter = config.inner(),
+        positions = config.n_positions,
+        tied = if config.tie_word_embeddings { "True" } else { "False" },
+        epsilon = config.layer_norm_epsilon,
+        dropout = line(&format!("dropout_rate: {:?}", config.resid_pdrop), "the three rates may be changed"),
+        embedding = config.embd_pdrop,
+        attention = config.attn_pdrop,
+    )
+}
+
+/// A line of a section, with a comment.
+fn line(key: &str, comment: &str) -> String {
+    format!("    {key:<39} # {comment}")
+}
+
+/// A string in the double quotes of YAML, on one line whatever is in it.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            ' '..='~' => quoted.push(character),
+            _ if character.is_alphanumeric() => quoted.push(character),
+            // Writing to a String does not fail.
+            _ => drop(write!(quoted, "\\U{:08X}", u32::from(character))),
+        }
+    }
+    quoted + "\""
+}

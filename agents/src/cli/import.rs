@@ -1,0 +1,128 @@
+//! `checkpoint import`: a Hugging Face GPT-2 as `checkpoint_0` of a new model_dir.
+//!
+//! ```text
+//! millrace-agent checkpoint import HF_DIR --write_params tuned.yaml -o tuned    # no params needed
+//! millrace-agent checkpoint import HF_DIR -p tuned.yaml -o again                # with params that match
+//! ```
+//!
+//! An import that fails leaves neither a model_dir nor params that were not there before.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millrace_checkpoint::hf::{Choices, import_hf, params_text};
+use millrace_checkpoint::{Error, Facts, LockRequest, ModelDirLock, list};
+use millrace_params::{Overrides, Params};
+
+use super::arguments::{ImportParams, JobFlags, MachineFlags};
+use super::job::{Prepared, prepare, read_params};
+use super::refusal::Refusal;
+use crate::failure::Failure;
+use crate::launch::Exit;
+
+/// The model_dir of params that are written, unless a flag says another.
+const DEFAULT_MODEL_DIR: &str = "./model_dir";
+
+/// Imports the model in `dir`, with params that are read or written.
+pub fn import(
+    dir: &Path,
+    model_dir: Option<String>,
+    params: &ImportParams,
+    machine: &MachineFlags,
+) -> Result<Exit, Refusal> {
+    let overrides = Overrides { model_dir, ..machine.overrides() };
+    let flags = |file: &Path| JobFlags { params: file.to_owned(), machine: machine.clone() };
+    match (&params.write_params, &params.params) {
+        (Some(file), _) => {
+            let imported = import_with_new_params(dir, &flags(file), &overrides)?;
+            super::say(format_args!("Imported {} as {}", dir.display(), imported.display()));
+            super::say(format_args!("Wrote the params {0}: edit its lines marked EDIT", file.display()));
+            super::say(format_args!("Then train with: millrace-agent train -p {}", file.display()));
+        }
+        (None, Some(file)) => {
+            let prepared = prepare(&flags(file), &overrides, read_params(file)?)?;
+            let hint = "give --write_params FILE instead of -p: it writes params that match, and imports with them";
+            let imported = import_weights(dir, &prepared, hint)?;
+            super::say(format_args!("Imported {} as {}", dir.display(), imported.display()));
+        }
+        (None, None) => return Err(Refusal::bad_input("an import needs params").hint("give -p or --write_params")),
+    }
+    Ok(Exit::Done)
+}
+
+/// Writes params for the model in `dir` to the file that `flags` name, and imports with them.
+fn import_with_new_params(dir: &Path, flags: &JobFlags, overrides: &Overrides) -> Result<PathBuf, Refusal> {
+    let path = &flags.params;
+    let choices = Choices {
+        model_dir: overrides.model_dir.as_deref().unwrap_or(DEFAULT_MODEL_DIR),
+        num_csx: overrides.num_csx.unwrap_or(1),
+    };
+    let text = params_text(dir, choices)?;
+    let params = Params::parse_yaml(&text).map_err(|error| Refusal::of_document(path, &error))?;
+    let prepared = prepare(flags, overrides, (text.clone(), params))?;
+    write_new(path, &text)?;
+    import_weights(dir, &prepared, "config.json and weights differ; download the directory again").inspect_err(|_| {
+        // This command has made it; nothing else can be done about a failure.
+        let _ = std::fs::remove_file(path);
+    })
+}
+
+/// Writes a file that must not exist.
+fn write_new(path: &Path, text: &str) -> Result<(), Refusal> {
+    let mut file = File::create_new(path).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => Refusal::bad_input(format!("{} already exists", path.display()))
+            .hint("name another file for --write_params, or import with it by -p"),
+        _ => Refusal::bad_input(format!("can't create the params {}: {error}", path.display()))
+            .hint("name a file in a directory that exists and that you may write to"),
+    })?;
+    file.write_all(text.as_bytes()).map_err(|error| {
+        let _ = std::fs::remove_file(path);
+        Failure::own(format!("can't write the params {}: {error}", path.display())).into()
+    })
+}
+
+/// Imports the weights in `dir` into the job's model_dir; `mismatch_hint` is for a model that is not the params'. Returns
+/// the checkpoint's directory.
+fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Result<PathBuf, Refusal> {
+    let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
+    if let Some(newest) = list(model_dir)?.whole.last() {
+        let refusal =
+            Refusal::bad_input(format!("{} already has a checkpoint of step {}", model_dir.display(), newest.step));
+        return Err(refusal.hint("choose another model_dir with -o"));
+    }
+    let existed = model_dir.exists();
+    let lock = ModelDirLock::acquire(model_dir, &LockRequest::local()).map_err(Error::from)?;
+    let lock = Arc::new(lock);
+    let imported = import_hf(dir, &lock, &prepared.plan, facts(prepared)?);
+    if imported.is_err() && !existed {
+        drop(lock);
+        // As it was before; a failure leaves a directory without a checkpoint.
+        let _ = std::fs::remove_dir_all(model_dir);
+    }
+    imported.map_err(|error| match error {
+        Error::OtherModel { .. } => Refusal::from(error).hint(mismatch_hint),
+        _ => error.into(),
+    })
+}
+
+/// What is known of weights that nobody here has trained.
+fn facts(prepared: &Prepared) -> Result<Facts, Refusal> {
+    let job = &prepared.resolved.job;
+    let profile = prepared.profile(None);
+    let optimizer = serde_json::to_value(job.optimizer.kind).map_err(Failure::own)?;
+    Ok(Facts {
+        plan: prepared.plan.hash(),
+        seed: job.run.seed,
+        next_sample: 0,
+        numerics_profile: serde_json::to_string(&profile).map_err(Failure::own)?,
+        precision: profile.precision.to_string(),
+        optimizer: optimizer["name"].as_str().unwrap_or_default().to_owned(),
+        loss: None,
+        grad_norm: None,
+        notes: Vec::new(),
+        job: job.to_json(),
+        recovery: false,
+    })
+}
