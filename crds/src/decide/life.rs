@@ -24,6 +24,8 @@ const HEARTBEAT: u64 = 30;
 /// A status that says the same as before is written again after so many seconds, while the job holds systems: a little
 /// less than the time between two visits.
 const OBSERVED_SECONDS: i64 = 25;
+/// An attempt whose agents have all been ready for so long counts as training, even if its coordinator can't be reached.
+pub(super) const REPORT_TIMEOUT_SECONDS: i64 = 20;
 
 /// Decides. See the module above.
 pub fn decide(job: &TrainJob, observed: &Observed) -> Decision {
@@ -311,18 +313,36 @@ impl<'a> Visit<'a> {
         });
         self.look_again = Some(self.look_again.unwrap_or(HEARTBEAT).min(HEARTBEAT));
         let report = self.report();
-        let begun = ready || report.is_some_and(|report| report.advanced.is_some());
-        if begun {
+        let reported = report.is_some_and(|report| report.advanced.is_some());
+        if ready || reported {
             self.note_start();
         }
-        if report.is_some_and(|report| report.evaluating) && begun {
+        if reported && report.is_some_and(|report| report.evaluating) {
             (State::Evaluating, format!("attempt {attempt} evaluates on {num_csx} system(s)"))
-        } else if begun || self.has_begun() {
+        } else if reported {
             (State::Training, format!("attempt {attempt} trains on {num_csx} system(s){}", self.resumed()))
+        } else if self.has_begun() || (ready && self.is_report_overdue()) {
+            (State::Training, self.last_training_message(attempt, num_csx))
         } else {
-            let (reason, message) = self.blocker.clone().unwrap_or_default();
+            let (reason, message) = self.blocker.clone().unwrap_or_else(|| {
+                ("Preparing".to_owned(), "every agent is part of the job; its first step is being prepared".to_owned())
+            });
             (State::Starting, format!("attempt {attempt} starts on {num_csx} system(s); {reason}: {message}"))
         }
+    }
+
+    /// Whether every agent has been ready for so long that the coordinator's first report should have arrived.
+    fn is_report_overdue(&self) -> bool {
+        let ready = self.status.condition(ConditionType::RolesReady).filter(|ready| ready.status == "True");
+        ready.is_some_and(|ready| self.seconds_since(Some(&ready.last_transition_time)) >= REPORT_TIMEOUT_SECONDS)
+    }
+
+    /// Returns the sentence that the status has already: an operator that has just begun to follow the coordinator does not
+    /// know yet from which step the attempt went on.
+    fn last_training_message(&self, attempt: u32, num_csx: u32) -> String {
+        let plain = format!("attempt {attempt} trains on {num_csx} system(s)");
+        let last = self.status.condition(ConditionType::Succeeded).map(|condition| &condition.message);
+        last.filter(|last| last.starts_with(&plain)).cloned().unwrap_or(plain)
     }
 
     /// Whether more systems are asked for than have something to do, which is told and otherwise passed over.

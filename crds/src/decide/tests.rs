@@ -6,6 +6,7 @@ mod retries;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use super::life::REPORT_TIMEOUT_SECONDS;
 use super::*;
 use crate::{ConditionType, QueueReason, State, StoredParams, TrainJob, TrainJobSpec};
 
@@ -57,7 +58,7 @@ impl World {
         world.grant();
         world.visit();
         world.create();
-        world.all(&AgentState::Ready);
+        world.begin_training();
         assert_eq!(world.visit(), State::Training);
         world
     }
@@ -111,6 +112,13 @@ impl World {
 
     fn all(&mut self, state: &AgentState) {
         self.seen.agents.iter_mut().for_each(|agent| agent.state = state.clone());
+    }
+
+    /// Every agent is ready, and the coordinator reports that the attempt trains.
+    fn begin_training(&mut self) {
+        self.all(&AgentState::Ready);
+        let now = self.seen.now;
+        self.report(|report| report.advanced = Some(now));
     }
 
     fn agent(&mut self, role: Role) -> &mut Agent {
@@ -184,6 +192,36 @@ fn runs(world: &World) -> Option<(u32, u32)> {
 }
 
 #[test]
+fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {
+    let mut world = World::new(2);
+    world.grant();
+    world.visit();
+    world.create();
+    world.all(&AgentState::Ready);
+    assert_eq!(world.visit(), State::Starting, "the checkpoint is still being read");
+    world.begin_training();
+    world.report(|report| report.resumed = Some((1800, 22)));
+    assert_eq!(world.visit(), State::Training);
+    let message = "attempt 1 trains on 2 system(s) from step 1800; 22 step(s) after it are lost and run again";
+    assert_eq!(world.message(ConditionType::Succeeded), message);
+    // The next leader has not reached the coordinator yet.
+    world.report(|report| *report = Report { attempt: 1, ..Report::default() });
+    assert_eq!((world.visit(), world.message(ConditionType::Succeeded)), (State::Training, message.to_owned()));
+}
+
+#[test]
+fn an_attempt_trains_even_if_its_coordinator_cannot_be_reached() {
+    let mut world = World::new(2);
+    world.grant();
+    world.visit();
+    world.create();
+    world.all(&AgentState::Ready);
+    assert_eq!(world.visit(), State::Starting);
+    world.later(REPORT_TIMEOUT_SECONDS);
+    assert_eq!(world.visit(), State::Training);
+}
+
+#[test]
 fn every_condition_is_set_from_the_first_visit_and_tells_the_state() {
     let mut world = World::new(2);
     assert_eq!(world.visit(), State::Queued);
@@ -207,7 +245,7 @@ fn a_job_goes_from_the_queue_to_its_end_and_gives_everything_back() {
     world.create();
     assert_eq!(world.visit(), State::Starting);
     assert!(!world.is(ConditionType::RolesReady));
-    world.all(&AgentState::Ready);
+    world.begin_training();
     assert_eq!(world.visit(), State::Training);
     assert!(world.is(ConditionType::RolesReady) && world.is(ConditionType::Progressing));
     world.report(|report| report.unsaved = Some("no space is left".to_owned()));

@@ -75,7 +75,7 @@ fn refused_starts_wait_longer_and_longer_until_one_goes_well() {
         assert_eq!(world.visit(), State::Starting);
     }
     world.create();
-    world.all(&AgentState::Ready);
+    world.begin_training();
     assert_eq!(world.visit(), State::Training);
     assert_eq!(world.status().retry, None, "it has started");
 }
@@ -175,7 +175,7 @@ fn progress_refills_the_budget_and_its_lack_does_not() {
             world.visit();
             world.create();
         }
-        world.all(&AgentState::Ready);
+        world.begin_training();
         assert_eq!(world.visit(), State::Training);
         world.later(seconds);
         let now = world.seen.now;
@@ -203,7 +203,7 @@ fn a_drained_node_costs_no_pause_and_a_suspension_ends_one() {
         world.gone();
         assert_eq!(world.visit(), State::Starting);
         world.create();
-        world.all(&AgentState::Ready);
+        world.begin_training();
         assert_eq!(world.visit(), State::Training);
     }
     for _ in 0..2 {
@@ -261,7 +261,7 @@ fn the_column_of_systems_shows_what_ran() {
     world.grant();
     world.visit();
     world.create();
-    world.all(&AgentState::Ready);
+    world.begin_training();
     world.visit();
     world.spec().num_csx = 2;
     assert_eq!((world.visit(), world.status().shown_csx), (State::Resizing, Some(3)));

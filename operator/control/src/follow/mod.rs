@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::TrainJob;
 use millrace_crds::decide::Report;
+use millrace_crds::{Progress, TrainJob};
 use millrace_params::Job;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -51,8 +51,12 @@ struct Target {
     attempt: u32,
     /// Samples of a step; `None` where the job's record can't be read.
     batch: Option<usize>,
+    /// Whether the job trains, rather than only evaluates.
+    trains: bool,
     /// The step the job trains to.
     total_steps: Option<u64>,
+    /// The attempt's progress in the status, written by the operator that led before.
+    known_progress: Option<Progress>,
 }
 
 impl<W: World> Followers<W> {
@@ -72,12 +76,15 @@ impl<W: World> Followers<W> {
         if all.get(&uid).is_some_and(|known| known.attempt == attempt) {
             return;
         }
+        let progress = job.status.as_ref().and_then(|status| status.progress.clone());
         let target = Target {
             job: ObjectRef::from_obj(job),
             uid: uid.clone(),
             attempt,
             batch: resolved.map(|job| job.train_input.batch_size),
+            trains: resolved.is_some_and(|job| job.run.mode.trains()),
             total_steps: resolved.filter(|job| job.run.mode.trains()).and_then(|job| job.run.known_max_steps()),
+            known_progress: progress.filter(|progress| progress.attempt == Some(attempt)),
         };
         let (reports, report) = watch::channel(Report { attempt, ..Report::default() });
         let (stop, stopped) = watch::channel(None);

@@ -16,6 +16,7 @@ const EVERY: Duration = Duration::from_secs(3);
 /// Collects what is heard and writes it now and then.
 pub(super) struct Writer {
     attempt: u32,
+    trains: bool,
     batch: Option<f64>,
     total_steps: Option<u64>,
     /// Steps of this attempt, their seconds and tokens.
@@ -31,12 +32,13 @@ impl Writer {
     pub(super) fn new(target: &Target) -> Self {
         Self {
             attempt: target.attempt,
+            trains: target.trains,
             batch: target.batch.map(|samples| samples as f64),
             total_steps: target.total_steps,
             steps: 0,
             seconds: 0.0,
             tokens: 0,
-            progress: Progress::default(),
+            progress: target.known_progress.clone().unwrap_or_default(),
             changed: false,
             written: None,
         }
@@ -61,9 +63,10 @@ impl Writer {
                 self.rates(at);
             }
             Point::Eval(eval) => {
-                self.progress.step = Some(eval.step);
-                // Where it trains, too, the loss is that of training.
-                if self.steps == 0 {
+                // A follower that begins late may receive an evaluation that is older than the progress it knows.
+                self.progress.step = self.progress.step.max(Some(eval.step));
+                // A job that also trains shows the loss of training.
+                if !self.trains && self.steps == 0 {
                     self.progress.loss = Some(eval.loss.to_string());
                 }
             }
@@ -103,5 +106,44 @@ impl Writer {
             log::warn!("progress of {} could not be written: {error}", target.job);
             self.changed = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector::ObjectRef;
+    use millrace_telemetry::metrics::{EvalPoint, TrainPoint};
+
+    use super::*;
+
+    fn train(step: u64) -> Point {
+        let (learning_rate, grad_norm, seconds, rate) = (0.1, 1.0, 0.5, 2.0);
+        Point::Train(TrainPoint { step, loss: 2.0, learning_rate, grad_norm, tokens: 64, seconds, rate })
+    }
+
+    fn eval(step: u64) -> Point {
+        let metrics = Default::default();
+        Point::Eval(EvalPoint { step, loss: 3.0, tokens: 64, seconds: 0.5, rate: 2.0, metrics })
+    }
+
+    /// The next leader receives the newest evaluation first, which may be older than what its predecessor wrote.
+    #[test]
+    fn progress_does_not_go_back_when_another_operator_leads() {
+        let known =
+            Progress { attempt: Some(1), step: Some(2280), loss: Some("1.5".to_owned()), ..Progress::default() };
+        let target = Target {
+            job: ObjectRef::new("job"),
+            uid: "uid".to_owned(),
+            attempt: 1,
+            batch: Some(8),
+            trains: true,
+            total_steps: Some(2300),
+            known_progress: Some(known),
+        };
+        let mut writer = Writer::new(&target);
+        writer.point(&eval(2200), Timestamp::UNIX_EPOCH);
+        assert_eq!((writer.progress.step, writer.progress.loss.as_deref()), (Some(2280), Some("1.5")));
+        writer.point(&train(2290), Timestamp::UNIX_EPOCH);
+        assert_eq!((writer.progress.step, writer.progress.loss.as_deref()), (Some(2290), Some("2")));
     }
 }
