@@ -54,7 +54,7 @@ pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Res
         .route("/readyz", get(readyz));
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
-            log::warn!("metrics are no longer served: {error}");
+            tracing::warn!("metrics are no longer served: {error}");
         }
     });
     Ok(bound)

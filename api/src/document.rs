@@ -35,7 +35,11 @@ pub fn text(object: &impl serde::Serialize) -> Result<String> {
 /// The object that a text holds; one that can't be read is told of.
 pub fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
     let object = serde_json::from_str(document);
-    object.inspect_err(|error| log::warn!("{name} can't be read, perhaps it is a newer version's: {error}")).ok()
+    object
+        .inspect_err(
+            |error| tracing::warn!(object = %name, "an object can't be read, perhaps it is a newer version's: {error}"),
+        )
+        .ok()
 }
 
 /// Says in the conditions of a job that this server can't read it, where it can't: what its status says was so when another

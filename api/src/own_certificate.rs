@@ -57,7 +57,7 @@ impl OwnCertificate {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
             if let Err(error) = self.renew(SystemTime::now()) {
-                log::error!("the server's certificate could not be renewed; trying again in a day: {error:#}");
+                tracing::error!("the server's certificate could not be renewed; trying again in a day: {error:#}");
             }
         }
     }

@@ -27,10 +27,10 @@ pub fn claim_dir(path: &Path) -> io::Result<()> {
         return Ok(());
     }
     if about.uid() != rustix::process::geteuid().as_raw() {
-        log::warn!("{} belongs to another user, who decides who may enter it", path.display());
+        tracing::warn!("{} belongs to another user, who decides who may enter it", path.display());
         return Ok(());
     }
-    log::info!("{} is now for this user only: its mode was {:o}", path.display(), about.mode() & 0o777);
+    tracing::info!("{} is now for this user only: its mode was {:o}", path.display(), about.mode() & 0o777);
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(PRIVATE_DIR_MODE))
 }
 

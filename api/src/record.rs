@@ -35,7 +35,7 @@ pub async fn copy(store: &Store, uid: &str, journal: &Journal) {
         match dial(store, uid, journal).await {
             Ok(true) => return,
             Ok(false) => failures = 0,
-            Err(error) => log::debug!("{uid}: the journal is not copied at present: {error}"),
+            Err(error) => tracing::debug!(%uid, "the journal is not copied at present: {error}"),
         }
         failures += 1;
         tokio::time::sleep(RETRY).await;
@@ -45,7 +45,7 @@ pub async fn copy(store: &Store, uid: &str, journal: &Journal) {
 /// Logs that a journal could not be caught up with: it is tried again when the server starts.
 pub fn tell(caught_up: Result<(), String>, uid: &str) {
     if let Err(error) = caught_up {
-        log::warn!("{uid}: what its journal's files have beyond the database could not be copied: {error}");
+        tracing::warn!(%uid, "what the job's journal files have beyond the database could not be copied: {error}");
     }
 }
 

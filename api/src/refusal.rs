@@ -161,8 +161,8 @@ impl Refusal {
     /// A fault of this server: logged with its cause, of which the client learns nothing.
     pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
         match crate::request::id() {
-            Some(id) => log::error!("{what}: {cause} (request {id})"),
-            None => log::error!("{what}: {cause}"),
+            Some(id) => tracing::error!(request = %id, "{what}: {cause} (request {id})"),
+            None => tracing::error!("{what}: {cause}"),
         }
         Self::new(Reason::Internal, format!("the server could not {what}: its log says why"))
     }

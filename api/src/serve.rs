@@ -222,7 +222,7 @@ fn serve_metrics(listener: std::net::TcpListener, api: &Arc<Api>) -> anyhow::Res
     let serving = server.serve(metrics_router(api.clone()).into_make_service());
     tokio::spawn(async move {
         if let Err(error) = serving.await {
-            log::error!("metrics are no longer served: {error}");
+            tracing::error!("metrics are no longer served: {error}");
         }
     });
     Ok(address)
@@ -291,11 +291,14 @@ struct Keep {
 async fn bound_history(store: &Store, bytes: u64) -> Result<(), Refusal> {
     let thinned = store.thin_curves().await?;
     if thinned > 0 {
-        log::info!("removed {thinned} point(s) of long curves that stand close together; model_dirs have all of them");
+        tracing::info!(
+            "removed {thinned} point(s) of long curves that stand close together; model_dirs have all of them"
+        );
     }
     for uid in store.shrink_history(bytes).await? {
-        log::info!(
-            "{uid}: logs and curves, or old parts of them, were removed: all together have more than {bytes} bytes"
+        tracing::info!(
+            %uid,
+            "logs and curves of a job, or old parts of them, were removed: all together have more than {bytes} bytes"
         );
         let message =
             "old logs and curves were removed, as the history of all jobs has a limit; model_dir still has them";
@@ -317,14 +320,14 @@ async fn forget(backend: Arc<dyn Backend>, store: Store, Keep { days, bytes }: K
             forgotten += some;
         }
         if forgotten > 0 {
-            log::info!("forgot {forgotten} job(s) that were over more than {days} day(s) ago");
+            tracing::info!("forgot {forgotten} job(s) that were over more than {days} day(s) ago");
         }
         let tokens = async {
             forget_sessions(&store).await?;
             Result::<_, Refusal>::Ok(store.forget_tokens(None, before).await?)
         };
         if let Ok(forgotten @ 1..) = tokens.await {
-            log::info!("forgot {forgotten} token(s) that were expired or revoked more than {days} day(s) ago");
+            tracing::info!("forgot {forgotten} token(s) that were expired or revoked more than {days} day(s) ago");
         }
         tokio::time::sleep(FORGETTING).await;
     }
@@ -340,7 +343,7 @@ fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
             own.renew(SystemTime::now())?;
             let files = own.files();
             tokio::spawn(own.keep());
-            log::info!("clients trust this server with --ca {}", files.certificate.display());
+            tracing::info!("clients trust this server with --ca {}", files.certificate.display());
             files
         }
     };

@@ -69,10 +69,10 @@ pub fn shown(files: Files) -> anyhow::Result<RustlsConfig> {
             }
             match files.config() {
                 Ok(config) => {
-                    log::info!("clients are shown the new certificate in {}", files.certificate.display());
+                    tracing::info!("clients are shown the new certificate in {}", files.certificate.display());
                     renewed.reload_from_config(Arc::new(config));
                 }
-                Err(error) => log::error!("the certificate was changed and the old one stays: {error:#}"),
+                Err(error) => tracing::error!("the certificate was changed and the old one stays: {error:#}"),
             }
             known = now;
         }

@@ -86,7 +86,7 @@ impl Here<'_> {
                 "there is a pod {name} that is not the job's: delete it, or rename the job"
             )));
         }
-        log::warn!("pod {name} has lost its labels and is replaced");
+        tracing::warn!(pod = %name, "pod {name} has lost its labels and is replaced");
         self.delete::<Pod>(&name, found.uid()).await
     }
 

@@ -256,7 +256,7 @@ impl Keeper {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
             if let Err(error) = self.renew(SystemTime::now()).await {
-                log::warn!("certificates could not be renewed; trying again in an hour: {error}");
+                tracing::warn!("certificates could not be renewed; trying again in an hour: {error}");
             }
         }
     }
@@ -287,7 +287,7 @@ impl Keeper {
             };
             let Some(renewed) = renewed else { return found.ok_or_else(|| AuthorityError::Damaged(name.clone())) };
             if write_secret(&self.secrets, name, there.as_ref(), None, renewed.data()).await? {
-                log::info!("a new certificate authority is in the secret {name}");
+                tracing::info!("a new certificate authority is in the secret {name}");
                 return Ok(renewed);
             }
             // Another operator was first.

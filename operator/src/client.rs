@@ -44,7 +44,7 @@ pub async fn until_reached(client: &Client) {
     let mut logged: Option<Instant> = None;
     while let Err(error) = client.apiserver_version().await {
         if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
-            log::warn!("the API server can't be reached, and is tried again every 2 s: {}", said(&error));
+            tracing::warn!("the API server can't be reached, and is tried again every 2 s: {}", said(&error));
             logged = Some(Instant::now());
         }
         sleep(RETRY_INTERVAL).await;

@@ -114,7 +114,7 @@ impl World for Cluster {
         }
         let released = archive::release(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;
         if released && left.is_some() {
-            log::warn!("{}: its history was not kept in time", ObjectRef::from_obj(job));
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the job's history was not kept in time");
         }
         Ok(None)
     }
@@ -198,7 +198,8 @@ impl World for Cluster {
 
     fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal> {
         let (names, namespace) = (Names::new(&job.name, uid), job.namespace.as_deref().unwrap_or_default());
-        let identity = self.keeper.operator().inspect_err(|error| log::error!("{job} can't be followed: {error}"));
+        let identity =
+            self.keeper.operator().inspect_err(|error| tracing::error!(%job, "the job can't be followed: {error}"));
         Some(Journal {
             address: journal_address(&names, namespace),
             identity: identity.ok()?,

@@ -20,7 +20,7 @@ pub async fn publish(recorder: &Recorder, object: &ObjectReference, event: &Even
     };
     if let Err(error) = recorder.publish(&published, object).await {
         let name = object.name.as_deref().unwrap_or_default();
-        log::warn!("an event of {name} could not be published: {}", said(&error));
+        tracing::warn!("an event of {name} could not be published: {}", said(&error));
     }
 }
 

@@ -30,7 +30,7 @@ pub async fn serve(
         match watchdog.stuck() {
             None => (StatusCode::OK, String::new()),
             Some(stuck) => {
-                log::error!("this operator is stuck: {stuck}");
+                tracing::error!("this operator is stuck: {stuck}");
                 (StatusCode::SERVICE_UNAVAILABLE, stuck + "\n")
             }
         }
@@ -42,7 +42,7 @@ pub async fn serve(
         .route("/readyz", get(readyz));
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
-            log::error!("metrics and probes are no longer served: {error}");
+            tracing::error!("metrics and probes are no longer served: {error}");
         }
     });
     Ok(())

@@ -47,9 +47,9 @@ impl Candidate {
             let sent = Instant::now();
             match self.try_lead(Claim::New, &mut seen).await {
                 Ok(Some(epoch)) if sent.elapsed() < TERM => return (epoch, Term::begin(sent, TERM)),
-                Ok(Some(_)) => log::warn!("the lease was taken too late to be of use"),
+                Ok(Some(_)) => tracing::warn!("the lease was taken too late to be of use"),
                 Ok(None) => {}
-                Err(error) => log::warn!("the lease can't be read or written: {}", said(&error)),
+                Err(error) => tracing::warn!("the lease can't be read or written: {}", said(&error)),
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -84,7 +84,7 @@ impl Candidate {
             spec.holder_identity = None;
             spec.renew_time = None;
             if let Err(error) = self.leases.replace(&self.name, &PostParams::default(), &lease).await {
-                log::warn!("the lease could not be given back: {}", said(&error));
+                tracing::warn!("the lease could not be given back: {}", said(&error));
             }
         }
     }
@@ -117,8 +117,8 @@ async fn keep(term: &Term, mut renew: impl AsyncFnMut() -> Result<Option<u64>, k
         match timeout_at(term.ends(), renew()).await {
             Ok(Ok(Some(_))) => term.renewed(sent, TERM),
             Ok(Ok(None)) => term.end(),
-            Ok(Err(error)) => log::warn!("the lease could not be renewed: {}", said(&error)),
-            Err(_) => log::warn!("the lease could not be renewed in time"),
+            Ok(Err(error)) => tracing::warn!("the lease could not be renewed: {}", said(&error)),
+            Err(_) => tracing::warn!("the lease could not be renewed in time"),
         }
         sleep_until(term.ends().min(Instant::now() + RETRY)).await;
     }

@@ -103,7 +103,7 @@ pub async fn run(
         .owns_stream(reader_pods(&client))
         .graceful_shutdown_on(ended(ending));
     let after_failure = |request: Arc<FileReader>, error: &Error, _: Arc<Readers>| {
-        log::warn!("{}: {error}", ObjectRef::from_obj(&*request));
+        tracing::warn!(request = %ObjectRef::from_obj(&*request), "{error}");
         Action::requeue(AFTER_FAILURE)
     };
     controller.run(reconcile, after_failure, readers).for_each(|_| std::future::ready(())).await;

@@ -70,11 +70,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         match led {
             Ok(Ended::Shutdown) => return Ok(()),
             Ok(Ended::LeaseLost) => {
-                log::warn!("the leadership is lost: another operator has it, or the lease was not renewed in time")
+                tracing::warn!("the leadership is lost: another operator has it, or the lease was not renewed in time")
             }
             Err(error) => {
                 operator.ready.store(false, Ordering::Relaxed);
-                log::error!("this operator can't lead, and tries again: {error:#}");
+                tracing::error!("this operator can't lead, and tries again: {error:#}");
             }
         }
         tokio::select! {
@@ -126,7 +126,7 @@ impl Operator {
             seen if seen >= epoch => candidate.raise(seen + 1).await.context("the lease can't be written")?,
             _ => epoch,
         };
-        log::info!("this operator leads, with fencing epoch {epoch}");
+        tracing::info!(epoch, "this operator leads, with fencing epoch {epoch}");
         self.metrics.set_leads(true);
         self.ready.store(true, Ordering::Relaxed);
         let leadership = Leadership {

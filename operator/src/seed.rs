@@ -129,11 +129,13 @@ pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<
     loop {
         match apply_once(&appliances, &document, recorder).await {
             Ok(()) => return Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => log::info!("Appliance is not a known kind yet"),
+            Err(kube::Error::Api(status)) if status.is_not_found() => {
+                tracing::info!("Appliance is not a known kind yet")
+            }
             Err(error) if is_temporary(&error) => {
-                log::warn!(
-                    "the Appliance {} can't be applied, which is tried again: {}",
-                    document.metadata.name,
+                tracing::warn!(
+                    appliance = %document.metadata.name,
+                    "the Appliance can't be applied, which is tried again: {}",
                     said(&error)
                 );
             }
@@ -148,7 +150,10 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
     let digest = document.digest();
     let there = appliances.get_metadata_opt(name).await?;
     if there.is_some_and(|there| there.annotations().get(VALUES_DIGEST) == Some(&digest)) {
-        log::info!("the values of the Appliance {name} were applied before: what was changed since is left alone");
+        tracing::info!(
+            appliance = %name,
+            "the values of the Appliance were applied before: what was changed since is left alone"
+        );
         return Ok(());
     }
     let patch = Patch::Apply(document.with_digest(&digest));
@@ -158,7 +163,7 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
         Err(kube::Error::Api(refused)) if refused.is_conflict() => {
             let appliance = appliances.patch(name, &params.force(), &patch).await?;
             let message = overwritten(&refused);
-            log::warn!("the Appliance {name}: {message}");
+            tracing::warn!(appliance = %name, "the Appliance: {message}");
             let reason = "ValuesReplacedEdit".to_owned();
             let event = Event { warning: true, reason, message, ..Event::default() };
             publish(recorder, &appliance.object_ref(&()), &event).await;

@@ -44,7 +44,7 @@ impl ServingCertificate {
             let wait = match self.renew(SystemTime::now()).await {
                 Ok(()) => CHECK_INTERVAL,
                 Err(error) => {
-                    log::warn!("the REST server's certificate can't be made: {error}");
+                    tracing::warn!("the REST server's certificate can't be made: {error}");
                     RETRY_INTERVAL
                 }
             };
@@ -67,7 +67,7 @@ impl ServingCertificate {
             let Some(made) = made else { return Ok(()) };
             let type_ = Some("kubernetes.io/tls".to_owned());
             if write_secret(&self.secrets, &self.name, there.as_ref(), type_, data(made)).await? {
-                log::info!("a new certificate of the REST server is in the secret {}", self.name);
+                tracing::info!("a new certificate of the REST server is in the secret {}", self.name);
                 return Ok(());
             }
             // Another operator was first.

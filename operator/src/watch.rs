@@ -106,7 +106,7 @@ fn steady<T: Send>(watch: impl Stream<Item = watcher::Result<T>> + Send, kind: S
         if let Err(error) = &event
             && well
         {
-            log::warn!("the watch of every {kind} is interrupted and goes on when it can: {error}");
+            tracing::warn!(kind = %kind, "the watch of every {kind} is interrupted and goes on when it can: {error}");
         }
         well = event.is_ok();
         ready(event.ok())
@@ -158,7 +158,7 @@ where
     let kind = K::kind(&K::DynamicType::default()).into_owned();
     let why = unreadable.error.clone();
     let object = DeserializeGuard::<K>(Err(unreadable));
-    log::warn!("{kind} {} can't be read and is passed over: {why}", object.name_any());
+    tracing::warn!(%kind, object = %object.name_any(), "an object can't be read and is passed over: {why}");
     let event = decide::Event {
         warning: true,
         reason: "Unreadable".to_owned(),

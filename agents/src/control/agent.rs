@@ -94,6 +94,7 @@ impl Outbox {
             time_ms: record.unix_ms,
             level: record.level.as_str().to_owned(),
             message: record.message.clone(),
+            fields: record.fields.clone().into_iter().collect(),
         };
         self.send(from_agent::Message::Log(log));
     }
@@ -173,7 +174,8 @@ impl Session {
         let job = compile(&welcome)?;
         let records = outbox.clone();
         logger.forward(move |record| records.log(&record));
-        log::info!("joined attempt {} with plan {}, {}", welcome.attempt, job.hash, job.profile);
+        let (attempt, plan, profile) = (welcome.attempt, &job.hash, &job.profile);
+        tracing::info!(attempt, %plan, "joined attempt {attempt} with plan {plan}, {profile}");
         // Whatever comes later, the numbers of this job are made with this instruction set.
         (door.introduction.isa, door.introduction.uid) = (job.profile.isa, welcome.uid);
         Ok(Self { job, outbox, door, stream })
@@ -186,12 +188,13 @@ impl Session {
     /// As for [`Session::join`], and when another job's coordinator answers.
     pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), Failure> {
         let words = self.outbox.turn();
-        log::warn!("the coordinator is lost; looking for the next one at {}", self.door.address);
+        tracing::warn!(coordinator = %self.door.address, "the coordinator is lost; looking for the next one");
         self.door.introduction.shard = shard;
         let (welcome, stream) = self.door.knock(&self.outbox, words).await?;
         self.check(&welcome)?;
         self.stream = stream;
-        log::info!("joined attempt {}", welcome.attempt);
+        let attempt = welcome.attempt;
+        tracing::info!(attempt, "joined attempt {attempt}");
         Ok(())
     }
 
@@ -282,7 +285,8 @@ async fn knock(
             Err(error) => {
                 if pause == FIRST_PAUSE {
                     let (why, minutes) = (transport::causes(&error), JOIN_PATIENCE.as_secs() / 60);
-                    log::info!(
+                    tracing::info!(
+                        coordinator = %address,
                         "the coordinator at {address} can't be reached yet ({why}); trying for {minutes} minutes"
                     );
                 }
@@ -300,7 +304,7 @@ async fn knock(
                 if status.code() == Code::AlreadyExists
                     && duplicate_since.get_or_insert(heard_since).elapsed() < NAME_PATIENCE =>
             {
-                log::info!("the coordinator does not admit {} yet: {}", introduction.me, status.message());
+                tracing::info!("the coordinator does not admit {} yet: {}", introduction.me, status.message());
                 // Nobody tells when the other process is gone.
                 tokio::time::sleep(pause).await;
                 pause = LONGEST_PAUSE.min(2 * pause);

@@ -50,6 +50,10 @@ const EVENT_KIB: u32 = 4 * (CONTROL_BYTES >> 10) as u32;
 const ORDERS: usize = 1024;
 /// Most bytes of a line of an agent's log; the rest is cut off.
 const LOG_BYTES: usize = 16 << 10;
+/// Most fields of a line of an agent's log; the others are left out.
+const MAX_LOG_FIELDS: usize = 16;
+/// Most bytes of a field's name and of its value; a longer field is left out.
+const LOG_FIELD_BYTES: usize = 1 << 10;
 
 /// Words to one agent. Words into a broken stream are dropped; its end comes as [`ControlEvent::Gone`].
 #[derive(Clone, Debug)]
@@ -157,7 +161,7 @@ impl ControlService {
         let certified = certified.map_or_else(|| "nobody".to_owned(), |agent| agent.to_string());
         let reason = format!("its certificate is of {certified}, it calls itself {}", hello.agent);
         if self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now()).is_some() {
-            log::warn!("rejected an agent: {reason}");
+            tracing::warn!(peer = %hello.agent, "rejected an agent: {reason}");
         }
         Err(Status::permission_denied(reason))
     }
@@ -210,7 +214,7 @@ async fn listen(
         let message = tokio::select! {
             message = stream.message() => message,
             () = cut.notified() => {
-                log::warn!("{agent} counts as lost: it takes no orders, and {ORDERS} wait");
+                tracing::warn!(peer = %agent, "{agent} counts as lost: it takes no orders, and {ORDERS} wait");
                 break;
             }
         };
@@ -220,7 +224,7 @@ async fn listen(
             from_agent::Message::Report(report) => match codec::decode(&report) {
                 Ok(report) => ControlEvent::Report(agent, number, report),
                 Err(error) => {
-                    log::warn!("{agent} counts as lost: {error}");
+                    tracing::warn!(peer = %agent, "{agent} counts as lost: {error}");
                     break;
                 }
             },
@@ -236,8 +240,14 @@ async fn listen(
     events.send(ControlEvent::Gone(agent, number), 0).await;
 }
 
-/// A line of a log that is no longer than [`LOG_BYTES`].
+/// A line of a log that is no longer than [`LOG_BYTES`], with at most [`MAX_LOG_FIELDS`] fields.
 fn shortened(mut log: proto::Log) -> proto::Log {
+    let mut kept = 0;
+    log.fields.retain(|name, value| {
+        let keep = kept < MAX_LOG_FIELDS && name.len() + value.len() <= LOG_FIELD_BYTES;
+        kept += usize::from(keep);
+        keep
+    });
     let end = log.message.floor_char_boundary(LOG_BYTES);
     log.message.truncate(end);
     log
@@ -296,6 +306,11 @@ mod tests {
     fn lines_of_logs_are_cut_and_unknown_waits_left_out() {
         let log = proto::Log { message: "\u{e9}".repeat(LOG_BYTES), ..proto::Log::default() };
         assert_eq!(shortened(log).message.len(), LOG_BYTES);
+        let field = |number: usize, bytes| (format!("field-{number}"), "a".repeat(bytes));
+        let fields = (0..=MAX_LOG_FIELDS).map(|number| field(number, 1)).collect();
+        assert_eq!(shortened(proto::Log { fields, ..proto::Log::default() }).fields.len(), MAX_LOG_FIELDS);
+        let fields = [field(0, LOG_FIELD_BYTES), field(1, 1)].into();
+        assert_eq!(shortened(proto::Log { fields, ..proto::Log::default() }).fields, [field(1, 1)].into());
         let stall_seconds = ["credit", "nonsense"].map(|name| (name.to_owned(), 1.0)).into();
         let usage = known_reasons(proto::Usage { stall_seconds, ..proto::Usage::default() });
         assert_eq!(usage.stall_seconds.len(), 1);

@@ -54,7 +54,8 @@ impl Mailbox {
     fn keep(&mut self, event: LinkEvent) {
         let link = (event.key.peer, event.key.direction);
         if !self.early.contains_key(&link) && self.early.len() >= EARLY_LINKS {
-            log::warn!("a link from {} came early, like {EARLY_LINKS} others, and is closed", event.key.peer);
+            let (peer, epoch) = (event.key.peer, event.key.epoch);
+            tracing::warn!(%peer, %epoch, "a link came early, like {EARLY_LINKS} others, and is closed");
             return;
         }
         let kept = self.early.entry(link).or_default();

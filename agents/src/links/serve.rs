@@ -91,7 +91,7 @@ impl LinkService {
     fn note(&self, reason: &str) {
         let told = self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
         if told.is_some() {
-            log::warn!("rejected a link: {reason}");
+            tracing::warn!("rejected a link: {reason}");
         }
     }
 }

@@ -42,7 +42,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
             Heard::Order(Order::Configure(configure)) => {
                 let epoch = configure.epoch;
                 context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
-                log::info!("epoch {epoch}");
+                tracing::info!(%epoch, "epoch begins");
                 context.ready.set(true);
                 session.outbox.report(&Report::Linked { epoch });
             }
@@ -64,7 +64,7 @@ fn serve(incoming: Incoming, service: SampleService) {
         .max_encoding_message_size(usize::MAX);
     tokio::spawn(async move {
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
-            log::error!("the data port is no longer served: {error}");
+            tracing::error!("the data port is no longer served: {error}");
         }
     });
 }

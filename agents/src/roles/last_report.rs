@@ -21,7 +21,7 @@ impl LastReport {
         let Some(path) = &self.0 else { return };
         let written = outcome.last_report().map_err(Into::into).and_then(|report| std::fs::write(path, report));
         if let Err(error) = written {
-            log::error!("the last report could not be written to {}: {error}", path.display());
+            tracing::error!("the last report could not be written to {}: {error}", path.display());
         }
     }
 }

@@ -35,7 +35,7 @@ pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
     let service = LinkService::new(settings);
     tokio::spawn(async move {
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
-            log::error!("the data port is no longer served: {error}");
+            tracing::error!("the data port is no longer served: {error}");
         }
     });
 }
@@ -114,10 +114,8 @@ impl Driver {
 
     /// Gives up the epoch, and tells the coordinator why.
     fn link_lost(&mut self, epoch: Epoch, peer: Option<AgentId>, reason: &dyn std::fmt::Display) {
-        match peer {
-            Some(peer) => log::warn!("link to {peer} is gone: {reason}"),
-            None => log::warn!("a link is gone: {reason}"),
-        }
+        let known = peer.map(tracing::field::display);
+        tracing::warn!(peer = known, %epoch, "link is gone: {reason}");
         self.session.outbox.report(&Report::LinkLost { epoch, peer });
         self.node = None;
     }
@@ -126,7 +124,7 @@ impl Driver {
         let me = self.context.me();
         let (epoch, job) = (configure.epoch, &self.session.job);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
-        log::info!("epoch {epoch}");
+        tracing::info!(%epoch, "epoch begins");
         self.context.ready.set(false);
         self.node = None;
         let placement = Arc::new(configure.placement.clone());

@@ -49,7 +49,7 @@ WHOLE_RUN = (
     event("state", {"state": "Training", "attempt": 1, "step": 0, "total_steps": 4}),
     *(event("metric", point(step, seconds=step / 2), step) for step in (1, 2, 3)),
     event("job", job("Training", progress=PROGRESS, attempt=1)),
-    event("log", {"agent": "coordinator-0", "level": "INFO", "message": "hello"}, 4),
+    event("log", {"agent": "coordinator-0", "level": "INFO", "message": "hello", "fields": {"epoch": "1.1"}}, 4),
     event("event", {"number": 1, "type": "Warning", "reason": "FailedMount", "message": "no such volume"}),
     event("checkpoint", {"step": 4, "digest": "abc"}, 5),
     event("metric", point(4), 6),
@@ -87,7 +87,7 @@ def test_logs_are_shown_on_demand(
     assert millrace("train", "-p", "params.yaml", "--logs", "-o", "json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["metadata"]["name"] == "kjv"
-    assert "coordinator-0 INFO    hello" in err
+    assert "coordinator-0 INFO    hello epoch=1.1" in err
     assert "| Train Device=CSX, Step=4" in err
 
 

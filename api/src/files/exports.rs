@@ -69,7 +69,7 @@ impl Exports {
         let root = self.shared.root.clone();
         let cleaned = tokio::task::spawn_blocking(move || clean_up(&root)).await;
         if let Ok(Err(error)) = cleaned {
-            log::warn!("exports of earlier checkpoints can't be looked through: {error}");
+            tracing::warn!("exports of earlier checkpoints can't be looked through: {error}");
         }
     }
 
@@ -83,7 +83,7 @@ impl Exports {
         if let Ok(Err(error)) = removed
             && error.kind() != io::ErrorKind::NotFound
         {
-            log::warn!("exports of a job that is gone stay in {}: {error}", self.dir.display());
+            tracing::warn!("exports of a job that is gone stay in {}: {error}", self.dir.display());
         }
     }
 

@@ -79,7 +79,7 @@ impl Files for LocalFiles {
             };
             // A link, a pipe, a name that is too long: whatever is no file there is not there.
             let file = open().map_err(|error| {
-                log::debug!("{asked} of {} is not served: {error}", dir.display());
+                tracing::debug!("{asked} of {} is not served: {error}", dir.display());
                 no_file(&asked)
             })?;
             let about = file.metadata().map_err(|error| unreadable(&error))?;

@@ -94,14 +94,14 @@ impl Content for Reading {
 /// What the reader refused, or that it can't be reached.
 fn refused(status: Status) -> Refusal {
     wire::refusal(&status).unwrap_or_else(|| {
-        log::warn!("a reader of a job's files does not answer: {status}");
+        tracing::warn!("a reader of a job's files does not answer: {status}");
         away()
     })
 }
 
 fn unexpected(reply: Option<ReadReply>) -> Refusal {
     let said = if reply.is_some() { "what was not asked for" } else { "nothing" };
-    log::warn!("a reader of a job's files answers {said}: is its image another version's?");
+    tracing::warn!("a reader of a job's files answers {said}: is its image another version's?");
     away()
 }
 

@@ -10,7 +10,7 @@ pub fn refused(what: &'static str) -> impl Fn(kube::Error) -> Refusal {
     move |error| match error {
         kube::Error::Api(status) => told(what, &status),
         other if is_away(&other) => {
-            log::warn!("{what}: the API server can't be reached: {other}");
+            tracing::warn!("{what}: the API server can't be reached: {other}");
             Refusal::new(
                 Reason::Unavailable,
                 "the cluster's API server can't be reached at present: try again in a moment",
@@ -35,7 +35,7 @@ fn told(what: &'static str, status: &Status) -> Refusal {
         // A namespace's quota, an admission policy, or a right this server was not given.
         403 => Refusal::new(Reason::Forbidden, status.message.clone()),
         429 | 500..=599 => {
-            log::warn!("{what}: {}", status.message);
+            tracing::warn!("{what}: {}", status.message);
             Refusal::new(Reason::Unavailable, format!("the cluster can't do it at present: {}", status.message))
         }
         _ => Refusal::internal(what, &status.message),

@@ -187,7 +187,8 @@ where
 {
     let events = readable_events(client, writer.as_reader(), |unreadable| {
         let name = unreadable.metadata.name.unwrap_or_default();
-        log::warn!("{} {name} can't be read and is passed over: {}", K::kind(&()), unreadable.error);
+        let (kind, error) = (K::kind(&()), unreadable.error);
+        tracing::warn!(%kind, object = %name, "an object can't be read and is passed over: {error}");
     });
     let events = reflector(writer, events.map(Ok::<_, kube::runtime::watcher::Error>));
     events.filter_map(|event| std::future::ready(event.ok())).boxed()

@@ -38,7 +38,7 @@ pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Ar
                     }
                 }
                 Err(error) => {
-                    log::warn!("an event of a job can't be kept at present: {error}");
+                    tracing::warn!("an event of a job can't be kept at present: {error}");
                     tokio::time::sleep(RETRY).await;
                 }
             }

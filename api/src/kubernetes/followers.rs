@@ -155,7 +155,7 @@ impl Followers {
                 // It may be in the middle of what it was told last.
                 let patience = archive::patience(&next, Timestamp::now()).map_or(SETTLING, |left| left.min(SAVING));
                 if timeout(patience, self.told_all(&job, &mut work)).await.is_err() {
-                    log::info!("{}: its coordinator has not told all in time", ObjectRef::from_obj(&*job));
+                    tracing::info!(job = %ObjectRef::from_obj(&*job), "the job's coordinator has not told all in time");
                 }
             }
         }
@@ -232,7 +232,7 @@ impl Followers {
         let name = Names::of(job).pod(Role::Coordinator, 0);
         let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| has_ended(pod, attempt));
         while let Err(error) = await_condition(pods.clone(), &name, ended).await {
-            log::debug!("{name} can't be watched at present: {error}");
+            tracing::debug!(pod = %name, "the coordinator can't be watched at present: {error}");
             sleep(RETRY).await;
         }
     }
@@ -250,7 +250,7 @@ impl Followers {
             match self.follow(job, &uid, attempt).await {
                 Ok(true) => return,
                 Ok(false) => {}
-                Err(error) => log::debug!("{uid}: the journal is not copied at present: {error}"),
+                Err(error) => tracing::debug!(%uid, attempt, "the journal is not copied at present: {error}"),
             }
             sleep(RETRY).await;
         }
@@ -262,7 +262,7 @@ impl Followers {
         let address = self.coordinator(&names, &namespace, attempt).await?;
         let identity = self.identity().await.inspect_err(|error| {
             if !self.told.swap(true, Ordering::Relaxed) {
-                log::warn!("coordinators can't be followed until this is mended: {error}");
+                tracing::warn!("coordinators can't be followed until this is mended: {error}");
             }
         })?;
         let coordinator = coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is none")?;
@@ -290,14 +290,15 @@ impl Followers {
                 if matches!(refusal.reason, Reason::Gone | Reason::NotFound) {
                     return record::tell(Err(refusal.to_string()), &uid);
                 }
-                log::debug!("{uid}: its journal's files can't be read at present: {refusal}");
+                tracing::debug!(%uid, "the job's journal's files can't be read at present: {refusal}");
                 sleep(pause).await;
                 pause = LONGEST_RETRY.min(pause * 2);
             }
         };
         let done = timeout(patience, trying).await.is_ok();
         if !done {
-            log::warn!("{}: its history could not be kept whole in {} s", ObjectRef::from_obj(job), patience.as_secs());
+            let (job, seconds) = (ObjectRef::from_obj(job), patience.as_secs());
+            tracing::warn!(%job, "the job's history could not be kept whole in {seconds} s");
         }
         done
     }
@@ -329,7 +330,7 @@ impl Followers {
     /// Has a job held until it is archived.
     async fn hold(&self, job: &TrainJob) {
         if let Err(error) = archive::hold(&self.client, job).await {
-            log::warn!("{}: can't be held for its history: {error}", ObjectRef::from_obj(job));
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the job can't be held for its history: {error}");
             sleep(RETRY).await;
         }
     }
@@ -350,7 +351,7 @@ impl Followers {
                 // Somebody else wrote meanwhile.
                 Ok(false) => {}
                 Err(error) => {
-                    log::warn!("{}: is kept and can't be let go of: {error}", ObjectRef::from_obj(job));
+                    tracing::warn!(job = %ObjectRef::from_obj(job), "the job is kept and can't be let go of: {error}");
                     sleep(RETRY).await;
                 }
             }

@@ -161,7 +161,7 @@ impl Readers {
                     let ended = |cell: &OnceCell<Open>| cell.get().is_some_and(|open| !there.contains(&open.request));
                     self.all().retain(|uid, cell| !(open.contains(uid) && ended(cell)));
                 }
-                Err(error) => log::warn!("readers that have ended can't be looked for at present: {error}"),
+                Err(error) => tracing::warn!("readers that have ended can't be looked for at present: {error}"),
             }
         }
     }
@@ -177,7 +177,7 @@ async fn remove(requests: &Api<FileReader>, name: &str) {
     match requests.delete(name, &DeleteParams::background()).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_not_found() => {}
-        Err(error) => log::warn!("the reader {name} can't be removed: {error}"),
+        Err(error) => tracing::warn!(reader = %name, "the reader can't be removed: {error}"),
     }
 }
 

@@ -64,7 +64,7 @@ impl Directories {
             if let Err(error) = tokio::fs::remove_dir_all(&dir).await
                 && error.kind() != std::io::ErrorKind::NotFound
             {
-                log::warn!("the texts of a job that is gone stay in {}: {error}", dir.display());
+                tracing::warn!("the texts of a job that is gone stay in {}: {error}", dir.display());
             }
         }
     }

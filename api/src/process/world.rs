@@ -106,7 +106,7 @@ impl Machine {
         crews.iter().for_each(|crew| crew.dismiss());
         let over = futures::future::join_all(crews.iter().map(|crew| crew.over()));
         if tokio::time::timeout(patience, over).await.is_err() {
-            log::warn!("some agents have not ended within {} s and are killed", patience.as_secs());
+            tracing::warn!("some agents have not ended within {} s and are killed", patience.as_secs());
         }
     }
 
@@ -266,7 +266,7 @@ impl World for Machine {
     }
 
     async fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) {
-        log::warn!("the appliance {}: {}: {}", appliance.name_any(), event.reason, event.message);
+        tracing::warn!(appliance = %appliance.name_any(), reason = %event.reason, "{}", event.message);
     }
 
     async fn forget(&self, job: &TrainJob) -> Result<(), Refusal> {

@@ -83,7 +83,7 @@ pub async fn run(args: Reader) -> anyhow::Result<()> {
     millrace_roots::restrict([there(&model_dir), there(&exports)]).context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
-    log::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
+    tracing::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
     let exports = Exports::new(exports, export_bytes);
     serve(listener, identity, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended(ending)).await
 }
@@ -111,8 +111,8 @@ async fn serve(
     tokio::pin!(serving);
     tokio::select! {
         served = &mut serving => return served.context("can't serve any more"),
-        () = activity.idle(patience) => log::info!("nobody has asked for {} s", patience.as_secs()),
-        () = ended => log::info!("told to end"),
+        () = activity.idle(patience) => tracing::info!("nobody has asked for {} s", patience.as_secs()),
+        () = ended => tracing::info!("told to end"),
     }
     drop(over);
     // Whose connection does not end is not waited for.

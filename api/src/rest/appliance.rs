@@ -220,7 +220,7 @@ pub async fn healthy(State(api): State<Arc<Api>>) -> Result<StatusCode> {
     match api.backend.stuck() {
         None => Ok(StatusCode::OK),
         Some(stuck) => {
-            log::error!("this server is stuck: {stuck}");
+            tracing::error!("this server is stuck: {stuck}");
             Err(Refusal::new(Reason::Unavailable, format!("the server is stuck and has to be started again: {stuck}")))
         }
     }

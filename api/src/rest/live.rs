@@ -97,7 +97,7 @@ pub fn stream(api: Arc<Api>, job: Job, wanted: Wanted, who: Who, act: Act) -> Re
         let teller = Teller { changes, version: 0, api, uid: job.uid, wanted, out, who, act, asked };
         if let Err(error) = teller.run().await {
             // The client begins again where it was.
-            log::warn!("a live stream ends early: {error}");
+            tracing::warn!("a live stream ends early: {error}");
         }
     });
     let told = ReceiverStream::new(told).map(Ok::<_, std::convert::Infallible>);

@@ -125,6 +125,6 @@ fn after_failure<K, E: Display, C>(object: Arc<K>, error: &E, _: Arc<C>) -> Acti
 where
     K: kube::Resource<DynamicType = ()>,
 {
-    log::warn!("{}: {error}", ObjectRef::from_obj(&*object));
+    tracing::warn!(object = %ObjectRef::from_obj(&*object), "the reconcile failed: {error}");
     Action::requeue(AFTER_FAILURE)
 }

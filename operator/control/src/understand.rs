@@ -127,7 +127,7 @@ impl Understanding {
                 planned => planned,
             };
             let result = planned.unwrap_or_else(|failed| {
-                log::error!("{uid}: the job can't be planned: {failed}");
+                tracing::error!(%uid, "the job can't be planned: {failed}");
                 Err(Unable::BadParams(format!("planning the job failed in the appliance's own program: {failed}")))
             });
             // Unless the job is gone, or another number of systems is asked about by now.

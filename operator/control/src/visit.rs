@@ -138,7 +138,7 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
     match carry_out(job, control, &seen, &decision).await {
         // Decided on at once. A job that works is only looked at again: what was refused is not its agents.
         Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
-            log::warn!("{}: {why}", ObjectRef::from_obj(job));
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the API server refused a change: {why}");
             return Ok(Action::requeue(AFTER_CONFLICT));
         }
         done => done?,

@@ -142,7 +142,7 @@ fn lower_priority(niceness: i32) {
         && niceness != 0
         && let Err(error) = rustix::process::nice(niceness)
     {
-        log::debug!("a thread that computes keeps its priority: {error}");
+        tracing::debug!("a thread that computes keeps its priority: {error}");
     }
 }
 

@@ -146,7 +146,9 @@ impl Gate {
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
             // Nobody takes it where the server has ended.
             Ok(Ok(stream)) => drop(self.sender.send(Ok(stream)).await),
-            Ok(Err(Refusal::Silent)) => log::debug!("{from} closed its connection to the {} port at once", self.port),
+            Ok(Err(Refusal::Silent)) => {
+                tracing::debug!(port = self.port, "{from} closed its connection to the {} port at once", self.port)
+            }
             Ok(Err(Refusal::Because(reason))) => self.reject(from, &reason),
             Err(_) => self.reject(from, "it did not finish its handshake in time"),
         }
@@ -160,8 +162,8 @@ impl Gate {
     fn log(&self, text: impl FnOnce(&str) -> String) {
         match self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now()) {
             None => {}
-            Some(0) => log::warn!("{}", text("")),
-            Some(untold) => log::warn!("{}", text(&format!(" ({untold} more were not logged)"))),
+            Some(0) => tracing::warn!(port = self.port, "{}", text("")),
+            Some(untold) => tracing::warn!(port = self.port, "{}", text(&format!(" ({untold} more were not logged)"))),
         }
     }
 }

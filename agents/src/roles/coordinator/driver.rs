@@ -227,7 +227,7 @@ impl Driver {
             return Ok(());
         }
         self.joined.remove(&agent);
-        log::warn!("{agent} is gone");
+        tracing::warn!(peer = %agent, "{agent} is gone");
         if agent.role == Role::MemoryX {
             self.lost_shards.insert(agent, Instant::now());
         }
@@ -276,7 +276,7 @@ impl Driver {
         if !self.is_current(agent, number) {
             return Ok(());
         }
-        log::warn!("{agent} was asked to leave");
+        tracing::warn!(peer = %agent, "{agent} was asked to leave");
         self.leaver.get_or_insert(agent);
         self.stop()
     }
@@ -305,7 +305,9 @@ impl Driver {
             Command::Pause { epoch, after, reporter, peer, failures } => {
                 let peer = peer.map_or_else(|| "another agent".to_owned(), |peer| peer.to_string());
                 let seconds = after.as_secs_f64();
-                log::warn!(
+                tracing::warn!(
+                    %epoch,
+                    failures,
                     "the link between {reporter} and {peer} failed ({failures} in a row); a new epoch begins in {seconds} s"
                 );
                 self.pause = Some((epoch, Instant::now() + after));
@@ -342,7 +344,7 @@ impl Driver {
 
     /// Ends the stream of an agent that can't go on.
     fn dismiss(&mut self, agent: AgentId, reason: &str) {
-        log::warn!("{agent} can't go on and is dismissed: {reason}");
+        tracing::warn!(peer = %agent, "{agent} can't go on and is dismissed: {reason}");
         if let Some(connected) = self.joined.remove(&agent) {
             connected.post.order(&Order::Finish);
         }

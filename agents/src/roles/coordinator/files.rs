@@ -187,7 +187,7 @@ impl RunFiles {
     /// The last entry, and the last report.
     pub fn outcome(&self, outcome: &Outcome) {
         if let Err(error) = self.record(Event::Outcome(outcome.clone())) {
-            log::error!("the outcome could not be written: {error}");
+            tracing::error!("the outcome could not be written: {error}");
         }
         self.last_report.write(outcome);
     }

@@ -72,7 +72,7 @@ impl JournalService {
             if let Err(error) =
                 transport::server().add_service(service).serve_with_incoming_shutdown(incoming, ended).await
             {
-                log::error!("the journal is no longer served: {error}");
+                tracing::error!("the journal is no longer served: {error}");
             }
         });
         Served { end, server }
@@ -113,7 +113,7 @@ impl proto::journal_server::Journal for JournalService {
     }
 
     async fn stop(&self, request: Request<proto::StopRequest>) -> Result<Response<proto::CommandReply>, Status> {
-        log::info!("asked to stop: {}", request.into_inner().reason);
+        tracing::info!("asked to stop: {}", request.into_inner().reason);
         self.command(UserCommand::Stop).await
     }
 }

@@ -152,7 +152,7 @@ fn serve_control(incoming: Incoming, service: ControlService) {
         .max_encoding_message_size(CONTROL_BYTES);
     tokio::spawn(async move {
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
-            log::error!("the control port is no longer served: {error}");
+            tracing::error!("the control port is no longer served: {error}");
         }
     });
 }
@@ -208,7 +208,7 @@ async fn prepare(
 
     let lock = Arc::new(take_model_dir(&launch).await?);
     for removed in millrace_checkpoint::tidy(&lock).map_err(|error| checkpoint_failure(&error))? {
-        log::info!("removed what an earlier run left unfinished: {removed}");
+        tracing::info!("removed what an earlier run left unfinished: {removed}");
     }
     let mut further = resume::choose(&launch, &compiled, named)?;
     // There is always one: where it is not a checkpoint, it is the initial values.
@@ -233,7 +233,7 @@ async fn take_model_dir(launch: &Launch) -> Result<ModelDirLock, Failure> {
             Err(LockError::InUse { owner, .. })
                 if owner.job.is_some() && owner.job == launch.job_uid && Instant::now() < deadline =>
             {
-                log::info!("waiting for {owner} to let go of model_dir");
+                tracing::info!("waiting for {owner} to let go of model_dir");
                 tokio::time::sleep(LOCK_PAUSE).await;
             }
             taken => return taken.map_err(|error| checkpoint_failure(&error.into())),

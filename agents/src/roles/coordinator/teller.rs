@@ -115,7 +115,8 @@ impl Teller {
     pub fn log(&mut self, agent: AgentId, log: proto::Log) {
         let level = Level::ALL.into_iter().find(|level| level.as_str() == log.level).unwrap_or(Level::Info);
         if let Ok(name) = AgentName::new(agent.role.name(), agent.index) {
-            let record = Record { unix_ms: log.time_ms, ..Record::new(level, name, log.message) };
+            let fields = log.fields.into_iter().collect();
+            let record = Record { unix_ms: log.time_ms, fields, ..Record::new(level, name, log.message) };
             if level <= Level::Warning {
                 self.console.log(&record.to_string());
             }
@@ -200,7 +201,7 @@ impl Teller {
     /// The file system refuses.
     pub fn epoch(&mut self, epoch: Epoch, systems: usize, rounds: usize) -> Result<(), Failure> {
         self.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
-        log::info!("epoch {epoch} with {systems} system(s), {rounds} round(s)");
+        tracing::info!(%epoch, systems, rounds, "epoch begins");
         (self.state.epoch, self.state.num_csx) = (Some(epoch.to_string()), systems as u32);
         self.heartbeat.turn_to(Doing::Loading, Instant::now());
         self.turn_to(Stage::Starting)
@@ -349,7 +350,7 @@ impl Teller {
     /// The file system refuses.
     pub fn not_saved(&self, step: u64, sentence: &str) -> Result<(), Failure> {
         self.console.log(&format!("warning: {sentence}"));
-        log::warn!("{sentence}");
+        tracing::warn!(step, "{sentence}");
         self.files.record(journal::Event::CheckpointFailed { step, message: sentence.to_owned() })
     }
 

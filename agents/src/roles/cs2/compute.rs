@@ -155,7 +155,7 @@ impl Worker {
     /// Gives up the epoch because of what `peer` sent, and tells the coordinator.
     fn link_lost(&self, here: Option<InEpoch>, peer: AgentId, reason: &str) {
         let Some(here) = here else { return };
-        log::warn!("link to {peer} is gone: {reason}");
+        tracing::warn!(%peer, epoch = %here.start.epoch, "link is gone: {reason}");
         self.outbox.report(&Report::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
     }
 

@@ -168,7 +168,7 @@ impl Driver {
         self.context.ready.set(false);
         let (me, epoch) = (self.context.me(), configure.epoch);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
-        log::info!("epoch {epoch}");
+        tracing::info!(%epoch, "epoch begins");
         let placement = Arc::new(configure.placement.clone());
         let Some(place) = placement.systems.iter().position(|system| system.id == me.index) else { return };
         let system = placement.systems[place];
@@ -186,7 +186,7 @@ impl Driver {
                 let channel = channel.map_err(|error| transport::causes(&error));
                 let fetched = async { fetch(channel?, most_bytes, requests, &inputs).await };
                 if let Err(reason) = fetched.await {
-                    log::info!("link to {server} is gone: {reason}");
+                    tracing::info!(peer = %server, %epoch, "link is gone: {reason}");
                     outbox.report(&Report::LinkLost { epoch, peer: Some(server) });
                 }
             });
@@ -216,7 +216,7 @@ impl Driver {
             Happening::Frame(frame) => self.tell(Input::Weights(frame)),
             Happening::Grant(total) => self.tell(Input::Grant(key.epoch, total)),
             Happening::Broken(reason) => {
-                log::info!("link to {} is gone: {reason}", key.peer);
+                tracing::info!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
                 self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
                 self.epoch = None;
                 self.tell(Input::Abandon);

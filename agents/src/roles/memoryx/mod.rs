@@ -136,7 +136,7 @@ impl Driver {
     /// Tells the coordinator that this shard can't go on: a run needs all its shards, so it ends with the reason.
     fn report_failure(&self, result: Result<(), Failure>) {
         if let Err(failure) = result {
-            log::error!("{failure}");
+            tracing::error!("{failure}");
             self.session.outbox.report(&failure.report());
         }
     }
@@ -237,7 +237,7 @@ impl Driver {
     fn configure(&mut self, configure: &Configure) {
         let (epoch, job) = (configure.epoch, &self.session.job);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
-        log::info!("epoch {epoch}");
+        tracing::info!(%epoch, "epoch begins");
         self.context.ready.set(false);
         let placement: Arc<Placement> = Arc::new(configure.placement.clone());
         let root = AgentId::new(Role::SwarmX, placement.swarm.first().map_or(0, |root| root.id));
@@ -304,7 +304,7 @@ impl Driver {
 
     /// Gives up the epoch, whose link is gone, or brought what can't be right.
     fn link_lost(&mut self, key: LinkKey, reason: &dyn std::fmt::Display) {
-        log::warn!("link to {} is gone: {reason}", key.peer);
+        tracing::warn!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
         self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
         self.link = None;
     }

@@ -21,6 +21,8 @@ class LogLine:
     agent: str
     level: str
     message: str
+    fields: dict[str, str]
+    """What the line is about, such as the epoch."""
     raw: Document = field(repr=False, compare=False)
 
     @classmethod
@@ -33,12 +35,14 @@ class LogLine:
             agent=str(item.get("agent") or "?"),
             level=str(item.get("level") or "INFO"),
             message=str(item.get("message") or ""),
+            fields={str(key): str(value) for key, value in (item.get("fields") or {}).items()},
             raw=item,
         )
 
     def __str__(self) -> str:
         clock = self.time.astimezone().strftime("%H:%M:%S.%f")[:-3] if self.time else "-"
-        return f"{clock} {self.agent:<13} {self.level:<7} {self.message}"
+        fields = "".join(f" {key}={value}" for key, value in sorted(self.fields.items()))
+        return f"{clock} {self.agent:<13} {self.level:<7} {self.message}{fields}"
 
 
 @dataclass(frozen=True)

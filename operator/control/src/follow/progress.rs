@@ -103,7 +103,8 @@ impl Writer {
         }
         self.written = Some(tokio::time::Instant::now());
         if let Err(error) = world.record_progress(&target.job, &target.uid, &self.progress).await {
-            log::warn!("progress of {} could not be written: {error}", target.job);
+            let (job, attempt) = (&target.job, target.attempt);
+            tracing::warn!(%job, attempt, "the job's progress could not be written: {error}");
             self.changed = true;
         }
     }

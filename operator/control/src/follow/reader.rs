@@ -34,7 +34,8 @@ pub(super) async fn run<W: World>(
     let mut writer = Writer::new(&target);
     loop {
         if let Err(error) = once(&*world, &visits, &target, &reports, &stop, &mut writer).await {
-            log::debug!("{}: attempt {} is not followed at present: {error}", target.job, target.attempt);
+            let (job, attempt) = (&target.job, target.attempt);
+            tracing::debug!(%job, attempt, "the attempt is not followed at present: {error}");
         }
         writer.flush(&*world, &target).await;
         if reports.is_closed() || reports.borrow().outcome.is_some() {

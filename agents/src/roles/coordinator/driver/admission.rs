@@ -65,7 +65,7 @@ impl Driver {
     fn refuse_duplicate(&mut self, hello: &Hello) {
         let reason = format!("another process is {} in this job", hello.agent);
         if self.rejections.note(Instant::now()).is_some() {
-            log::warn!("rejected a second {}: {reason}", hello.agent);
+            tracing::warn!(peer = %hello.agent, "rejected a second {}: {reason}", hello.agent);
         }
         hello.post.refuse_duplicate(&reason);
     }
@@ -152,8 +152,8 @@ impl Driver {
             uid: self.uid(),
         });
         match hello.address.as_str() {
-            "" => log::info!("{} has joined", hello.agent),
-            address => log::info!("{} has joined; others dial it at {address}", hello.agent),
+            "" => tracing::info!(peer = %hello.agent, "{} has joined", hello.agent),
+            address => tracing::info!(peer = %hello.agent, "{} has joined; others dial it at {address}", hello.agent),
         }
         let connected = Connected { stream: number, instance: hello.instance, post: hello.post.clone() };
         self.joined.insert(hello.agent, connected);
