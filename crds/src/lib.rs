@@ -45,6 +45,9 @@ use kube::CustomResourceExt;
 /// The API group of both resources.
 pub const GROUP: &str = "millrace.dev";
 
+/// Annotation of a job: the span of the request that submitted it, a `traceparent` of W3C Trace Context.
+pub const TRACEPARENT_ANNOTATION: &str = "millrace.dev/traceparent";
+
 /// What a cluster is told about the two resources, in the order in which they are installed.
 pub fn definitions() -> [CustomResourceDefinition; 2] {
     [Appliance::crd(), TrainJob::crd()]

@@ -13,6 +13,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Precon
 use kube::{Api, Resource, ResourceExt};
 use millrace_control::Attempt;
 use millrace_crds::TrainJob;
+use millrace_traces::TraceParent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -27,9 +28,15 @@ use crate::error::Error;
 pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Result<(), Error> {
     let here = Here { cluster, namespace: attempt.job.namespace().unwrap_or_default() };
     here.apply(&children::service(attempt)).await?;
-    here.apply(&children::network_policy(attempt)).await?;
+    let mut policy = children::network_policy(attempt);
     let mut missing = children::pods(attempt);
     missing.iter_mut().for_each(|pod| children::set_log_format(pod, cluster.log_format));
+    if let Some(traces) = &cluster.agent_traces {
+        traces.open_egress(&mut policy);
+        let parent = TraceParent::current();
+        missing.iter_mut().for_each(|pod| traces.set_environment(pod, parent.as_ref()));
+    }
+    here.apply(&policy).await?;
     missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
     if missing.is_empty() {
         return here.sweep(attempt).await;

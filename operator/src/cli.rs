@@ -4,6 +4,8 @@ use clap::Parser;
 use millrace_telemetry::logs::Format;
 use tracing::level_filters::LevelFilter;
 
+use crate::agent_traces::Collector;
+
 /// Runs TrainJobs on the cluster it is in.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "millrace-operator", version)]
@@ -47,4 +49,7 @@ pub struct Args {
     /// How lines of the log are written: text or json
     #[arg(long, env = Format::VARIABLE, default_value_t)]
     pub log_format: Format,
+    /// Where pods of jobs reach the collector of traces, as JSON; without it agents send none
+    #[arg(long, env = "MILLRACE_AGENTS_COLLECTOR", value_name = "JSON")]
+    pub agents_collector: Option<Collector>,
 }

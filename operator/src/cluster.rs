@@ -19,6 +19,7 @@ use millrace_telemetry::logs::Format;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::agent_traces::AgentTraces;
 use crate::authority::Keeper;
 use crate::children::{APPLIANCE, ENDING, MANAGER, Names, SYSTEM, UID, cs2_selector, host, journal_address};
 use crate::cli::Args;
@@ -46,14 +47,21 @@ pub struct Cluster {
     values: Option<Values>,
     /// How agents write their logs.
     pub log_format: Format,
+    /// How agents send traces, where they do.
+    pub agent_traces: Option<AgentTraces>,
 }
 
 impl Cluster {
     /// As its leader of this epoch sees it; of `args` count whether a REST server copies the history of deleted jobs,
-    /// and how logs are written.
-    pub const fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, args: &Args) -> Self {
+    /// how logs are written, and where agents send traces.
+    pub fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, args: &Args) -> Self {
         let Args { rest_server, log_format, .. } = *args;
-        Self { client, keeper, recorder, epoch, rest_server, values: None, log_format }
+        let collector = args.agents_collector.clone().filter(|_| millrace_traces::is_configured());
+        let agent_traces = collector.and_then(|collector| {
+            let traces = AgentTraces::from_environment(collector, |name| std::env::var(name).ok());
+            traces.inspect_err(|why| tracing::warn!("{why}")).ok()
+        });
+        Self { client, keeper, recorder, epoch, rest_server, values: None, log_format, agent_traces }
     }
 
     /// Compares the appliance with these values.

@@ -5,6 +5,7 @@
 //!
 //! * [`cluster`]: the world that the control loop of `millrace_control` works in here; [`site`]: where its paths lie.
 //! * [`apply`] makes an attempt's children, which [`children`] builds.
+//! * [`agent_traces`]: how agents send traces to a collector.
 //! * [`archive`]: what holds a deleted job until its history is kept.
 //! * [`readers`]: the pods that serve the files of jobs, for the REST server.
 //! * [`authority`]: the certificates that coordinators and whoever follows them show.
@@ -14,6 +15,7 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+pub mod agent_traces;
 pub mod apply;
 pub mod archive;
 pub mod authority;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::launch::{ALLOCATOR, BY_LAUNCHER, ROLE_VARIABLE};
+use millrace_traces::TraceParent;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -103,6 +104,7 @@ impl Process {
             .args(coordinator.into_iter().flat_map(|address| ["--coordinator", address]))
             .env(ROLE_VARIABLE, BY_LAUNCHER)
             .envs(ALLOCATOR)
+            .envs(TraceParent::current().map(|parent| (TraceParent::VARIABLE, parent.to_string())))
             .stdin(Stdio::piped())
             .stdout(if directs || piped { Stdio::piped() } else { Stdio::null() })
             // Its progress bars need to see the terminal.

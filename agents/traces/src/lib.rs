@@ -20,6 +20,7 @@
 
 mod exporter;
 mod parent;
+mod traceparent;
 
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt;
 
 pub use parent::follow;
+pub use traceparent::{InvalidTraceParent, TraceParent};
 
 use exporter::Exporter;
 
@@ -87,7 +89,7 @@ impl Drop for Sending {
 /// # Errors
 /// [`Error`].
 pub fn install(program: &'static str, logs: BoxLayer) -> Result<Traces, Error> {
-    let sending = if is_wanted(|name| std::env::var(name).ok()) { Some(Sending::start(program)?) } else { None };
+    let sending = if is_configured() { Some(Sending::start(program)?) } else { None };
     let mut layers = vec![logs];
     if let Some(sending) = &sending {
         let layer = tracing_opentelemetry::layer().with_tracer(sending.provider.tracer("millrace"));
@@ -96,6 +98,11 @@ pub fn install(program: &'static str, logs: BoxLayer) -> Result<Traces, Error> {
     }
     tracing_subscriber::registry().with(layers).try_init().map_err(|_| Error::Installed)?;
     Ok(Traces { _sending: sending })
+}
+
+/// Whether this program's environment asks for traces.
+pub fn is_configured() -> bool {
+    is_wanted(|name| std::env::var(name).ok())
 }
 
 /// Whether the environment asks for traces.

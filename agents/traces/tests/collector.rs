@@ -50,6 +50,8 @@ fn traced() {
     millrace_traces::follow(&request, |name| (name == "traceparent").then_some(&*header));
     millrace_traces::follow(&request, |name| (name == "traceparent").then_some("nonsense"));
     request.in_scope(|| {
+        let current = millrace_traces::TraceParent::current();
+        eprintln!("current {}", current.map_or_else(|| "none".to_owned(), |span| span.to_string()));
         drop(tracing::info_span!(target: "hyper", "of a library").entered());
         drop(tracing::debug_span!(target: "millrace_api", "a detail").entered());
         drop(tracing::info_span!(target: "millrace_control", "visit", job = "team/job").entered());
@@ -96,6 +98,8 @@ async fn spans_arrive_with_their_parent_and_those_of_libraries_do_not() {
     assert_eq!(names, ["visit", "GET /v1/jobs"], "in the order in which they ended");
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let [visit, request] = &spans[..] else { unreachable!("two names") };
+    let current = said.lines().find_map(|line| line.strip_prefix("current ")).unwrap();
+    assert_eq!(current, format!("00-{TRACE}-{}-01", hex(&request.span_id)), "what agents continue");
     assert_eq!((hex(&request.trace_id), hex(&request.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
     assert_eq!((&visit.trace_id, &visit.parent_span_id), (&request.trace_id, &request.span_id));
     assert!(visit.attributes.iter().any(|attribute| attribute.key == "job"), "{:?}", visit.attributes);
@@ -118,5 +122,5 @@ async fn a_collector_that_is_away_is_told_of_once_and_holds_nothing_up() {
 #[tokio::test]
 async fn without_an_endpoint_nothing_is_sent() {
     let said = trace_to(None).await;
-    assert!(!said.contains("traces"), "{said}");
+    assert!(said.contains("current none") && !said.contains("traces"), "{said}");
 }

@@ -7,9 +7,10 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Multipart, Request};
 use axum::http::HeaderMap;
 use kube::Resource;
-use millrace_crds::{StoredParams, TrainJob};
+use millrace_crds::{StoredParams, TRACEPARENT_ANNOTATION, TrainJob};
 use millrace_params::Params;
 use millrace_store::Key;
+use millrace_traces::TraceParent;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -50,7 +51,7 @@ const GIVEN: [&str; 11] = [
 
 /// How the names of annotations begin that are given here, and all of them.
 const OURS: &str = "millrace.dev/";
-const ANNOTATIONS: [&str; 3] = [BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY];
+const ANNOTATIONS: [&str; 4] = [BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY, TRACEPARENT_ANNOTATION];
 
 /// What goes with a params file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -97,6 +98,8 @@ pub struct Submission {
     /// The idempotency key of the request.
     key: Option<String>,
     sent: Sent,
+    /// The span of the request, where traces are sent.
+    trace: Option<TraceParent>,
 }
 
 impl Submission {
@@ -112,7 +115,7 @@ impl Submission {
         let key = key(request.headers())?;
         let sent = in_time(receive(request)).await?;
         let [namespace, submitter, account] = [ns, submitter, account].map(str::to_owned);
-        Ok(Self { namespace, submitter, account, key, sent })
+        Ok(Self { namespace, submitter, account, key, sent, trace: TraceParent::current() })
     }
 
     /// Reads the documents of the body and completes the job. CPU-bound: its time grows with the length of the body.
@@ -120,12 +123,15 @@ impl Submission {
     /// # Errors
     /// A document can't be read, or the params can't be understood.
     pub fn order(self) -> Result<Order> {
-        let Self { namespace, submitter, account, key, sent } = self;
+        let Self { namespace, submitter, account, key, sent, trace } = self;
         let (mut object, texts, hash, stem) = sent.read()?;
         // The submitter is a part of the hash: a key belongs to one account.
         let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
         let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
         complete(&mut object, &namespace, &submitter, key.as_ref(), stem.as_deref())?;
+        if let Some(trace) = trace {
+            object["metadata"]["annotations"][TRACEPARENT_ANNOTATION] = trace.to_string().into();
+        }
         let texts = name_texts(&mut object, texts)?;
         Ok(Order { namespace, object: Arc::new(object), texts, submitter, account, key, may_create: true })
     }
@@ -381,6 +387,15 @@ fn key(headers: &HeaderMap) -> Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_trace_of_a_job_that_was_read_is_not_taken_over() {
+        let annotations = json!({TRACEPARENT_ANNOTATION: "not a traceparent", "example.com/note": "kept"});
+        let mut object = json!({"metadata": {"name": "job", "annotations": annotations}});
+        complete(&mut object, "team", "someone", None, None).unwrap();
+        let kept = object["metadata"]["annotations"].as_object().unwrap();
+        assert!(!kept.contains_key(TRACEPARENT_ANNOTATION) && kept["example.com/note"] == "kept", "{kept:?}");
+    }
 
     #[test]
     fn a_key_makes_the_name_and_every_name_is_one_that_a_job_may_have() {

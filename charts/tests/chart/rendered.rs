@@ -116,6 +116,31 @@ fn every_value_arrives() {
     assert!(!text.contains("aggregate-to"));
 }
 
+/// Agents send traces only where their NetworkPolicies can name the place to which they may.
+#[test]
+#[ignore = "needs helm"]
+fn agents_send_traces_where_the_collector_is_known() {
+    let labels = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+        "podSelector": {"matchLabels": {"app": "collector"}}});
+    let network = json!({"ipBlock": {"cidr": "192.0.2.0/24"}});
+    for (values, peer, port) in [(everything(), labels, 14317), (alone(), network, 4317)] {
+        let (_, documents) = template(&chart(), &values);
+        let pod = &find(&documents, "Deployment", "millrace-operator")["spec"]["template"]["spec"];
+        let given: Value = serde_json::from_str(environment(pod, "MILLRACE_AGENTS_COLLECTOR")).unwrap();
+        assert_eq!(given, json!({"peer": peer, "ports": [port]}));
+        if values["operator"]["networkPolicy"]["enabled"] == true {
+            let out = find(&documents, "NetworkPolicy", "millrace-operator")["spec"]["egress"].clone();
+            assert_eq!(out[2], json!({"to": [peer], "ports": [{"protocol": "TCP", "port": port}]}));
+        }
+    }
+    let anywhere = json!({"tracing": {"endpoint": "http://collector:4317"}});
+    assert!(!template(&chart(), &anywhere).0.contains("MILLRACE_AGENTS_COLLECTOR"));
+    let sampled = template(&chart(), &everything()).1;
+    let pod = &find(&sampled, "Deployment", "millrace-api")["spec"]["template"]["spec"];
+    assert_eq!(environment(pod, "OTEL_TRACES_SAMPLER"), "parentbased_traceidratio");
+    assert_eq!(environment(pod, "OTEL_TRACES_SAMPLER_ARG"), "0.25");
+}
+
 /// One lost node takes no two replicas with it, and neither keeps the other from being replaced during a rollout.
 #[test]
 #[ignore = "needs helm"]
@@ -268,6 +293,8 @@ fn wrong_values_are_refused() {
             "/api/database/secretName",
         ),
         (json!({"monitoring": {"namespaces": ["Monitoring"]}}), "/monitoring/namespaces/0"),
+        (json!({"tracing": {"endpoint": "http://user:password@host:4317"}}), "/tracing/endpoint"),
+        (json!({"tracing": {"collector": {"cidr": "0.0.0.0/0", "namespace": "a"}}}), "/tracing/collector/namespace"),
         (json!({"api": {"tls": {"names": ["https://millrace.example.org"]}}}), "/api/tls/names/0"),
     ] {
         let refused = helm(&["template", "millrace", chart().to_str().unwrap()], &values).expect_err(says);

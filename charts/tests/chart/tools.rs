@@ -127,7 +127,10 @@ pub fn everything() -> Value {
             "networkPolicy": {"enabled": true, "apiServerPorts": [16443], "databasePorts": [6432]},
         },
         "logFormat": "json",
-        "tracing": {"endpoint": "http://collector.monitoring:14317", "ports": [14317]},
+        "tracing": {
+            "endpoint": "http://collector.monitoring:14317", "ports": [14317], "sampleRatio": 0.25,
+            "collector": {"namespace": "monitoring", "podLabels": {"app": "collector"}},
+        },
         "rbac": {"aggregate": false},
         "priorities": {"create": false},
         "monitoring": {
@@ -148,6 +151,7 @@ pub fn alone() -> Value {
             "tls": {"names": ["millrace.example.org", "192.0.2.1", "2001:db8::1"]},
             "networkPolicy": {"enabled": false},
         },
+        "tracing": {"endpoint": "http://192.0.2.7:4317", "collector": {"cidr": "192.0.2.0/24"}},
     })
 }
 

@@ -13,8 +13,10 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::{Command, Decision, Granted, Observed, Refusal, Report, decide, decide_leaving};
 use millrace_crds::{
-    Appliance, ClusterSpec, ConditionType, QueuePlace, QueueReason, Resolution, State, TrainJob, TrainJobStatus,
+    Appliance, ClusterSpec, ConditionType, QueuePlace, QueueReason, Resolution, State, TRACEPARENT_ANNOTATION,
+    TrainJob, TrainJobStatus,
 };
+use millrace_traces::TraceParent;
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -84,10 +86,20 @@ pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -
         state.before = tracing::field::Empty,
         state.after = tracing::field::Empty,
     );
+    if let Some(parent) = submission(&job) {
+        parent.adopt(&span);
+    }
     let done =
         timeout(VISIT_TIMEOUT, visiting.instrument(span)).await.unwrap_or(Err(crate::Error::TimedOut(VISIT_TIMEOUT)));
     control.metrics.visited(began.elapsed(), done.is_ok());
     done
+}
+
+/// The span of the request that submitted the job, while its first attempt has not begun to train: later visits are
+/// traces of their own, or one trace would grow as long as the job runs. Anybody who may write the job wrote it.
+fn submission(job: &TrainJob) -> Option<TraceParent> {
+    let begins = |status: &TrainJobStatus| status.attempt.unwrap_or(0) <= 1 && status.progress.is_none();
+    job.status.as_ref().is_none_or(begins).then(|| job.annotations().get(TRACEPARENT_ANNOTATION)?.parse().ok())?
 }
 
 /// Finds out what a job comes to. Where that is not known yet it is planned; the error is when to look again at the

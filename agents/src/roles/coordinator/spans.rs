@@ -2,6 +2,7 @@
 //! for a step: a run has millions.
 
 use millrace_engine::coordinator::{Command, Event};
+use millrace_traces::TraceParent;
 use tracing::Span;
 
 /// See the module text.
@@ -12,9 +13,13 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// The run begins after `step` updates.
+    /// The run begins after `step` updates. Its span continues the trace that the environment names, which is that of
+    /// the job's submission, or of the visit that launched this attempt.
     pub fn begin(step: u64) -> Self {
         let run = tracing::info_span!(parent: None, "run", step.first = step);
+        if let Some(parent) = TraceParent::from_environment() {
+            parent.adopt(&run);
+        }
         Self { run, checkpoint: None, evaluation: None }
     }
 

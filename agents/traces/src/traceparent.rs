@@ -1,0 +1,108 @@
+//! The header `traceparent` of W3C Trace Context as a value: `00-<trace ID>-<span ID>-<flags>`, in lower-case
+//! hexadecimal digits. An annotation of a job and the environment variable [`TraceParent::VARIABLE`] carry it from a
+//! submission to the agents.
+
+use std::fmt;
+use std::str::FromStr;
+
+use opentelemetry::trace::{SpanContext, TraceContextExt};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+use crate::follow;
+
+/// Bytes of version, trace ID, span ID and flags, with the hyphens between them.
+const LENGTH: usize = 55;
+/// Where the hyphens stand.
+const HYPHENS: [usize; 3] = [2, 35, 52];
+
+/// A span that others continue: nothing but digits and hyphens, whoever wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceParent(String);
+
+/// A text that is no [`TraceParent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a traceparent of version 00")]
+pub struct InvalidTraceParent;
+
+impl TraceParent {
+    /// The environment variable by which a program gets its parent.
+    pub const VARIABLE: &str = "TRACEPARENT";
+
+    /// The current span; `None` where this program sends no traces.
+    pub fn current() -> Option<Self> {
+        let context = Span::current().context();
+        let span = context.span();
+        Self::of(span.span_context())
+    }
+
+    fn of(span: &SpanContext) -> Option<Self> {
+        let flags = u8::from(span.is_sampled());
+        span.is_valid().then(|| Self(format!("00-{}-{}-{flags:02x}", span.trace_id(), span.span_id())))
+    }
+
+    /// The parent that the environment names; `None` also where it can't be read.
+    pub fn from_environment() -> Option<Self> {
+        std::env::var(Self::VARIABLE).ok()?.parse().ok()
+    }
+
+    /// Makes `span` a child of this one.
+    pub fn adopt(&self, span: &Span) {
+        follow(span, |name| (name == "traceparent").then_some(&*self.0));
+    }
+}
+
+impl FromStr for TraceParent {
+    type Err = InvalidTraceParent;
+
+    /// Takes version 00 alone, and no ID of zeros.
+    fn from_str(text: &str) -> Result<Self, InvalidTraceParent> {
+        let is_expected = |(at, byte): (usize, u8)| match HYPHENS.contains(&at) {
+            true => byte == b'-',
+            false => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+        };
+        if text.len() != LENGTH || !text.bytes().enumerate().all(is_expected) {
+            return Err(InvalidTraceParent);
+        }
+        let is_zero = |part: &str| part.bytes().all(|digit| digit == b'0');
+        if !text.starts_with("00-") || is_zero(&text[3..35]) || is_zero(&text[36..52]) {
+            return Err(InvalidTraceParent);
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for TraceParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_a_traceparent_is_taken() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert_eq!(good.parse::<TraceParent>().unwrap().to_string(), good);
+        let zero_trace = format!("00-{}-b7ad6b7169203331-01", "0".repeat(32));
+        let zero_span = format!("00-0af7651916cd43dd8448eb211c80319c-{}-01", "0".repeat(16));
+        let bad = [
+            "",
+            &good[1..],
+            &good.to_uppercase(),
+            &good.replacen("00", "01", 1),
+            &good.replace('-', "_"),
+            &format!("{good}-00"),
+            &format!("{}\n", &good[..54]),
+            // As many bytes as a good one.
+            &format!("{}\u{e9}", &good[..53]),
+            &zero_trace,
+            &zero_span,
+        ];
+        for text in bad {
+            assert_eq!(text.parse::<TraceParent>(), Err(InvalidTraceParent), "{text:?}");
+        }
+    }
+}
