@@ -49,7 +49,9 @@ WHOLE_RUN = (
     event("state", {"state": "Training", "attempt": 1, "step": 0, "total_steps": 4}),
     *(event("metric", point(step, seconds=step / 2), step) for step in (1, 2, 3)),
     event("job", job("Training", progress=PROGRESS, attempt=1)),
-    event("log", {"agent": "coordinator-0", "level": "INFO", "message": "hello", "fields": {"epoch": "1.1"}}, 4),
+    event(
+        "log", {"agent": "coordinator-0", "level": "INFO", "message": "hello", "fields": {"epoch": "1.1"}}, 4
+    ),
     event("event", {"number": 1, "type": "Warning", "reason": "FailedMount", "message": "no such volume"}),
     event("checkpoint", {"step": 4, "digest": "abc"}, 5),
     event("metric", point(4), 6),
