@@ -138,8 +138,8 @@ fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
             step = Some(*at);
             Kind::Checkpoint
         }
-        // Its sentence is in the log, too.
-        Event::CheckpointFailed { .. } => return None,
+        // Their sentences are in the log, too.
+        Event::CheckpointFailed { .. } | Event::Dropped(_) => return None,
         Event::Outcome(outcome) => {
             step = Some(outcome.step);
             Kind::Outcome

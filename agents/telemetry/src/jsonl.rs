@@ -36,6 +36,13 @@ impl Appender {
         Ok(Self { file, path, whole, torn: false })
     }
 
+    /// Has the file refuse what is written, as a full disk does: by a handle that may only read.
+    #[cfg(test)]
+    pub(crate) fn set_refusing(&mut self, refusing: bool) {
+        let mut options = File::options();
+        self.file = if refusing { options.read(true) } else { options.append(true) }.open(&self.path).unwrap();
+    }
+
     /// Whether nothing was ever written to it.
     pub(crate) const fn is_empty(&self) -> bool {
         self.whole == 0
@@ -228,10 +235,9 @@ mod tests {
         let mut appender = Appender::open(path.clone()).unwrap();
         appender.append(b"one\n", true).unwrap();
 
-        // A handle that may not write stands for a disk that refuses.
-        let writable = std::mem::replace(&mut appender.file, File::open(&path).unwrap());
+        appender.set_refusing(true);
         assert!(appender.append(b"two\n", false).is_err());
-        appender.file = writable;
+        appender.set_refusing(false);
         // What a write that failed half-way would have left.
         fs::write(&path, b"one\ntw").unwrap();
         appender.append(b"three\n", false).unwrap();

@@ -15,7 +15,8 @@
 //!
 //! Invariants:
 //! * An append-only file only ever holds whole lines, up to one torn line at its end after a crash, which the next
-//!   opening removes. A failed append (full disk) is cut back before the next one.
+//!   opening removes. A failed append (full disk) is cut back before the next one, and its line is kept in memory and
+//!   written then. That memory is bounded: what is dropped beyond the bound is counted.
 //! * A file that is replaced is replaced by rename ([`atomic_file`]): a reader sees the old one or the new one.
 //! * Counting costs an atomic add: no lock and no allocation in the step loop.
 //! * Nothing read from a disk or given by a peer can panic or name a path outside `model_dir`.
@@ -23,6 +24,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod atomic_file;
+mod backlog;
 mod error;
 pub mod journal;
 mod jsonl;

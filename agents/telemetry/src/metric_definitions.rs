@@ -13,6 +13,7 @@
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest whole checkpoint |
+//! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -196,6 +197,8 @@ pub struct CoordinatorMetrics {
     pub tokens: Counter,
     /// Step of the newest whole checkpoint; NaN before the first.
     pub checkpoint_step: Gauge,
+    /// Lines of `metrics.jsonl`, points of curves and journal entries dropped by this attempt while the disk was full.
+    pub dropped_records: Counter,
 }
 
 impl CoordinatorMetrics {
@@ -214,6 +217,10 @@ impl CoordinatorMetrics {
             samples: registry.metric("millrace_samples_total", "Samples trained on by this attempt."),
             tokens: registry.metric("millrace_tokens_total", "Tokens trained on by this attempt."),
             checkpoint_step: gauge("millrace_checkpoint_step", "Step of the newest whole checkpoint."),
+            dropped_records: registry.metric(
+                "millrace_dropped_records_total",
+                "Lines of metrics.jsonl, points of curves and journal entries dropped while the disk was full.",
+            ),
         }
     }
 }

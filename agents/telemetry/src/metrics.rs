@@ -18,8 +18,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
     atomic_file,
+    backlog::Backlog,
     error::{Error, Result},
-    jsonl::{Appender, Line, Lines},
+    jsonl::{Line, Lines},
 };
 
 /// The file's name in model_dir.
@@ -97,7 +98,7 @@ impl From<EvalPoint> for Point {
 /// Appends to one `metrics.jsonl`. A line is with the operating system when `append` returns.
 #[derive(Debug)]
 pub struct MetricsLog {
-    file: Appender,
+    file: Backlog,
     opening: Opening,
 }
 
@@ -149,7 +150,7 @@ impl MetricsLog {
         if opening.beyond + opening.unreadable > 0 {
             rewrite(&path, keep)?;
         }
-        let file = Appender::open(path)?;
+        let file = Backlog::open(path)?;
         Ok(Self { file, opening })
     }
 
@@ -166,10 +167,23 @@ impl MetricsLog {
     /// Appends one point. It survives the death of this process; [`MetricsLog::sync`] makes it survive a power cut.
     ///
     /// # Errors
-    /// [`Error::Io`]; nothing of the line stays in the file.
+    /// [`Error::Io`]; nothing of the line stays in the file. It is kept in memory, and written before the next one.
     pub fn append(&mut self, point: &Point) -> Result<()> {
         let line = to_line(point).map_err(Error::io("append to", self.file.path()))?;
-        self.file.append(&line, false)
+        self.file.append(line)
+    }
+
+    /// Writes the points that the file refused before.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; those that are not written stay in memory.
+    pub fn flush(&mut self) -> Result<()> {
+        self.file.flush()
+    }
+
+    /// Points dropped since the file refused more of them than memory is meant for.
+    pub const fn dropped(&self) -> u64 {
+        self.file.dropped()
     }
 
     /// Makes all points appended so far survive a power cut: to be called with every checkpoint.

@@ -146,13 +146,13 @@ impl Driver {
     }
 
     /// Runs the job to its end; the exit is that of the whole run.
-    pub async fn run(mut self) -> Result<Exit, Failure> {
-        self.teller.waiting(self.beginning.step)?;
+    pub async fn run(mut self) -> Exit {
+        self.teller.waiting(self.beginning.step);
         if let Err(failure) = self.turns().await {
             self.give_up(&failure);
         }
         self.farewell().await;
-        Ok(self.conclude())
+        self.conclude()
     }
 
     async fn turns(&mut self) -> Result<(), Failure> {
@@ -170,7 +170,7 @@ impl Driver {
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
                     self.overdue()?;
                 }
-                () = tokio::time::sleep_until(heartbeat.into()) => self.teller.heartbeat()?,
+                () = tokio::time::sleep_until(heartbeat.into()) => self.teller.heartbeat(),
             }
         }
         Ok(())
@@ -300,7 +300,7 @@ impl Driver {
                 self.not_saved(NotSaved { step, reason, agent, cause })?;
             }
             Command::Epoch { epoch, placement } => {
-                self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len())?;
+                self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len());
             }
             Command::Pause { epoch, after, reporter, peer, failures } => {
                 let peer = peer.map_or_else(|| "another agent".to_owned(), |peer| peer.to_string());
@@ -315,13 +315,13 @@ impl Driver {
             Command::Dismiss { agent, reason } => self.dismiss(agent, &reason),
             Command::Running => {
                 self.save_timer.training(Instant::now());
-                self.teller.running()?;
+                self.teller.running();
             }
             Command::Next(_) => self.next_checkpoint(),
-            Command::Evaluating => self.teller.evaluating()?,
-            Command::Step(record) => self.teller.step(&record)?,
+            Command::Evaluating => self.teller.evaluating(),
+            Command::Step(record) => self.teller.step(&record),
             Command::EvalBatch(evaluation) => self.teller.eval_batch(&evaluation),
-            Command::Evaluated(evaluation) => self.teller.evaluated(&evaluation)?,
+            Command::Evaluated(evaluation) => self.teller.evaluated(&evaluation),
             Command::End(outcome) => self.ending = Some(Ending::of(outcome, self.launch.mode, self.leaver)),
         }
         Ok(())

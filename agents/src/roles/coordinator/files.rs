@@ -9,6 +9,7 @@ use millrace_params::RunSpec;
 use millrace_telemetry::journal::{Event, Journal, JournalReader, Outcome, Reason, Resumed};
 use millrace_telemetry::logs::{LogFiles, Record};
 use millrace_telemetry::metrics::{self, EvalPoint, MetricsLog, Point, TrainPoint};
+use millrace_telemetry::prometheus::Counter;
 use millrace_telemetry::tensorboard::{EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
@@ -26,6 +27,11 @@ pub struct RunFiles {
     journal: Journal,
     summary_steps: u64,
     last_report: LastReport,
+    /// Whether a file refused what was written last.
+    refusing: bool,
+    /// Lines and entries dropped in this attempt, and how many of them the user was told of.
+    dropped: Counter,
+    dropped_told: u64,
 }
 
 /// Where points go, once it is known from which step on.
@@ -72,6 +78,9 @@ impl RunFiles {
                 journal: Journal::open(dir, attempt.into())?,
                 summary_steps: run.summary_steps.max(1),
                 last_report,
+                refusing: false,
+                dropped: Counter::default(),
+                dropped_told: 0,
                 model_dir: dir.to_owned(),
             })
         };
@@ -110,12 +119,14 @@ impl RunFiles {
         &self.journal
     }
 
+    /// Counts in `counter` what is dropped while the disk is full.
+    pub fn count_dropped(&mut self, counter: Counter) {
+        self.dropped = counter;
+    }
+
     /// A committed step. One that an earlier coordinator came to write is not written again, but told to the journal,
     /// to which it may not have come.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn step(&mut self, record: &CommitRecord, seconds: f64, rates: Rates) -> Result<(), Failure> {
+    pub fn step(&mut self, record: &CommitRecord, seconds: f64, rates: Rates) {
         let point: Point = TrainPoint {
             step: record.step,
             loss: record.loss,
@@ -126,7 +137,7 @@ impl RunFiles {
             rate: rates.rate,
         }
         .into();
-        self.point(point)?;
+        self.point(point);
         if record.step.is_multiple_of(self.summary_steps) {
             let values = [
                 (tags::TRAIN_LOSS, record.loss),
@@ -135,61 +146,92 @@ impl RunFiles {
                 (tags::LOCAL_SAMPLES_PER_SEC, rates.rate as f32),
                 (tags::AVG_SAMPLES_PER_SEC, rates.global_rate as f32),
             ];
-            self.scalars(record.step, &values)?;
+            self.scalars(record.step, &values);
         }
-        Ok(())
     }
 
     /// A finished evaluation.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn evaluation(
-        &mut self,
-        evaluation: &Evaluation,
-        loss: f32,
-        seconds: f64,
-        rates: Rates,
-    ) -> Result<(), Failure> {
+    pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64, rates: Rates) {
         let (perplexity, accuracy) = (evaluation.perplexity() as f32, evaluation.accuracy() as f32);
         let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        self.point(EvalPoint { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into())?;
+        self.point(EvalPoint { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
         let values: Vec<_> = std::iter::once((tags::EVAL_LOSS, loss)).chain(metrics).collect();
-        self.scalars(step, &values)
+        self.scalars(step, &values);
     }
 
-    fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> Result<(), Failure> {
-        let Some(points) = &mut self.points else { return Ok(()) };
-        points.events.scalars(step, values).map_err(|error| file_failure(&error))
+    fn scalars(&mut self, step: u64, values: &[(&str, f32)]) {
+        let Some(points) = &mut self.points else { return };
+        let written = points.events.scalars(step, values);
+        self.note(written);
     }
 
-    fn point(&mut self, point: Point) -> Result<(), Failure> {
+    fn point(&mut self, point: Point) {
         // Steps and evaluations come with turns, turns after `begin`.
         if let Some(points) = &mut self.points {
             let again = matches!(point, Point::Train(_)) && point.step() <= points.newest;
             if !again {
-                points.metrics.append(&point).map_err(|error| file_failure(&error))?;
+                let written = points.metrics.append(&point);
+                self.note(written);
             }
         }
-        self.record(Event::Metric(point))
+        self.record(Event::Metric(point));
     }
 
     /// Appends to the journal.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn record(&self, event: Event) -> Result<(), Failure> {
-        self.journal.append(event).map(drop).map_err(|error| file_failure(&error))
+    pub fn record(&mut self, event: Event) {
+        let written = self.journal.append(event).map(drop);
+        self.note(written);
     }
 
     /// The last entry, and the last report.
-    pub fn outcome(&self, outcome: &Outcome) {
-        if let Err(error) = self.record(Event::Outcome(outcome.clone())) {
-            tracing::error!("the outcome could not be written: {error}");
+    pub fn outcome(&mut self, outcome: &Outcome) {
+        self.record(Event::Outcome(outcome.clone()));
+        if self.refusing {
+            let waiting = self.journal.waiting();
+            tracing::error!(waiting, "the run ends, and its last metrics and journal entries could not be written");
         }
         self.last_report.write(outcome);
+    }
+
+    /// Takes note of what became of a write. What a file refuses stays in memory and is written before what comes next, so
+    /// that a full disk ends no run; the user is told once that it is full, and once that it is not any more.
+    fn note(&mut self, written: Result<(), Error>) {
+        let written = if self.refusing { written.and_then(|()| self.flush()) } else { written };
+        let dropped = self.dropped_so_far();
+        self.dropped.add(dropped.saturating_sub(self.dropped.get()));
+        match written {
+            Err(error) if !self.refusing => {
+                self.refusing = true;
+                let failure = file_failure(&error);
+                tracing::warn!("{failure}; training goes on, and metrics are kept in memory until they can be written");
+            }
+            Ok(()) if self.refusing => {
+                self.refusing = false;
+                let lost = dropped - std::mem::replace(&mut self.dropped_told, dropped);
+                tracing::warn!(
+                    dropped = lost,
+                    "metrics and the journal are written again; {lost} line(s) were dropped"
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes what the files refused before.
+    fn flush(&mut self) -> Result<(), Error> {
+        if let Some(points) = &mut self.points {
+            points.metrics.flush()?;
+            points.events.flush()?;
+        }
+        self.journal.flush()
+    }
+
+    /// Lines of `metrics.jsonl`, points of curves and entries of the journal that were dropped in this attempt.
+    fn dropped_so_far(&self) -> u64 {
+        let points = self.points.as_ref().map_or(0, |points| points.metrics.dropped() + points.events.dropped());
+        self.journal.dropped() + points
     }
 
     /// A line of an agent's log. A log that can't be written never ends a run.
@@ -247,14 +289,14 @@ mod tests {
         let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
         let mut first = RunFiles::open(&launch, 1, LastReport::default()).unwrap();
         assert_eq!(first.begin(0, &Before::default()).unwrap(), None);
-        (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()).unwrap());
+        (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()));
         drop(first);
         // It came to write step 3, or it did not: its successor is told the newest step in either case.
         for (attempt, newest) in [(2, 3), (3, 4)] {
             let mut next = RunFiles::open(&launch, attempt, LastReport::default()).unwrap();
             let resumed = next.begin(newest, &Before { shared: newest, ..Before::default() }).unwrap();
             assert_eq!(resumed, Some(Resumed { step: newest, repeated_steps: 0 }));
-            next.step(&record(newest), 0.5, Rates::default()).unwrap();
+            next.step(&record(newest), 0.5, Rates::default());
         }
         let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(Point::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);

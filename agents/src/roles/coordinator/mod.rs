@@ -111,7 +111,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
         // Lines beyond what may wait reach stderr only.
         let _ = records.try_send(record);
     });
-    let exit = Driver::new(prepared, console, metrics, driver::Inbox { agents, user, logs, terminate }).run().await?;
+    let exit = Driver::new(prepared, console, metrics, driver::Inbox { agents, user, logs, terminate }).run().await;
     served.finish(LAST_WORDS).await;
     Ok(exit)
 }

@@ -73,12 +73,14 @@ impl Teller {
         launch: &Launch,
         compiled: &CompiledJob,
         (evaluates, estimate): (bool, Option<f64>),
-        files: RunFiles,
+        mut files: RunFiles,
         console: Console,
         metrics: RoleMetrics,
     ) -> Self {
+        let gauges = CoordinatorMetrics::register(metrics.registry());
+        files.count_dropped(gauges.dropped_records.clone());
         Self {
-            gauges: CoordinatorMetrics::register(metrics.registry()),
+            gauges,
             job: compiled.job.clone(),
             plan: compiled.plan.clone(),
             mode: launch.mode,
@@ -130,9 +132,9 @@ impl Teller {
     }
 
     /// Tells what the run is doing now.
-    fn turn_to(&mut self, stage: Stage) -> Result<(), Failure> {
+    fn turn_to(&mut self, stage: Stage) {
         self.state.state = stage;
-        self.files.record(journal::Event::State(self.state.clone()))
+        self.files.record(journal::Event::State(self.state.clone()));
     }
 
     /// When [`Teller::heartbeat`] is due, unless something happens before.
@@ -141,13 +143,10 @@ impl Teller {
     }
 
     /// Tells what the run is doing where nothing has happened for a while.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn heartbeat(&mut self) -> Result<(), Failure> {
-        let Some(line) = self.heartbeat.beat(Instant::now()) else { return Ok(()) };
+    pub fn heartbeat(&mut self) {
+        let Some(line) = self.heartbeat.beat(Instant::now()) else { return };
         self.console.line(&line);
-        self.files.record(journal::Event::State(State { note: Some(line), ..self.state.clone() }))
+        self.files.record(journal::Event::State(State { note: Some(line), ..self.state.clone() }));
     }
 
     /// The run computes the next step.
@@ -157,14 +156,10 @@ impl Teller {
     }
 
     /// The run waits for its agents, to go on after `step`.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn waiting(&mut self, step: u64) -> Result<(), Failure> {
+    pub fn waiting(&mut self, step: u64) {
         self.state.step = step;
-        self.turn_to(Stage::Starting)?;
+        self.turn_to(Stage::Starting);
         self.console.line("Waiting for all agents to be running.");
-        Ok(())
     }
 
     /// Everyone is there; the run goes on after `step`, to which the steps `before` led and which the shards hold already
@@ -196,25 +191,19 @@ impl Teller {
     }
 
     /// An epoch begins.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn epoch(&mut self, epoch: Epoch, systems: usize, rounds: usize) -> Result<(), Failure> {
+    pub fn epoch(&mut self, epoch: Epoch, systems: usize, rounds: usize) {
         self.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         tracing::info!(%epoch, systems, rounds, "epoch begins");
         (self.state.epoch, self.state.num_csx) = (Some(epoch.to_string()), systems as u32);
         self.heartbeat.turn_to(Doing::Loading, Instant::now());
-        self.turn_to(Stage::Starting)
+        self.turn_to(Stage::Starting);
     }
 
     /// Turns begin.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn running(&mut self) -> Result<(), Failure> {
+    pub fn running(&mut self) {
         self.console.end();
         if self.mode.trains() {
-            self.turn_to(Stage::Training)?;
+            self.turn_to(Stage::Training);
             self.training();
         }
         let now = Instant::now();
@@ -222,14 +211,10 @@ impl Teller {
             self.progress.meter = RateMeter::new(now);
         }
         self.progress.mark = now;
-        Ok(())
     }
 
     /// A step is committed.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn step(&mut self, record: &CommitRecord) -> Result<(), Failure> {
+    pub fn step(&mut self, record: &CommitRecord) {
         let samples = self.plan.leaves.batch();
         let now = Instant::now();
         self.state.step = record.step;
@@ -260,7 +245,7 @@ impl Teller {
         if rates.rate == 0.0 && self.progress.running {
             rates.rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
         }
-        self.files.step(record, seconds, rates)
+        self.files.step(record, seconds, rates);
     }
 
     /// The loss as users of the params' scaling expect it.
@@ -279,12 +264,9 @@ impl Teller {
     }
 
     /// An evaluation begins.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn evaluating(&mut self) -> Result<(), Failure> {
+    pub fn evaluating(&mut self) {
         self.heartbeat.turn_to(Doing::Evaluating { batches: 0 }, Instant::now());
-        self.turn_to(Stage::Evaluating)
+        self.turn_to(Stage::Evaluating);
     }
 
     /// A batch of an evaluation is done.
@@ -304,10 +286,7 @@ impl Teller {
     }
 
     /// An evaluation is done.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn evaluated(&mut self, evaluation: &Evaluation) -> Result<(), Failure> {
+    pub fn evaluated(&mut self, evaluation: &Evaluation) {
         let now = Instant::now();
         let loss = self.eval_loss(evaluation);
         let (mut meter, began) = self.progress.eval.take().unwrap_or((RateMeter::new(now), now));
@@ -326,32 +305,26 @@ impl Teller {
         let pause = now.duration_since(began);
         self.progress.meter.leave_out(pause);
         self.progress.mark = now;
-        self.files.evaluation(evaluation, loss, pause.as_secs_f64(), rates)?;
+        self.files.evaluation(evaluation, loss, pause.as_secs_f64(), rates);
         if !self.mode.trains() {
-            return Ok(());
+            return;
         }
         self.training();
-        self.turn_to(Stage::Training)
+        self.turn_to(Stage::Training);
     }
 
     /// A checkpoint is published.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn saved(&self, saved: &Saved) -> Result<(), Failure> {
+    pub fn saved(&mut self, saved: &Saved) {
         self.console.line(format!("Saved checkpoint {}", saved.path.display()));
         self.gauges.checkpoint_step.set(saved.step as f64);
-        self.files.record(journal::Event::Checkpoint { step: saved.step, digest: saved.digest.clone() })
+        self.files.record(journal::Event::Checkpoint { step: saved.step, digest: saved.digest.clone() });
     }
 
     /// A checkpoint could not be written; `sentence` says why, and what follows.
-    ///
-    /// # Errors
-    /// The file system refuses.
-    pub fn not_saved(&self, step: u64, sentence: &str) -> Result<(), Failure> {
+    pub fn not_saved(&mut self, step: u64, sentence: &str) {
         self.console.log(&format!("warning: {sentence}"));
         tracing::warn!(step, "{sentence}");
-        self.files.record(journal::Event::CheckpointFailed { step, message: sentence.to_owned() })
+        self.files.record(journal::Event::CheckpointFailed { step, message: sentence.to_owned() });
     }
 
     /// Says how the run ended, `step` updates in; `digest` is that of their parameters where they are saved.

@@ -42,8 +42,40 @@ pub enum Event {
         /// Why, and what follows.
         message: String,
     },
+    /// The file system refused the journal for so long that events were dropped, which have no number; since 0.2.0.
+    Dropped(Dropped),
     /// The attempt is over: its last entry.
     Outcome(Outcome),
+}
+
+/// How many events of each kind were dropped since the entry before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// Steps and evaluations.
+    #[serde(default)]
+    pub metrics: u64,
+    /// Lines of logs.
+    #[serde(default)]
+    pub logs: u64,
+    /// All others.
+    #[serde(default)]
+    pub others: u64,
+}
+
+impl Dropped {
+    /// Counts an event.
+    pub(super) const fn count(&mut self, event: &Event) {
+        match event {
+            Event::Metric(_) => self.metrics += 1,
+            Event::Log(_) => self.logs += 1,
+            _ => self.others += 1,
+        }
+    }
+
+    /// All of them.
+    pub const fn total(&self) -> u64 {
+        self.metrics + self.logs + self.others
+    }
 }
 
 /// What a run does.
@@ -100,6 +132,7 @@ impl Event {
             Self::State(_) => "state",
             Self::Checkpoint { .. } => "checkpoint",
             Self::CheckpointFailed { .. } => "checkpoint_failed",
+            Self::Dropped(_) => "dropped",
             Self::Outcome(_) => "outcome",
         }
     }
@@ -110,17 +143,17 @@ impl Event {
         match self {
             Self::Metric(Point::Train(_)) => Some("train"),
             Self::Metric(Point::Eval(_)) => Some("eval"),
-            Self::Log(_) => None,
+            Self::Log(_) | Self::Dropped(_) => None,
             // Of the two the later one counts.
             Self::CheckpointFailed { .. } => Some("checkpoint"),
             Self::State(_) | Self::Checkpoint { .. } | Self::Outcome(_) => Some(self.kind()),
         }
     }
 
-    /// Whether it must be on the disk before anybody sees it.
+    /// Whether it must be on the disk before anybody sees it, while the disk takes it.
     pub fn is_durable(&self) -> bool {
         match self {
-            Self::Metric(_) | Self::Log(_) | Self::CheckpointFailed { .. } => false,
+            Self::Metric(_) | Self::Log(_) | Self::CheckpointFailed { .. } | Self::Dropped(_) => false,
             Self::State(_) | Self::Checkpoint { .. } | Self::Outcome(_) => true,
         }
     }

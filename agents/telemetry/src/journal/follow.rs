@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// The most entries and the most bytes (of their lines) kept in memory.
 const TAIL_ENTRIES: usize = 4096;
-const TAIL_BYTES: usize = 4 << 20;
+pub(super) const TAIL_BYTES: usize = 4 << 20;
 
 /// The newest entries. Everything after `dropped` is here.
 #[derive(Debug)]

@@ -17,6 +17,10 @@
 //!   may jump between attempts; within one they are consecutive.
 //! * A state, a checkpoint and an outcome are on the disk (fsync) before they get their number and before any follower
 //!   sees them. Metrics and log records are with the operating system: they survive the death of the process.
+//! * A disk that is full ends nothing. Entries that the file refuses get their numbers, are shown, and wait in memory to
+//!   be written in order, before any other; they count among the [`UNSYNCED_MAX`] that a power cut may take. Beyond that
+//!   number, or 2 MiB, events are dropped without a number. When the file takes lines again, the entry
+//!   `dropped` says how many these were.
 //! * One attempt writes at a time; an older one is refused ([`Error::StaleAttempt`]).
 //! * Memory is bounded: the newest entries are kept for those who follow closely, others read the files.
 
@@ -25,6 +29,7 @@ mod follow;
 mod header;
 mod outcome;
 mod reader;
+mod waiting;
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +41,7 @@ use std::{
     time::Duration,
 };
 
-pub use entry::{Entry, Event, Resumed, Stage, State};
+pub use entry::{Dropped, Entry, Event, Resumed, Stage, State};
 pub use follow::Follower;
 pub use header::VERSION;
 pub use outcome::{LAST_REPORT_BYTES, Outcome, Reason};
@@ -50,6 +55,7 @@ use crate::{
     time::unix_ms,
 };
 use follow::Tail;
+use waiting::Waiting;
 
 /// The directory's name in model_dir.
 pub const DIRECTORY: &str = "journal";
@@ -76,11 +82,70 @@ struct Shared {
 struct Writing {
     file: Appender,
     next_seq: u64,
-    /// Entries since the last fsync.
+    /// Entries since the last fsync, those that wait included.
     unsynced: u64,
+    /// Entries that are shown, and that the file refused.
+    waiting: Waiting,
     tail: Tail,
     /// The newest of each topic, of this attempt.
     newest: BTreeMap<&'static str, Arc<Entry>>,
+}
+
+impl Writing {
+    fn append(&mut self, attempt: u64, event: Event) -> Result<u64> {
+        let flushed = self.flush(attempt);
+        let entry = Entry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
+        let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
+        let sync = entry.event.is_durable() || self.unsynced + 1 >= UNSYNCED_MAX;
+        if let Err(error) = flushed.and_then(|()| self.file.append(&line, sync)) {
+            if self.waiting.is_empty() && self.file.sync().is_ok() {
+                self.unsynced = 0;
+            }
+            if self.unsynced + 1 < UNSYNCED_MAX && self.waiting.has_room(line.len()) {
+                self.waiting.push(line.clone());
+                self.unsynced += 1;
+                self.show(entry, line.len());
+            } else {
+                self.waiting.drop_event(&entry.event);
+            }
+            return Err(error);
+        }
+        self.unsynced = if sync { 0 } else { self.unsynced + 1 };
+        Ok(self.show(entry, line.len()))
+    }
+
+    /// Writes the entries that wait, then how many events were dropped.
+    fn flush(&mut self, attempt: u64) -> Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        while let Some(line) = self.waiting.front() {
+            self.file.append(line, false)?;
+            self.waiting.pop_front();
+        }
+        self.file.sync()?;
+        self.unsynced = 0;
+        if let Some(dropped) = self.waiting.newly_dropped() {
+            let event = Event::Dropped(dropped);
+            let entry = Entry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
+            let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
+            self.file.append(&line, true)?;
+            self.waiting.told_dropped();
+            self.show(entry, line.len());
+        }
+        Ok(())
+    }
+
+    /// Gives the entry its number, and shows it to followers.
+    fn show(&mut self, entry: Entry, bytes: usize) -> u64 {
+        self.next_seq += 1;
+        let (seq, entry) = (entry.seq, Arc::new(entry));
+        if let Some(topic) = entry.event.topic() {
+            self.newest.insert(topic, entry.clone());
+        }
+        self.tail.push(entry, bytes);
+        seq
+    }
 }
 
 impl Journal {
@@ -119,6 +184,7 @@ impl Journal {
                     file,
                     next_seq: last_seq + skipped + 1,
                     unsynced: 0,
+                    waiting: Waiting::default(),
                     tail: Tail::after(last_seq),
                     newest: BTreeMap::new(),
                 }),
@@ -128,29 +194,46 @@ impl Journal {
         })
     }
 
-    /// Appends an event and returns its number. A state, checkpoint or outcome is on the disk by then.
+    /// Appends an event and returns its number. A state, checkpoint or outcome is on the disk by then. What the file
+    /// refused before is written first.
     ///
     /// # Errors
-    /// [`Error::Io`]; the event then has no number and nobody sees it.
+    /// [`Error::Io`]: the event, or one before it, is not in the file. [`Journal::waiting`] and [`Journal::dropped`] say
+    /// how many wait in memory, and how many have no number and will not be seen by anybody.
     pub fn append(&self, event: Event) -> Result<u64> {
-        let seq = {
+        let (seq, appended) = {
             let mut state = self.state();
-            let entry = Entry { seq: state.next_seq, attempt: self.shared.attempt, unix_ms: unix_ms(), event };
-            let line = to_line(&entry).map_err(Error::io("append to", state.file.path()))?;
-            let sync = entry.event.is_durable() || state.unsynced + 1 >= UNSYNCED_MAX;
-            state.file.append(&line, sync)?;
-            state.unsynced = if sync { 0 } else { state.unsynced + 1 };
-            state.next_seq += 1;
-            let (seq, entry) = (entry.seq, Arc::new(entry));
-            if let Some(topic) = entry.event.topic() {
-                state.newest.insert(topic, entry.clone());
-            }
-            state.tail.push(entry, line.len());
-            seq
+            let appended = state.append(self.shared.attempt, event);
+            (state.tail.last_seq(), appended)
         };
         self.shared.appended.notify_all();
         self.shared.subscribers.tell(seq);
-        Ok(seq)
+        appended
+    }
+
+    /// Writes what the file refused before.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; what is not written stays in memory.
+    pub fn flush(&self) -> Result<()> {
+        let (seq, flushed) = {
+            let mut state = self.state();
+            let flushed = state.flush(self.shared.attempt);
+            (state.tail.last_seq(), flushed)
+        };
+        self.shared.appended.notify_all();
+        self.shared.subscribers.tell(seq);
+        flushed
+    }
+
+    /// Entries that have a number and are not in the file, since it refused them.
+    pub fn waiting(&self) -> usize {
+        self.state().waiting.len()
+    }
+
+    /// Events of this attempt that were dropped while the file refused them.
+    pub fn dropped(&self) -> u64 {
+        self.state().waiting.dropped()
     }
 
     /// The attempt that writes.

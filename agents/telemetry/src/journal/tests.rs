@@ -154,6 +154,58 @@ fn who_only_wants_to_know_how_things_stand_gets_the_newest_of_each_kind_and_what
     }
 }
 
+/// A disk that is full for a while: nothing is lost of what memory holds, and numbers stay consecutive.
+#[test]
+fn entries_that_the_file_refuses_are_shown_and_written_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path(), 1).unwrap();
+    journal.append(state(Stage::Training)).unwrap();
+    let mut follower = journal.follow(1);
+    journal.state().file.set_refusing(true);
+    for step in 2..=4 {
+        assert!(journal.append(metric(step)).is_err());
+    }
+    assert!(journal.append(state(Stage::Evaluating)).is_err());
+    let shown: Vec<u64> = follower.poll(9).unwrap().iter().map(|entry| entry.seq).collect();
+    assert_eq!((shown, journal.waiting()), (vec![1, 2, 3, 4, 5], 4));
+    assert_eq!(read_all(dir.path(), 1), [(1, 1)]);
+
+    journal.state().file.set_refusing(false);
+    assert_eq!(journal.append(metric(6)).unwrap(), 6);
+    assert_eq!((journal.waiting(), journal.dropped()), (0, 0));
+    assert_eq!(read_all(dir.path(), 1), (1..=6).map(|seq| (1, seq)).collect::<Vec<_>>());
+    assert_eq!(follower.poll(9).unwrap()[0].seq, 6);
+}
+
+/// A disk that is full for long: no more entries are shown than a successor skips, and the journal says what it lacks.
+#[test]
+fn events_beyond_what_may_wait_are_counted_in_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path(), 1).unwrap();
+    journal.append(state(Stage::Training)).unwrap();
+    journal.state().file.set_refusing(true);
+    for step in 0..UNSYNCED_MAX + 5 {
+        assert!(journal.append(metric(step)).is_err());
+    }
+    let (waiting, last) = (UNSYNCED_MAX - 1, journal.last_seq());
+    assert_eq!((journal.waiting() as u64, last, journal.dropped()), (waiting, waiting + 1, 6));
+    // Killed now, its successor uses none of the numbers that were shown.
+    let successor = Journal::open(dir.path(), 2).unwrap();
+    assert!(successor.append(metric(1)).unwrap() > last);
+    drop(successor);
+
+    journal.state().file.set_refusing(false);
+    let mut follower = journal.follow(last + 1);
+    assert_eq!(journal.append(state(Stage::Evaluating)).unwrap(), last + 2);
+    let told = follower.poll(9).unwrap();
+    assert_eq!(told[0].event, Event::Dropped(Dropped { metrics: 6, ..Dropped::default() }));
+    assert_eq!((told[0].seq, told[1].seq, journal.dropped()), (last + 1, last + 2, 6));
+    let of_first: Vec<_> = read_all(dir.path(), 1).into_iter().filter(|(attempt, _)| *attempt == 1).collect();
+    assert_eq!(of_first, (1..=last + 2).map(|seq| (1, seq)).collect::<Vec<_>>());
+    journal.append(metric(7)).unwrap();
+    assert_eq!(journal.dropped(), 6);
+}
+
 /// The model_dir of a run of release 0.1.0.
 fn model_dir_of_the_first_release() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/0.1.0/model_dir")

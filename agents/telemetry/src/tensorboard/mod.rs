@@ -11,13 +11,16 @@ mod event;
 mod record;
 
 use std::{
-    fs::{self, File},
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    backlog::Backlog,
+    error::{Error, Result},
+    jsonl::Appender,
+};
 use event::Event;
 
 /// The names of the curves.
@@ -41,8 +44,7 @@ pub mod tags {
 /// Writes one event file. Every event is with the operating system when a method returns.
 #[derive(Debug)]
 pub struct EventWriter {
-    file: File,
-    path: PathBuf,
+    file: Backlog,
 }
 
 impl EventWriter {
@@ -69,39 +71,52 @@ impl EventWriter {
         millrace_roots::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let now = wall_time();
         let name = file_name(now, &host_name(), std::process::id(), attempt);
-        let (file, path) = create_new(directory, &name)?;
-        let mut writer = Self { file, path };
+        let file = Backlog::new(Appender::open(create_new(directory, &name)?)?);
+        let mut writer = Self { file };
         writer.write(&Event::file_version(now))?;
         Ok(writer)
     }
 
     /// Where the file lies.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Adds a point at `step` to each of the named curves, at the present time.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`]; nothing of it stays in the file. It is kept in memory, and written before the next one.
     pub fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> Result<()> {
         self.write(&Event::scalars(wall_time(), step, values))
     }
 
     fn write(&mut self, event: &Event<'_>) -> Result<()> {
-        self.file.write_all(&record::frame(&event.encode())).map_err(Error::io("append to", &self.path))
+        self.file.append(record::frame(&event.encode()))
+    }
+
+    /// Writes what the file refused before.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; what is not written stays in memory.
+    pub fn flush(&mut self) -> Result<()> {
+        self.file.flush()
+    }
+
+    /// Events dropped since the file refused more of them than memory is meant for.
+    pub const fn dropped(&self) -> u64 {
+        self.file.dropped()
     }
 }
 
 /// A second run of the same second, host and process gets a further number, never the other's file.
-fn create_new(directory: &Path, name: &str) -> Result<(File, PathBuf)> {
+fn create_new(directory: &Path, name: &str) -> Result<PathBuf> {
     let mut path = directory.join(name);
     for copy in 1_u32.. {
         match millrace_roots::OpenOptions::new().append(true).create_new(true).open(&path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 path = directory.join(format!("{name}.{copy}"));
             }
-            Ok(file) => return Ok((file, path)),
+            Ok(_) => return Ok(path),
             Err(e) => return Err(Error::io("create", &path)(e)),
         }
     }

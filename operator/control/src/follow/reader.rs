@@ -144,7 +144,7 @@ impl<W: World> Listener<'_, W> {
                     report.outcome = Some(outcome_of(outcome));
                 });
             }
-            Event::Log(_) => {}
+            Event::Log(_) | Event::Dropped(_) => {}
         }
     }
 

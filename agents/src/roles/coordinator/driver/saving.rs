@@ -72,7 +72,7 @@ impl Driver {
                 if self.save_timer.published(Instant::now()) {
                     self.teller.line("Checkpoints are written again.");
                 }
-                self.teller.saved(&saved)?;
+                self.teller.saved(&saved);
                 for reply in self.checkpoint_replies.drain(..) {
                     let _ = reply.send(reply_of(step, Some(&saved)));
                 }
@@ -128,7 +128,8 @@ impl Driver {
                 "skipped; training goes on, and the next checkpoint is tried when it is due".to_owned()
             }
         };
-        self.teller.not_saved(not_saved.step, &format!("{}; {follows}", failure.sentence))
+        self.teller.not_saved(not_saved.step, &format!("{}; {follows}", failure.sentence));
+        Ok(())
     }
 }
 
