@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_crds::{ConditionType, TrainJob};
+use millrace_crds::{ConditionType, State, TrainJob};
 use millrace_store::Content;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -19,9 +19,17 @@ pub fn content(job: &TrainJob) -> Result<Content> {
     let status = job.status.clone().unwrap_or_default();
     let finished = status.is(ConditionType::Finished);
     let finished_ms = status.finish_time.as_ref().filter(|_| finished).map(|time| time.0.as_millisecond());
-    // The STATE column.
-    let state = status.condition(ConditionType::Succeeded).map(|condition| condition.reason.clone());
+    // The STATE column; of a job that was deleted before its end only whether it is still there.
+    let state = match (&job.metadata.deletion_timestamp, finished) {
+        (Some(_), false) => is_held(job).then(|| State::Deleting.as_str().to_owned()),
+        _ => status.condition(ConditionType::Succeeded).map(|condition| condition.reason.clone()),
+    };
     Ok(Content { document: text(job)?, state, finished_ms })
+}
+
+/// Whether finalizers keep a job that is deleted, or would.
+pub fn is_held(job: &TrainJob) -> bool {
+    !job.finalizers().is_empty()
 }
 
 /// An object as text.

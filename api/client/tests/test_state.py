@@ -57,6 +57,19 @@ def test_a_deleted_job_is_cancelled_unless_it_was_over() -> None:
     assert state.sentence(over) == "Succeeded"
 
 
+def test_a_job_is_deleting_while_finalizers_keep_it() -> None:
+    held = job("Training", progress=PROGRESS)
+    held["metadata"] |= {"finalizers": ["millrace.dev/archive"]}
+    assert state.of(held) == "Training"
+    state.mark_deleted(held)
+    assert state.sentence(held) == "Deleting: step 5 of 9, loss 2.5"
+    assert (
+        state.is_finished(held) and state.fits(held, state.DELETING) and not state.fits(held, state.CANCELLED)
+    )
+    state.mark_gone(held)
+    assert state.of(held) == "Cancelled"
+
+
 def test_a_sentence_is_not_behind_the_points_that_were_shown() -> None:
     document = job("Suspending", progress={**PROGRESS, "attempt": 2})
     state.mark_point(document, 1, 8, 1.5)

@@ -226,6 +226,19 @@ def test_cancelling_twice_is_cancelling(server: Server, appliance: Appliance) ->
         cancelled.check()
 
 
+def test_a_cancelled_job_is_deleting_until_it_is_gone(server: Server, appliance: Appliance) -> None:
+    held = job()
+    held["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:01Z", "finalizers": ["millrace.dev/archive"]}
+    server.on("GET", f"{JOBS}/kjv", job(), held, problem(410, "Gone", "The job kjv is deleted."))
+    server.on("DELETE", f"{JOBS}/kjv", held)
+    cancelled = appliance.job("kjv").cancel()
+    assert cancelled.state == "Deleting"
+    with pytest.raises(errors.JobFailed, match="kjv is Deleting"):
+        cancelled.check()
+    assert cancelled.refresh().state == "Deleting"
+    assert cancelled.is_over_now() and cancelled.state == "Cancelled"
+
+
 def test_waiting(server: Server, appliance: Appliance) -> None:
     failure = {
         "role": "memoryx",

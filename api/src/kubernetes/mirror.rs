@@ -8,14 +8,14 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt};
-use millrace_crds::{ConditionType, TrainJob};
+use millrace_crds::{ConditionType, State, TrainJob};
 use millrace_store::{Job, Key, NewJob, Store};
 use tokio::sync::Mutex;
 
 use super::answer::refused;
 use super::namespaces::Namespaces;
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
-use crate::document::{content, version};
+use crate::document::{content, job_of, version};
 use crate::refusal::Result;
 
 /// Between two tries while the database does not answer.
@@ -113,14 +113,26 @@ impl<T: Truth> Mirror<T> {
     /// # Errors
     /// The database's.
     pub async fn gone(&self, uid: &str) -> Result<()> {
-        self.store.mark_deleted(uid, Timestamp::now().as_millisecond()).await?;
+        let now = Timestamp::now().as_millisecond();
+        self.store.mark_deleted(uid, now).await?;
+        // What was seen last has the finalizers that kept the job: with them it would be `Deleting` for ever.
+        if let Some(mut job) = self.store.job(uid).await?.and_then(|row| job_of(&row).ok())
+            && job.metadata.finalizers.take().is_some()
+        {
+            self.store.put_job(&row(&job)?, now).await?;
+        }
         self.seen.lock().await.remove(uid);
         Ok(())
     }
 
-    /// Notes which of the jobs that lived are gone: those that are not `listed`, and were not made since by whoever answers
-    /// requests meanwhile.
+    /// Notes which of the jobs that lived, or were being deleted, are gone: those that are not `listed`, and were not made
+    /// since by whoever answers requests meanwhile.
     async fn only(&self, listed: &HashSet<String>) -> Result<()> {
+        for row in self.store.deleted_jobs(State::Deleting.as_str()).await? {
+            if !listed.contains(&row.uid) {
+                self.gone(&row.uid).await?;
+            }
+        }
         for row in self.store.live_jobs().await? {
             if !listed.contains(&row.uid) && !self.truth.has(&row).await? {
                 self.gone(&row.uid).await?;
@@ -249,8 +261,18 @@ mod tests {
         // One that is held has gone for its user; its last words still count.
         let mut going = seen("c", "two", 10, 3);
         going.metadata.deletion_timestamp = Some(Time(Timestamp::from_second(100).unwrap()));
+        going.metadata.finalizers = Some(vec!["millrace.dev/archive".to_owned()]);
+        let held = async || {
+            let row = store.job("c").await.unwrap().unwrap();
+            (row.content.state.clone(), job_of(&row).unwrap().metadata.finalizers.is_some())
+        };
+        mirrored(&store, vec![Event::Apply(going.clone())]).await;
+        assert_eq!(held().await, (Some("Deleting".to_owned()), true));
+        // It went while no server watched.
+        mirrored(&store, vec![Event::Init, Event::InitDone]).await;
+        assert_eq!(held().await, (None, false));
         mirrored(&store, vec![Event::Apply(going), Event::Delete(seen("c", "two", 11, 3))]).await;
-        assert_eq!(systems("c").await, (3, true));
+        assert_eq!((systems("c").await, held().await), ((3, true), (None, false)));
         assert_eq!(store.job("c").await.unwrap().unwrap().deleted_ms, Some(100_000));
     }
 

@@ -201,16 +201,17 @@ class Appliance:
         """Jobs, the newest first, those that are over included; pages are fetched as they are needed.
 
         `state` is one of `millrace.state.NAMES`, as Training; Failed is every way to fail. With `deleted`,
-        those of which only the history is left, too; Cancelled ones are always among these.
+        those of which only the history is left, too; Deleting and Cancelled ones are always among these.
         """
         wanted = None if state is None else states.named(state)
         if state is not None and wanted is None:
             raise ConfigError(f"{state!r} is no state: choose from {', '.join(states.NAMES)}.")
-        if finished is False and wanted in (states.FAILED, states.CANCELLED):
+        ended = (states.FAILED, states.DELETING, states.CANCELLED)
+        if finished is False and wanted in ended:
             return Jobs(iter(()))  # these are over
         query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
-        query["deleted"] = deleted or wanted == states.CANCELLED or None
-        if wanted in (states.FAILED, states.CANCELLED):
+        query["deleted"] = deleted or wanted in (states.DELETING, states.CANCELLED) or None
+        if wanted in ended:
             query["finished"] = True
         else:
             query["state"] = wanted

@@ -6,7 +6,6 @@ import html
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -76,7 +75,8 @@ class Job:
     def state(self) -> str:
         """Queued, Training, Succeeded, ..., or the cause of its failure, as OutOfMemory.
 
-        Pending before the appliance has looked at it, Cancelled where it was deleted before its end.
+        Pending before the appliance has looked at it. A job that was deleted before its end is Deleting while
+        its agents end, then Cancelled.
         """
         return state.of(self.document)
 
@@ -110,7 +110,7 @@ class Job:
         try:
             self.refresh()
         except (NotFound, Gone):
-            state.mark_deleted(self.document)
+            state.mark_gone(self.document)
         return self.is_finished
 
     # Telling it what to do.
@@ -136,9 +136,11 @@ class Job:
         Its checkpoints, metrics and logs stay readable as long as the appliance keeps them.
         """
         # Gone is what it shall be: an earlier try, whose answer was lost, may have done it.
-        with suppress(NotFound, Gone):
+        try:
             self.document = self._json("DELETE")
-        state.mark_deleted(self.document)
+            state.mark_deleted(self.document)
+        except (NotFound, Gone):
+            state.mark_gone(self.document)
         return self
 
     # Watching it.
@@ -181,7 +183,8 @@ class Job:
         """Raise JobFailed, with the root cause, if it is over and did not do what it was asked to do."""
         if self.is_finished and not state.is_well(self.document):
             tail = (self.status.get("failure") or {}).get("logTail") or ()
-            message = f"{self.name} ended as {self.summary}"
+            ended = "is" if self.state == state.DELETING else "ended as"
+            message = f"{self.name} {ended} {self.summary}"
             raise JobFailed(message, name=self.name, state=self.state, log_tail=tail)
 
     def stream(self, after: int = 0) -> Iterator[ServerSentEvent]:
@@ -190,8 +193,13 @@ class Job:
 
     # What it has measured and said.
 
-    def metrics(self, mode: Literal["train", "eval"] = "train", max_points: int | None = None) -> Metrics:
-        """Its points so far: every step's, or at most `max_points` of them, evenly thinned."""
+    def metrics(
+        self, mode: Literal["train", "eval"] | None = "train", max_points: int | None = None
+    ) -> Metrics:
+        """Its points so far: every step's, or at most `max_points` of them, evenly thinned.
+
+        With `mode` "eval" those of evaluations, with None both.
+        """
         query = {"mode": mode, "maxPoints": max_points}
         return Metrics(self._items("/metrics", MetricPoint.read, query), title=self.name)
 

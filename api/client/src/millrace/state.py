@@ -9,13 +9,14 @@ from millrace.records import Document
 
 PENDING = "Pending"
 CANCELLED = "Cancelled"
+DELETING = "Deleting"
 SUSPENDED = "Suspended"
 WORKING = ("Training", "Evaluating")
 """Those in which steps come."""
 FAILING = ("BadParams", "OutOfMemory", "NonFiniteLoss", "DeadlineExceeded", "RetriesExhausted")
 """The ways to fail, each the end of a job."""
 FAILED = "Failed"
-"""Any of the final ones but Succeeded and Cancelled: what one may ask for, and no state of its own."""
+"""Any of the final ones but Succeeded, Deleting and Cancelled: a choice of jobs, and no state of its own."""
 
 NAMES = (
     "Queued",
@@ -27,6 +28,7 @@ NAMES = (
     "Resizing",
     "Succeeded",
     *FAILING,
+    DELETING,
     CANCELLED,
     FAILED,
 )
@@ -36,11 +38,12 @@ NAMES = (
 def of(job: Document) -> str:
     """The reason of the condition Succeeded.
 
-    Pending before there is one, Cancelled for a job that was deleted before its end.
+    Pending before there is one. A job that was deleted before its end is Deleting while its agents end and
+    its history is copied, and Cancelled from then on.
     """
     condition = _condition(job, "Succeeded")
     if is_deleted(job) and not _is_over(job):
-        return CANCELLED
+        return DELETING if _is_held(job) else CANCELLED
     return str(condition.get("reason") or PENDING)
 
 
@@ -77,8 +80,14 @@ def is_at_rest(job: Document) -> bool:
 
 
 def mark_deleted(job: Document) -> None:
-    """Note that the appliance does not have it any more."""
+    """Note that its deletion is asked for."""
     job.setdefault("metadata", {}).setdefault("deletionTimestamp", "")
+
+
+def mark_gone(job: Document) -> None:
+    """Note that the appliance does not have it any more."""
+    mark_deleted(job)
+    job["metadata"].pop("finalizers", None)
 
 
 def mark_point(job: Document, attempt: int | None, step: int, loss: float) -> None:
@@ -184,6 +193,7 @@ def _nothing(_job: Document) -> str:
 _DETAILS = {
     PENDING: _nothing,
     CANCELLED: _running,
+    DELETING: _running,
     "Queued": _queued,
     "Preempted": _queued,
     "Starting": _starting,
@@ -221,6 +231,11 @@ def _status(job: Document) -> Document:
 def _condition(job: Document, kind: str) -> Document:
     conditions: list[Document] = _status(job).get("conditions") or []
     return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def _is_held(job: Document) -> bool:
+    """Whether a deleted job is there still: finalizers keep it until all that has to follow is done."""
+    return bool((job.get("metadata") or {}).get("finalizers"))
 
 
 def _is_over(job: Document) -> bool:

@@ -202,6 +202,15 @@ impl Store {
         live.all(&self.inner.read, Job::read).await
     }
 
+    /// Every job that is marked deleted, not over, and in this state.
+    ///
+    /// # Errors
+    /// As [`Store::job`].
+    pub async fn deleted_jobs(&self, state: &str) -> Result<Vec<Job>> {
+        let deleted = select().push("deleted_ms IS NOT NULL AND finished_ms IS NULL AND state = ").value(state);
+        deleted.all(&self.inner.read, Job::read).await
+    }
+
     /// Writes what changed of a job that lives, and gives its new version; none where another version stands there, or the
     /// job is gone: then nothing was written, and what led to it is to be decided anew.
     ///

@@ -4,19 +4,27 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::super::{Decision, Event};
-use crate::{ConditionType, State, TrainJob, set_condition};
+use crate::{ConditionType, State, TrainJob, TrainJobStatus, set_condition};
 
-/// Decides what to say of a job that is deleted; `None` where it is said, or the job was over.
+/// Finalizers of Millrace itself, which are taken off without anybody's doing.
+const OWN_FINALIZERS: &str = "millrace.dev/";
+/// Most finalizers that are named in a condition.
+const MAX_NAMED_FINALIZERS: usize = 5;
+
+/// Decides what to say of a job that is deleted; `None` where it is said.
+///
+/// A job that was over keeps its state, as a pod that has completed does. Where finalizers of others hold it, the
+/// condition `Progressing` has the reason `Deleting` and names them.
 ///
 /// `status.stopTime` stays where the job had begun to train: by then its state tells nothing of that any more.
 pub fn decide_leaving(job: &TrainJob, now: Timestamp) -> Option<Decision> {
     let mut status = job.status.clone().unwrap_or_default();
     let before = status.state();
-    if job.metadata.deletion_timestamp.is_none() || before.is_some_and(|state| state.is_final()) {
+    if job.metadata.deletion_timestamp.is_none() || before == Some(State::Deleting) {
         return None;
     }
-    if before == Some(State::Deleting) {
-        return None;
+    if before.is_some_and(|state| state.is_final()) {
+        return decide_held(job, status, now);
     }
     let begun = before.is_some_and(State::has_steps);
     status.stop_time = begun.then(|| status.stop_time.take().unwrap_or(Time(now)));
@@ -31,29 +39,59 @@ pub fn decide_leaving(job: &TrainJob, now: Timestamp) -> Option<Decision> {
         (ConditionType::Progressing, "False"),
         (ConditionType::Succeeded, "Unknown"),
     ] {
-        let condition = Condition {
-            type_: of.as_str().to_owned(),
-            status: word.to_owned(),
-            reason: State::Deleting.as_str().to_owned(),
-            message: message.to_owned(),
-            observed_generation: job.metadata.generation,
-            last_transition_time: Time(now),
-        };
-        set_condition(&mut status.conditions, condition);
+        set_condition(&mut status.conditions, deleting(job, of, word, message, now));
     }
+    Some(told(status, message))
+}
+
+/// Decides what to say of a job that was over when it was deleted: who holds it, once.
+fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Option<Decision> {
+    let finalizers = job.metadata.finalizers.iter().flatten();
+    let others: Vec<&str> = finalizers
+        .map(String::as_str)
+        .filter(|name| !name.starts_with(OWN_FINALIZERS))
+        .take(MAX_NAMED_FINALIZERS)
+        .collect();
+    let message = format!(
+        "the job was deleted; it goes when its finalizers are taken off, which others have set: {}",
+        others.join(", ")
+    );
+    let said = status.condition(ConditionType::Progressing).is_some_and(|condition| condition.message == message);
+    if others.is_empty() || said {
+        return None;
+    }
+    let condition = deleting(job, ConditionType::Progressing, "False", &message, now);
+    set_condition(&mut status.conditions, condition);
+    Some(told(status, &message))
+}
+
+/// A condition with the reason `Deleting`.
+fn deleting(job: &TrainJob, of: ConditionType, status: &str, message: &str, now: Timestamp) -> Condition {
+    Condition {
+        type_: of.as_str().to_owned(),
+        status: status.to_owned(),
+        reason: State::Deleting.as_str().to_owned(),
+        message: message.to_owned(),
+        observed_generation: job.metadata.generation,
+        last_transition_time: Time(now),
+    }
+}
+
+/// The decision to write this status, with an event.
+fn told(status: TrainJobStatus, message: &str) -> Decision {
     let event = Event {
         reason: State::Deleting.as_str().to_owned(),
         message: message.to_owned(),
         attempt: status.attempt,
         ..Event::default()
     };
-    Some(Decision { status, commands: Vec::new(), events: vec![event], look_again: None })
+    Decision { status, commands: Vec::new(), events: vec![event], look_again: None }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{StoredParams, TrainJobSpec, TrainJobStatus};
+    use crate::{StoredParams, TrainJobSpec};
 
     fn deleted(state: State) -> TrainJob {
         let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
@@ -84,5 +122,20 @@ mod tests {
         }
         let alive = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
         assert_eq!(decide_leaving(&alive, Timestamp::UNIX_EPOCH), None);
+    }
+    #[test]
+    fn a_job_that_was_over_keeps_its_state_and_names_who_holds_it() {
+        let mut job = deleted(State::Succeeded);
+        job.metadata.finalizers = Some(vec!["millrace.dev/archive".to_owned()]);
+        assert_eq!(decide_leaving(&job, Timestamp::UNIX_EPOCH), None, "it goes by itself");
+        job.metadata.finalizers = Some(vec!["millrace.dev/archive".to_owned(), "example.com/hold".to_owned()]);
+        let decided = decide_leaving(&job, Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(decided.status.state(), Some(State::Succeeded));
+        let progressing = decided.status.condition(ConditionType::Progressing).unwrap();
+        assert_eq!(progressing.reason, "Deleting");
+        assert!(progressing.message.ends_with("which others have set: example.com/hold"), "{}", progressing.message);
+        assert_eq!((decided.events.len(), &decided.events[0].message), (1, &progressing.message));
+        job.status = Some(decided.status);
+        assert_eq!(decide_leaving(&job, Timestamp::UNIX_EPOCH), None, "it is said once");
     }
 }

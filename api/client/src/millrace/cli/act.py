@@ -67,9 +67,15 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
                 return Exit.FAILED
         was_over = job.is_finished
         job.cancel()
-        over = was_over or job.state != state.CANCELLED
+        over = was_over or job.state not in (state.DELETING, state.CANCELLED)
         where = "it is out of the list now, see `millrace get jobs --deleted`"
-        _told(job, output, f"had already ended as {job.state}; {where}" if over else "is cancelled")
+        if over:
+            what = f"had already ended as {job.state}; {where}"
+        elif job.state == state.DELETING:
+            what = "is being deleted: its agents save its state and end"
+        else:
+            what = "is cancelled"
+        _told(job, output, what)
     return Exit.OK
 
 
