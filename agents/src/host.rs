@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use millrace_emulator::kernels::{Pool, Simd, peak};
-use millrace_emulator::report::{HostRate, human_bytes};
+use millrace_emulator::report::{HostRate, HostWork, human_bytes, rough_time};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-/// Bursts of multiply-adds that the rate is measured by, of some milliseconds each.
-const BURSTS: usize = 4;
+/// Bursts of multiply-adds that the rate is measured by, about a millisecond each. The best one counts, so that of many
+/// one is not disturbed by other programs.
+const BURSTS: usize = 24;
 /// FMA peak of a core that is assumed where the machine has no threads to measure with, FLOP/s.
 const ASSUMED_PEAK: f64 = 50e9;
 /// A limit of a control group of version 1 from here on is none.
@@ -89,6 +92,67 @@ fn group_dirs(root: &Path, line: &str) -> Vec<PathBuf> {
     };
     let path = Path::new(path.trim_start_matches('/'));
     path.ancestors().map(|inside| mount.join(inside)).collect()
+}
+
+/// What a run would be on this host. Agent and REST server answer with the same document, whose keys are single words.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct HostPlan {
+    /// Whether its processes have enough memory; none where the system does not tell how much it has.
+    pub fits: Option<bool>,
+    /// Memory of all its processes, and of the host.
+    pub memory: HostMemory,
+    /// A training step there.
+    pub step: HostStep,
+}
+
+/// Memory that a run needs, and that a host has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct HostMemory {
+    /// Bytes that the processes of the run need.
+    pub needed: u64,
+    /// Bytes that the host has, or the control group that limits this process; none where the system does not tell.
+    pub total: Option<u64>,
+    /// Bytes of these that are available now.
+    pub available: Option<u64>,
+}
+
+/// How long a training step may take on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct HostStep {
+    /// An estimate, in seconds, for a host that does nothing else.
+    pub seconds: f64,
+}
+
+impl HostPlan {
+    /// Of a run whose processes need `needed` bytes and do `work` in a step, on this host as it is now.
+    pub fn new(needed: u64, work: HostWork) -> Self {
+        let memory = Memory::read();
+        Self {
+            fits: memory.map(|memory| needed <= memory.total),
+            memory: HostMemory {
+                needed,
+                total: memory.map(|memory| memory.total),
+                available: memory.map(|memory| memory.available),
+            },
+            step: HostStep { seconds: work.seconds(rate()) },
+        }
+    }
+}
+
+impl fmt::Display for HostPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let needed = human_bytes(self.memory.needed);
+        let memory = self.memory.total.zip(self.memory.available);
+        let memory = memory.map(|(total, available)| Memory { total, available });
+        writeln!(f, "\nA run on this host")?;
+        match memory {
+            Some(memory) if self.fits == Some(true) => writeln!(f, "  fits            yes: {needed} needed; {memory}")?,
+            Some(memory) => writeln!(f, "  fits            no on this host: {needed} needed; {memory}")?,
+            None => writeln!(f, "  fits            unknown: {needed} needed; the system does not tell what there is")?,
+        }
+        let step = rough_time(self.step.seconds);
+        writeln!(f, "  step            about {step} if the host does nothing else: an estimate, not a measurement")
+    }
 }
 
 /// Cores that this process may use.

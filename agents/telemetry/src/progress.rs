@@ -163,9 +163,9 @@ fn write_tail(f: &mut fmt::Formatter<'_>, loss: f32, rates: Rates, remaining: Op
     Ok(())
 }
 
-/// The result line of an evaluation: `Avg Eval Loss: 3.1`, the shortest decimal of the f32.
-pub fn avg_eval_loss(loss: f32) -> String {
-    format!("Avg Eval Loss: {loss}")
+/// The result line of an evaluation: `Avg Eval Loss: 3.1, GlobalStep=100`, the shortest decimal of the f32.
+pub fn avg_eval_loss(global_step: u64, loss: f32) -> String {
+    format!("Avg Eval Loss: {loss}, GlobalStep={global_step}")
 }
 
 /// A rate as the progress line has it: C's `%.2f`, or `%.3g` below 1.
@@ -228,7 +228,7 @@ mod tests {
             line.to_string(),
             "| Eval Device=CSX, GlobalStep=1000, Batch=100, Loss=3.10000, Rate=69.37 samples/sec, GlobalRate=69.37 samples/sec"
         );
-        assert_eq!(avg_eval_loss(3.1), "Avg Eval Loss: 3.1");
+        assert_eq!(avg_eval_loss(100, 3.1), "Avg Eval Loss: 3.1, GlobalStep=100");
     }
 
     /// The right column is what C's printf writes.

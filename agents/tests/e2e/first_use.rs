@@ -39,7 +39,7 @@ fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
     assert_eq!((&planned["epoch"]["samples"], &planned["epoch"]["tokens"]), (&77.into(), &1232.into()));
     assert_eq!(planned["epoch"]["steps"], 77.0 / 8.0);
     assert_eq!(planned["host"]["fits"], true);
-    assert!(planned["host"]["estimated_step_seconds"].as_f64() > Some(0.0), "{}", planned["host"]);
+    assert!(planned["host"]["step"]["seconds"].as_f64() > Some(0.0), "{}", planned["host"]);
     let trained = place.succeed("train -o out -p project/params.yaml");
     let told = "One epoch of the training data is 77 samples, 1,232 tokens, 9.6 steps.";
     assert!(trained.stdout.contains(told), "{}", trained.stdout);

@@ -205,10 +205,10 @@ impl Backend for Cluster {
         if let Some(known) = order.before(&self.store, self.incarnation(&order.namespace).await?.as_ref()).await? {
             return job_of(&known).map(plain);
         }
-        self.planner.understood(&order.account, &job).await?;
+        let resolution = self.planner.understood(&order.account, &job).await?;
         let mut job = self.post(&order.namespace, &object, true).await.map_err(refused("try a job"))?;
         job.metadata.managed_fields = None;
-        Ok(job)
+        Ok(self.planner.with_notes(job, resolution))
     }
 
     async fn create(&self, order: Order) -> Result<Created> {

@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
 use millrace_agents::epoch::Epoch;
-use millrace_agents::host::{self, Memory};
+use millrace_agents::host::{self, HostPlan, Memory};
 use millrace_control::launch::resolved_job;
 use millrace_control::resolve::Projected;
 use millrace_control::{Needs, Priorities, Unable, Understanding, ledger, only_light};
@@ -65,32 +65,6 @@ pub struct Plan {
     /// What was not checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-}
-
-/// A job on the host of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct HostPlan {
-    /// Bytes of memory that its processes need.
-    pub needed_bytes: u64,
-    /// Bytes that the host has, or the control group that limits the server; none where the system does not tell.
-    pub total_bytes: Option<u64>,
-    /// Bytes of these that are available now.
-    pub available_bytes: Option<u64>,
-    /// Seconds that a training step may take there: an estimate from the measured arithmetic of the host.
-    pub estimated_step_seconds: f64,
-}
-
-impl HostPlan {
-    fn new(needs: &Needs) -> Self {
-        let memory = Memory::read();
-        Self {
-            needed_bytes: needs.host_bytes(),
-            total_bytes: memory.map(|memory| memory.total),
-            available_bytes: memory.map(|memory| memory.available),
-            estimated_step_seconds: needs.host_work.seconds(host::rate()),
-        }
-    }
 }
 
 /// Word of a plan whose job is too large for the host of the server.
@@ -204,6 +178,25 @@ impl Planner {
         }
     }
 
+    /// `job` with what is to be told of it though it can run, in `status.resolved`: notes, what the spec overrides, and that
+    /// this server could not look at its data.
+    pub fn with_notes(&self, mut job: TrainJob, resolution: Resolution) -> TrainJob {
+        let mut told = Resolution {
+            notes: resolution.notes.clone(),
+            differences: resolution.differences.clone(),
+            ..Resolution::default()
+        };
+        told.notes.extend(self.data_note(&resolution));
+        job.status.get_or_insert_default().resolved = Some(told);
+        job
+    }
+
+    /// That the data of a job were not looked at, where this server does not see them.
+    fn data_note(&self, resolution: &Resolution) -> Option<String> {
+        let names_files = || resolved_job(resolution).is_ok_and(|(job, _)| names_files_of_volumes(&job));
+        (!self.is_on_this_host && names_files()).then(|| DATA_UNCHECKED.to_owned())
+    }
+
     /// Why the agents of a job can never be on this host.
     fn host_refusal(&self, needs: &Needs) -> Option<String> {
         let memory = Memory::read().filter(|_| self.is_on_this_host)?;
@@ -273,10 +266,9 @@ impl Planner {
             None => self.place(&mut job, &appliance, &needs, priorities)?,
         };
         let plan = if self.is_on_this_host {
-            Plan { host: Some(HostPlan::new(&needs)), ..plan }
+            Plan { host: Some(HostPlan::new(needs.host_bytes(), needs.host_work)), ..plan }
         } else {
-            let is_unchecked = resolved_job(&resolution).is_ok_and(|(job, _)| names_files_of_volumes(&job));
-            Plan { notes: is_unchecked.then(|| DATA_UNCHECKED.to_owned()).into_iter().collect(), ..plan }
+            Plan { notes: self.data_note(&resolution).into_iter().collect(), ..plan }
         };
         Ok((plan, Some(resolution)))
     }

@@ -157,7 +157,7 @@ impl Backend for Local {
         if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
             return Err(Refusal::name_taken(&order.namespace, &name));
         }
-        Ok(job)
+        Ok(self.planner.with_notes(job, resolution))
     }
 
     async fn create(&self, order: Order) -> Result<Created> {

@@ -135,7 +135,7 @@ impl PlanReport {
             recompute_flops: sum(|layer| layer.recompute_flops),
             placement: PlacementReport::new(&placement),
             host_bytes: bytes.on_host(&placement),
-            host_work: HostWork::new(plan, &traffic),
+            host_work: HostWork::new(plan, &placement, &traffic),
             bytes,
             traffic,
             projection: project_placement(plan, appliance, &placement),

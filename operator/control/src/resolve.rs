@@ -227,7 +227,7 @@ pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, 
             seconds: projection.step_seconds * job.run.known_max_steps().unwrap_or(0) as f64,
             samples_per_second: projection.samples_per_second,
         },
-        host_work: HostWork::new(plan, &traffic(plan, &placement)),
+        host_work: HostWork::new(plan, &placement, &traffic(plan, &placement)),
     })
 }
 

@@ -295,7 +295,7 @@ impl Teller {
         if !batch.is_multiple_of(self.job.run.log_steps.max(1)) {
             self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
         }
-        self.console.line(avg_eval_loss(loss));
+        self.console.line(avg_eval_loss(global_step, loss));
         self.console.line(format!(
             "Evaluation metrics: eval/accuracy = {:.5}, eval/lm_perplexity = {:.5}",
             evaluation.accuracy(),

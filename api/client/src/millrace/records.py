@@ -154,7 +154,7 @@ class Plan:
     needs: Document = field(repr=False)
     """How many agents of each role it takes, and the bytes of each: count, bytes."""
     host: Document = field(repr=False)
-    """The job on the host of the server: neededBytes, totalBytes, availableBytes, estimatedStepSeconds.
+    """The job on the host of the server: fits; memory (needed, total, available, in bytes); step.seconds.
 
     Empty where agents run on other machines."""
     epoch: Document = field(repr=False)

@@ -328,16 +328,17 @@ def _host_memory(found: Plan) -> str | None:
     host = found.host
     if not host or found.reason == "ExceedsHost":
         return None
-    needed, total = render.size(host.get("neededBytes") or 0), host.get("totalBytes")
+    memory = host.get("memory") or {}
+    needed, total = render.size(memory.get("needed") or 0), memory.get("total")
     if total is None:
         return f"{needed} needed"
-    available = render.size(host.get("availableBytes") or 0)
+    available = render.size(memory.get("available") or 0)
     return f"{needed} needed; the server's host has {render.size(total)}, of which {available} are available"
 
 
 def _step_on_host(host: Document) -> str | None:
     """Emulating takes longer than the machine that is emulated."""
-    seconds = host.get("estimatedStepSeconds")
+    seconds = (host.get("step") or {}).get("seconds")
     if seconds is None:
         return None
     about = f"{seconds:.2g} s" if seconds < 10 else _duration(seconds)
