@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -361,8 +362,42 @@ def test_points_of_another_attempt_are_told_apart(
     server.on("GET", f"{JOBS}/kjv/metrics", {"items": points, "next": None})
     assert millrace("metrics", "kjv") == 0
     assert capsys.readouterr().out.splitlines()[3] == "attempt 2 goes on with step 2"
-    assert millrace("metrics", "kjv", "--max_points", "3") == 0
+    assert millrace("metrics", "kjv", "--mode", "train", "--max_points", "3") == 0
     assert capsys.readouterr().out.splitlines()[3] == "attempt 2"
+
+
+def test_evaluations_are_found(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = [point(1), point(2), point(3)]
+    evals = [
+        point(at, mode="eval", loss=1.5, metrics={"eval/lm_perplexity": 4.48, "eval/accuracy": 0.25})
+        for at in (2, 3)
+    ]
+    server.on("GET", f"{JOBS}/kjv", job())
+
+    def printed(*words: str, answers: tuple[list[Any], ...]) -> list[str]:
+        server.on("GET", f"{JOBS}/kjv/metrics", *({"items": items, "next": None} for items in answers))
+        assert millrace(*words) == 0
+        return capsys.readouterr().out.splitlines()
+
+    in_order = [*train[:2], evals[0], train[2], evals[1]]
+    lines = printed("metrics", "kjv", answers=(in_order,))
+    assert [line.split()[0] for line in lines] == ["STEP", "1", "2", "2", "3", "3"]
+    assert lines[3].endswith("  eval:  eval/lm_perplexity=4.48  eval/accuracy=0.25")
+    assert "mode" not in server.requests[-1].query
+    assert printed("metrics", "kjv", "--max_points", "9", answers=(train, evals)) == lines
+    rows = list(csv.DictReader(printed("metrics", "kjv", "-o", "csv", answers=(in_order,))))
+    assert [(row["step"], row["mode"], row["eval/accuracy"]) for row in rows[1:3]] == [
+        ("2", "train", ""),
+        ("2", "eval", "0.25"),
+    ]
+    table = printed("get", "evaluations", "kjv", answers=(evals,))
+    assert server.requests[-1].query["mode"] == "eval"
+    assert table[0].split() == ["STEP", "LOSS", "LM_PERPLEXITY", "ACCURACY", "TIME"]
+    assert table[1].split()[:4] == ["2", "1.5", "4.48", "0.25"]
+    rows = list(csv.DictReader(printed("get", "evaluations", "kjv", "-o", "csv", answers=(evals,))))
+    assert [(row["step"], row["eval/lm_perplexity"]) for row in rows] == [("2", "4.48"), ("3", "4.48")]
 
 
 def test_logging_in_and_out(

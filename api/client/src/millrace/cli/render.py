@@ -38,6 +38,12 @@ def csv_lines(rows: Iterable[Mapping[str, Any]]) -> None:
         sys.stdout.flush()
 
 
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of CSV under the columns of all of them."""
+    columns = {key: None for row in rows for key in row}
+    csv_lines({**columns, **row} for row in rows)
+
+
 def emit_line(output: str, value: Any, text: str) -> None:
     """One of a stream of results: a line of text, a line of JSON, a document of YAML."""
     if output == "json":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millrace.records import Document
 
 _ROLE = click.Choice(["coordinator", "memoryx", "swarmx", "activation", "cs2"], case_sensitive=False)
-_MODE = click.Choice(["train", "eval"])
+_MODE = click.Choice(["all", "train", "eval"])
 
 
 class _State(click.Choice[str]):
@@ -95,6 +95,33 @@ def get_checkpoints(settings: Settings, name: str, uid: str | None, output: str)
         found = appliance.job(name, uid).checkpoints()
     rows = [(each.step, render.size(each.bytes), _time(each.time), each.digest) for each in found]
     _emit_list(output, [each.document for each in found], ("STEP", "SIZE", "TIME", "DIGEST"), rows)
+
+
+@get.command("evaluations")
+@base.job_argument
+@base.output_option("table", "json", "yaml", "csv")
+@base.pass_settings
+def get_evaluations(settings: Settings, name: str, uid: str | None, output: str) -> None:
+    """Lists the evaluations of a job: step, loss, and what else was measured."""
+    with settings.appliance() as appliance:
+        points = appliance.job(name, uid).metrics("eval")
+    if output == "csv":
+        render.csv_table([point.as_dict() for point in points])
+        return
+    keys = list({key: None for point in points for key in point.metrics})
+    headers = ("STEP", "LOSS", *(key.removeprefix("eval/").upper() for key in keys), "TIME")
+    rows = [
+        (
+            point.step,
+            f"{point.loss:.7g}",
+            *(f"{point.metrics[key]:.5g}" if key in point.metrics else None for key in keys),
+            _time(point.time),
+        )
+        for point in points
+    ]
+    _emit_list(output, [_plain(point) for point in points], headers, rows)
+    if not points:
+        click.echo("There are no evaluations so far.", err=True)
 
 
 @get.command("artifacts")
@@ -195,7 +222,7 @@ def events(settings: Settings, name: str, uid: str | None, follow: bool, output:
 @base.job_argument
 @_FOLLOW
 @click.option(
-    "--mode", type=_MODE, default="train", show_default=True, help="Points of training, or of evaluations."
+    "--mode", type=_MODE, default="all", show_default=True, help="Points of training, or of evaluations."
 )
 @click.option("--max_points", type=click.IntRange(2), metavar="N", help="At most so many, evenly thinned.")
 @base.output_option("table", "json", "yaml", "csv")
@@ -209,14 +236,19 @@ def metrics(
     max_points: int | None,
     output: str,
 ) -> None:
-    """Prints the points of a job's loss curve."""
+    """Prints the points of a job's loss curve, those of evaluations among them.
+
+    Lines of CSV that are followed have one set of columns: those of training, unless --mode says eval.
+    """
+    if mode == "all":
+        mode = "train" if follow and output == "csv" else None
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
-        points: Iterable[MetricPoint] = (
-            job.stream_metrics(mode) if follow else job.metrics(mode, max_points=max_points)
-        )
-        if output == "csv":
+        points: Iterable[MetricPoint] = job.stream_metrics(mode) if follow else _points(job, mode, max_points)
+        if output == "csv" and follow:
             render.csv_lines(point.as_dict() for point in points)
+        elif output == "csv":
+            render.csv_table([point.as_dict() for point in points])
         else:
             _stream(job, _metric_lines(points, thinned=max_points is not None), output, live=follow)
 
@@ -237,6 +269,14 @@ def _stream(job: Job, items: Iterable[tuple[Any, str]], output: str, *, live: bo
                 render.emit_line(output, value, text)
 
 
+def _points(job: Job, mode: Any, max_points: int | None) -> Iterable[MetricPoint]:
+    """Points so far; of both modes, training's alone are thinned."""
+    if mode is not None or max_points is None:
+        return job.metrics(mode, max_points=max_points)
+    both = [*job.metrics("train", max_points=max_points), *job.metrics("eval")]
+    return sorted(both, key=lambda point: (point.attempt or 0, point.step, point.mode == "eval"))
+
+
 def _metric_lines(points: Iterable[MetricPoint], *, thinned: bool) -> Iterator[tuple[Any, str]]:
     """Rows, and between them what only a table has: its head, and where steps may come again."""
     yield None, f"{'STEP':>8}  {'LOSS':>12}  {'LEARNING RATE':>13}  {'GRAD NORM':>10}  {'SAMPLES/S':>9}"
@@ -252,7 +292,8 @@ def _metric_lines(points: Iterable[MetricPoint], *, thinned: bool) -> Iterator[t
             f"{_number(point.grad_norm, 10)}  {_number(point.rate, 9)}"
         )
         further = "".join(f"  {key}={value:.5g}" for key, value in point.metrics.items())
-        yield _plain(point), (numbers + further).rstrip()
+        mark = "" if point.mode == "train" else f"  {point.mode}:"
+        yield _plain(point), (numbers + mark + further).rstrip()
 
 
 def _plain(point: MetricPoint) -> Document:
