@@ -204,16 +204,15 @@ impl RunFiles {
         match written {
             Err(error) if !self.refusing => {
                 self.refusing = true;
-                let failure = file_failure(&error);
-                tracing::warn!("{failure}; training goes on, and metrics are kept in memory until they can be written");
+                let sentence = file_failure(&error).sentence;
+                tracing::warn!(
+                    "{sentence}; training goes on, and metrics are kept in memory until they can be written"
+                );
             }
             Ok(()) if self.refusing => {
                 self.refusing = false;
                 let lost = dropped - std::mem::replace(&mut self.dropped_told, dropped);
-                tracing::warn!(
-                    dropped = lost,
-                    "metrics and the journal are written again; {lost} line(s) were dropped"
-                );
+                tracing::warn!(dropped = lost, "metrics and the journal are written again");
             }
             _ => {}
         }
