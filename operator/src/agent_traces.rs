@@ -69,7 +69,8 @@ impl AgentTraces {
     /// What the environment of this program says of the collector at `collector`.
     ///
     /// # Errors
-    /// An endpoint holds a user name or a password, which every user could read in the pods of their jobs.
+    /// An endpoint holds a user name or a password, which every user could read in the pods of their jobs; or it is one of
+    /// https, for which pods have no certificates.
     pub fn from_environment(
         collector: Collector,
         environment: impl Fn(&str) -> Option<String>,
@@ -78,6 +79,9 @@ impl AgentTraces {
         let variables: Vec<_> = PASSED.into_iter().filter_map(|name| Some((name, value(name)?))).collect();
         if variables.iter().any(|(name, value)| name.ends_with("_ENDPOINT") && value.contains('@')) {
             return Err("agents send no traces: the collector's address holds credentials, which jobs must not get");
+        }
+        if variables.iter().any(|(name, value)| name.ends_with("_ENDPOINT") && value.trim().starts_with("https:")) {
+            return Err("agents send no traces: their pods have no certificates to know an https collector by");
         }
         let port = |port: u16| NetworkPolicyPort {
             protocol: Some("TCP".to_owned()),
@@ -179,5 +183,7 @@ mod tests {
 
         let with_password = |name: &str| environment(name).map(|value| value.replace("collector", "a:b@collector"));
         assert!(AgentTraces::from_environment(collector(), with_password).is_err());
+        let by_tls = |name: &str| environment(name).map(|value| value.replace("http:", "https:"));
+        assert!(AgentTraces::from_environment(collector(), by_tls).is_err());
     }
 }

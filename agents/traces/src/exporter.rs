@@ -4,11 +4,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter as Otlp};
+use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
+use opentelemetry_otlp::{SpanExporter as Otlp, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use tokio::runtime::Handle;
+
+use crate::Error;
+
+/// How the collector of an `https` endpoint proves who it is: by the certificate authority in the file that
+/// `OTEL_EXPORTER_OTLP_CERTIFICATE` names, or else by one that the system trusts. `None` for other endpoints.
+fn tls(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientTlsConfig>, Error> {
+    let of_traces = |name: &str| {
+        let (traces, any) = (format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}"));
+        [traces, any].into_iter().find_map(|name| variable(&name).filter(|value| !value.trim().is_empty()))
+    };
+    let is_https = of_traces("ENDPOINT").is_some_and(|endpoint| endpoint.trim().starts_with("https://"));
+    if !is_https {
+        return Ok(None);
+    }
+    let Some(path) = of_traces("CERTIFICATE") else { return Ok(Some(ClientTlsConfig::new().with_native_roots())) };
+    let authority = std::fs::read(&path).map_err(|source| Error::Certificate { path: path.into(), source })?;
+    Ok(Some(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority))))
+}
 
 /// See the module text.
 #[derive(Debug)]
@@ -24,8 +43,12 @@ impl Exporter {
     ///
     /// # Errors
     /// The endpoint, or another variable, can't be used.
-    pub fn new(runtime: Handle) -> Result<Self, ExporterBuildError> {
-        let inner = Otlp::builder().with_tonic().build()?;
+    pub fn new(runtime: Handle) -> Result<Self, Error> {
+        let builder = Otlp::builder().with_tonic();
+        let inner = match tls(|name| std::env::var(name).ok())? {
+            Some(tls) => builder.with_tls_config(tls).build()?,
+            None => builder.build()?,
+        };
         Ok(Self { inner: Arc::new(inner), runtime, failing: AtomicBool::new(false) })
     }
 

@@ -8,7 +8,7 @@
 //!
 //! Spans are sent where `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, unless
 //! `OTEL_SDK_DISABLED` is `true` or `OTEL_TRACES_EXPORTER` is `none`. The other variables of the OpenTelemetry
-//! specification for OTLP, batches, sampling and resources count, too. Without an endpoint a span costs a comparison.
+//! specification for OTLP, certificates, batches, sampling and resources count, too. Without an endpoint a span costs a comparison.
 //!
 //! Invariants:
 //! * A collector that can't be reached neither blocks nor ends the program: spans beyond a bounded queue are dropped,
@@ -55,6 +55,14 @@ pub enum Error {
     /// The variables of OTLP name something that can't be used.
     #[error("traces can't be sent to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names: {0}")]
     Exporter(#[from] ExporterBuildError),
+    /// The certificate authority of the collector can't be read.
+    #[error("can't read {}, which OTEL_EXPORTER_OTLP_CERTIFICATE names: {source}", path.display())]
+    Certificate {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// There is no thread to send from.
     #[error("can't start the thread that sends traces: {0}")]
     Thread(#[from] std::io::Error),

@@ -3,6 +3,7 @@
 //! A process has one subscriber and reads its environment once, so each case is a process of its own: this program
 //! again.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 use tracing_subscriber::Layer;
 
@@ -64,12 +66,20 @@ fn traced() {
 
 /// Runs [`traced`] with an endpoint; what it printed.
 async fn trace_to(endpoint: Option<&str>) -> String {
+    trace_trusting(endpoint, None).await
+}
+
+/// As [`trace_to`], with the certificate authority in this file.
+async fn trace_trusting(endpoint: Option<&str>, authority: Option<&Path>) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "traced", "--ignored", "--nocapture"]).env(TRACED, "yes").stdout(Stdio::null());
     match endpoint {
         Some(endpoint) => command.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
         None => command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT"),
     };
+    if let Some(authority) = authority {
+        command.env("OTEL_EXPORTER_OTLP_CERTIFICATE", authority);
+    }
     let output = tokio::task::spawn_blocking(move || command.stderr(Stdio::piped()).output().unwrap()).await.unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
@@ -81,7 +91,7 @@ async fn spans_arrive_with_their_parent_and_those_of_libraries_do_not() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let (sender, mut received) = mpsc::unbounded_channel();
-    let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Collector(sender)));
+    let server = Server::builder().add_service(TraceServiceServer::new(Collector(sender)));
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
 
     let said = trace_to(Some(&endpoint)).await;
@@ -103,6 +113,29 @@ async fn spans_arrive_with_their_parent_and_those_of_libraries_do_not() {
     assert_eq!((hex(&request.trace_id), hex(&request.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
     assert_eq!((&visit.trace_id, &visit.parent_span_id), (&request.trace_id, &request.span_id));
     assert!(visit.attributes.iter().any(|attribute| attribute.key == "job"), "{:?}", visit.attributes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_behind_tls_is_known_by_its_authority_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let [ours, others] = ["ours.pem", "others.pem"].map(|name| directory.path().join(name));
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(&ours, own.cert.pem()).unwrap();
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(&others, other.cert.pem()).unwrap();
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let (sender, mut received) = mpsc::unbounded_channel();
+    let identity = Identity::from_pem(own.cert.pem(), own.signing_key.serialize_pem());
+    let mut server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
+    let server = server.add_service(TraceServiceServer::new(Collector(sender)));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+
+    let said = trace_trusting(Some(&endpoint), Some(&others)).await;
+    assert!(said.contains("traces can't be sent") && received.try_recv().is_err(), "{said}");
+    let said = trace_trusting(Some(&endpoint), Some(&ours)).await;
+    assert!(!said.contains("can't be sent") && received.try_recv().is_ok(), "{said}");
 }
 
 #[tokio::test]

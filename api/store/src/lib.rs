@@ -42,6 +42,7 @@ use std::sync::Arc;
 
 use sqlx::{Any, AnyPool, Transaction};
 use tokio::sync::broadcast;
+use tracing::Instrument;
 
 pub use appliances::Appliance;
 pub use changes::{Change, What};
@@ -53,7 +54,7 @@ pub use open::Options;
 pub use statistics::{Connections, failures};
 pub use tokens::Token;
 
-use sql::sql;
+use sql::{span, sql};
 
 /// A database, opened. Clones share it.
 #[derive(Clone)]
@@ -108,12 +109,12 @@ impl Store {
 
     /// Begins a transaction that will write. Dropped without a commit it changes nothing.
     async fn begin(&self) -> Result<Transaction<'static, Any>> {
-        Ok(self.inner.write.begin_with(self.inner.begin).await?)
+        Ok(self.inner.write.begin_with(self.inner.begin).instrument(span("BEGIN")).await?)
     }
 
     /// Commits, and tells who listens.
     async fn commit(&self, transaction: Transaction<'static, Any>, uid: &str, what: What) -> Result<()> {
-        transaction.commit().await?;
+        transaction.commit().instrument(span("COMMIT")).await?;
         self.tell(uid, what);
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use sqlx::any::AnyRow;
 use sqlx::{Any, AssertSqlSafe, Executor, Row};
+use tracing::{Instrument, Span};
 
 use crate::error::{Error, Result};
 
@@ -59,6 +60,11 @@ impl Sql {
         self.push(end)
     }
 
+    /// A span for the statement, if it is made for a request or a visit: the copying of journals makes too many.
+    fn span(&self) -> Span {
+        span(self.text.split_whitespace().next().unwrap_or_default())
+    }
+
     fn query(self) -> sqlx::query::Query<'static, Any, sqlx::any::AnyArguments> {
         let query = match self.text {
             Cow::Borrowed(text) => sqlx::query(text),
@@ -72,12 +78,14 @@ impl Sql {
 
     /// Runs it and says how many rows it touched.
     pub(crate) async fn execute<'e>(self, on: impl Executor<'e, Database = Any>) -> Result<u64> {
-        Ok(self.query().execute(on).await?.rows_affected())
+        let span = self.span();
+        Ok(self.query().execute(on).instrument(span).await?.rows_affected())
     }
 
     /// Its first row.
     pub(crate) async fn first<'e>(self, on: impl Executor<'e, Database = Any>) -> Result<Option<AnyRow>> {
-        Ok(self.query().fetch_optional(on).await?)
+        let span = self.span();
+        Ok(self.query().fetch_optional(on).instrument(span).await?)
     }
 
     /// Its rows, each read by `read`.
@@ -86,8 +94,18 @@ impl Sql {
         on: impl Executor<'e, Database = Any>,
         read: impl Fn(&AnyRow) -> Result<T>,
     ) -> Result<Vec<T>> {
-        self.query().fetch_all(on).await?.iter().map(read).collect()
+        let span = self.span();
+        self.query().fetch_all(on).instrument(span).await?.iter().map(read).collect()
     }
+}
+
+/// A span for an operation of the database, as `SELECT`, within the present span; none where there is none. It has neither
+/// the statement nor its values.
+pub(crate) fn span(operation: &str) -> Span {
+    if Span::current().is_disabled() {
+        return Span::none();
+    }
+    tracing::info_span!("sql", otel.name = operation, otel.kind = "client", db.operation.name = operation)
 }
 
 /// Adds `rows` to a table in few statements. Each takes a power of two of them, so that there are only a few texts, which a
