@@ -1,7 +1,7 @@
 //! The backend itself: what users ask for, carried to the API server.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use kube::runtime::reflector::{self, ObjectRef, reflector};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_control::watchdog::{Watchdog, Watched};
 use millrace_control::{Priorities, Understanding};
 use millrace_crds::{Appliance, TrainJob};
 use millrace_operator::archive::ARCHIVE;
@@ -23,11 +24,11 @@ use millrace_operator::site::Pods;
 use millrace_operator::watch::readable_events;
 use millrace_store::{Incarnation, Store};
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::answer::refused;
 use super::followers::Followers;
+use super::loops::Loops;
 use super::mirror::Mirror;
 use super::namespaces::Namespaces;
 use super::readers::{ReaderFiles, Readers};
@@ -68,7 +69,8 @@ pub struct Cluster {
     readers: Arc<Readers>,
     namespaces: Namespaces,
     planner: Planner,
-    running: Mutex<Vec<JoinHandle<()>>>,
+    loops: Arc<Loops>,
+    watchdog: Watchdog,
 }
 
 impl Cluster {
@@ -84,7 +86,8 @@ impl Cluster {
         let understanding = Understanding::new(site, compute.workers().clone());
         let planner = Planner::new(jobs.clone(), appliances.clone(), understanding, compute)?;
         let namespaces = Namespaces::new(client.clone());
-        let mirror = Arc::new(Mirror::new(store.clone(), namespaces.clone()));
+        let loops = Arc::new(Loops::default());
+        let mirror = Arc::new(Mirror::new(store.clone(), namespaces.clone(), loops.clone()));
         let readers = Arc::new(Readers::new(client.clone()));
         let identity = (namespace, identity);
         let followers =
@@ -93,12 +96,12 @@ impl Cluster {
         let seen_appliances = seen(&client, appliance_writer);
         let companions = followers.clone();
         let told = move |event: &Event<TrainJob>, listed: &HashSet<String>| companions.see(event, listed);
-        let running = vec![
+        loops.run(vec![
             tokio::spawn(mirror.clone().follow(seen_jobs, told)),
             tokio::spawn(seen_appliances.for_each(|_| std::future::ready(()))),
-            tokio::spawn(events::copy(client.clone(), store.clone(), jobs.clone(), mirror.clone())),
+            tokio::spawn(events::copy(client.clone(), store.clone(), jobs.clone(), mirror.clone(), loops.clone())),
             tokio::spawn(readers.clone().sweep()),
-        ];
+        ]);
         let listed = futures::future::try_join(jobs.wait_until_ready(), appliances.wait_until_ready());
         match timeout(BEGINNING, listed).await {
             Ok(Ok(_)) => {}
@@ -108,7 +111,10 @@ impl Cluster {
                 return Err(Refusal::new(Reason::Unavailable, detail));
             }
         }
-        Ok(Self { client, store, mirror, followers, readers, namespaces, planner, running: Mutex::new(running) })
+        let watchdog = Watchdog::default();
+        let watched: Weak<dyn Watched> = Arc::downgrade(&(loops.clone() as Arc<dyn Watched>));
+        watchdog.watch(watched);
+        Ok(Self { client, store, mirror, followers, readers, namespaces, planner, loops, watchdog })
     }
 
     fn jobs(&self, namespace: &str) -> Api<TrainJob> {
@@ -306,6 +312,10 @@ impl Backend for Cluster {
         self.namespaces.now(namespace).await
     }
 
+    fn stuck(&self) -> Option<String> {
+        self.watchdog.stuck()
+    }
+
     fn metrics(&self) -> String {
         let (companions, readers) = (self.followers.count(), self.readers.count());
         AtHand { trainjobs: self.planner.jobs.len(), companions, readers }.render()
@@ -320,8 +330,7 @@ impl Backend for Cluster {
     }
 
     async fn shut_down(&self) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.drain(..).for_each(|task| task.abort());
+        self.loops.end();
     }
 }
 

@@ -12,14 +12,21 @@ use millrace_crds::TrainJob;
 use millrace_operator::watch::chosen;
 use millrace_store::{Error, NewEvent, Store};
 
+use super::loops::Loops;
 use super::mirror::Mirror;
 use super::namespaces::Namespaces;
 
 /// Between two tries while the database does not answer.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Copies events about jobs into `store`, for ever.
-pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Arc<Mirror<Namespaces>>) {
+/// Copies events about jobs into `store`, for ever; `loops` is told of its progress.
+pub async fn copy(
+    client: Client,
+    store: Store,
+    jobs: View<TrainJob>,
+    mirror: Arc<Mirror<Namespaces>>,
+    loops: Arc<Loops>,
+) {
     let of_jobs = watcher::Config::default().fields("regarding.kind=TrainJob");
     let mut events = chosen::<Told>(&client, of_jobs);
     while let Some(event) = events.next().await {
@@ -27,7 +34,10 @@ pub async fn copy(client: Client, store: Store, jobs: View<TrainJob>, mirror: Ar
         let Some((uid, event)) = read(&told) else { continue };
         let job = ObjectRef::new(told.regarding.as_ref().and_then(|job| job.name.as_deref()).unwrap_or_default())
             .within(told.regarding.as_ref().and_then(|job| job.namespace.as_deref()).unwrap_or_default());
+        let working = loops.events.begin();
         loop {
+            // An error counts as progress, too: who waits for a database is not stuck.
+            working.gets_on();
             match store.put_event(&uid, &event).await {
                 Ok(_) => break,
                 Err(Error::NoSuchJob(_)) => {

@@ -13,18 +13,22 @@ use millrace_store::{Job, Key, NewJob, Store};
 use tokio::sync::Mutex;
 
 use super::answer::refused;
+use super::loops::{Loops, Working};
 use super::namespaces::Namespaces;
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
 use crate::document::{content, job_of, version};
-use crate::refusal::Result;
+use crate::refusal::{Reason, Refusal, Result};
 
 /// Between two tries while the database does not answer.
 const RETRY: Duration = Duration::from_secs(1);
+/// For one answer of the API server: much less than the bound of the watchdog.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// See the module text.
 pub struct Mirror<T> {
     store: Store,
     truth: T,
+    loops: Arc<Loops>,
     /// By UID.
     seen: Mutex<HashMap<String, Seen>>,
 }
@@ -60,9 +64,9 @@ impl Truth for Namespaces {
 }
 
 impl<T: Truth> Mirror<T> {
-    /// Of `truth`, in `store`.
-    pub fn new(store: Store, truth: T) -> Self {
-        Self { store, truth, seen: Mutex::default() }
+    /// Of `truth`, in `store`; `loops` is told of its progress.
+    pub fn new(store: Store, truth: T, loops: Arc<Loops>) -> Self {
+        Self { store, truth, loops, seen: Mutex::default() }
     }
 
     /// Puts a job as it was seen, unless a newer version of it was. That it is over is put only when its history is whole.
@@ -97,7 +101,7 @@ impl<T: Truth> Mirror<T> {
         self.store.put_job(&row(job)?, now).await?;
         if known.version == 0
             && job.metadata.deletion_timestamp.is_none()
-            && let Some(namespace) = self.truth.namespace_uid(&job.namespace().unwrap_or_default()).await?
+            && let Some(namespace) = in_time(self.truth.namespace_uid(&job.namespace().unwrap_or_default())).await?
         {
             self.store.put_namespace_uid(&uid, &namespace).await?;
         }
@@ -127,16 +131,18 @@ impl<T: Truth> Mirror<T> {
 
     /// Notes which of the jobs that lived, or were being deleted, are gone: those that are not `listed`, and were not made
     /// since by whoever answers requests meanwhile.
-    async fn only(&self, listed: &HashSet<String>) -> Result<()> {
+    async fn only(&self, listed: &HashSet<String>, working: &Working<'_>) -> Result<()> {
         for row in self.store.deleted_jobs(State::Deleting.as_str()).await? {
             if !listed.contains(&row.uid) {
                 self.gone(&row.uid).await?;
             }
+            working.gets_on();
         }
         for row in self.store.live_jobs().await? {
-            if !listed.contains(&row.uid) && !self.truth.has(&row).await? {
+            if !listed.contains(&row.uid) && !in_time(self.truth.has(&row)).await? {
                 self.gone(&row.uid).await?;
             }
+            working.gets_on();
         }
         Ok(())
     }
@@ -165,13 +171,20 @@ impl<T: Truth> Mirror<T> {
     }
 
     async fn put_event(&self, event: &Event<TrainJob>, listed: &HashSet<String>) -> Result<()> {
+        let working = self.loops.jobs.begin();
         match event {
             Event::Init => Ok(()),
             Event::InitApply(job) | Event::Apply(job) => self.put(job).await,
-            Event::InitDone => self.only(listed).await,
+            Event::InitDone => self.only(listed, &working).await,
             Event::Delete(job) => self.gone(&job.uid().unwrap_or_default()).await,
         }
     }
+}
+
+/// What an API server answers in time: an outage is no standstill of this server.
+async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = || Refusal::new(Reason::Unavailable, "the cluster's API server does not answer in time");
+    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// A job as the database keeps it.
@@ -225,7 +238,9 @@ mod tests {
 
     async fn mirrored(store: &Store, events: Vec<Event<TrainJob>>) {
         // `d` is made by a request while the list is under way.
-        Arc::new(Mirror::new(store.clone(), Only(&["d"]))).follow(stream::iter(events), |_, _| {}).await;
+        Arc::new(Mirror::new(store.clone(), Only(&["d"]), Arc::default()))
+            .follow(stream::iter(events), |_, _| {})
+            .await;
     }
 
     #[tokio::test]
@@ -253,7 +268,7 @@ mod tests {
         .await;
         assert_eq!(systems("a").await, (4, false), "the older version changed nothing");
         assert_eq!(store.job("a").await.unwrap().unwrap().namespace_uid.as_deref(), Some("uid of team"));
-        Mirror::new(store.clone(), Only(&[])).put(&seen("d", "new", 8, 1)).await.unwrap();
+        Mirror::new(store.clone(), Only(&[]), Arc::default()).put(&seen("d", "new", 8, 1)).await.unwrap();
         // Another life of the server: one job went meanwhile, another of its name came.
         mirrored(&store, vec![Event::Init, Event::InitApply(seen("c", "two", 9, 2)), Event::InitDone]).await;
         assert_eq!((systems("a").await, systems("b").await, systems("c").await), ((4, true), (1, true), (2, false)));
@@ -281,7 +296,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("db").display());
         let store = Store::open(&url, Options::default()).await.unwrap();
-        let mirror = Mirror::new(store.clone(), Only(&[]));
+        let mirror = Mirror::new(store.clone(), Only(&[]), Arc::default());
         let over = |version| {
             let mut job = seen("a", "one", version, 1);
             let condition = json!({

@@ -13,6 +13,7 @@ mod answer;
 mod cluster;
 mod events;
 mod followers;
+mod loops;
 mod mirror;
 mod namespaces;
 mod readers;

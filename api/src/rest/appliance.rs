@@ -215,7 +215,7 @@ pub async fn metrics(State(api): State<Arc<Api>>) -> ([(header::HeaderName, &'st
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.backend.metrics() + &api.traffic.render(&api.store).await)
 }
 
-/// Whether the server lives; 503 while the loop that runs jobs is stuck, so that somebody starts the server again.
+/// Whether the server lives; 503 while a loop that runs jobs, or copies those of a cluster, is stuck, so that somebody starts the server again.
 pub async fn healthy(State(api): State<Arc<Api>>) -> Result<StatusCode> {
     match api.backend.stuck() {
         None => Ok(StatusCode::OK),

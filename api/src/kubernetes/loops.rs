@@ -1,0 +1,111 @@
+//! The loops that copy a cluster into the database, as the watchdog of the liveness probe sees them.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use millrace_control::watchdog::Watched;
+use tokio::task::JoinHandle;
+
+/// Since when a loop has been doing what it does now.
+#[derive(Debug, Default)]
+pub struct Progress(Mutex<Option<Instant>>);
+
+/// Work under way, until it is dropped.
+pub struct Working<'a>(&'a Progress);
+
+impl Progress {
+    /// The loop begins to handle something, or gets on with it.
+    pub fn begin(&self) -> Working<'_> {
+        *self.since() = Some(Instant::now());
+        Working(self)
+    }
+
+    /// How long nothing has been begun or ended; zero for a loop that waits for something to come.
+    fn busy_for(&self) -> Duration {
+        self.since().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Working<'_> {
+    /// A part of the work is done.
+    pub fn gets_on(&self) {
+        *self.0.since() = Some(Instant::now());
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        *self.0.since() = None;
+    }
+}
+
+/// All loops of the backend.
+#[derive(Default)]
+pub struct Loops {
+    /// Jobs that were seen are put into the database.
+    pub jobs: Progress,
+    /// So are the events of jobs.
+    pub events: Progress,
+    running: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Loops {
+    /// Watches these tasks, none of which ends by itself.
+    pub fn run(&self, tasks: Vec<JoinHandle<()>>) {
+        self.running().extend(tasks);
+    }
+
+    /// Ends all tasks.
+    pub fn end(&self) {
+        self.running().drain(..).for_each(|task| task.abort());
+    }
+
+    fn running(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched for Loops {
+    fn stuck(&self, bound: Duration) -> Option<String> {
+        if self.running().iter().any(JoinHandle::is_finished) {
+            return Some("a loop that follows the cluster has ended".to_owned());
+        }
+        let loops = [("jobs", &self.jobs), ("events", &self.events)];
+        let (what, busy) =
+            loops.map(|(what, progress)| (what, progress.busy_for())).into_iter().max_by_key(|of| of.1)?;
+        (busy > bound).then(|| format!("the loop that copies {what} has made no progress for {} s", busy.as_secs()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_loop_is_stuck_in_work_that_does_not_get_on_or_when_it_has_ended() {
+        let loops = Loops::default();
+        assert_eq!(loops.stuck(Duration::ZERO), None, "one that waits is not");
+        let working = loops.events.begin();
+        let stuck = loops.stuck(Duration::ZERO).unwrap();
+        assert!(stuck.contains("copies events"), "{stuck}");
+        assert_eq!(loops.stuck(Duration::from_secs(60)), None);
+        working.gets_on();
+        drop(working);
+        assert_eq!(loops.stuck(Duration::ZERO), None);
+
+        loops.run(vec![tokio::spawn(std::future::pending())]);
+        assert_eq!(loops.stuck(Duration::ZERO), None);
+        let (ended, end) = tokio::sync::oneshot::channel::<()>();
+        loops.run(vec![tokio::spawn(async { drop(end.await) })]);
+        drop(ended);
+        while loops.stuck(Duration::ZERO).is_none() {
+            tokio::task::yield_now().await;
+        }
+        loops.end();
+        assert_eq!(loops.stuck(Duration::ZERO), None);
+    }
+}
