@@ -62,6 +62,20 @@ fn the_readme_lists_every_metric_and_no_other() {
 }
 
 #[test]
+fn the_dashboard_has_a_panel_for_every_metric() {
+    let dashboard: Value = serde_json::from_str(&read("files/dashboard.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let queries: Vec<&str> = panels
+        .flat_map(|panel| panel["targets"].as_array().into_iter().flatten())
+        .map(|target| target["expr"].as_str().unwrap())
+        .collect();
+    let shown: BTreeSet<_> = queries.iter().flat_map(|query| metrics_in(query)).collect();
+    let all = listed();
+    let unseen: Vec<_> = all.iter().filter(|name| !name.starts_with("process_") && !shown.contains(&***name)).collect();
+    assert!(unseen.is_empty(), "no panel shows {unseen:?}");
+}
+
+#[test]
 fn alerts_read_metrics_that_exist_and_say_what_to_do() {
     let (defined, alerts) = (defined(), alerts());
     assert!(alerts.len() >= 7);

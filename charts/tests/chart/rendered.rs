@@ -111,6 +111,8 @@ fn every_value_arrives() {
     {
         assert_eq!(find(&documents, kind, name)["metadata"]["labels"]["release"], "prometheus");
     }
+    let scraped = &find(&documents, "ServiceMonitor", "millrace-operator")["spec"]["endpoints"][0];
+    assert_eq!(scraped["honorLabels"], true, "jobs are in their own namespaces, not in the operator's");
     let dashboard = find(&documents, "ConfigMap", "millrace-dashboard");
     assert_eq!(dashboard["data"]["millrace.json"], read("files/dashboard.json"), "nothing is templated away");
     assert!(!text.contains("aggregate-to"));
