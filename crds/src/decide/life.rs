@@ -2,18 +2,21 @@
 
 mod failing;
 mod leaving;
+mod reports;
 mod starting;
 
 pub use leaving::decide_leaving;
+#[cfg(test)]
+pub(super) use reports::REPORT_TIMEOUT_SECONDS;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::conditions::{Facts, WRITE_FAILED, update};
-use super::{Agent, AgentState, Command, Decision, Event, Observed, Outcome, Report, Role, backing_off};
+use super::{Agent, AgentState, Command, Decision, Event, Observed, Outcome, Role, backing_off};
 use crate::{
-    CheckpointRecord, ConditionType, Deadlines, Difference, QueuePlace, QueueReason, RoleStatus, State, TrainJob,
-    TrainJobSpec, TrainJobStatus,
+    ConditionType, Deadlines, Difference, QueuePlace, QueueReason, RoleStatus, State, TrainJob, TrainJobSpec,
+    TrainJobStatus,
 };
 use failing::beyond_retrying;
 
@@ -24,8 +27,6 @@ const HEARTBEAT: u64 = 30;
 /// A status that says the same as before is written again after so many seconds, while the job holds systems: a little
 /// less than the time between two visits.
 const OBSERVED_SECONDS: i64 = 25;
-/// An attempt whose agents have all been ready for so long counts as training, even if its coordinator can't be reached.
-pub(super) const REPORT_TIMEOUT_SECONDS: i64 = 20;
 
 /// Decides. See the module above.
 pub fn decide(job: &TrainJob, observed: &Observed) -> Decision {
@@ -128,45 +129,8 @@ impl<'a> Visit<'a> {
         self.status.attempt.unwrap_or(0)
     }
 
-    /// What the coordinator of this attempt has reported.
-    fn report(&self) -> Option<&'a Report> {
-        self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())
-    }
-
     fn seconds_since(&self, time: Option<&Time>) -> i64 {
         time.map_or(0, |time| seconds(time.0, self.observed.now))
-    }
-
-    /// Why the newest checkpoint could not be written, while the attempt that says so lives.
-    fn unsaved(&self, state: State) -> Option<String> {
-        let report = self.report()?;
-        report.unsaved.clone().filter(|_| matches!(state, State::Training | State::Evaluating))
-    }
-
-    /// Says from which step the attempt goes on, and what was lost, where anything was trained before.
-    fn resumed(&self) -> String {
-        let report = self.report();
-        match report.and_then(|report| report.resumed) {
-            None => String::new(),
-            Some((0, lost)) => format!(" again from step 0: there was no checkpoint, and {lost} step(s) are lost"),
-            Some((step, 0)) => format!(" from step {step}, without losing a step"),
-            Some((step, lost)) => format!(" from step {step}; {lost} step(s) after it are lost and run again"),
-        }
-    }
-
-    /// Takes over what the coordinator has saved.
-    fn take_report(&mut self) {
-        let Some(report) = self.report() else { return };
-        let Some((step, digest)) = &report.checkpoint else { return };
-        let known = self
-            .status
-            .checkpoint
-            .as_ref()
-            .is_some_and(|known| known.step == Some(*step) && known.digest.as_deref() == Some(digest));
-        if !known {
-            let time = Some(Time(report.advanced.unwrap_or(self.observed.now)));
-            self.status.checkpoint = Some(CheckpointRecord { step: Some(*step), digest: Some(digest.clone()), time });
-        }
     }
 
     /// Not admitted: paused, refused, queued, or given systems just now.
@@ -329,20 +293,6 @@ impl<'a> Visit<'a> {
             });
             (State::Starting, format!("attempt {attempt} starts on {num_csx} system(s); {reason}: {message}"))
         }
-    }
-
-    /// Whether every agent has been ready for so long that the coordinator's first report should have arrived.
-    fn is_report_overdue(&self) -> bool {
-        let ready = self.status.condition(ConditionType::RolesReady).filter(|ready| ready.status == "True");
-        ready.is_some_and(|ready| self.seconds_since(Some(&ready.last_transition_time)) >= REPORT_TIMEOUT_SECONDS)
-    }
-
-    /// Returns the sentence that the status has already: an operator that has just begun to follow the coordinator does not
-    /// know yet from which step the attempt went on.
-    fn last_training_message(&self, attempt: u32, num_csx: u32) -> String {
-        let plain = format!("attempt {attempt} trains on {num_csx} system(s)");
-        let last = self.status.condition(ConditionType::Succeeded).map(|condition| &condition.message);
-        last.filter(|last| last.starts_with(&plain)).cloned().unwrap_or(plain)
     }
 
     /// Whether more systems are asked for than have something to do, which is told and otherwise passed over.

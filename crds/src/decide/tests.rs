@@ -1,12 +1,12 @@
 //! Every way from one state to the next, by table; and random days, in which no promise may be broken.
 
 mod record;
+mod reports;
 mod retries;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::life::REPORT_TIMEOUT_SECONDS;
 use super::*;
 use crate::{ConditionType, QueueReason, State, StoredParams, TrainJob, TrainJobSpec};
 
@@ -189,36 +189,6 @@ fn runs(world: &World) -> Option<(u32, u32)> {
         Command::Run { attempt, num_csx } => Some((*attempt, *num_csx)),
         _ => None,
     })
-}
-
-#[test]
-fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {
-    let mut world = World::new(2);
-    world.grant();
-    world.visit();
-    world.create();
-    world.all(&AgentState::Ready);
-    assert_eq!(world.visit(), State::Starting, "the checkpoint is still being read");
-    world.begin_training();
-    world.report(|report| report.resumed = Some((1800, 22)));
-    assert_eq!(world.visit(), State::Training);
-    let message = "attempt 1 trains on 2 system(s) from step 1800; 22 step(s) after it are lost and run again";
-    assert_eq!(world.message(ConditionType::Succeeded), message);
-    // The next leader has not reached the coordinator yet.
-    world.report(|report| *report = Report { attempt: 1, ..Report::default() });
-    assert_eq!((world.visit(), world.message(ConditionType::Succeeded)), (State::Training, message.to_owned()));
-}
-
-#[test]
-fn an_attempt_trains_even_if_its_coordinator_cannot_be_reached() {
-    let mut world = World::new(2);
-    world.grant();
-    world.visit();
-    world.create();
-    world.all(&AgentState::Ready);
-    assert_eq!(world.visit(), State::Starting);
-    world.later(REPORT_TIMEOUT_SECONDS);
-    assert_eq!(world.visit(), State::Training);
 }
 
 #[test]
