@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use millrace_emulator::report::grouped;
+use millrace_emulator::report::format_thousands;
 use millrace_params::InputSpec;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -28,7 +28,7 @@ impl Epoch {
 
 impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (samples, tokens) = (grouped(self.samples), grouped(self.tokens));
+        let (samples, tokens) = (format_thousands(self.samples), format_thousands(self.tokens));
         write!(f, "{samples} samples, {tokens} tokens, {:.1} steps", self.steps)
     }
 }

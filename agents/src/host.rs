@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use millrace_emulator::kernels::{Pool, Simd, peak};
-use millrace_emulator::report::{HostRate, HostWork, human_bytes, rough_time};
+use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
+use millrace_emulator::report::{HostRate, HostWork, format_size, format_rough_duration};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -141,7 +141,7 @@ impl HostPlan {
 
 impl fmt::Display for HostPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let needed = human_bytes(self.memory.needed);
+        let needed = format_size(self.memory.needed);
         let memory = self.memory.total.zip(self.memory.available);
         let memory = memory.map(|(total, available)| Memory { total, available });
         writeln!(f, "\nA run on this host")?;
@@ -150,7 +150,7 @@ impl fmt::Display for HostPlan {
             Some(memory) => writeln!(f, "  fits            no on this host: {needed} needed; {memory}")?,
             None => writeln!(f, "  fits            unknown: {needed} needed; the system does not tell what there is")?,
         }
-        let step = rough_time(self.step.seconds);
+        let step = format_rough_duration(self.step.seconds);
         writeln!(f, "  step            about {step} if the host does nothing else: an estimate, not a measurement")
     }
 }
@@ -165,7 +165,7 @@ pub fn rate() -> HostRate {
     static RATE: OnceLock<HostRate> = OnceLock::new();
     *RATE.get_or_init(|| {
         let cores = cores();
-        let measured = Pool::new(cores).map(|pool| 1e9 * peak::fma_gflops(Simd::detect(), &pool, BURSTS));
+        let measured = ComputeThreads::new(cores).map(|pool| 1e9 * peak::fma_gflops(Simd::detect(), &pool, BURSTS));
         HostRate::of_machine(measured.unwrap_or(ASSUMED_PEAK * cores as f64), cores)
     })
 }
@@ -173,12 +173,12 @@ pub fn rate() -> HostRate {
 /// Why a run whose processes need `needed` bytes can never be on this host, as a part of a sentence; `None` where it
 /// can.
 pub fn refusal(needed: u64, memory: Memory) -> Option<String> {
-    (needed > memory.total).then(|| format!("its processes need {} of memory, and {memory}", human_bytes(needed)))
+    (needed > memory.total).then(|| format!("its processes need {} of memory, and {memory}", format_size(needed)))
 }
 
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (total, available) = (human_bytes(self.total), human_bytes(self.available));
+        let (total, available) = (format_size(self.total), format_size(self.available));
         write!(f, "this host has {total}, of which {available} are available")
     }
 }

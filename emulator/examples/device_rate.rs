@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace_emulator::compile::{Batch, Request, compile, system_bytes};
+use millrace_emulator::compile::{BatchSpec, CompileRequest, compile, system_bytes};
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
 use millrace_emulator::families;
-use millrace_emulator::kernels::{Pool, Simd, peak};
-use millrace_emulator::plan::{CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
+use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
+use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
 use millrace_params::{
     ApplianceSpec, Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
 };
@@ -63,14 +63,14 @@ impl Model {
     }
 
     fn plan(&self, leaves: usize) -> Result<StreamPlan, Failure> {
-        Ok(compile(Request {
+        Ok(compile(CompileRequest {
             graph: families::gpt(&self.spec(), self.sequence)?,
-            train: Batch { samples: leaves * self.leaf, leaf_bound: self.leaf },
+            train: BatchSpec { samples: leaves * self.leaf, leaf_bound: self.leaf },
             trains: true,
             eval: None,
             encoding: Encoding::F32,
             wafer_memory: 40_000_000_000,
-            chunk_elements: CHUNK_ELEMENTS,
+            chunk_elements: DEFAULT_CHUNK_ELEMENTS,
             window_chunks: 8,
             memoryx_memory: u64::MAX,
         })?)
@@ -124,7 +124,7 @@ fn cpu_seconds() -> Option<f64> {
 }
 
 /// The peak now, by processor time: what others take from this machine, they take from the steps between, too.
-fn peak_now(simd: Simd, pool: &Pool) -> f64 {
+fn peak_now(simd: Simd, pool: &ComputeThreads) -> f64 {
     let (mut flops, mut seconds) = (0.0, 0.0);
     for _ in 0..40 {
         let (start, start_cpu) = (Instant::now(), cpu_seconds());
@@ -150,7 +150,7 @@ fn main() -> Result<(), Failure> {
 
     println!("{} parameters, {} leaves of {} tokens, {}", plan.parameters(), leaves, tokens / leaves, device.profile());
     step(&mut device, &plan, &payloads, &text)?;
-    let pool = Pool::new(threads)?;
+    let pool = ComputeThreads::new(threads)?;
     let (before, times) = (device.flops(), device.times().to_vec());
     let (mut best, mut seconds, mut cpu, mut peaks, mut loading) = (f64::MAX, 0.0, 0.0, 0.0, Duration::ZERO);
     let mut steps = 0.0;

@@ -1,11 +1,13 @@
 //! Rates of matrix products on transformer shapes, as a share of the measured peak of this machine.
 //!
-//! `cargo run --release -p millrace-emulator --example gemm_rate [threads ...] [portable|avx2|avx512]`; each rate is the
-//! best of many calls.
+//! `cargo run --release -p millrace-emulator --example gemm_rate [threads ...] [portable|avx2|avx512]`; each rate is
+//! the best of many calls.
 
 use std::time::Instant;
 
-use millrace_emulator::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, Pool, Simd, Workspace, gemm, peak};
+use millrace_emulator::kernels::{
+    Accumulate, ComputeThreads, Context, GemmWorkspace, MatMut, MatRef, PackedB, Simd, gemm, peak,
+};
 use millrace_emulator::numerics::{Isa, Precision};
 
 /// Best seconds of a call.
@@ -31,14 +33,15 @@ fn linear(cx: Context<'_>, tokens: usize, inputs: usize, outputs: usize) -> [f64
     let (x, w, dy) = (values(tokens * inputs), values(outputs * inputs), values(tokens * outputs));
     let (mut y, mut dx, mut dw) =
         (vec![0.0; tokens * outputs], vec![0.0; tokens * inputs], vec![0.0; outputs * inputs]);
-    let mut workspace = Workspace::new();
+    let mut workspace = GemmWorkspace::new();
     let (x, dy) = (MatRef::row_major(&x, tokens, inputs), MatRef::row_major(&dy, tokens, outputs));
     let w = MatRef::row_major(&w, outputs, inputs);
     let (mut forward, mut backward) = (PackedB::new(), PackedB::new());
     forward.pack(cx, w.t());
     backward.pack(cx, w);
-    let mut rate =
-        |f: &mut dyn FnMut(&mut Workspace)| 2.0 * (tokens * inputs * outputs) as f64 / time(|| f(&mut workspace)) / 1e9;
+    let mut rate = |f: &mut dyn FnMut(&mut GemmWorkspace)| {
+        2.0 * (tokens * inputs * outputs) as f64 / time(|| f(&mut workspace)) / 1e9
+    };
     let (store, add) = (Accumulate::Store, Accumulate::Add);
     [
         rate(&mut |ws| gemm(cx, x, &forward, MatMut::row_major(&mut y, tokens, outputs), store, None, ws)),
@@ -59,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         threads = vec![1, 2];
     }
     for threads in threads {
-        let pool = Pool::new(threads)?;
+        let pool = ComputeThreads::new(threads)?;
         println!("{threads} thread(s), {}", simd.isa());
         println!(
             "{:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}",

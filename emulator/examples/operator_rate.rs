@@ -6,12 +6,12 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use millrace_emulator::kernels::attention::{self, Attention, AttentionWorkspace, QkvLayout};
-use millrace_emulator::kernels::loss::{self, Classifier, Gradients, LossWorkspace, Tokens};
-use millrace_emulator::kernels::optimizer::{Adam, Decay, adam};
-use millrace_emulator::kernels::{Accumulate, Context, Pool, Simd, activation, dropout, norm, peak};
+use millrace_emulator::kernels::attention::{self, AttentionParams, AttentionWorkspace, QkvLayout};
+use millrace_emulator::kernels::loss::{self, Classifier, ClassifierInput, LossGradients, LossWorkspace};
+use millrace_emulator::kernels::optimizer::{AdamStep, DecayTarget, adam};
+use millrace_emulator::kernels::{Accumulate, ComputeThreads, Context, Simd, activation, dropout, norm, peak};
 use millrace_emulator::numerics::Precision;
-use millrace_emulator::numerics::random::Dropout;
+use millrace_emulator::numerics::random::DropoutMask;
 
 /// Best seconds of a call.
 fn time(mut f: impl FnMut()) -> f64 {
@@ -43,8 +43,8 @@ fn attention_rate(
 ) -> [f64; 2] {
     let sample_keys: Vec<u64> = (0..samples as u64).collect();
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let dropout = Dropout::new(rate);
-    let a = Attention { samples, tokens, heads, head_dim, scale, dropout, sample_keys: &sample_keys };
+    let dropout = DropoutMask::new(rate);
+    let a = AttentionParams { samples, tokens, heads, head_dim, scale, dropout, sample_keys: &sample_keys };
     let layout = QkvLayout::packed(a.hidden());
     let (qkv, dout) = (values(a.rows() * 3 * a.hidden()), values(a.rows() * a.hidden()));
     let (mut out, mut lse, mut dqkv) = (dout.clone(), vec![0.0; a.saved_len()], qkv.clone());
@@ -60,12 +60,12 @@ fn loss_rate(cx: Context<'_>, tokens: usize, hidden: usize, vocabulary: usize) -
     let (mut dx, mut dw) = (x.clone(), w.clone());
     let labels: Vec<i32> = (0..tokens).map(|t| (t * 7919 % vocabulary) as i32).collect();
     let classifier = Classifier { weights: &w, vocabulary, hidden, bias: None };
-    let tokens_in = Tokens { x: &x, labels: &labels };
+    let tokens_in = ClassifierInput { x: &x, labels: &labels };
     let (mut lse, mut logits) = (vec![0.0; tokens], vec![0.0; loss::logits_len(tokens, vocabulary)]);
     let mut ws = LossWorkspace::new();
     let seconds = time(|| {
         let accumulate = Accumulate::Add;
-        let gradients = Gradients { dx: &mut dx, dweights: Some(&mut dw), dbias: None, accumulate };
+        let gradients = LossGradients { dx: &mut dx, dweights: Some(&mut dw), dbias: None, accumulate };
         black_box(loss::forward(cx, &classifier, tokens_in, &mut lse, &mut logits, &mut ws));
         loss::backward(cx, &classifier, tokens_in, &lse, gradients, &mut logits, &mut ws);
     });
@@ -73,7 +73,7 @@ fn loss_rate(cx: Context<'_>, tokens: usize, hidden: usize, vocabulary: usize) -
 }
 
 fn main() {
-    let pool = Pool::inline();
+    let pool = ComputeThreads::inline();
     let simd = Simd::detect();
     let cx = Context { simd, pool: &pool, precision: Precision::F32 };
     let peak = peak::fma_gflops(simd, &pool, 20);
@@ -104,7 +104,7 @@ fn elementwise_rates(simd: Simd) {
     let (gamma, beta) = (values(WIDTH), values(WIDTH));
     let (mut mean, mut rstd) = (vec![0.0; ROWS], vec![0.0; ROWS]);
     let (mut dgamma, mut dbeta) = (vec![0.0; WIDTH], vec![0.0; WIDTH]);
-    let keep = Dropout::new(0.1).expect("a rate below one");
+    let keep = DropoutMask::new(0.1).expect("a rate below one");
     let show =
         |name: &str, seconds: f64| println!("{name}: {:.3} ns an element", seconds * 1e9 / (ROWS * WIDTH) as f64);
     show("GELU forward", time(|| activation::gelu_forward(simd, &x, &mut y)));
@@ -131,13 +131,13 @@ fn elementwise_rates(simd: Simd) {
     let [mut w, g, mut m, mut v] = [0, 1, 2, 3].map(|i| values(LARGE + i * 144));
     let (w, g, m, v) = (&mut w[..], &g[144..], &mut m[288..], &mut v[432..]);
     v.fill(0.1);
-    let settings = Adam {
+    let settings = AdamStep {
         learning_rate: 1e-3,
         beta1: 0.9,
         beta2: 0.95,
         epsilon: 1e-8,
         weight_decay: 0.1,
-        decay: Decay::Decoupled,
+        decay: DecayTarget::Decoupled,
         correct_bias: true,
         step: 10,
     };

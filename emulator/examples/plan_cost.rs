@@ -4,9 +4,9 @@
 
 use std::time::Instant;
 
-use millrace_emulator::compile::{Batch, Request, compile};
+use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::families;
-use millrace_emulator::plan::{CHUNK_ELEMENTS, Encoding};
+use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding};
 use millrace_emulator::report::PlanReport;
 use millrace_params::{
     ApplianceSpec, Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
@@ -26,14 +26,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     lap("start");
     let graph = families::gpt(&model(layers, hidden, sequence), sequence)?;
     lap("graph");
-    let plan = compile(Request {
+    let plan = compile(CompileRequest {
         graph,
-        train: Batch { samples: batch, leaf_bound: 1 },
+        train: BatchSpec { samples: batch, leaf_bound: 1 },
         trains: true,
         eval: None,
         encoding: Encoding::Bf16,
         wafer_memory: appliance.wafer.memory_bytes,
-        chunk_elements: CHUNK_ELEMENTS,
+        chunk_elements: DEFAULT_CHUNK_ELEMENTS,
         window_chunks: appliance.link.window_chunks,
         memoryx_memory: appliance.memoryx.memory_bytes,
     })?;

@@ -4,15 +4,16 @@
 //! * [`isa`]: the instruction set in use, and kernels compiled once for each;
 //! * [`ftz`], [`pool`]: threads that flush denormals, and work cut into tiles;
 //! * [`buffer`], [`matrix`], [`mod@gemm`]: aligned scratch memory, strided views, matrix products;
-//! * [`elementwise`], [`convert`], [`activation`], [`norm`], [`dropout`], [`embedding`], [`loss`], [`attention`]: the operators between
-//!   the products, forward and backward;
+//! * [`elementwise`], [`convert`], [`activation`], [`norm`], [`dropout`], [`embedding`], [`loss`], [`attention`]: the
+//!   operators between the products, forward and backward;
 //! * [`optimizer`]: one-pass parameter updates.
 //!
 //! Invariants:
-//! * **Same bits.** A result depends on the operands and on the constants of [`crate::numerics`], never on the number of
-//!   threads, on cache sizes or on how the work was cut. Reductions have one fixed order: sixteen lanes
-//!   ([`isa::LANES`]) in rising order, then a tree over the lanes, or rows one after the other. On CPUs with fused
-//!   multiply-add all instruction sets give the same bits too, because every kernel is one body of IEEE operations.
+//! * **Same bits.** A result depends on the operands and on the constants of [`crate::numerics`], never on the number
+//!   of threads, on cache sizes or on how the work was cut. Reductions have one fixed order: sixteen lanes
+//!   ([`isa::REDUCTION_LANES`]) in rising order, then a tree over the lanes, or rows one after the other. On CPUs with
+//!   fused multiply-add all instruction sets give the same bits too, because every kernel is one body of IEEE
+//!   operations.
 //! * **No allocation in a step.** Scratch memory comes from the caller and grows only until the largest use is known.
 //! * **No panic on data.** Kernels check lengths and panic on a caller's mistake; no value of an element can panic.
 //!   NaN and infinity pass through, so that a non-finite loss is seen.
@@ -39,10 +40,10 @@ mod testing;
 mod vector;
 
 pub use buffer::Buffer;
-pub use gemm::{Accumulate, PackedB, Workspace, gemm};
+pub use gemm::{Accumulate, GemmWorkspace, PackedB, gemm};
 pub use isa::Simd;
 pub use matrix::{MatMut, MatRef};
-pub use pool::Pool;
+pub use pool::ComputeThreads;
 
 use crate::numerics::Precision;
 
@@ -52,7 +53,7 @@ pub struct Context<'p> {
     /// Instruction set.
     pub simd: Simd,
     /// Threads.
-    pub pool: &'p Pool,
+    pub pool: &'p ComputeThreads,
     /// Precision of the operands of matrix products.
     pub precision: Precision,
 }

@@ -25,7 +25,7 @@ pub type SwarmId = u32;
 
 /// The agents a placement is made for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Members {
+pub struct PlacementMembers {
     /// Systems, in the order in which they take leaves.
     pub systems: Vec<SystemId>,
     /// Number of MemoryX shards.
@@ -42,7 +42,7 @@ pub struct Members {
 /// Who a SwarmX node serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Child {
+pub enum SwarmChild {
     /// A system, by its place in [`Placement::systems`].
     System(usize),
     /// Another SwarmX node, by its place in [`Placement::swarm`].
@@ -57,14 +57,14 @@ pub struct SwarmNode {
     /// Its parent's place in [`Placement::swarm`]; `None` for the root, which talks to every shard.
     pub parent: Option<usize>,
     /// Its children, leaves ascending.
-    pub children: Vec<Child>,
+    pub children: Vec<SwarmChild>,
     /// The systems below it, as places in [`Placement::systems`].
     pub systems: Range<usize>,
 }
 
 /// A system in the placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SystemPlace {
+pub struct PlacedSystem {
     /// The agent.
     pub id: SystemId,
     /// Its SwarmX node's place in [`Placement::swarm`].
@@ -86,7 +86,7 @@ pub struct Round {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// Systems, leaves ascending.
-    pub systems: Vec<SystemPlace>,
+    pub systems: Vec<PlacedSystem>,
     /// SwarmX nodes; the root is first, parents before children.
     pub swarm: Vec<SwarmNode>,
     /// Number of MemoryX shards.
@@ -103,10 +103,10 @@ pub struct Placement {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// No system at hand.
-    #[error("no system is at hand to train on")]
+    #[error("no system is available")]
     NoSystems,
     /// No shard.
-    #[error("no MemoryX shard is at hand to hold the weights")]
+    #[error("no MemoryX shard is available")]
     NoShards,
     /// A system would have nothing to do.
     #[error(
@@ -138,7 +138,7 @@ pub enum PlacementError {
     #[error(
         "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {have} are at hand"
     )]
-    TooFewSwarm {
+    TooFewSwarmNodes {
         /// Systems to serve.
         systems: usize,
         /// Children a node takes.
@@ -168,7 +168,7 @@ impl Placement {
     ///
     /// # Errors
     /// When a role is missing, there are more systems than leaves, or too few SwarmX agents.
-    pub fn new(plan: &StreamPlan, members: &Members) -> Result<Self, PlacementError> {
+    pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
         let leaves = plan.leaves.count;
         if systems == 0 {
@@ -183,7 +183,7 @@ impl Placement {
         let needed = swarm_nodes(systems, members.fan_out);
         if members.swarmx.len() < needed {
             let (fan_out, have) = (members.fan_out, members.swarmx.len());
-            return Err(PlacementError::TooFewSwarm { systems, fan_out, needed, have });
+            return Err(PlacementError::TooFewSwarmNodes { systems, fan_out, needed, have });
         }
         for leaves in [plan.leaves.count, plan.eval_leaves.count] {
             check_rounds(leaves, systems, plan.leaves_per_round)?;
@@ -191,7 +191,7 @@ impl Placement {
         let (swarm, parents) = swarm_tree(systems, members.fan_out.max(2) as usize, &members.swarmx);
         let servers = members.activation_servers.max(1);
         let place =
-            |(at, &id): (usize, &SystemId)| SystemPlace { id, parent: parents[at], activation: (at as u32) % servers };
+            |(at, &id): (usize, &SystemId)| PlacedSystem { id, parent: parents[at], activation: (at as u32) % servers };
         Ok(Self {
             systems: members.systems.iter().enumerate().map(place).collect(),
             swarm,
@@ -223,20 +223,20 @@ impl Placement {
     }
 
     /// The partial sums `child` sends for every chunk of `round`.
-    pub fn child_nodes(&self, child: Child, round: usize) -> Vec<Node> {
+    pub fn child_nodes(&self, child: SwarmChild, round: usize) -> Vec<Node> {
         match child {
-            Child::System(place) => self.system_nodes(place, round),
-            Child::Swarm(place) => self.swarm_nodes(place, round),
+            SwarmChild::System(place) => self.system_nodes(place, round),
+            SwarmChild::Swarm(place) => self.swarm_nodes(place, round),
         }
     }
 }
 
 /// Most shares of systems in all rounds of a step together: keeps placements small.
-const MOST_SHARES: u64 = 1 << 20;
+const MAX_SHARES: u64 = 1 << 20;
 
 fn check_rounds(leaves: u32, systems: usize, per_system: u32) -> Result<(), PlacementError> {
     let rounds = u64::from(leaves).div_ceil(u64::from(per_system.max(1)) * systems as u64);
-    let most = (MOST_SHARES / systems as u64).max(1);
+    let most = (MAX_SHARES / systems as u64).max(1);
     if rounds <= most {
         Ok(())
     } else {
@@ -254,20 +254,20 @@ fn rounds(leaves: u32, systems: usize, per_system: u32) -> Vec<Round> {
     let most = u64::from(per_system.max(1)) * systems as u64;
     let mut nodes = vec![tree.root()];
     while nodes.iter().any(|node| u64::from(node.leaves()) > most) {
-        nodes = nodes.into_iter().flat_map(halves).collect();
+        nodes = nodes.into_iter().flat_map(child_nodes_or_self).collect();
     }
     let fewest = u64::from(leaves).div_ceil(most);
     let bearable = fewest + fewest / u64::from(ALIGNMENT_SLACK);
     let ranges = if nodes.len() as u64 <= bearable {
         nodes.into_iter().map(Node::range).collect()
     } else {
-        cut(tree, 0..leaves, bearable as usize, most)
+        cut_range(tree, 0..leaves, bearable as usize, most)
     };
-    let round = |leaves: Range<u32>| Round { owned: divide(tree, leaves.clone(), systems, per_system), leaves };
+    let round = |leaves: Range<u32>| Round { owned: share_leaves(tree, leaves.clone(), systems, per_system), leaves };
     ranges.into_iter().map(round).collect()
 }
 
-fn halves(node: Node) -> Vec<Node> {
+fn child_nodes_or_self(node: Node) -> Vec<Node> {
     match node.children() {
         Some((left, right)) => vec![left, right],
         None => vec![node],
@@ -276,7 +276,7 @@ fn halves(node: Node) -> Vec<Node> {
 
 /// Shares of `leaves` for `systems` systems, none of more than `per_system` leaves: contiguous, ascending, and as equal
 /// as can be but for [`ALIGNMENT_SLACK`].
-fn divide(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: u32) -> Vec<Range<u32>> {
+fn share_leaves(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: u32) -> Vec<Range<u32>> {
     let (count, parts) = (u64::from(leaves.end - leaves.start), systems as u64);
     if count < parts {
         // Some have nothing to do: spread them.
@@ -285,13 +285,13 @@ fn divide(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: u32) -
     }
     let equal = count.div_ceil(parts);
     let most = (equal + equal / u64::from(ALIGNMENT_SLACK)).min(u64::from(per_system.max(1))).max(equal);
-    cut(tree, leaves, systems, most)
+    cut_range(tree, leaves, systems, most)
 }
 
 /// Cuts `range`, of at least `parts` leaves and at most `parts * most`, into `parts` ranges of at most `most` leaves,
 /// from left to right, each time at the boundary of the largest subtrees that leaves enough, and not too much, for the
 /// rest.
-fn cut(tree: LeafTree, range: Range<u32>, parts: usize, most: u64) -> Vec<Range<u32>> {
+fn cut_range(tree: LeafTree, range: Range<u32>, parts: usize, most: u64) -> Vec<Range<u32>> {
     let end = u64::from(range.end);
     let mut start = u64::from(range.start);
     let mut ranges = Vec::with_capacity(parts);
@@ -340,7 +340,8 @@ fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode
             if last {
                 parents[children.clone()].fill(place);
             }
-            let child = |at: usize| if last { Child::System(at) } else { Child::Swarm(starts[depth + 1] + at) };
+            let child =
+                |at: usize| if last { SwarmChild::System(at) } else { SwarmChild::Swarm(starts[depth + 1] + at) };
             swarm.push(SwarmNode {
                 id: ids[place],
                 parent: None,
@@ -351,7 +352,7 @@ fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode
     }
     for place in 0..swarm.len() {
         for child in swarm[place].children.clone() {
-            if let Child::Swarm(below) = child {
+            if let SwarmChild::Swarm(below) = child {
                 swarm[below].parent = Some(place);
             }
         }
@@ -400,7 +401,7 @@ mod tests {
     #[test]
     fn shares_are_subtrees_where_that_costs_nothing() {
         for (leaves, systems) in [(16, 12), (24, 16), (18, 4), (48, 32), (96, 64), (1536, 512), (1000, 8), (20, 12)] {
-            let owned = divide(LeafTree::new(leaves), 0..leaves, systems, leaves);
+            let owned = share_leaves(LeafTree::new(leaves), 0..leaves, systems, leaves);
             assert!(sums(leaves, &owned).iter().all(|&sums| sums == 1), "{leaves} on {systems}: {owned:?}");
             let most = owned.iter().map(ExactSizeIterator::len).max().unwrap();
             assert_eq!(most, leaves.div_ceil(systems as u32) as usize);
@@ -414,7 +415,7 @@ mod tests {
         for leaves in (1..=200).chain([1000, 1536, 4096]) {
             let tree = LeafTree::new(leaves);
             for systems in 1..=leaves.min(48) as usize {
-                let owned = divide(tree, 0..leaves, systems, leaves);
+                let owned = share_leaves(tree, 0..leaves, systems, leaves);
                 assert_eq!(owned.len(), systems);
                 assert_eq!((owned[0].start, owned[systems - 1].end), (0, leaves));
                 assert!(owned.windows(2).all(|two| two[0].end == two[1].start));
@@ -437,7 +438,7 @@ mod tests {
         for systems in 1..=8u32 {
             for servers in 0..=10 {
                 let (systems, swarmx) = ((0..systems).collect::<Vec<_>>(), (0..9).collect());
-                let members = Members { systems, shards: 1, swarmx, fan_out: 4, activation_servers: servers };
+                let members = PlacementMembers { systems, shards: 1, swarmx, fan_out: 4, activation_servers: servers };
                 let placement = Placement::new(&plan, &members).unwrap();
                 let mut served = vec![0; servers.max(1) as usize];
                 placement.systems.iter().for_each(|system| served[system.activation as usize] += 1);
@@ -458,7 +459,7 @@ mod tests {
                 assert_eq!(swarm[0].systems, 0..systems);
                 assert!(swarm[0].parent.is_none() && swarm[1..].iter().all(|node| node.parent.is_some()));
                 for (system, &parent) in parents.iter().enumerate() {
-                    assert!(swarm[parent].children.contains(&Child::System(system)));
+                    assert!(swarm[parent].children.contains(&SwarmChild::System(system)));
                 }
                 assert!(swarm.iter().all(|node| !node.children.is_empty() && node.children.len() <= fan_out));
             }

@@ -27,10 +27,10 @@ pub type GroupId = usize;
 pub type ChunkId = usize;
 
 /// Most elements of a chunk: 1 MiB of f32, the size at which a link costs least per byte.
-pub const CHUNK_ELEMENTS: usize = 1 << 18;
+pub const DEFAULT_CHUNK_ELEMENTS: usize = 1 << 18;
 
 /// Most elements that a link carries in one frame: 4 MiB of f32.
-pub const MOST_FRAME_ELEMENTS: usize = 1 << 20;
+pub const MAX_FRAME_ELEMENTS: usize = 1 << 20;
 
 /// How weights travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -139,14 +139,14 @@ pub struct MachineBytes {
 
 /// How a batch is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leaves {
+pub struct LeafLayout {
     /// K.
     pub count: u32,
     /// Samples of each leaf.
     pub samples: u32,
 }
 
-impl Leaves {
+impl LeafLayout {
     /// Samples of the whole batch.
     pub const fn batch(self) -> u64 {
         self.count as u64 * self.samples as u64
@@ -166,9 +166,9 @@ pub struct StreamPlan {
     /// Tokens of a sample.
     pub sequence: usize,
     /// Leaves of a training step.
-    pub leaves: Leaves,
+    pub leaves: LeafLayout,
     /// Leaves of an evaluation step.
-    pub eval_leaves: Leaves,
+    pub eval_leaves: LeafLayout,
     /// Groups, in order of first use.
     pub groups: Vec<Group>,
     /// Chunks, in plan order: group after group.
@@ -224,7 +224,7 @@ impl StreamPlan {
     /// [`CompileError::TooLargeToStream`].
     pub fn check_streamable(&self) -> Result<(), CompileError> {
         match self.chunks.iter().map(|chunk| chunk.elements).max() {
-            Some(elements) if elements > MOST_FRAME_ELEMENTS => {
+            Some(elements) if elements > MAX_FRAME_ELEMENTS => {
                 Err(CompileError::TooLargeToStream { parameters: self.parameters() })
             }
             _ => Ok(()),
@@ -264,7 +264,7 @@ impl StreamPlan {
         let bytes_of = |chunk: ChunkId| self.chunks[chunk].elements as u64 * 4;
         let down: Vec<u64> = self.down_train.iter().map(|slot| bytes_of(slot.chunk)).collect();
         let up: Vec<u64> = self.up.iter().map(|slot| bytes_of(slot.chunk)).collect();
-        shortest_run_beyond(bytes, &down).min(shortest_run_beyond(bytes, &up)).saturating_sub(1).max(1) as u64
+        shortest_run_exceeding(bytes, &down).min(shortest_run_exceeding(bytes, &up)).saturating_sub(1).max(1) as u64
     }
 
     /// Whether `group` stays on the wafer between its uses.
@@ -275,7 +275,7 @@ impl StreamPlan {
 
 /// Length of the shortest run of `sizes`, which repeat without end, that sums to more than `limit`; one more than there
 /// are sizes if none does.
-fn shortest_run_beyond(limit: u64, sizes: &[u64]) -> usize {
+fn shortest_run_exceeding(limit: u64, sizes: &[u64]) -> usize {
     let (mut shortest, mut sum, mut from) = (sizes.len() + 1, 0, 0);
     for (at, size) in sizes.iter().chain(sizes).enumerate() {
         sum += size;
@@ -303,15 +303,15 @@ impl std::io::Write for HashWriter {
 
 #[cfg(test)]
 mod tests {
-    use super::shortest_run_beyond;
+    use super::shortest_run_exceeding;
 
     #[test]
     fn a_window_is_what_fits_at_the_densest_place() {
         let sizes = [1, 5, 5, 1, 1];
-        assert_eq!(shortest_run_beyond(4, &sizes), 1, "a chunk alone is too much");
-        assert_eq!(shortest_run_beyond(10, &sizes), 3, "1, 5, 5 is the densest");
-        assert_eq!(shortest_run_beyond(12, &[5, 1, 1, 5]), 5, "from one round into the next: 1, 5, 5, 1, 1");
-        assert_eq!(shortest_run_beyond(100, &sizes), 6, "all fit");
-        assert_eq!(shortest_run_beyond(0, &[]), 1);
+        assert_eq!(shortest_run_exceeding(4, &sizes), 1, "a chunk alone is too much");
+        assert_eq!(shortest_run_exceeding(10, &sizes), 3, "1, 5, 5 is the densest");
+        assert_eq!(shortest_run_exceeding(12, &[5, 1, 1, 5]), 5, "from one round into the next: 1, 5, 5, 1, 1");
+        assert_eq!(shortest_run_exceeding(100, &sizes), 6, "all fit");
+        assert_eq!(shortest_run_exceeding(0, &[]), 1);
     }
 }

@@ -2,10 +2,10 @@
 
 use millrace_params::{Family, Initializer, Initializers, LinkSpec, LossScaling, ModelSpec, Nonlinearity, Precision};
 
-use crate::compile::{Batch, CompileError, Request, compile};
+use crate::compile::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
 use crate::graph::Graph;
-use crate::plan::{CHUNK_ELEMENTS, Encoding, StreamPlan};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
 /// A GPT by its dimensions.
 #[derive(Clone, Debug)]
@@ -94,15 +94,15 @@ impl Size {
         families::gpt(&self.spec(), self.sequence).unwrap()
     }
 
-    pub fn request(&self, samples: usize, leaf_bound: usize, wafer_memory: u64) -> Request {
-        Request {
+    pub fn request(&self, samples: usize, leaf_bound: usize, wafer_memory: u64) -> CompileRequest {
+        CompileRequest {
             graph: self.graph(),
-            train: Batch { samples, leaf_bound },
+            train: BatchSpec { samples, leaf_bound },
             trains: true,
             eval: None,
             encoding: if self.mixed { Encoding::Bf16 } else { Encoding::F32 },
             wafer_memory,
-            chunk_elements: CHUNK_ELEMENTS,
+            chunk_elements: DEFAULT_CHUNK_ELEMENTS,
             window_chunks: LINK.window_chunks,
             memoryx_memory: 2_400_000_000_000_000,
         }

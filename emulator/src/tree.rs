@@ -2,7 +2,7 @@
 //!
 //! A batch is cut into K leaves. The tree halves `[0, K)` at the midpoint, down to single leaves; the gradient of a
 //! node is *left child + right child*, in f32. Whoever owns leaves `[a, b)` sends the sums of the maximal nodes
-//! inside that range ([`LeafTree::cover`]); whoever holds two siblings joins them ([`Partials`]).
+//! inside that range ([`LeafTree::cover`]); whoever holds two siblings joins them ([`PartialSums`]).
 //!
 //! Invariant: the bits of the root's sum depend on K alone, never on who summed or in which order sums arrived.
 
@@ -140,9 +140,9 @@ fn cover_into(node: Node, range: &Range<u32>, nodes: &mut Vec<Node>) {
 
 /// What went wrong when a partial sum was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PartialError {
-    /// The range is no node of the tree.
-    #[error("{0} is no node of the tree over {1} leaves")]
+pub enum PartialSumError {
+    /// The range is not a node of the tree.
+    #[error("{0} is not a node of the tree over {1} leaves")]
     NotANode(Node, u32),
     /// The leaves of this node were counted already.
     #[error("leaves {0} were summed already")]
@@ -154,58 +154,59 @@ pub enum PartialError {
 /// `T` is the sum's carrier (a buffer). Holds the maximal nodes seen so far, at most `log2 K + 1` when they arrive
 /// left to right.
 #[derive(Clone, Debug)]
-pub struct Partials<T> {
+pub struct PartialSums<T> {
     tree: LeafTree,
-    held: Vec<(Node, T)>,
+    open_sums: Vec<(Node, T)>,
 }
 
-impl<T> Partials<T> {
+impl<T> PartialSums<T> {
     /// Nothing summed yet.
     pub const fn new(tree: LeafTree) -> Self {
-        Self { tree, held: Vec::new() }
+        Self { tree, open_sums: Vec::new() }
     }
 
     /// Adds the sum of `node`, joining siblings with `join(left, right) -> parent` for as long as there are any.
     ///
     /// # Errors
     /// `node` is not in the tree, or some leaf of it was counted before (a repeat is never added twice).
-    pub fn insert(&mut self, node: Node, value: T, mut join: impl FnMut(T, T) -> T) -> Result<(), PartialError> {
+    pub fn insert(&mut self, node: Node, value: T, mut join: impl FnMut(T, T) -> T) -> Result<(), PartialSumError> {
         if !self.tree.contains(node) {
-            return Err(PartialError::NotANode(node, self.tree.leaves()));
+            return Err(PartialSumError::NotANode(node, self.tree.leaves()));
         }
-        if self.held.iter().any(|(held, _)| held.start < node.end && node.start < held.end) {
-            return Err(PartialError::Repeated(node));
+        if self.open_sums.iter().any(|(held, _)| held.start < node.end && node.start < held.end) {
+            return Err(PartialSumError::Repeated(node));
         }
         let (mut node, mut value) = (node, value);
         while let Some(Join { sibling, parent }) = self.tree.join_of(node) {
-            let Some(at) = self.held.iter().position(|(held, _)| *held == sibling) else { break };
-            let (_, other) = self.held.swap_remove(at);
+            let Some(at) = self.open_sums.iter().position(|(held, _)| *held == sibling) else { break };
+            let (_, other) = self.open_sums.swap_remove(at);
             value = if sibling.start < node.start { join(other, value) } else { join(value, other) };
             node = parent;
         }
-        self.held.push((node, value));
+        self.open_sums.push((node, value));
         Ok(())
     }
 
     /// The number of open partial sums.
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.open_sums.len()
     }
 
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.open_sums.is_empty()
     }
 
     /// Whether the held nodes are exactly the cover of `range`: nothing more can be joined inside it.
     pub fn covers(&self, range: Range<u32>) -> bool {
         let cover = self.tree.cover(range);
-        cover.len() == self.held.len() && cover.iter().all(|node| self.held.iter().any(|(held, _)| held == node))
+        cover.len() == self.open_sums.len()
+            && cover.iter().all(|node| self.open_sums.iter().any(|(held, _)| held == node))
     }
 
     /// Takes everything held, left to right.
     pub fn take(&mut self) -> Vec<(Node, T)> {
-        let mut held = std::mem::take(&mut self.held);
+        let mut held = std::mem::take(&mut self.open_sums);
         held.sort_by_key(|(node, _)| *node);
         held
     }
@@ -223,7 +224,7 @@ mod tests {
             for cut in 0..=leaves {
                 // Right part first: arrival order must not show.
                 let pieces = tree.cover(cut..leaves).into_iter().chain(tree.cover(0..cut));
-                let mut partials = Partials::new(tree);
+                let mut partials = PartialSums::new(tree);
                 for node in pieces {
                     partials.insert(node, bracket(node), |l, r| format!("({l}+{r})")).unwrap();
                 }
@@ -240,13 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_is_never_counted_twice_and_strangers_are_refused() {
-        let mut partials = Partials::new(LeafTree::new(6));
+    fn leaf_is_counted_once_and_foreign_nodes_are_rejected() {
+        let mut partials = PartialSums::new(LeafTree::new(6));
         partials.insert(Node::new(0, 3), 1.0f32, |l, r| l + r).unwrap();
         let again = partials.insert(Node::new(1, 3), 1.0, |l, r| l + r);
-        assert_eq!(again, Err(PartialError::Repeated(Node::new(1, 3))));
+        assert_eq!(again, Err(PartialSumError::Repeated(Node::new(1, 3))));
         let stranger = partials.insert(Node::new(3, 5), 1.0, |l, r| l + r);
-        assert_eq!(stranger, Err(PartialError::NotANode(Node::new(3, 5), 6)));
+        assert_eq!(stranger, Err(PartialSumError::NotANode(Node::new(3, 5), 6)));
         assert_eq!(partials.len(), 1);
     }
 }

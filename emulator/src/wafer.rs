@@ -22,11 +22,11 @@ const PARTIAL_SUM_BYTES: f64 = 4.0;
 
 /// A wafer at work.
 #[derive(Clone, Copy, Debug)]
-pub struct Wafer<'a> {
+pub struct WaferModel<'a> {
     spec: &'a WaferSpec,
 }
 
-impl<'a> Wafer<'a> {
+impl<'a> WaferModel<'a> {
     /// The wafer that `spec` describes.
     pub const fn new(spec: &'a WaferSpec) -> Self {
         Self { spec }
@@ -71,7 +71,7 @@ mod tests {
     /// A product of many rows over `width` features, as a share of the peak.
     fn efficiency(spec: &WaferSpec, width: f64) -> f64 {
         let (rows, flops) = (2048.0, 2.0 * 2048.0 * width * width);
-        flops / spec.peak_flops / Wafer::new(spec).product_seconds(flops, rows * width)
+        flops / spec.peak_flops / WaferModel::new(spec).product_seconds(flops, rows * width)
     }
 
     #[test]
@@ -96,6 +96,8 @@ mod tests {
             assert!(efficiency(&worse, 2048.0) < 0.9 * whole, "{worse:?}");
         }
         let slow_fabric = WaferSpec { fabric_bandwidth: spec.fabric_bandwidth / 1000.0, ..spec.clone() };
-        assert!(Wafer::new(&slow_fabric).broadcast_seconds(1e9) > 2.0 * Wafer::new(&spec).broadcast_seconds(1e9));
+        assert!(
+            WaferModel::new(&slow_fabric).broadcast_seconds(1e9) > 2.0 * WaferModel::new(&spec).broadcast_seconds(1e9)
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::hint::black_box;
 
 use common::*;
-use millrace_emulator::compile::Batch;
+use millrace_emulator::compile::BatchSpec;
 use millrace_emulator::device::Device;
 use millrace_emulator::plan::Pass;
 
@@ -46,7 +46,7 @@ fn the_second_step_allocates_nothing() {
     assert_eq!(allocations(|| drop(black_box(vec![1u8; 100]))), 1);
     let spec = with_dropout(spec(2, 48, 3, 64, 20), 0.1);
     for wafer in [LARGE, 1 << 20] {
-        let plan = gpt_plan(&spec, 20, Batch { samples: 12, leaf_bound: 2 }, wafer);
+        let plan = gpt_plan(&spec, 20, BatchSpec { samples: 12, leaf_bound: 2 }, wafer);
         let mut device = device(&plan, 1);
         let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 64, 2));
         let payloads: Vec<Vec<u8>> = (0..plan.chunks.len())

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use millrace_emulator::compile::{Batch, system_bytes};
+use millrace_emulator::compile::{BatchSpec, system_bytes};
 use millrace_emulator::device::{CpuDevice, Device, DeviceError, LeafInput, LeafLoss};
 use millrace_emulator::families;
 use millrace_emulator::kernels::Simd;
@@ -18,7 +18,7 @@ use millrace_params::ApplianceSpec;
 const WORDS: usize = 64;
 
 /// Six leaves of two samples, dropout everywhere.
-const BATCH: Batch = Batch { samples: 12, leaf_bound: 2 };
+const BATCH: BatchSpec = BatchSpec { samples: 12, leaf_bound: 2 };
 
 fn graph() -> millrace_emulator::graph::Graph {
     families::gpt(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
@@ -30,7 +30,7 @@ type Shares = &'static [&'static [(u32, u32)]];
 const WHOLE: Shares = &[&[(0, 6)]];
 
 /// Losses and gradients of a step whose leaves are shared out to devices, in rounds.
-fn shared_out(plan: &Arc<StreamPlan>, devices: &mut [CpuDevice], shares: Shares) -> (Vec<LeafLoss>, Vec<Vec<f32>>) {
+fn run_on_devices(plan: &Arc<StreamPlan>, devices: &mut [CpuDevice], shares: Shares) -> (Vec<LeafLoss>, Vec<Vec<f32>>) {
     let (weights, samples) = (initial_weights(plan, 1), Samples::random(plan, WORDS, 2));
     let (mut losses, mut sums) = (Vec::new(), Vec::new());
     for shares in shares {
@@ -48,12 +48,12 @@ fn bits(groups: &[Vec<f32>]) -> Vec<u32> {
 }
 
 #[test]
-fn the_same_bits_however_the_work_is_divided() {
+fn bits_do_not_depend_on_the_division_of_work() {
     for encoding in [Encoding::F32, Encoding::Bf16] {
         let plan = plan(graph(), BATCH, encoding, LARGE);
         assert_eq!(plan.leaves.count, 6);
         let on = |threads| device(&plan, threads);
-        let (losses, gradients) = shared_out(&plan, &mut [on(1)], WHOLE);
+        let (losses, gradients) = run_on_devices(&plan, &mut [on(1)], WHOLE);
         assert!(gradients.iter().flatten().all(|g| g.is_finite()) && gradients.iter().flatten().any(|g| *g != 0.0));
         let cases: [(&str, &[usize], Shares); 6] = [
             ("2 threads", &[2], WHOLE),
@@ -65,7 +65,7 @@ fn the_same_bits_however_the_work_is_divided() {
         ];
         for (name, threads, shares) in cases {
             let mut devices: Vec<CpuDevice> = threads.iter().map(|&threads| on(threads)).collect();
-            let (there, other) = shared_out(&plan, &mut devices, shares);
+            let (there, other) = run_on_devices(&plan, &mut devices, shares);
             assert_eq!(bits(&gradients), bits(&other), "{name}");
             assert_eq!(losses, there, "{name}");
         }
@@ -78,7 +78,7 @@ fn the_same_bits_when_layers_are_recomputed() {
     let recomputing = recomputing(graph(), BATCH);
     assert!(!saving.layers.iter().any(|layer| layer.recompute));
     assert!(recomputing.layers.iter().skip(1).all(|layer| layer.recompute));
-    let of = |plan: &Arc<StreamPlan>| shared_out(plan, &mut [device(plan, 1)], WHOLE);
+    let of = |plan: &Arc<StreamPlan>| run_on_devices(plan, &mut [device(plan, 1)], WHOLE);
     let ((losses, gradients), (again, repeated)) = (of(&saving), of(&recomputing));
     assert_eq!(losses, again);
     assert_eq!(bits(&gradients), bits(&repeated));
@@ -88,7 +88,7 @@ fn the_same_bits_when_layers_are_recomputed() {
 #[test]
 fn the_same_bits_with_avx2_and_avx512() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
-    let of = |simd: Simd| shared_out(&plan, &mut [device_on(&plan, 1, simd)], WHOLE);
+    let of = |simd: Simd| run_on_devices(&plan, &mut [device_on(&plan, 1, simd)], WHOLE);
     let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
     // What the system says of the CPU, so that a set that is not detected any more is noticed.
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -142,7 +142,7 @@ fn evaluation_drops_nothing_and_counts_right_answers() {
         seed: 7,
         training: false,
     };
-    let expected = reference::loss(&plan.graph, &wide(&plan, &weights), &batch);
+    let expected = reference::loss(&plan.graph, &to_f64(&plan, &weights), &batch);
     let loss: f64 = losses.iter().map(|leaf| leaf.loss).sum();
     assert!((loss / expected - 1.0).abs() < 1e-6, "{loss} for {expected}");
     assert_eq!(
@@ -165,7 +165,7 @@ fn memory_is_what_the_plan_says() {
     assert_eq!(ops::VOCABULARY_BLOCK, kernels::loss::VOCABULARY_BLOCK);
     let of = |layers: usize, recompute: bool| {
         let graph = families::gpt(&spec(layers, 64, 2, 256, 64), 64).unwrap();
-        let batch = Batch { samples: 12, leaf_bound: 4 };
+        let batch = BatchSpec { samples: 12, leaf_bound: 4 };
         let plan = if recompute { recomputing(graph, batch) } else { plan(graph, batch, Encoding::F32, LARGE) };
         let leaves = plan.leaves_per_round.min(plan.leaves.count);
         let mut device = device(&plan, 1);
@@ -186,7 +186,7 @@ fn memory_is_what_the_plan_says() {
 }
 
 #[test]
-fn a_number_that_is_not_finite_is_traced_to_its_layer() {
+fn non_finite_value_is_traced_to_its_layer() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let samples = Samples::random(&plan, WORDS, 2);
     for (bad, name) in ["embed", "h.1.attn", "head"].into_iter().enumerate() {
@@ -220,8 +220,8 @@ fn what_does_not_fit_is_refused_and_named() {
         ("label 64", |d, _, l| d.begin(false, &[], &[LeafInput { labels: &[64; 40], ..l[0] }])),
         ("chunk 1000", |d, _, _| d.load(1000, Encoding::F32, &[])),
         ("3 bytes", |d, _, _| d.load(0, Encoding::F32, &[0; 3])),
-        ("chunk 0 of its weights has not come", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(0))),
-        ("out of its turn", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(1))),
+        ("chunk 0 of its weights is missing", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(0))),
+        ("out of order", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(1))),
     ];
     let mut device = device(&plan, 1);
     for (expected, attempt) in cases {

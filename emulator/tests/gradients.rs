@@ -4,43 +4,45 @@ mod common;
 
 use common::reference::{self, slope};
 use common::*;
-use millrace_emulator::compile::Batch;
+use millrace_emulator::compile::BatchSpec;
 use millrace_emulator::families;
-use millrace_emulator::graph::{ActivationKind, Graph, GraphBuilder, Init, Op, TensorId, TensorRole, ValueId};
+use millrace_emulator::graph::{
+    ActivationKind, Graph, GraphBuilder, OpKind, TensorId, TensorInit, TensorRole, ValueId,
+};
 use millrace_emulator::plan::{Encoding, StreamPlan};
 use millrace_params::{ModelSpec, Nonlinearity};
 
 const ROWS: usize = 5;
 const WIDTH: usize = 12;
-const WORDS: usize = 11;
+const VOCABULARY: usize = 11;
 
 /// A graph under construction, with names made up as it goes.
-struct Sketch {
+struct TestGraphBuilder {
     builder: GraphBuilder,
     names: usize,
 }
 
-impl Sketch {
+impl TestGraphBuilder {
     fn new() -> Self {
         Self { builder: GraphBuilder::new(ROWS), names: 0 }
     }
 
     fn tensor(&mut self, shape: &[usize]) -> TensorId {
         self.names += 1;
-        let init = Init::Normal { mean: 0.1, std: 0.5 };
+        let init = TensorInit::Normal { mean: 0.1, std: 0.5 };
         self.builder.tensor(format!("t{}", self.names), shape, init, TensorRole::Weight)
     }
 
-    fn node(&mut self, op: Op, inputs: &[ValueId], params: &[TensorId]) -> ValueId {
+    fn node(&mut self, op: OpKind, inputs: &[ValueId], params: &[TensorId]) -> ValueId {
         self.names += 1;
         self.builder.node(op, format!("v{}", self.names), inputs, params).unwrap()
     }
 
     /// Embedded tokens, `WIDTH` columns.
     fn tokens(&mut self) -> ValueId {
-        let table = self.tensor(&[WORDS, WIDTH]);
+        let table = self.tensor(&[VOCABULARY, WIDTH]);
         let tokens = self.builder.tokens();
-        self.node(Op::Embedding, &[tokens], &[table])
+        self.node(OpKind::Embedding, &[tokens], &[table])
     }
 
     fn linear(&mut self, x: ValueId, inputs: usize, outputs: usize, biased: bool) -> ValueId {
@@ -48,16 +50,16 @@ impl Sketch {
         if biased {
             params.push(self.tensor(&[outputs]));
         }
-        self.node(Op::Linear, &[x], &params)
+        self.node(OpKind::Linear, &[x], &params)
     }
 
     fn norm(&mut self, x: ValueId) -> ValueId {
         let params = [self.tensor(&[WIDTH]), self.tensor(&[WIDTH])];
-        self.node(Op::LayerNorm { epsilon: 1e-5 }, &[x], &params)
+        self.node(OpKind::LayerNorm { epsilon: 1e-5 }, &[x], &params)
     }
 
     fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.node(Op::Add, &[a, b], &[])
+        self.node(OpKind::Add, &[a, b], &[])
     }
 
     fn cut(&mut self) {
@@ -66,12 +68,12 @@ impl Sketch {
     }
 
     fn finish(mut self, x: ValueId, biased: bool) -> Graph {
-        let mut params = vec![self.tensor(&[WORDS, WIDTH])];
+        let mut params = vec![self.tensor(&[VOCABULARY, WIDTH])];
         if biased {
-            params.push(self.tensor(&[WORDS]));
+            params.push(self.tensor(&[VOCABULARY]));
         }
         let labels = self.builder.labels();
-        self.builder.loss(Op::CrossEntropy, &[x, labels], &params).unwrap();
+        self.builder.loss(OpKind::CrossEntropy, &[x, labels], &params).unwrap();
         self.cut();
         self.builder.finish().unwrap()
     }
@@ -79,22 +81,22 @@ impl Sketch {
 
 /// One graph for every operator, and some that families of today do not make.
 fn graphs() -> Vec<(&'static str, Graph)> {
-    let with = |name, make: &dyn Fn(&mut Sketch, ValueId) -> ValueId| {
-        let mut sketch = Sketch::new();
+    let with = |name, make: &dyn Fn(&mut TestGraphBuilder, ValueId) -> ValueId| {
+        let mut sketch = TestGraphBuilder::new();
         let x = sketch.tokens();
         let x = make(&mut sketch, x);
         (name, sketch.finish(x, name == "bias in the head"))
     };
-    let gelu = Op::Activation { kind: ActivationKind::Gelu };
-    let gelu_tanh = Op::Activation { kind: ActivationKind::GeluTanh };
-    let drop = Op::Dropout { rate: 0.3 };
-    let attention = Op::CausalAttention { heads: 3, scale: 0.6, dropout: 0.2 };
+    let gelu = OpKind::Activation { kind: ActivationKind::Gelu };
+    let gelu_tanh = OpKind::Activation { kind: ActivationKind::GeluTanh };
+    let drop = OpKind::Dropout { rate: 0.3 };
+    let attention = OpKind::CausalAttention { heads: 3, scale: 0.6, dropout: 0.2 };
     vec![
         with("embedding and loss", &|_, x| x),
         with("bias in the head", &|_, x| x),
         with("positions", &|s, x| {
             let table = s.tensor(&[ROWS + 2, WIDTH]);
-            s.node(Op::AddPosition, &[x], &[table])
+            s.node(OpKind::AddPosition, &[x], &[table])
         }),
         with("layer norm", &|s, x| s.norm(x)),
         with("linear", &|s, x| s.linear(x, WIDTH, WIDTH, true)),
@@ -128,16 +130,16 @@ fn graphs() -> Vec<(&'static str, Graph)> {
         }),
         with("tensors shared in a layer and between layers", &|s, x| {
             let (shared, bias) = (s.tensor(&[WIDTH, WIDTH]), s.tensor(&[WIDTH]));
-            let x = s.node(Op::Linear, &[x], &[shared]);
-            let x = s.node(Op::Linear, &[x], &[shared, bias]);
+            let x = s.node(OpKind::Linear, &[x], &[shared]);
+            let x = s.node(OpKind::Linear, &[x], &[shared, bias]);
             s.cut();
             let y = s.norm(x);
-            s.node(Op::Linear, &[y], &[shared, bias])
+            s.node(OpKind::Linear, &[y], &[shared, bias])
         }),
         with("norms that share a gain", &|s, x| {
             let (gain, offsets) = (s.tensor(&[WIDTH]), [s.tensor(&[WIDTH]), s.tensor(&[WIDTH])]);
-            let x = s.node(Op::LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[0]]);
-            s.node(Op::LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[1]])
+            let x = s.node(OpKind::LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[0]]);
+            s.node(OpKind::LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[1]])
         }),
         with("a branch that leads nowhere", &|s, x| {
             let y = s.linear(x, WIDTH, WIDTH, true);
@@ -156,7 +158,7 @@ fn check(name: &str, plan: &std::sync::Arc<StreamPlan>, words: usize, stride: us
     let mut device = device(plan, 2);
     let apart = (0..plan.leaves.count).flat_map(|leaf| round(&mut device, plan, &weights, &samples, leaf..leaf + 1).1);
     assert_eq!(total(plan, apart.collect()), gradients, "{name}");
-    let (gradients, mut tensors) = (wide(plan, &gradients), wide(plan, &weights));
+    let (gradients, mut tensors) = (to_f64(plan, &gradients), to_f64(plan, &weights));
     let batch = reference::Batch {
         input_ids: &samples.input_ids,
         labels: &samples.labels,
@@ -185,9 +187,9 @@ fn check(name: &str, plan: &std::sync::Arc<StreamPlan>, words: usize, stride: us
 #[test]
 fn every_operator_and_odd_graphs() {
     for (name, graph) in graphs() {
-        let saving = plan(graph.clone(), Batch { samples: 3, leaf_bound: 1 }, Encoding::F32, LARGE);
-        check(name, &saving, WORDS, 3);
-        check(name, &recomputing(graph, Batch { samples: 3, leaf_bound: 1 }), WORDS, 13);
+        let saving = plan(graph.clone(), BatchSpec { samples: 3, leaf_bound: 1 }, Encoding::F32, LARGE);
+        check(name, &saving, VOCABULARY, 3);
+        check(name, &recomputing(graph, BatchSpec { samples: 3, leaf_bound: 1 }), VOCABULARY, 13);
     }
 }
 
@@ -228,7 +230,7 @@ fn whole_models() {
             lm_head: normal,
         };
         let graph = families::gpt(&spec, 8).unwrap();
-        let batch = Batch { samples: 4, leaf_bound: 2 };
+        let batch = BatchSpec { samples: 4, leaf_bound: 2 };
         check(name, &plan(graph.clone(), batch, Encoding::F32, LARGE), 24, 37);
         check(name, &recomputing(graph, batch), 24, 151);
     }

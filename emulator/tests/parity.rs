@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::*;
-use millrace_emulator::compile::{Batch, Request, compile};
+use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::device::{CpuDevice, Device};
 use millrace_emulator::families;
 use millrace_emulator::kernels::Simd;
-use millrace_emulator::kernels::optimizer::{Adam, Decay, adam};
+use millrace_emulator::kernels::optimizer::{AdamStep, DecayTarget, adam};
 use millrace_emulator::numerics::bf16;
-use millrace_emulator::plan::{CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
+use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
 use millrace_params::{ModelSpec, Nonlinearity};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -85,14 +85,14 @@ impl Fixture {
         let batch = self.json["inputs"]["samples_shape"][1].as_u64().unwrap() as usize;
         let sequence = self.config("n_positions");
         Arc::new(
-            compile(Request {
+            compile(CompileRequest {
                 graph: families::gpt(&self.spec(), sequence).unwrap(),
-                train: Batch { samples: batch, leaf_bound: 2 },
+                train: BatchSpec { samples: batch, leaf_bound: 2 },
                 trains: true,
-                eval: Some(Batch { samples: sequence, leaf_bound: 1 }),
+                eval: Some(BatchSpec { samples: sequence, leaf_bound: 1 }),
                 encoding,
                 wafer_memory: LARGE,
-                chunk_elements: CHUNK_ELEMENTS,
+                chunk_elements: DEFAULT_CHUNK_ELEMENTS,
                 window_chunks: 8,
                 memoryx_memory: u64::MAX,
             })
@@ -186,13 +186,13 @@ impl Optimizer {
         for (id, group) in plan.groups.iter().enumerate() {
             for (tensor, range) in &group.tensors {
                 let decays = plan.graph.tensors[*tensor].role.decays();
-                let how = Adam {
+                let how = AdamStep {
                     learning_rate: rate,
                     beta1: number(&self.settings["betas"][0]),
                     beta2: number(&self.settings["betas"][1]),
                     epsilon: number(&self.settings["eps"]),
                     weight_decay: if decays { number(&self.settings["weight_decay"]) } else { 0.0 },
-                    decay: Decay::Decoupled,
+                    decay: DecayTarget::Decoupled,
                     correct_bias: true,
                     step: step as u64 + 1,
                 };
@@ -246,7 +246,8 @@ fn train(fixture: &Fixture, encoding: Encoding) -> Run {
     Run { plan, device, losses, norms, gradients: first, weights }
 }
 
-/// The weights as they travel: matrices in the plan's encoding; vectors (norms, biases) in f32, as autocast leaves them.
+/// The weights as they travel: matrices in the plan's encoding; vectors (norms, biases) in f32, as autocast leaves
+/// them.
 fn wire(plan: &StreamPlan, weights: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mut wire = weights.to_vec();
     for (group, values) in plan.groups.iter().zip(&mut wire) {

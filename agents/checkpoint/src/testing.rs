@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_emulator::graph::{ActivationKind, Graph, Init, Layer, Op, OpNode, Tensor, TensorRole, Value, ValueType};
-use millrace_emulator::plan::{Chunk, Encoding, Group, Leaves, PlanHash, StreamPlan};
+use millrace_emulator::graph::{
+    ActivationKind, Graph, Layer, OpKind, OpNode, Tensor, TensorInit, TensorRole, Value, ValueType,
+};
+use millrace_emulator::plan::{Chunk, Encoding, Group, LeafLayout, PlanHash, StreamPlan};
 
 use crate::{Facts, LockRequest, ModelDirLock, Moments, RangeWriter, Staging, WriterEpoch};
 
@@ -37,12 +39,12 @@ struct Builder {
 
 impl Builder {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> usize {
-        let init = Init::Constant { value: 0.0 };
+        let init = TensorInit::Constant { value: 0.0 };
         self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role: TensorRole::Weight });
         self.graph.tensors.len() - 1
     }
 
-    fn node(&mut self, op: Op, inputs: &[usize], params: &[usize]) -> usize {
+    fn node(&mut self, op: OpKind, inputs: &[usize], params: &[usize]) -> usize {
         let out = self.graph.values.len();
         let kind = ValueType::Float;
         self.graph.values.push(Value { name: format!("v{out}"), rows: POSITIONS, columns: HIDDEN, kind });
@@ -53,7 +55,7 @@ impl Builder {
     fn norm(&mut self, name: &str, x: usize) -> usize {
         let params =
             [self.tensor(&format!("{name}.weight"), &[HIDDEN]), self.tensor(&format!("{name}.bias"), &[HIDDEN])];
-        self.node(Op::LayerNorm { epsilon: 1e-5 }, &[x], &params)
+        self.node(OpKind::LayerNorm { epsilon: 1e-5 }, &[x], &params)
     }
 
     fn linear(&mut self, name: &str, x: usize, out: usize, input: usize) -> usize {
@@ -61,22 +63,22 @@ impl Builder {
         if self.bias {
             params.push(self.tensor(&format!("{name}.bias"), &[out]));
         }
-        self.node(Op::Linear, &[x], &params)
+        self.node(OpKind::Linear, &[x], &params)
     }
 
     fn block(&mut self, at: usize, x: usize, scale: f32) -> usize {
         let y = self.norm(&format!("h.{at}.ln_1"), x);
         let y = self.linear(&format!("h.{at}.attn.qkv"), y, 3 * HIDDEN, HIDDEN);
-        let y = self.node(Op::CausalAttention { heads: 2, scale, dropout: 0.1 }, &[y], &[]);
+        let y = self.node(OpKind::CausalAttention { heads: 2, scale, dropout: 0.1 }, &[y], &[]);
         let y = self.linear(&format!("h.{at}.attn.proj"), y, HIDDEN, HIDDEN);
-        let y = self.node(Op::Dropout { rate: 0.2 }, &[y], &[]);
-        let x = self.node(Op::Add, &[x, y], &[]);
+        let y = self.node(OpKind::Dropout { rate: 0.2 }, &[y], &[]);
+        let x = self.node(OpKind::Add, &[x, y], &[]);
         let y = self.norm(&format!("h.{at}.ln_2"), x);
         let y = self.linear(&format!("h.{at}.mlp.fc"), y, INNER, HIDDEN);
-        let y = self.node(Op::Activation { kind: ActivationKind::GeluTanh }, &[y], &[]);
+        let y = self.node(OpKind::Activation { kind: ActivationKind::GeluTanh }, &[y], &[]);
         let y = self.linear(&format!("h.{at}.mlp.proj"), y, HIDDEN, INNER);
-        let y = self.node(Op::Dropout { rate: 0.2 }, &[y], &[]);
-        self.node(Op::Add, &[y, x], &[])
+        let y = self.node(OpKind::Dropout { rate: 0.2 }, &[y], &[]);
+        self.node(OpKind::Add, &[y, x], &[])
     }
 }
 
@@ -93,8 +95,8 @@ pub fn graph(model: Model) -> Graph {
     let mut b = Builder { graph: empty, bias: model.bias };
     let (wte, wpe) =
         (b.tensor("wte.weight", &[model.vocabulary, HIDDEN]), b.tensor("wpe.weight", &[POSITIONS, HIDDEN]));
-    let x = b.node(Op::Embedding, &[0], &[wte]);
-    let mut x = b.node(Op::AddPosition, &[x], &[wpe]);
+    let x = b.node(OpKind::Embedding, &[0], &[wte]);
+    let mut x = b.node(OpKind::AddPosition, &[x], &[wpe]);
     let mut cuts = vec![0, b.graph.nodes.len()];
     for at in 0..2 {
         x = b.block(at, x, model.scale);
@@ -105,7 +107,7 @@ pub fn graph(model: Model) -> Graph {
     if model.head_bias {
         head.push(b.tensor("lm_head.bias", &[model.vocabulary]));
     }
-    b.graph.nodes.push(OpNode { op: Op::CrossEntropy, inputs: vec![x, 1], params: head, output: None });
+    b.graph.nodes.push(OpNode { op: OpKind::CrossEntropy, inputs: vec![x, 1], params: head, output: None });
     cuts.push(b.graph.nodes.len());
     let names = ["embed", "h.0", "h.1", "head"];
     b.graph.layers = names
@@ -118,7 +120,7 @@ pub fn graph(model: Model) -> Graph {
 
 /// A plan whose groups are as many as `groups`, cut into chunks of at most `most` elements.
 pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
-    let leaves = Leaves { count: 2, samples: 1 };
+    let leaves = LeafLayout { count: 2, samples: 1 };
     let mut plan = StreamPlan {
         sequence: POSITIONS,
         leaves,

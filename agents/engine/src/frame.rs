@@ -79,6 +79,6 @@ pub enum FrameError {
         /// The chunk.
         chunk: ChunkId,
         /// Why.
-        source: millrace_emulator::tree::PartialError,
+        source: millrace_emulator::tree::PartialSumError,
     },
 }

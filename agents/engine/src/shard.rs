@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::{Placement, ShardId};
 use millrace_emulator::plan::{ChunkId, StreamPlan};
-use millrace_emulator::tree::{Node, Partials};
+use millrace_emulator::tree::{Node, PartialSums};
 
 use crate::course::{At, Courses, Cursor, Direction};
 use crate::credit::{Allowance, Window};
@@ -95,7 +95,7 @@ pub struct Shard {
     link: Option<Link>,
     gathering: Option<u64>,
     /// Open partial sums by chunk and use.
-    partials: BTreeMap<(ChunkId, usize), Partials<Payload>>,
+    partials: BTreeMap<(ChunkId, usize), PartialSums<Payload>>,
     /// Uses summed so far, by chunk.
     uses: Vec<u32>,
     uses_of: Vec<u32>,
@@ -130,7 +130,7 @@ impl Shard {
 
     /// The most partial sums open for one use of a chunk: at most one more than the levels above the rounds.
     pub fn open_sums(&self) -> usize {
-        self.partials.values().map(Partials::len).max().unwrap_or(0)
+        self.partials.values().map(PartialSums::len).max().unwrap_or(0)
     }
 
     /// What to tell the coordinator on joining.
@@ -232,7 +232,7 @@ impl Shard {
         }
         let tree = link.placement.tree;
         let chunk = at.chunk;
-        let sums = self.partials.entry((chunk, at.layer)).or_insert_with(|| Partials::new(tree));
+        let sums = self.partials.entry((chunk, at.layer)).or_insert_with(|| PartialSums::new(tree));
         sums.insert(place.node, payload, Payload::join).map_err(|source| FrameError::Partial { chunk, source })?;
         if sums.covers(tree.root().range()) {
             let sum = sums.take().pop();

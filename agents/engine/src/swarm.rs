@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
-use millrace_emulator::tree::{LeafTree, Node, PartialError, Partials};
+use millrace_emulator::tree::{LeafTree, Node, PartialSumError, PartialSums};
 
 use crate::course::{At, Courses, Cursor, Direction};
 use crate::credit::{Allowance, Window};
@@ -84,7 +84,7 @@ impl SwarmX {
         let links = if node.parent.is_none() { placement.shards as usize } else { 1 };
         let parent =
             |_| Parent { frames: VecDeque::new(), window: Window::new(window), allowance: Allowance::default() };
-        let child = |&child: &millrace_emulator::placement::Child| Child {
+        let child = |&child: &millrace_emulator::placement::SwarmChild| Child {
             frames: VecDeque::new(),
             window: Window::new(window),
             allowance: Allowance::default(),
@@ -224,7 +224,7 @@ impl SwarmX {
     /// Takes one slot's frames off every child and joins siblings.
     fn join(&mut self, turn: Turn, at: At, out: &mut Vec<Command>) -> Result<Vec<(Node, Payload)>, LinkFault> {
         let tree = self.placement.tree;
-        let mut partials = Partials::new(tree);
+        let mut partials = PartialSums::new(tree);
         let elements = self.plan.chunks[at.chunk].elements;
         for (number, child) in self.children.iter_mut().enumerate() {
             let nodes = &child.nodes[at.round as usize];
@@ -244,7 +244,7 @@ impl SwarmX {
 
 /// Joins the sum that is to come next, that of `node`.
 fn take_sum(
-    partials: &mut Partials<Payload>,
+    partials: &mut PartialSums<Payload>,
     frame: Frame,
     (node, tree): (Node, LeafTree),
     (turn, at): (Turn, At),
@@ -259,7 +259,7 @@ fn take_sum(
     let joined = if place.node == node {
         partials.insert(node, payload, Payload::join)
     } else {
-        Err(PartialError::NotANode(place.node, tree.leaves()))
+        Err(PartialSumError::NotANode(place.node, tree.leaves()))
     };
     joined.map_err(|source| FrameError::Partial { chunk, source })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
 use millrace_data::Dataset;
-use millrace_emulator::report::human_bytes;
+use millrace_emulator::report::format_size;
 use millrace_params::{InputSpec, Job, Mode};
 
 use super::arguments::RunFlags;
@@ -45,7 +45,7 @@ pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
         return Err(refusal.hint("choose a smaller model or a larger host; `plan` tells what each role needs"));
     }
     if needed > memory.available {
-        let needed = human_bytes(needed);
+        let needed = format_size(needed);
         eprintln!("note: the run's processes need {needed} of memory, and {memory}: end others, or they may be killed");
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_emulator::compile::{Request, compile, request};
+use millrace_emulator::compile::{CompileRequest, compile, request};
 use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
 use millrace_emulator::plan::{Encoding, PlanHash, StreamPlan};
 use millrace_params::{ApplianceSpec, Job};
@@ -42,7 +42,7 @@ impl Cuts {
     }
 
     /// Asks the compiler for these.
-    fn ask(self, request: &mut Request) {
+    fn ask(self, request: &mut CompileRequest) {
         if let Some(samples) = self.leaf_samples {
             // Also where that is more than the bound: `auto` may have stood for larger leaves in an earlier release.
             request.train.leaf_bound = samples as usize;
@@ -90,7 +90,7 @@ impl JobDocument {
         Ok(CompiledJob {
             job: Arc::new(self.job),
             appliance: Arc::new(self.appliance),
-            profile: NumericsProfile::new(isa, precision).of_plan(&plan),
+            profile: NumericsProfile::new(isa, precision).for_plan(&plan),
             plan: Arc::new(plan),
             hash,
             cuts: self.cuts,

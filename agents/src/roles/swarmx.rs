@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_emulator::placement::{Child, Placement};
+use millrace_emulator::placement::{Placement, SwarmChild};
 use millrace_emulator::plan::Encoding;
 use millrace_engine::message::{Configure, Order, Report};
 use millrace_engine::swarm::{Command, LinkFault, Neighbour, SwarmX};
@@ -204,9 +204,9 @@ fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId
         Some(parent) => vec![swarm(parent)],
         None => (0..placement.shards).map(|shard| AgentId::new(Role::MemoryX, shard)).collect(),
     };
-    let child = |child: &Child| match *child {
-        Child::System(place) => AgentId::new(Role::Cs2, placement.systems[place].id),
-        Child::Swarm(place) => swarm(place),
+    let child = |child: &SwarmChild| match *child {
+        SwarmChild::System(place) => AgentId::new(Role::Cs2, placement.systems[place].id),
+        SwarmChild::Swarm(place) => swarm(place),
     };
     (parents, placement.swarm[place].children.iter().map(child).collect())
 }

@@ -3,7 +3,7 @@
 
 use millrace_params::{ApplianceSpec, Job};
 
-use super::groups::MOST_CHUNKS;
+use super::groups::MAX_CHUNKS;
 
 /// Bytes of a plan without layers: a graph's ends, a report.
 const BASE_BYTES: u64 = 1 << 20;
@@ -29,7 +29,7 @@ pub fn planning_bytes(job: &Job, appliance: &ApplianceSpec) -> u64 {
     let block = hidden.saturating_mul(hidden.saturating_mul(4).saturating_add(filter.saturating_mul(2)));
     let tables = vocabulary.saturating_mul(2).saturating_add(positions).saturating_mul(hidden);
     let elements = block.saturating_mul(blocks).saturating_add(tables);
-    let chunks = (elements / (appliance.link.chunk_bytes / 4).max(1)).min(MOST_CHUNKS as u64);
+    let chunks = (elements / (appliance.link.chunk_bytes / 4).max(1)).min(MAX_CHUNKS as u64);
     let chunks = chunks.saturating_add(blocks.saturating_mul(GROUPS_PER_BLOCK));
     BASE_BYTES.saturating_add(blocks.saturating_mul(BLOCK_BYTES)).saturating_add(chunks.saturating_mul(CHUNK_BYTES))
 }

@@ -31,7 +31,7 @@ pub enum CompileError {
     /// More parameters than MemoryX can hold.
     #[error(
         "the weights and optimizer states need {} of MemoryX's memory, but the appliance has {}",
-        bytes(*.needed), bytes(*.available)
+        format_bytes(*.needed), format_bytes(*.available)
     )]
     MemoryXTooSmall {
         /// Bytes needed.
@@ -48,7 +48,7 @@ pub enum CompileError {
     /// One sample is too large for the wafer.
     #[error(
         "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for windows of weights and gradients), but the wafer has {}",
-        bytes(*.needed), bytes(*.weights), bytes(*.available)
+        format_bytes(*.needed), format_bytes(*.weights), format_bytes(*.available)
     )]
     DoesNotFit {
         /// The layer at which most is needed.
@@ -90,7 +90,7 @@ impl CompileError {
 }
 
 /// Bytes for people: `40.0 GB`, powers of ten as hardware is sold.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub(crate) fn format_bytes(bytes: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
     let mut value = bytes as f64;
     let mut unit = 0;

@@ -4,12 +4,12 @@ use std::cell::LazyCell;
 
 use serde::{Deserialize, Serialize};
 
-use super::groups::Cut;
-use super::leaves::Batch;
-use super::memory::{Analysis, LayerMemory};
+use super::activation_memory::{LayerMemory, MemoryAnalysis};
+use super::groups::TensorGroups;
+use super::leaves::BatchSpec;
 use super::{CompileError, wafer_activation_bytes};
 use crate::graph::Graph;
-use crate::plan::{Encoding, GroupId, Leaves};
+use crate::plan::{Encoding, GroupId, LeafLayout};
 
 /// Bytes of a gradient, on every machine.
 const GRADIENT_BYTES: u64 = 4;
@@ -18,8 +18,8 @@ const HOST_WEIGHT_BYTES: u64 = 4;
 
 /// What was decided.
 pub(super) struct Fit {
-    pub train: Leaves,
-    pub eval: Leaves,
+    pub train: LeafLayout,
+    pub eval: LeafLayout,
     pub resident: Vec<GroupId>,
     pub recompute: Vec<bool>,
     pub leaves_per_round: u32,
@@ -101,9 +101,9 @@ impl WeightElements {
 }
 
 /// The search for what fits.
-pub(super) struct Search<'a> {
+pub(super) struct FitSearch<'a> {
     pub graph: &'a Graph,
-    pub cut: &'a Cut,
+    pub cut: &'a TensorGroups,
     pub encoding: Encoding,
     /// Bytes of the wafer.
     pub memory: u64,
@@ -112,16 +112,16 @@ pub(super) struct Search<'a> {
 }
 
 /// How many last layers stay on the wafer, best first.
-const RESIDENT_LAYERS: [usize; 3] = [2, 1, 0];
+const RESIDENT_LAYER_CANDIDATES: [usize; 3] = [2, 1, 0];
 /// One part in this many: how many fewer leaves a round may have for the sake of weights that stay.
 const RESIDENT_SLACK: u32 = 16;
 
-impl Search<'_> {
+impl FitSearch<'_> {
     /// Tries what the module text of [`super`] says, in its order.
-    pub fn fit(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
+    pub fn fit(&self, train: BatchSpec, eval: BatchSpec) -> Result<Fit, CompileError> {
         let none = vec![false; self.graph.layers.len()];
         let bytes = wafer_activation_bytes(self.encoding);
-        let analysis = Analysis::new(self.graph, [bytes]);
+        let analysis = MemoryAnalysis::new(self.graph, [bytes]);
         let saving = (analysis.training(&none), none);
         // Not made where everything can be saved.
         let recomputing = LazyCell::new(|| {
@@ -129,58 +129,58 @@ impl Search<'_> {
             (analysis.training(&flags), flags)
         });
         let streamed = self.weights(&[]);
-        for leaves in train.cuts() {
-            let whole = self.most_leaves(&saving.0.layers[0], streamed, leaves, Pass::Training) == leaves.count;
+        for leaves in train.possible_leaves() {
+            let whole = self.max_leaves(&saving.0.layers[0], streamed, leaves, Workload::Training) == leaves.count;
             let (memory, recompute) = if whole { &saving } else { &*recomputing };
             let layers = &memory.layers[0];
-            let most = self.most_leaves(layers, streamed, leaves, Pass::Training);
+            let most = self.max_leaves(layers, streamed, leaves, Workload::Training);
             let evaluation = self.eval_leaves(layers, streamed, eval);
             if let (1.., Some((eval, most_eval))) = (most, evaluation) {
                 let of_both = |weights| {
-                    let fitting = |leaves, pass| self.most_leaves(layers, weights, leaves, pass);
-                    (fitting(leaves, Pass::Training), fitting(eval, Pass::Evaluation))
+                    let fitting = |leaves, pass| self.max_leaves(layers, weights, leaves, pass);
+                    (fitting(leaves, Workload::Training), fitting(eval, Workload::Evaluation))
                 };
                 let is_cheap = |weights| {
                     let (fitting, fitting_eval) = of_both(weights);
                     fitting >= most - most / RESIDENT_SLACK && fitting_eval >= most_eval - most_eval / RESIDENT_SLACK
                 };
-                let resident = self.resident_where(is_cheap);
+                let resident = self.max_resident_groups(is_cheap);
                 let (most, most_eval) = of_both(self.weights(&resident));
                 // A bound that is the whole batch of one kind must not force rounds on the other.
                 let unbound = leaves.count.max(eval.count);
-                let or_any = |most, leaves: Leaves| if most == leaves.count { unbound } else { most };
+                let or_any = |most, leaves: LeafLayout| if most == leaves.count { unbound } else { most };
                 let leaves_per_round = or_any(most, leaves).min(or_any(most_eval, eval));
                 return Ok(Fit { train: leaves, eval, resident, recompute: recompute.clone(), leaves_per_round });
             }
         }
-        Err(self.refusal(&recomputing.0.layers[0], Pass::Training))
+        Err(self.does_not_fit_error(&recomputing.0.layers[0], Workload::Training))
     }
 
     /// What fits of a job that only evaluates: nothing is kept, so nothing is recomputed, and the training batch, of
     /// which no leaf is ever computed, is cut as if it fitted.
-    pub fn fit_evaluation(&self, train: Batch, eval: Batch) -> Result<Fit, CompileError> {
+    pub fn fit_evaluation(&self, train: BatchSpec, eval: BatchSpec) -> Result<Fit, CompileError> {
         let recompute = vec![false; self.graph.layers.len()];
         let bytes = wafer_activation_bytes(self.encoding);
-        let [layers] = Analysis::new(self.graph, [bytes]).training(&recompute).layers;
+        let [layers] = MemoryAnalysis::new(self.graph, [bytes]).training(&recompute).layers;
         let fitting = self.eval_leaves(&layers, self.weights(&[]), eval);
-        if let (Some((eval, leaves_per_round)), Some(train)) = (fitting, train.cuts().next()) {
-            let fitting = |weights| self.most_leaves(&layers, weights, eval, Pass::Evaluation);
+        if let (Some((eval, leaves_per_round)), Some(train)) = (fitting, train.possible_leaves().next()) {
+            let fitting = |weights| self.max_leaves(&layers, weights, eval, Workload::Evaluation);
             let least = leaves_per_round - leaves_per_round / RESIDENT_SLACK;
-            let resident = self.resident_where(|weights| fitting(weights) >= least);
+            let resident = self.max_resident_groups(|weights| fitting(weights) >= least);
             let leaves_per_round = fitting(self.weights(&resident));
             return Ok(Fit { train, eval, resident, recompute, leaves_per_round });
         }
-        Err(self.refusal(&layers, Pass::Evaluation))
+        Err(self.does_not_fit_error(&layers, Workload::Evaluation))
     }
 
     /// The most groups that may stay on the wafer.
-    fn resident_where(&self, is_cheap: impl Fn(WeightElements) -> bool) -> Vec<GroupId> {
-        let candidates = RESIDENT_LAYERS.map(|layers| self.resident(layers));
+    fn max_resident_groups(&self, is_cheap: impl Fn(WeightElements) -> bool) -> Vec<GroupId> {
+        let candidates = RESIDENT_LAYER_CANDIDATES.map(|layers| self.resident_groups(layers));
         candidates.into_iter().find(|resident| is_cheap(self.weights(resident))).unwrap_or_default()
     }
 
     /// The groups of the last `layers` layers, and those that several layers share, ascending.
-    fn resident(&self, layers: usize) -> Vec<GroupId> {
+    fn resident_groups(&self, layers: usize) -> Vec<GroupId> {
         let last = self.cut.layers.iter().rev().take(layers).flatten().copied();
         // With one layer only, a shared group the loss does not use is streamed for each of its uses.
         let shared = self.cut.shared().filter(|_| layers > 1);
@@ -196,18 +196,18 @@ impl Search<'_> {
     }
 
     /// Bytes needed with `count` leaves of `samples` each, and the layer at which.
-    fn need(
+    fn bytes_needed(
         &self,
         layers: &[LayerMemory],
         weights: WeightElements,
         count: u32,
         samples: u32,
-        pass: Pass,
+        pass: Workload,
     ) -> (u64, usize) {
         let (count, samples) = (u64::from(count), u64::from(samples));
         let of = |layer: &LayerMemory| match pass {
-            Pass::Training => (layer.held, layer.working()),
-            Pass::Evaluation => (layer.held_eval, layer.working_eval),
+            Workload::Training => (layer.held, layer.working()),
+            Workload::Evaluation => (layer.held_eval, layer.working_eval),
         };
         let peak = layers.iter().enumerate().map(|(at, layer)| {
             let (held, working) = of(layer);
@@ -219,14 +219,14 @@ impl Search<'_> {
     }
 
     /// Bytes of weights and gradients on the wafer.
-    fn weight_bytes(&self, weights: WeightElements, pass: Pass) -> WeightBytes {
+    fn weight_bytes(&self, weights: WeightElements, pass: Workload) -> WeightBytes {
         let bytes = weights.on_wafer(self.encoding.bytes() as u64, self.window);
-        if pass == Pass::Evaluation { WeightBytes { gradients: 0, ..bytes } } else { bytes }
+        if pass == Workload::Evaluation { WeightBytes { gradients: 0, ..bytes } } else { bytes }
     }
 
     /// The most of `leaves` that fit at once; 0 if not even one does.
-    fn most_leaves(&self, layers: &[LayerMemory], weights: WeightElements, leaves: Leaves, pass: Pass) -> u32 {
-        let fits = |count| self.need(layers, weights, count, leaves.samples, pass).0 <= self.memory;
+    fn max_leaves(&self, layers: &[LayerMemory], weights: WeightElements, leaves: LeafLayout, pass: Workload) -> u32 {
+        let fits = |count| self.bytes_needed(layers, weights, count, leaves.samples, pass).0 <= self.memory;
         let (mut most, mut too_many) = (0, leaves.count + 1);
         while most + 1 < too_many {
             let middle = most + (too_many - most) / 2;
@@ -236,15 +236,20 @@ impl Search<'_> {
     }
 
     /// The largest evaluation leaves of which one fits, and how many do.
-    fn eval_leaves(&self, layers: &[LayerMemory], weights: WeightElements, eval: Batch) -> Option<(Leaves, u32)> {
-        eval.cuts()
-            .map(|leaves| (leaves, self.most_leaves(layers, weights, leaves, Pass::Evaluation)))
+    fn eval_leaves(
+        &self,
+        layers: &[LayerMemory],
+        weights: WeightElements,
+        eval: BatchSpec,
+    ) -> Option<(LeafLayout, u32)> {
+        eval.possible_leaves()
+            .map(|leaves| (leaves, self.max_leaves(layers, weights, leaves, Workload::Evaluation)))
             .find(|&(_, most)| most > 0)
     }
 
-    fn refusal(&self, layers: &[LayerMemory], pass: Pass) -> CompileError {
+    fn does_not_fit_error(&self, layers: &[LayerMemory], pass: Workload) -> CompileError {
         let weights = self.weights(&[]);
-        let (needed, at) = self.need(layers, weights, 1, 1, pass);
+        let (needed, at) = self.bytes_needed(layers, weights, 1, 1, pass);
         CompileError::DoesNotFit {
             layer: self.graph.layers.get(at).map_or_else(String::new, |layer| layer.name.clone()),
             needed,
@@ -255,7 +260,7 @@ impl Search<'_> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
+enum Workload {
     Training,
     Evaluation,
 }

@@ -6,22 +6,22 @@ use crate::graph::{Graph, LayerId, TensorId};
 use crate::ops::operator;
 #[cfg(doc)]
 use crate::plan::StreamPlan;
-use crate::plan::{CHUNK_ELEMENTS, Chunk, Encoding, Group, GroupId};
+use crate::plan::{Chunk, DEFAULT_CHUNK_ELEMENTS, Encoding, Group, GroupId};
 
 /// Chunks begin at multiples of this many elements in their group: a cache line of f32 and a vector of every width.
-const CHUNK_ALIGNMENT: usize = 64;
+const CHUNK_ALIGNMENT_ELEMENTS: usize = 64;
 /// About as many chunks as a plan may have, however small they are asked to be and however large the model is: a plan
 /// must fit in memory. Beyond 2.7e11 parameters chunks are larger than asked for; see [`StreamPlan::check_streamable`].
-pub(super) const MOST_CHUNKS: usize = 1 << 20;
+pub(super) const MAX_CHUNKS: usize = 1 << 20;
 
 /// The tensors of a graph in groups, not yet cut into chunks.
-pub(super) struct Cut {
-    groups: Vec<Members>,
+pub(super) struct TensorGroups {
+    groups: Vec<GroupBuilder>,
     /// The groups each layer uses, in order of first use in the graph.
     pub layers: Vec<Vec<GroupId>>,
 }
 
-struct Members {
+struct GroupBuilder {
     name: String,
     tensors: Vec<TensorId>,
     /// Layers that use them, ascending.
@@ -31,7 +31,7 @@ struct Members {
     elements: usize,
 }
 
-impl Cut {
+impl TensorGroups {
     /// Groups the tensors that the same set of layers uses and that travel in the same encoding; the graph is valid.
     pub fn new(graph: &Graph, encoding: Encoding) -> Self {
         let mut users: Vec<Vec<LayerId>> = vec![Vec::new(); graph.tensors.len()];
@@ -44,7 +44,7 @@ impl Cut {
                 users[tensor].push(layer);
             }
         }
-        let mut groups: Vec<Members> = Vec::new();
+        let mut groups: Vec<GroupBuilder> = Vec::new();
         // Groups whose first user is the layer at hand: only these can have the same users as the next tensor.
         let mut recent = 0;
         for tensor in by_first_use {
@@ -61,7 +61,7 @@ impl Cut {
                 }
                 None => {
                     let name = name(graph, tensor, &users, vectors);
-                    groups.push(Members { name, tensors: vec![tensor], users, vectors, elements });
+                    groups.push(GroupBuilder { name, tensors: vec![tensor], users, vectors, elements });
                 }
             }
         }
@@ -101,7 +101,7 @@ impl Cut {
                     node.params
                         .iter()
                         .enumerate()
-                        .filter_map(move |(at, &id)| operator.backward_reads(at).then_some(id))
+                        .filter_map(move |(at, &id)| operator.backward_reads_param(at).then_some(id))
                 })
                 .collect();
             groups.retain(|&group| self.groups[group].tensors.iter().any(|tensor| read.contains(tensor)));
@@ -109,15 +109,16 @@ impl Cut {
         groups
     }
 
-    /// Lays the groups out and cuts them into chunks of at most `most` elements, or into about [`MOST_CHUNKS`].
+    /// Lays the groups out and cuts them into chunks of at most `most` elements, or into about [`MAX_CHUNKS`].
     pub fn into_chunks(self, graph: &Graph, most: usize) -> (Vec<Group>, Vec<Chunk>) {
         let all: usize = self.groups.iter().map(|members| members.elements).sum();
-        let most = most.min(CHUNK_ELEMENTS).max(all.div_ceil(MOST_CHUNKS)).next_multiple_of(CHUNK_ALIGNMENT);
+        let most =
+            most.min(DEFAULT_CHUNK_ELEMENTS).max(all.div_ceil(MAX_CHUNKS)).next_multiple_of(CHUNK_ALIGNMENT_ELEMENTS);
         let mut chunks = Vec::new();
         let groups = self.groups.into_iter().enumerate().map(|(id, members)| {
-            let Members { name, tensors, elements, .. } = members;
+            let GroupBuilder { name, tensors, elements, .. } = members;
             let first = chunks.len();
-            chunks.extend(pieces(elements, most).map(|piece| Chunk {
+            chunks.extend(even_pieces(elements, most).map(|piece| Chunk {
                 group: id,
                 start: piece.start,
                 elements: piece.len(),
@@ -129,7 +130,7 @@ impl Cut {
 }
 
 /// The groups of each of `count` layers.
-fn by_layer(groups: &[Members], count: usize) -> Vec<Vec<GroupId>> {
+fn by_layer(groups: &[GroupBuilder], count: usize) -> Vec<Vec<GroupId>> {
     let mut layers = vec![Vec::new(); count];
     for (id, group) in groups.iter().enumerate() {
         for &layer in &group.users {
@@ -159,9 +160,9 @@ fn lay_out(graph: &Graph, tensors: Vec<TensorId>) -> Vec<(TensorId, Range<usize>
 }
 
 /// Even pieces of `elements >= 1` elements, as few as pieces of at most `most` (a multiple of the alignment) allow.
-fn pieces(elements: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+fn even_pieces(elements: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = elements.div_ceil(most);
-    let size = elements.div_ceil(count).next_multiple_of(CHUNK_ALIGNMENT);
+    let size = elements.div_ceil(count).next_multiple_of(CHUNK_ALIGNMENT_ELEMENTS);
     (0..elements).step_by(size).map(move |start| start..(start + size).min(elements))
 }
 
@@ -171,12 +172,21 @@ mod tests {
 
     #[test]
     fn pieces_are_even_aligned_and_complete() {
-        for elements in [1, 63, 64, 65, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 7 * CHUNK_ELEMENTS + 12_345, 38_597_376] {
-            let pieces: Vec<_> = pieces(elements, CHUNK_ELEMENTS).collect();
-            assert_eq!(pieces.len(), elements.div_ceil(CHUNK_ELEMENTS));
+        for elements in [
+            1,
+            63,
+            64,
+            65,
+            DEFAULT_CHUNK_ELEMENTS,
+            DEFAULT_CHUNK_ELEMENTS + 1,
+            7 * DEFAULT_CHUNK_ELEMENTS + 12_345,
+            38_597_376,
+        ] {
+            let pieces: Vec<_> = even_pieces(elements, DEFAULT_CHUNK_ELEMENTS).collect();
+            assert_eq!(pieces.len(), elements.div_ceil(DEFAULT_CHUNK_ELEMENTS));
             assert_eq!(pieces.iter().cloned().flatten().count(), elements);
             assert!(pieces.windows(2).all(|two| two[0].end == two[1].start && two[1].start.is_multiple_of(64)));
-            assert!(pieces.iter().all(|piece| piece.len() <= CHUNK_ELEMENTS && !piece.is_empty()));
+            assert!(pieces.iter().all(|piece| piece.len() <= DEFAULT_CHUNK_ELEMENTS && !piece.is_empty()));
         }
     }
 }

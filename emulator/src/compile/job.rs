@@ -1,23 +1,23 @@
-//! The border to the params: a resolved job becomes a [`Request`].
+//! The border to the params: a resolved job becomes a [`CompileRequest`].
 
 use millrace_params::{ApplianceSpec, InputSpec, Job, LinkSpec, Precision};
 
-use super::{Batch, CompileError, Request, compile};
+use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
-use crate::plan::{CHUNK_ELEMENTS, Encoding, StreamPlan};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
 /// What a job asks the compiler for.
 ///
 /// # Errors
 /// When the model contradicts itself, or its two inputs differ in length.
-pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<Request, CompileError> {
+pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<CompileRequest, CompileError> {
     let sequence = job.train_input.max_sequence_length;
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
     if let Some(eval) = eval.map(|eval| eval.max_sequence_length).filter(|&eval| eval != sequence) {
         return Err(CompileError::SequencesDiffer { train: sequence, eval });
     }
-    let batch = |input: &InputSpec| Batch { samples: input.batch_size, leaf_bound: input.micro_batch_size };
-    Ok(Request {
+    let batch = |input: &InputSpec| BatchSpec { samples: input.batch_size, leaf_bound: input.micro_batch_size };
+    Ok(CompileRequest {
         graph: families::gpt(&job.model, sequence)?,
         train: batch(&job.train_input),
         trains: job.run.mode.trains(),
@@ -35,7 +35,7 @@ pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<Request, CompileE
 
 /// Most elements of a chunk over links like these.
 pub(super) fn chunk_elements(link: &LinkSpec) -> usize {
-    usize::try_from(link.chunk_bytes / 4).unwrap_or(CHUNK_ELEMENTS)
+    usize::try_from(link.chunk_bytes / 4).unwrap_or(DEFAULT_CHUNK_ELEMENTS)
 }
 
 /// The plan of a job on an appliance, of which only the sizes of memories and chunks matter.

@@ -1,23 +1,23 @@
 //! Cutting a batch into leaves.
 
 use super::CompileError;
-use crate::plan::Leaves;
+use crate::plan::LeafLayout;
 
 /// More samples than any batch has; keeps the search for divisors short.
-const MOST_SAMPLES: usize = 1 << 24;
+const MAX_SAMPLES: usize = 1 << 24;
 
 /// A batch and the bound on its leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct BatchSpec {
     /// Samples of the global batch.
     pub samples: usize,
     /// Most samples of a leaf.
     pub leaf_bound: usize,
 }
 
-impl Batch {
+impl BatchSpec {
     pub(super) fn check(self, input: &'static str) -> Result<(), CompileError> {
-        let limit = 1..=MOST_SAMPLES;
+        let limit = 1..=MAX_SAMPLES;
         if limit.contains(&self.samples) && limit.contains(&self.leaf_bound) {
             return Ok(());
         }
@@ -26,10 +26,10 @@ impl Batch {
 
     /// The ways to cut the batch into equal leaves within the bound, largest leaf first; the last one has leaves of one
     /// sample.
-    pub(super) fn cuts(self) -> impl Iterator<Item = Leaves> {
+    pub(super) fn possible_leaves(self) -> impl Iterator<Item = LeafLayout> {
         let batch = self.samples as u32;
         let divisors = (1..=self.leaf_bound.min(self.samples) as u32).rev().filter(move |&d| batch.is_multiple_of(d));
-        divisors.map(move |samples| Leaves { count: batch / samples, samples })
+        divisors.map(move |samples| LeafLayout { count: batch / samples, samples })
     }
 }
 
@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn a_leaf_is_the_largest_divisor_within_the_bound() {
         let first = |samples, leaf_bound| {
-            let Leaves { count, samples } = Batch { samples, leaf_bound }.cuts().next().unwrap();
+            let LeafLayout { count, samples } = BatchSpec { samples, leaf_bound }.possible_leaves().next().unwrap();
             (count, samples)
         };
         for (batch, bound, expected) in [
@@ -53,7 +53,8 @@ mod tests {
         ] {
             assert_eq!(first(batch, bound), expected, "batch {batch}, bound {bound}");
         }
-        let all: Vec<u32> = Batch { samples: 12, leaf_bound: 6 }.cuts().map(|leaves| leaves.samples).collect();
+        let all: Vec<u32> =
+            BatchSpec { samples: 12, leaf_bound: 6 }.possible_leaves().map(|leaves| leaves.samples).collect();
         assert_eq!(all, [6, 4, 3, 2, 1]);
     }
 }

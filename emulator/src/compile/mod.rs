@@ -1,11 +1,11 @@
 //! The compiler: a graph, two batches and a wafer in, a [stream plan](crate::plan) out.
 //!
 //! Invariants:
-//! * The plan is a function of the [`Request`] alone. Systems, shards and SwarmX nodes are unknown here, so every number
-//!   of them runs the same plan; what one system can hold at once ([`StreamPlan::leaves_per_round`]) is the plan's, the
-//!   rounds that follow from it are the placement's.
-//! * Layers are as fine as the graph's, so that little is waited for at both ends of a step. Where they are recomputed, the
-//!   parts of a block are joined: only what passes between layers is held then, and that is half as much.
+//! * The plan is a function of the [`CompileRequest`] alone. Systems, shards and SwarmX nodes are unknown here, so
+//!   every number of them runs the same plan; what one system can hold at once ([`StreamPlan::leaves_per_round`]) is
+//!   the plan's, the rounds that follow from it are the placement's.
+//! * Layers are as fine as the graph's, so that little is waited for at both ends of a step. Where they are recomputed,
+//!   the parts of a block are joined: only what passes between layers is held then, and that is half as much.
 //! * The wafer holds activations, a window of weights and one of gradients, both counted in chunks, and what is kept
 //!   resident. How large a layer is does not matter.
 //! * What does not fit is made to fit in a fixed order: layers are recomputed inside; then the batch goes in rounds;
@@ -16,43 +16,43 @@
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
-use crate::plan::{CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StreamPlan};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StreamPlan};
 
+mod activation_memory;
 mod cost;
 mod error;
 mod fit;
 mod groups;
 mod job;
 mod leaves;
-mod memory;
-mod order;
+mod stream_order;
 mod system;
 
+pub use activation_memory::recomputed_nodes;
 pub use cost::planning_bytes;
 pub use error::CompileError;
-pub(crate) use error::bytes;
+pub(crate) use error::format_bytes;
 pub use fit::{WeightBytes, WeightElements};
 pub use job::{compile_job, request};
-pub use leaves::Batch;
-pub use memory::recomputed_nodes;
+pub use leaves::BatchSpec;
 pub use system::{PlanMemory, SystemBytes, SystemMemory, system_bytes};
 
 /// What a plan is compiled from.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct CompileRequest {
     /// The model.
     pub graph: Graph,
     /// Training batch.
-    pub train: Batch,
+    pub train: BatchSpec,
     /// Whether the job trains; where it does not, only its evaluation has to fit.
     pub trains: bool,
     /// Evaluation batch; `None` where the job does not evaluate, and the plan then repeats the training batch's leaves.
-    pub eval: Option<Batch>,
+    pub eval: Option<BatchSpec>,
     /// How weights travel, and the type of activations on the wafer.
     pub encoding: Encoding,
     /// Memory of the modelled wafer, bytes.
     pub wafer_memory: u64,
-    /// Most elements of a chunk, at most [`CHUNK_ELEMENTS`].
+    /// Most elements of a chunk, at most [`DEFAULT_CHUNK_ELEMENTS`].
     pub chunk_elements: usize,
     /// Chunks of weights, and as many of gradients, that are in flight on the wafer.
     pub window_chunks: usize,
@@ -61,30 +61,39 @@ pub struct Request {
 }
 
 /// Bytes that MemoryX holds for a parameter: weight, gradient and two moments in f32.
-pub const MEMORYX_BYTES: u64 = 16;
+pub const MEMORYX_BYTES_PER_PARAMETER: u64 = 16;
 
 /// Compiles a plan.
 ///
 /// # Errors
 /// When the graph is no model, a batch is empty, or one sample does not fit on the wafer.
-pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
-    let Request { graph, train, trains, eval, encoding, wafer_memory, chunk_elements, window_chunks, memoryx_memory } =
-        request;
+pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
+    let CompileRequest {
+        graph,
+        train,
+        trains,
+        eval,
+        encoding,
+        wafer_memory,
+        chunk_elements,
+        window_chunks,
+        memoryx_memory,
+    } = request;
     graph.validate()?;
     let eval = eval.unwrap_or(train);
     train.check("train_input")?;
     eval.check("eval_input")?;
-    let needed = graph.parameters().saturating_mul(MEMORYX_BYTES);
+    let needed = graph.parameters().saturating_mul(MEMORYX_BYTES_PER_PARAMETER);
     if needed > memoryx_memory {
         return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
     }
 
     let window = window_elements(chunk_elements, window_chunks);
-    let search = |graph: &Graph, cut: &groups::Cut| {
-        let search = fit::Search { graph, cut, encoding, memory: wafer_memory, window };
+    let search = |graph: &Graph, cut: &groups::TensorGroups| {
+        let search = fit::FitSearch { graph, cut, encoding, memory: wafer_memory, window };
         if trains { search.fit(train, eval) } else { search.fit_evaluation(train, eval) }
     };
-    let (mut cut, mut graph) = (groups::Cut::new(&graph, encoding), graph);
+    let (mut cut, mut graph) = (groups::TensorGroups::new(&graph, encoding), graph);
     let mut fit = search(&graph, &cut);
     let saves_all = |fit: &fit::Fit| !fit.recompute.contains(&true);
     if trains && !fit.as_ref().is_ok_and(saves_all) {
@@ -95,7 +104,7 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
     let fit = fit?;
     let layers = layer_plans(&graph, &cut, encoding, &fit);
     let (groups, chunks) = cut.into_chunks(&graph, chunk_elements);
-    let orders = order::Orders::new(&layers, &groups, &fit.resident);
+    let orders = stream_order::StreamOrders::new(&layers, &groups, &fit.resident);
     Ok(StreamPlan {
         sequence: graph.values[graph.tokens].rows,
         graph,
@@ -115,7 +124,7 @@ pub fn compile(request: Request) -> Result<StreamPlan, CompileError> {
 
 /// Weights, or gradients, in flight on the wafer.
 const fn window_elements(chunk_elements: usize, window_chunks: usize) -> u64 {
-    let chunk = if chunk_elements < CHUNK_ELEMENTS { chunk_elements } else { CHUNK_ELEMENTS };
+    let chunk = if chunk_elements < DEFAULT_CHUNK_ELEMENTS { chunk_elements } else { DEFAULT_CHUNK_ELEMENTS };
     (chunk as u64).saturating_mul(window_chunks as u64)
 }
 
@@ -127,10 +136,10 @@ pub(crate) const fn wafer_activation_bytes(encoding: Encoding) -> u64 {
 /// Bytes of an activation in the emulating process: always f32.
 pub(crate) const HOST_ACTIVATION_BYTES: u64 = 4;
 
-fn layer_plans(graph: &Graph, cut: &groups::Cut, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {
+fn layer_plans(graph: &Graph, cut: &groups::TensorGroups, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {
     let machines = [wafer_activation_bytes(encoding), HOST_ACTIVATION_BYTES];
-    let [wafer, host] = memory::Analysis::new(graph, machines).training(&fit.recompute).layers;
-    let repeated = memory::recomputed_nodes(graph);
+    let [wafer, host] = activation_memory::MemoryAnalysis::new(graph, machines).training(&fit.recompute).layers;
+    let repeated = activation_memory::recomputed_nodes(graph);
     let leaf = u64::from(fit.train.samples);
     let plan = |layer: usize| {
         let (wafer, host) = (&wafer[layer], &host[layer]);

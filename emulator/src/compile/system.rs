@@ -3,7 +3,7 @@
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{Analysis, LayerMemory};
+use super::activation_memory::{LayerMemory, MemoryAnalysis};
 use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, job, wafer_activation_bytes, window_elements};
 use crate::graph::OpNode;
 use crate::ops::{Signature, operator};
@@ -54,7 +54,7 @@ impl<'a> PlanMemory<'a> {
     pub fn new(plan: &'a StreamPlan) -> Self {
         let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
         let machines = [wafer_activation_bytes(plan.encoding), HOST_ACTIVATION_BYTES];
-        let [wafer, host] = Analysis::new(&plan.graph, machines).training(&recompute).layers;
+        let [wafer, host] = MemoryAnalysis::new(&plan.graph, machines).training(&recompute).layers;
         Self { plan, wafer, host }
     }
 

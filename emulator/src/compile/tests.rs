@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::graph::{ActivationKind, GraphBuilder, GraphError, Init, Op, TensorRole};
+use crate::graph::{ActivationKind, GraphBuilder, GraphError, OpKind, TensorInit, TensorRole};
 use crate::ops::OpError;
 use crate::plan::{DownSlot, GroupId, Pass};
 use crate::testing::{
@@ -24,7 +24,8 @@ fn the_examples_compile_to_their_known_sizes() {
         let plan = size.plan(size.batch, leaf_bound(size), CS2).unwrap();
         assert_eq!(plan.parameters(), *parameters, "{}", size.name);
         assert_eq!(plan.graph.parameters(), *parameters, "{}", size.name);
-        // Head, the tied table and the last layer: the parts of a block, in mixed precision each with its vectors apart.
+        // Head, the tied table and the last layer: the parts of a block, in mixed precision each with its vectors
+        // apart.
         let parts = if plan.layers.iter().any(|layer| layer.recompute) { 2 } else { 1 };
         let vectors = usize::from(plan.encoding == crate::plan::Encoding::Bf16);
         assert_eq!(plan.resident.len(), 2 + parts * (1 + vectors), "{}", size.name);
@@ -153,9 +154,9 @@ fn embed_and_other_layers_that_save_nothing_are_not_recomputed() {
     let saving = TINY.plan(16, 2, CS2).unwrap();
     let saved = |plan: &StreamPlan| plan.layers.iter().map(|layer| layer.saved.host).collect::<Vec<_>>();
     let row = TINY.hidden as u64 * 4;
-    // A recomputed block keeps its input; the two parts of a saved one also two normalised rows and sums, queries, keys and values (3),
-    // attention's output, the stream between, the inner layer before and after its activation (4 + 4), and 4 statistics
-    // and a log-sum-exp for each of 2 heads.
+    // A recomputed block keeps its input; the two parts of a saved one also two normalised rows and sums, queries, keys
+    // and values (3), attention's output, the stream between, the inner layer before and after its activation (4 + 4),
+    // and 4 statistics and a log-sum-exp for each of 2 heads.
     let rows = TINY.sequence as u64;
     assert_eq!(saved(&plan)[1], rows * row);
     assert_eq!(saved(&saving)[1..=2].iter().sum::<u64>(), rows * (row * (1 + 1 + 3 + 1 + 1 + 1 + 8) + 4 * (4 + 2)));
@@ -163,19 +164,19 @@ fn embed_and_other_layers_that_save_nothing_are_not_recomputed() {
 
 #[test]
 fn evaluation_leaves_are_cut_from_the_evaluation_batch() {
-    let request = |eval| Request { eval, ..TINY.request(16, 2, CS2) };
-    let plan = compile(request(Some(Batch { samples: 9, leaf_bound: 4 }))).unwrap();
+    let request = |eval| CompileRequest { eval, ..TINY.request(16, 2, CS2) };
+    let plan = compile(request(Some(BatchSpec { samples: 9, leaf_bound: 4 }))).unwrap();
     assert_eq!((plan.eval_leaves.count, plan.eval_leaves.samples), (3, 3));
     assert!(plan.leaves_per_round >= plan.leaves.count.max(plan.eval_leaves.count));
-    let error = compile(request(Some(Batch { samples: 0, leaf_bound: 4 }))).unwrap_err();
+    let error = compile(request(Some(BatchSpec { samples: 0, leaf_bound: 4 }))).unwrap_err();
     assert!(error.to_string().contains("eval_input"), "{error}");
 }
 
 /// A job that only evaluates is refused only where its evaluation does not fit.
 #[test]
 fn an_evaluation_needs_no_room_to_train() {
-    let eval = Some(Batch { samples: 16, leaf_bound: 2 });
-    let request = |memory, trains| Request { eval, trains, ..TINY.request(16, 2, memory) };
+    let eval = Some(BatchSpec { samples: 16, leaf_bound: 2 });
+    let request = |memory, trains| CompileRequest { eval, trains, ..TINY.request(16, 2, memory) };
     let least = |trains| (1..).map(|kib| kib << 10).find(|&memory| compile(request(memory, trains)).is_ok()).unwrap();
     let (training, evaluation) = (least(true), least(false));
     assert!(evaluation < training, "{evaluation} and {training}");
@@ -230,27 +231,28 @@ fn recomputation_repeats_only_what_the_backward_pass_needs() {
 fn a_long_skip_is_held_as_long_as_it_is_read() {
     let (rows, width) = (8u64, 64u64);
     let mut builder = GraphBuilder::new(rows as usize);
-    let init = Init::Constant { value: 0.0 };
+    let init = TensorInit::Constant { value: 0.0 };
     let table = builder.tensor("table", &[16, width as usize], init, TensorRole::Embedding);
     let (tokens, labels) = (builder.tokens(), builder.labels());
-    let x = builder.node(Op::Embedding, "x", &[tokens], &[table]).unwrap();
+    let x = builder.node(OpKind::Embedding, "x", &[tokens], &[table]).unwrap();
     builder.end_layer("first");
-    let y = builder.node(Op::Activation { kind: ActivationKind::Gelu }, "y", &[x], &[]).unwrap();
+    let y = builder.node(OpKind::Activation { kind: ActivationKind::Gelu }, "y", &[x], &[]).unwrap();
     builder.end_layer("second");
-    let z = builder.node(Op::Activation { kind: ActivationKind::Gelu }, "z", &[y], &[]).unwrap();
+    let z = builder.node(OpKind::Activation { kind: ActivationKind::Gelu }, "z", &[y], &[]).unwrap();
     builder.end_layer("third");
-    let sum = builder.node(Op::Add, "sum", &[z, x], &[]).unwrap();
-    builder.loss(Op::CrossEntropy, &[sum, labels], &[table]).unwrap();
+    let sum = builder.node(OpKind::Add, "sum", &[z, x], &[]).unwrap();
+    builder.loss(OpKind::CrossEntropy, &[sum, labels], &[table]).unwrap();
     builder.end_layer("last");
     let graph = builder.finish().unwrap();
 
-    let [memory] = memory::Analysis::new(&graph, [4]).training(&[false; 4]).layers;
+    let [memory] = activation_memory::MemoryAnalysis::new(&graph, [4]).training(&[false; 4]).layers;
     let (value, number) = (rows * width * 4, rows * 4);
     let saved: Vec<u64> = memory.iter().map(|layer| layer.saved).collect();
     // Tokens; x; y; the sum that the loss reads, its log-sum-exps and labels. Nothing backward needs z.
     assert_eq!(saved, [number, value, value, value + 2 * number]);
-    // Samples all along. While "last" works: x, y, the sum and what waits besides it, z or a gradient; while "third" works
-    // backward, x, y and the gradients of y and of the skipping x; "second", x and both; "first", that of x alone.
+    // Samples all along. While "last" works: x, y, the sum and what waits besides it, z or a gradient; while "third"
+    // works backward, x, y and the gradients of y and of the skipping x; "second", x and both; "first", that of x
+    // alone.
     let held: Vec<u64> = memory.iter().map(|layer| layer.held).collect();
     assert_eq!(held, [value, 3 * value, 4 * value, 4 * value + number].map(|values| values + 2 * number));
     // Evaluating: x all along, and what passes between layers.
@@ -260,7 +262,7 @@ fn a_long_skip_is_held_as_long_as_it_is_read() {
 
 #[test]
 fn a_model_larger_than_memoryx_is_refused() {
-    let request = Request { memoryx_memory: 16 * TINY.graph().parameters() - 1, ..TINY.request(16, 2, CS2) };
+    let request = CompileRequest { memoryx_memory: 16 * TINY.graph().parameters() - 1, ..TINY.request(16, 2, CS2) };
     let error = compile(request).unwrap_err();
     assert!(matches!(error, CompileError::MemoryXTooSmall { .. }), "{error}");
 }

@@ -1,30 +1,30 @@
 //! Activations of a round in one arena, laid out by the schedule, and the round's samples.
 
 use super::{DeviceError, LeafInput};
-use crate::graph::{Graph, LayerId, NodeId, Op, ValueId};
+use crate::graph::{Graph, LayerId, NodeId, OpKind, ValueId};
 use crate::kernels::Buffer;
-use crate::plan::{Leaves, Pass};
-use crate::schedule::{Extent, Layout, Schedule, Step};
+use crate::plan::{LeafLayout, Pass};
+use crate::schedule::{ArenaLayout, Extent, PassSchedule, Step};
 
 /// One kind of round: what is done in it, and with what memory.
 #[derive(Debug)]
-pub(super) struct Kind {
-    pub schedule: Schedule,
+pub(super) struct RoundKind {
+    pub schedule: PassSchedule,
     /// How the plan cuts its batch.
-    pub leaves: Leaves,
-    layout: Option<Layout>,
+    pub leaves: LeafLayout,
+    layout: Option<ArenaLayout>,
 }
 
-impl Kind {
-    pub const fn new(schedule: Schedule, leaves: Leaves) -> Self {
+impl RoundKind {
+    pub const fn new(schedule: PassSchedule, leaves: LeafLayout) -> Self {
         Self { schedule, leaves, layout: None }
     }
 
     /// The layout for rounds of up to `leaves` leaves, made at the first of them.
-    fn layout(&mut self, leaves: usize) -> &Layout {
+    fn layout(&mut self, leaves: usize) -> &ArenaLayout {
         let samples = self.leaves.samples as usize;
         let schedule = &self.schedule;
-        self.layout.get_or_insert_with(|| Layout::new(schedule, samples, leaves))
+        self.layout.get_or_insert_with(|| ArenaLayout::new(schedule, samples, leaves))
     }
 
     /// The steps of one pass.
@@ -50,7 +50,7 @@ pub(super) struct RoundLeaf {
 
 /// Tokens and labels of a round.
 #[derive(Debug)]
-pub(super) struct Samples {
+pub(super) struct RoundSamples {
     /// The leaves.
     pub leaves: Vec<RoundLeaf>,
     input_ids: Vec<i32>,
@@ -63,14 +63,14 @@ pub(super) struct Samples {
     values: [ValueId; 2],
 }
 
-impl Samples {
+impl RoundSamples {
     pub fn new(graph: &Graph) -> Self {
         let values = [graph.tokens, graph.labels];
         let entries = |node: NodeId| graph.tensors[graph.nodes[node].params[0]].shape[0];
         let looked_up = |value: ValueId| {
             let nodes = (0..graph.nodes.len()).filter(move |&node| {
                 let node = &graph.nodes[node];
-                matches!(node.op, Op::Embedding | Op::CrossEntropy) && node.inputs.contains(&value)
+                matches!(node.op, OpKind::Embedding | OpKind::CrossEntropy) && node.inputs.contains(&value)
             });
             nodes.map(entries).min().unwrap_or(usize::MAX)
         };
@@ -131,7 +131,7 @@ pub(super) struct Arena(Buffer);
 
 impl Arena {
     /// Makes room for rounds of `kind` of up to `leaves` leaves.
-    pub fn reserve(&mut self, kind: &mut Kind, leaves: usize) {
+    pub fn reserve(&mut self, kind: &mut RoundKind, leaves: usize) {
         self.0.resize(kind.layout(leaves).len);
     }
 
@@ -141,7 +141,7 @@ impl Arena {
     }
 
     /// Bytes held, with those of the samples.
-    pub fn bytes(&self, samples: &Samples) -> usize {
+    pub fn bytes(&self, samples: &RoundSamples) -> usize {
         self.0.bytes() + samples.bytes()
     }
 }

@@ -4,24 +4,24 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::activations::{Arena, Kind, Samples};
-use super::gradients::{Gradients, LayerGradients};
-use super::packs::Packs;
-use super::weights::Weights;
+use super::activations::{Arena, RoundKind, RoundSamples};
+use super::gradients::{LayerGradients, PartialGradients};
+use super::packs::PackedWeights;
+use super::weights::LoadedWeights;
 use super::{Device, DeviceError, DeviceMemory, LeafInput, LeafLoss};
 use crate::graph::{Graph, LayerId};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
-use crate::kernels::{Context, Pool, Simd, Workspace};
+use crate::kernels::{ComputeThreads, Context, GemmWorkspace, Simd};
 use crate::numerics::{NumericsProfile, Precision};
-use crate::ops::execute::{Execute, MOST_INPUTS, MOST_PARAMS, NodeShape, executor};
+use crate::ops::execute::{Executor, MAX_INPUTS, MAX_PARAMS, NodeShape, executor};
 use crate::plan::{ChunkId, Encoding, Pass, StreamPlan};
-use crate::schedule::{ForwardStep, Schedule, Step};
+use crate::schedule::{ForwardStep, PassSchedule, Step};
 use crate::tree::{LeafTree, Node};
 
 mod steps;
 
-use steps::Runner;
+use steps::StepRunner;
 
 /// How a [`CpuDevice`] is to work.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +51,8 @@ pub struct OperatorTime {
 
 /// What is known of every operator of the graph.
 #[derive(Debug)]
-struct Operators {
-    executors: Vec<Box<dyn Execute>>,
+struct OperatorTable {
+    executors: Vec<Box<dyn Executor>>,
     shapes: Vec<NodeShape>,
     /// Index into the times.
     kinds: Vec<usize>,
@@ -61,7 +61,7 @@ struct Operators {
 /// Scratch memory of the kernels.
 #[derive(Debug, Default)]
 struct Scratch {
-    products: Workspace,
+    products: GemmWorkspace,
     attention: AttentionWorkspace,
     /// The dropout keys of one operator.
     keys: Vec<u64>,
@@ -75,16 +75,16 @@ pub struct CpuDevice {
     plan: Arc<StreamPlan>,
     options: DeviceOptions,
     precision: Precision,
-    pool: Arc<Pool>,
-    operators: Operators,
+    pool: Arc<ComputeThreads>,
+    operators: OperatorTable,
     layer_gradients: Vec<LayerGradients>,
     /// Evaluation and training rounds.
-    kinds: [Kind; 2],
+    kinds: [RoundKind; 2],
     arena: Arena,
-    samples: Samples,
-    weights: Weights,
-    packs: Packs,
-    gradients: Gradients,
+    samples: RoundSamples,
+    weights: LoadedWeights,
+    packs: PackedWeights,
+    gradients: PartialGradients,
     scratch: Scratch,
     times: Vec<OperatorTime>,
     losses: Vec<LeafLoss>,
@@ -102,8 +102,8 @@ impl CpuDevice {
     pub fn new(plan: Arc<StreamPlan>, options: DeviceOptions) -> Result<Self, DeviceError> {
         let graph = &plan.graph;
         check(graph)?;
-        let pool = Pool::new(options.threads).map_err(|error| DeviceError::Start(error.to_string()))?;
-        let executors: Vec<Box<dyn Execute>> = graph.nodes.iter().map(|node| executor(&node.op)).collect();
+        let pool = ComputeThreads::new(options.threads).map_err(|error| DeviceError::Start(error.to_string()))?;
+        let executors: Vec<Box<dyn Executor>> = graph.nodes.iter().map(|node| executor(&node.op)).collect();
         let shapes: Vec<NodeShape> = graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect();
         let mut times: Vec<OperatorTime> = Vec::new();
         let mut kind = |name: &'static str| {
@@ -125,21 +125,21 @@ impl CpuDevice {
             pool: Arc::new(pool),
             layer_gradients: layers.map(|layer| LayerGradients::new(&plan, layer, &executors)).collect(),
             kinds: [
-                Kind::new(Schedule::evaluation(graph), plan.eval_leaves),
-                Kind::new(Schedule::training(graph, &recompute), plan.leaves),
+                RoundKind::new(PassSchedule::evaluation(graph), plan.eval_leaves),
+                RoundKind::new(PassSchedule::training(graph, &recompute), plan.leaves),
             ],
             arena: Arena::default(),
-            samples: Samples::new(graph),
-            weights: Weights::new(&plan),
-            packs: Packs::new(graph, &executors, &shapes),
-            gradients: Gradients::new(&plan),
+            samples: RoundSamples::new(graph),
+            weights: LoadedWeights::new(&plan),
+            packs: PackedWeights::new(graph, &executors, &shapes),
+            gradients: PartialGradients::new(&plan),
             scratch: Scratch::default(),
             times,
             losses: Vec::new(),
             training: false,
             passes: 0,
             flops: 0,
-            operators: Operators { executors, shapes, kinds },
+            operators: OperatorTable { executors, shapes, kinds },
             plan,
         })
     }
@@ -165,8 +165,8 @@ impl CpuDevice {
         if layer >= layers || turn != self.passes {
             return Err(DeviceError::Order { pass, layer });
         }
-        let about = &self.plan.layers[layer];
-        let groups = if pass == Pass::Forward { &about.groups } else { &about.backward_groups };
+        let shape = &self.plan.layers[layer];
+        let groups = if pass == Pass::Forward { &shape.groups } else { &shape.backward_groups };
         if !self.samples.leaves.is_empty() {
             self.weights.require(&self.plan, layer, groups)?;
         }
@@ -175,11 +175,11 @@ impl CpuDevice {
     }
 
     fn leave(&mut self, pass: Pass, layer: LayerId) {
-        let about = &self.plan.layers[layer];
+        let shape = &self.plan.layers[layer];
         let samples = self.kinds[usize::from(self.training)].leaves.samples as usize * self.samples.leaves.len();
         let (groups, flops) = match pass {
-            Pass::Forward => (&about.groups, about.forward_flops),
-            Pass::Backward => (&about.backward_groups, about.backward_flops),
+            Pass::Forward => (&shape.groups, shape.forward_flops),
+            Pass::Backward => (&shape.backward_groups, shape.backward_flops),
         };
         self.weights.release(&self.plan, groups);
         self.flops += flops * samples as u64;
@@ -199,7 +199,7 @@ impl CpuDevice {
             for leaf in 0..self.samples.leaves.len() {
                 let loss = self.runner(cx, layer).leaf(pass, leaf);
                 if pass == Pass::Forward && layer + 1 == self.plan.layers.len() {
-                    self.note(leaf, loss);
+                    self.record_loss(leaf, loss);
                 }
             }
         });
@@ -222,14 +222,14 @@ impl CpuDevice {
     }
 
     /// Everything a step needs.
-    fn runner<'a>(&'a mut self, cx: Context<'a>, layer: LayerId) -> Runner<'a> {
+    fn runner<'a>(&'a mut self, cx: Context<'a>, layer: LayerId) -> StepRunner<'a> {
         let kind = &self.kinds[usize::from(self.training)];
-        Runner {
+        StepRunner {
             cx,
             plan: &self.plan,
             layer,
             operators: &self.operators,
-            about: &self.layer_gradients[layer],
+            layer_gradients: &self.layer_gradients[layer],
             kind,
             arena: self.arena.numbers(),
             samples: &self.samples,
@@ -244,7 +244,7 @@ impl CpuDevice {
     }
 
     /// Puts down a leaf's loss.
-    fn note(&mut self, leaf: usize, LossSums { loss, tokens, correct }: LossSums) {
+    fn record_loss(&mut self, leaf: usize, LossSums { loss, tokens, correct }: LossSums) {
         let bad_layer = if loss.is_finite() { None } else { self.find_bad_layer(leaf) };
         self.losses.push(LeafLoss { leaf: self.samples.leaves[leaf].leaf, loss, tokens, correct, bad_layer });
     }
@@ -284,7 +284,7 @@ impl Device for CpuDevice {
         }
         let range = leaves.first().map_or(0..0, |first| first.leaf..first.leaf + leaves.len() as u32);
         if training && !is_cover(kind.leaves.tree(), range.clone(), nodes) {
-            let (wanted, made) = (names(nodes), names(&kind.leaves.tree().cover(range)));
+            let (wanted, made) = (format_nodes(nodes), format_nodes(&kind.leaves.tree().cover(range)));
             return Err(DeviceError::Nodes { wanted, made });
         }
         self.samples.take(leaves, kind.leaves.samples as usize * self.plan.sequence)?;
@@ -345,7 +345,7 @@ fn is_cover(tree: LeafTree, range: Range<u32>, nodes: &[Node]) -> bool {
     end == Some(range.end) && !nodes.windows(2).any(joined)
 }
 
-fn names(nodes: &[Node]) -> String {
+fn format_nodes(nodes: &[Node]) -> String {
     let names: Vec<String> = nodes.iter().map(Node::to_string).collect();
     if names.is_empty() { "of no leaves".to_owned() } else { names.join(" and ") }
 }
@@ -354,13 +354,13 @@ fn names(nodes: &[Node]) -> String {
 fn check(graph: &Graph) -> Result<(), DeviceError> {
     for (id, node) in graph.nodes.iter().enumerate() {
         let refuse = |why: &str| Err(DeviceError::Plan(format!("operator {id} ({}) {why}", executor(&node.op).name())));
-        if node.inputs.len() > MOST_INPUTS || node.params.len() > MOST_PARAMS {
+        if node.inputs.len() > MAX_INPUTS || node.params.len() > MAX_PARAMS {
             return refuse("has too many inputs or tensors");
         }
         if matches!(node.params[..], [one, other] if one == other) {
             return refuse("uses one tensor twice");
         }
-        if let Err(why) = executor(&node.op).supported(&NodeShape::of(graph, node)) {
+        if let Err(why) = executor(&node.op).check_supported(&NodeShape::of(graph, node)) {
             return refuse(&why);
         }
     }

@@ -1,14 +1,14 @@
 //! Partial sums of gradients, joined along the leaf tree as leaves come in, left to right.
 //!
-//! The gradient of a leaf that is the right half of its node is added to the left half's where it is made, if that has the
-//! bits of an addition afterwards; otherwise it is computed apart and added.
+//! The gradient of a leaf that is the right half of its node is added to the left half's where it is made, if that has
+//! the bits of an addition afterwards; otherwise it is computed apart and added.
 
 use std::ops::Range;
 
 use crate::graph::{LayerId, TensorId};
 use crate::kernels::pool::{rows, rows_mut};
 use crate::kernels::{Accumulate, Buffer, Context, elementwise};
-use crate::ops::execute::{Execute, MOST_PARAMS, TensorGradient};
+use crate::ops::execute::{Executor, MAX_PARAMS, TensorGradient};
 use crate::plan::{GroupId, StreamPlan};
 use crate::tree::{LeafTree, Node};
 
@@ -23,7 +23,7 @@ pub(super) struct LayerGradients {
     /// Whether a right half may be added where it is made: every tensor is used once, by an operator that adds exactly.
     direct: bool,
     /// For each node of the layer and each of its tensors.
-    tensors: Vec<[Option<TensorPlace>; MOST_PARAMS]>,
+    tensors: Vec<[Option<TensorPlace>; MAX_PARAMS]>,
 }
 
 /// Where an operator's gradient of a tensor goes.
@@ -38,7 +38,7 @@ struct TensorPlace {
 }
 
 impl LayerGradients {
-    pub fn new(plan: &StreamPlan, layer: LayerId, executors: &[Box<dyn Execute>]) -> Self {
+    pub fn new(plan: &StreamPlan, layer: LayerId, executors: &[Box<dyn Executor>]) -> Self {
         let groups = plan.layers[layer].groups.clone();
         let nodes = plan.graph.layers[layer].nodes.clone();
         let uses = |tensor: TensorId| {
@@ -52,7 +52,7 @@ impl LayerGradients {
                 Some(TensorPlace { group: at, range: range.clone(), again: uses(tensor).any(|other| other > node) })
             })
         };
-        let exact = |node: usize| executors[node].adds_exactly() || plan.graph.nodes[node].params.is_empty();
+        let exact = |node: usize| executors[node].is_accumulation_exact() || plan.graph.nodes[node].params.is_empty();
         let once = |tensor: TensorId| uses(tensor).count() == 1;
         let direct = nodes.clone().all(exact) && plan.graph.layer_tensors(layer).into_iter().all(once);
         let tensors = nodes.clone().map(|node| {
@@ -63,38 +63,38 @@ impl LayerGradients {
     }
 }
 
-/// A partial sum: over which leaves, and in which of [`Gradients::memory`].
+/// A partial sum: over which leaves, and in which of [`PartialGradients::memory`].
 #[derive(Clone, Copy, Debug)]
-struct Sum {
+struct PartialSum {
     node: Node,
     memory: usize,
 }
 
 /// The sums of one group.
 #[derive(Debug, Default)]
-struct Open {
-    sums: Vec<Sum>,
+struct OpenSums {
+    sums: Vec<PartialSum>,
     /// The leaf at work: where its gradient goes, and whether it is added there.
     current: Option<(usize, Accumulate)>,
 }
 
 /// The sums of the layer whose backward pass was last.
 #[derive(Debug)]
-pub(super) struct Gradients {
+pub(super) struct PartialGradients {
     tree: LeafTree,
     layer: Option<LayerId>,
     /// For each group of the layer.
-    open: Vec<Open>,
+    open: Vec<OpenSums>,
     memory: Vec<Buffer>,
     /// Which of them are in use.
     used: Vec<bool>,
 }
 
-impl Gradients {
+impl PartialGradients {
     pub fn new(plan: &StreamPlan) -> Self {
         let most = plan.layers.iter().map(|layer| layer.groups.len()).max().unwrap_or(0);
         let mut open = Vec::with_capacity(most);
-        open.resize_with(most, Open::default);
+        open.resize_with(most, OpenSums::default);
         Self { tree: plan.leaves.tree(), layer: None, open, memory: Vec::new(), used: Vec::new() }
     }
 
@@ -115,11 +115,11 @@ impl Gradients {
     }
 
     /// Finds memory for a leaf's gradients.
-    pub fn begin_leaf(&mut self, plan: &StreamPlan, about: &LayerGradients, leaf: u32) {
+    pub fn begin_leaf(&mut self, plan: &StreamPlan, layer: &LayerGradients, leaf: u32) {
         let node = Node::new(leaf, leaf + 1);
         let left = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < leaf);
-        for (at, &group) in about.groups.iter().enumerate() {
-            let left = left.filter(|_| about.direct).and_then(|left| self.find(at, left));
+        for (at, &group) in layer.groups.iter().enumerate() {
+            let left = left.filter(|_| layer.direct).and_then(|left| self.find(at, left));
             let current = match left {
                 Some(sum) => (self.open[at].sums[sum].memory, Accumulate::Add),
                 None => (self.take(plan.groups[group].elements), Accumulate::Store),
@@ -130,9 +130,9 @@ impl Gradients {
 
     /// The memory for the gradients of one operator's tensors; `node` counts from the layer's first.
     #[allow(clippy::expect_used, reason = "the plan's own ranges")]
-    pub fn tensors(&mut self, about: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MOST_PARAMS] {
+    pub fn tensors(&mut self, layer: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MAX_PARAMS] {
         let place = |at: usize| {
-            let place = about.tensors[node][at].as_ref()?;
+            let place = layer.tensors[node][at].as_ref()?;
             let (memory, accumulate) = self.open[place.group].current?;
             let accumulate = if place.again { Accumulate::Add } else { accumulate };
             Some((memory, place.range.clone(), accumulate))
@@ -159,8 +159,8 @@ impl Gradients {
     }
 
     /// Zeroes the gradients of an operator that nothing depends on.
-    pub fn unreached(&mut self, about: &LayerGradients, node: usize) {
-        for gradient in self.tensors(about, node).into_iter().flatten() {
+    pub fn zero_unreached(&mut self, layer: &LayerGradients, node: usize) {
+        for gradient in self.tensors(layer, node).into_iter().flatten() {
             if gradient.accumulate == Accumulate::Store {
                 gradient.data.fill(0.0);
             }
@@ -171,7 +171,7 @@ impl Gradients {
     pub fn end_leaf(&mut self, cx: Context<'_>, groups: usize, leaf: u32) {
         for at in 0..groups {
             let Some((memory, accumulate)) = self.open[at].current.take() else { continue };
-            let mut sum = Sum { node: Node::new(leaf, leaf + 1), memory };
+            let mut sum = PartialSum { node: Node::new(leaf, leaf + 1), memory };
             if accumulate == Accumulate::Add {
                 let left = self.open[at].sums.iter().position(|sum| sum.memory == memory);
                 let join = self.tree.join_of(sum.node);
@@ -185,7 +185,7 @@ impl Gradients {
                 let left = self.open[at].sums.swap_remove(left);
                 self.add(cx, left.memory, sum.memory);
                 self.used[sum.memory] = false;
-                sum = Sum { node: join.parent, memory: left.memory };
+                sum = PartialSum { node: join.parent, memory: left.memory };
             }
             self.open[at].sums.push(sum);
         }

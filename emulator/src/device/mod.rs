@@ -1,9 +1,9 @@
 //! The device seam: the one trait through which a system's agent drives the arithmetic.
 //!
 //! A round of a training step is [`Device::begin`], then for each layer in order `load` of the chunks that
-//! [`StreamPlan::down_train`](crate::plan::StreamPlan::down_train) names and [`Device::forward`]; then [`Device::losses`];
-//! then for each layer in reverse order `load`, [`Device::backward`] and [`Device::gradient`] of every chunk the layer
-//! uses. An evaluation ends with the losses.
+//! [`StreamPlan::down_train`](crate::plan::StreamPlan::down_train) names and [`Device::forward`]; then
+//! [`Device::losses`]; then for each layer in reverse order `load`, [`Device::backward`] and [`Device::gradient`] of
+//! every chunk the layer uses. An evaluation ends with the losses.
 //!
 //! Invariants:
 //! * Results are a function of plan, seed, weights and samples: not of the number of threads, of how leaves are divided
@@ -66,8 +66,9 @@ pub struct DeviceMemory {
 
 /// Something that computes layers of a plan for the leaves of a round. See the module text.
 pub trait Device: Send {
-    /// Starts a round with these leaves, contiguous and ascending; there may be none. `nodes` are the partial sums wanted
-    /// of a training round: the cover of its leaves. An evaluation has no dropout, keeps nothing and makes no sums.
+    /// Starts a round with these leaves, contiguous and ascending; there may be none. `nodes` are the partial sums
+    /// wanted of a training round: the cover of its leaves. An evaluation has no dropout, keeps nothing and makes no
+    /// sums.
     ///
     /// # Errors
     /// When leaves, samples or nodes are not what the plan says, or a token is none of the vocabulary.
@@ -162,7 +163,7 @@ pub enum DeviceError {
     },
     /// A chunk the plan does not have.
     #[error("chunk {chunk} was loaded, but the plan has {chunks}")]
-    NoSuchChunk {
+    UnknownChunk {
         /// The chunk.
         chunk: ChunkId,
         /// Number of chunks.
@@ -179,7 +180,7 @@ pub enum DeviceError {
         found: usize,
     },
     /// A layer's turn came before its weights.
-    #[error("layer {layer:?} is to be computed, but chunk {chunk} of its weights has not come")]
+    #[error("can't compute layer {layer:?}: chunk {chunk} of its weights is missing")]
     MissingWeights {
         /// The layer.
         layer: String,
@@ -187,7 +188,7 @@ pub enum DeviceError {
         chunk: ChunkId,
     },
     /// A pass out of order.
-    #[error("{pass:?} of layer {layer} was asked for out of its turn")]
+    #[error("{pass:?} of layer {layer} was requested out of order")]
     Order {
         /// Which pass.
         pass: Pass,

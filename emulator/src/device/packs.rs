@@ -5,15 +5,15 @@
 
 use std::ops::Range;
 
-use super::weights::Weights;
+use super::weights::LoadedWeights;
 use crate::graph::{Graph, NodeId};
 use crate::kernels::{Context, PackedB};
-use crate::ops::execute::{Execute, MOST_PARAMS, NodeShape};
+use crate::ops::execute::{Executor, MAX_PARAMS, NodeShape};
 use crate::plan::Pass;
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tag {
+struct SlotTag {
     node: NodeId,
     pass: Pass,
     version: u64,
@@ -21,15 +21,15 @@ struct Tag {
 
 /// See the module text.
 #[derive(Debug)]
-pub(super) struct Packs {
+pub(super) struct PackedWeights {
     slots: Vec<PackedB>,
-    tags: Vec<Option<Tag>>,
+    tags: Vec<Option<SlotTag>>,
     /// Slots of each node, for the forward and the backward pass.
     places: Vec<[Range<usize>; 2]>,
 }
 
-impl Packs {
-    pub fn new(graph: &Graph, executors: &[Box<dyn Execute>], shapes: &[NodeShape]) -> Self {
+impl PackedWeights {
+    pub fn new(graph: &Graph, executors: &[Box<dyn Executor>], shapes: &[NodeShape]) -> Self {
         let (mut places, mut most) = (vec![[0..0, 0..0]; graph.nodes.len()], 0);
         for layer in &graph.layers {
             let mut end = 0;
@@ -56,14 +56,14 @@ impl Packs {
         &mut self,
         cx: Context<'_>,
         graph: &Graph,
-        weights: &Weights,
-        (node, executor, shape): (NodeId, &dyn Execute, &NodeShape),
+        weights: &LoadedWeights,
+        (node, executor, shape): (NodeId, &dyn Executor, &NodeShape),
         pass: Pass,
     ) {
         let place = self.places[node][pass as usize].clone();
         let params = &graph.nodes[node].params;
         let (Some(&first), false) = (params.first(), place.is_empty()) else { return };
-        let tag = Some(Tag { node, pass, version: weights.version(first) });
+        let tag = Some(SlotTag { node, pass, version: weights.version(first) });
         if self.tags[place.clone()].iter().all(|&there| there == tag) {
             return;
         }
@@ -88,7 +88,7 @@ impl Packs {
 }
 
 /// The tensors of a node; empty where there is none, or it is not there.
-pub(super) fn tensors<'a>(graph: &Graph, weights: &'a Weights, node: NodeId) -> [&'a [f32]; MOST_PARAMS] {
+pub(super) fn tensors<'a>(graph: &Graph, weights: &'a LoadedWeights, node: NodeId) -> [&'a [f32]; MAX_PARAMS] {
     let params = &graph.nodes[node].params;
     std::array::from_fn(|at| params.get(at).map_or(&[][..], |&tensor| weights.tensor(tensor)))
 }

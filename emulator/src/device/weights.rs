@@ -10,8 +10,8 @@ use crate::plan::{ChunkId, Encoding, GroupId, StreamPlan};
 /// A chunk may come again before its group was used and left (the stream of the next pass is ahead): each use takes one
 /// load of every chunk.
 #[derive(Debug)]
-pub(super) struct Weights {
-    groups: Vec<Loaded>,
+pub(super) struct LoadedWeights {
+    groups: Vec<LoadedGroup>,
     /// Loads of each chunk not used up yet.
     loads: Vec<u32>,
     /// Memory of groups that have left.
@@ -21,13 +21,13 @@ pub(super) struct Weights {
 }
 
 #[derive(Debug, Default)]
-struct Loaded {
+struct LoadedGroup {
     memory: Option<Buffer>,
     /// Changes whenever the content may have: tells whether packed copies are still right.
     version: u64,
 }
 
-impl Weights {
+impl LoadedWeights {
     pub fn new(plan: &StreamPlan) -> Self {
         let mut places = vec![(0, 0..0); plan.graph.tensors.len()];
         for (id, group) in plan.groups.iter().enumerate() {
@@ -36,7 +36,7 @@ impl Weights {
             }
         }
         Self {
-            groups: plan.groups.iter().map(|_| Loaded::default()).collect(),
+            groups: plan.groups.iter().map(|_| LoadedGroup::default()).collect(),
             loads: vec![0; plan.chunks.len()],
             free: Vec::with_capacity(plan.groups.len()),
             places,
@@ -60,13 +60,13 @@ impl Weights {
         payload: &[u8],
     ) -> Result<(), DeviceError> {
         let chunks = plan.chunks.len();
-        let about = plan.chunks.get(chunk).ok_or(DeviceError::NoSuchChunk { chunk, chunks })?;
-        let expected = about.elements * encoding.bytes();
+        let entry = plan.chunks.get(chunk).ok_or(DeviceError::UnknownChunk { chunk, chunks })?;
+        let expected = entry.elements * encoding.bytes();
         if payload.len() != expected {
             return Err(DeviceError::Payload { chunk, expected, found: payload.len() });
         }
-        let group = &mut self.groups[about.group];
-        let elements = plan.groups[about.group].elements;
+        let group = &mut self.groups[entry.group];
+        let elements = plan.groups[entry.group].elements;
         let memory = group.memory.get_or_insert_with(|| take_best(&mut self.free, elements));
         group.version += 1;
         let out = &mut memory.as_mut_slice()[plan.chunk_range(chunk)];

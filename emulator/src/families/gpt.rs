@@ -1,21 +1,23 @@
 //! GPT-2 and GPT-3: decoder blocks that normalise their input, learned positions, tied or untied embeddings.
 //!
-//! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, and `head`. Tensor names are those of the Hugging Face GPT-2 without its
-//! `transformer.` prefix, except that the projections are named for what they do and are `[out, in]`:
-//! `h.3.attn.qkv` (`attn.c_attn` there), `h.3.attn.proj` (`attn.c_proj`), `h.3.mlp.fc` (`mlp.c_fc`) and `h.3.mlp.proj`
-//! (`mlp.c_proj`). A dropout of rate 0 is no operator.
+//! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, and `head`. Tensor names are those of the
+//! Hugging Face GPT-2 without its `transformer.` prefix, except that the projections are named for what they do and are
+//! `[out, in]`: `h.3.attn.qkv` (`attn.c_attn` there), `h.3.attn.proj` (`attn.c_proj`), `h.3.mlp.fc` (`mlp.c_fc`) and
+//! `h.3.mlp.proj` (`mlp.c_proj`). A dropout of rate 0 is no operator.
 
 use millrace_params::{Initializer, ModelSpec, Nonlinearity};
 
-use crate::graph::{ActivationKind, Graph, GraphBuilder, GraphError, Init, Op, TensorId, TensorRole, ValueId};
+use crate::graph::{
+    ActivationKind, Graph, GraphBuilder, GraphError, OpKind, TensorId, TensorInit, TensorRole, ValueId,
+};
 
 /// The graph of a GPT that reads samples of `sequence` tokens.
 ///
 /// # Errors
 /// When the sequence is longer than the position table, or the specification breaks one of its own rules.
 pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
-    if spec.num_hidden_layers > MOST_BLOCKS {
-        return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MOST_BLOCKS });
+    if spec.num_hidden_layers > MAX_BLOCKS {
+        return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MAX_BLOCKS });
     }
     let mut gpt = Gpt { spec, builder: GraphBuilder::new(sequence) };
     let (table, mut stream) = gpt.embed()?;
@@ -27,10 +29,10 @@ pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
 }
 
 /// More blocks than any model has: a mistyped number must not exhaust memory.
-const MOST_BLOCKS: usize = 10_000;
+const MAX_BLOCKS: usize = 10_000;
 
-const ZERO: Init = Init::Constant { value: 0.0 };
-const ONE: Init = Init::Constant { value: 1.0 };
+const ZERO: TensorInit = TensorInit::Constant { value: 0.0 };
+const ONE: TensorInit = TensorInit::Constant { value: 1.0 };
 
 struct Gpt<'a> {
     spec: &'a ModelSpec,
@@ -44,11 +46,11 @@ impl Gpt<'_> {
         let vocabulary = [self.spec.vocab_size, width];
         let table = self.builder.tensor("wte.weight", &vocabulary, init, TensorRole::Embedding);
         let tokens = self.builder.tokens();
-        let mut stream = self.builder.node(Op::Embedding, "embed.tokens", &[tokens], &[table])?;
+        let mut stream = self.builder.node(OpKind::Embedding, "embed.tokens", &[tokens], &[table])?;
         if self.spec.use_position_embedding {
             let positions = [self.spec.max_position_embeddings, width];
             let table = self.builder.tensor("wpe.weight", &positions, init, TensorRole::Embedding);
-            stream = self.builder.node(Op::AddPosition, "embed.sum", &[stream], &[table])?;
+            stream = self.builder.node(OpKind::AddPosition, "embed.sum", &[stream], &[table])?;
         }
         stream = self.dropout(self.spec.embedding_dropout_rate, "embed.drop", stream)?;
         self.builder.end_layer("embed");
@@ -66,7 +68,7 @@ impl Gpt<'_> {
         let normal = self.layer_norm(&at("ln_1"), stream)?;
         let biased = spec.use_projection_bias_in_attention;
         let qkv = self.linear(&at("attn.qkv"), normal, [width.saturating_mul(3), width], hidden, biased)?;
-        let attention = Op::CausalAttention {
+        let attention = OpKind::CausalAttention {
             heads: spec.num_heads,
             scale: spec.attention_scale as f32,
             dropout: spec.attention_dropout_rate as f32,
@@ -75,8 +77,8 @@ impl Gpt<'_> {
         let biased = spec.use_ffn_bias_in_attention;
         let branch = self.linear(&at("attn.proj"), mixed, [width, width], output, biased)?;
         let branch = self.dropout(spec.dropout_rate, &at("attn.drop"), branch)?;
-        let stream = self.builder.node(Op::Add, at("attn.sum"), &[stream, branch], &[])?;
-        self.builder.end_part(&name, at("attn"));
+        let stream = self.builder.node(OpKind::Add, at("attn.sum"), &[stream, branch], &[])?;
+        self.builder.end_block_layer(&name, at("attn"));
 
         let normal = self.layer_norm(&at("ln_2"), stream)?;
         let fc = self.linear(&at("mlp.fc"), normal, [inner, width], hidden, spec.use_ffn_bias)?;
@@ -84,11 +86,11 @@ impl Gpt<'_> {
             Nonlinearity::Gelu => ActivationKind::Gelu,
             Nonlinearity::GeluTanh => ActivationKind::GeluTanh,
         };
-        let active = self.builder.node(Op::Activation { kind }, at("mlp.act"), &[fc], &[])?;
+        let active = self.builder.node(OpKind::Activation { kind }, at("mlp.act"), &[fc], &[])?;
         let branch = self.linear(&at("mlp.proj"), active, [width, inner], output, spec.use_ffn_bias)?;
         let branch = self.dropout(spec.dropout_rate, &at("mlp.drop"), branch)?;
-        let stream = self.builder.node(Op::Add, at("mlp.sum"), &[stream, branch], &[])?;
-        self.builder.end_part(&name, at("mlp"));
+        let stream = self.builder.node(OpKind::Add, at("mlp.sum"), &[stream, branch], &[])?;
+        self.builder.end_block_layer(&name, at("mlp"));
         Ok(stream)
     }
 
@@ -107,7 +109,7 @@ impl Gpt<'_> {
             params.push(self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias));
         }
         let labels = self.builder.labels();
-        self.builder.loss(Op::CrossEntropy, &[normal, labels], &params)?;
+        self.builder.loss(OpKind::CrossEntropy, &[normal, labels], &params)?;
         self.builder.end_layer("head");
         Ok(())
     }
@@ -117,7 +119,7 @@ impl Gpt<'_> {
         let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
         let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
         let epsilon = self.spec.layer_norm_epsilon as f32;
-        self.builder.node(Op::LayerNorm { epsilon }, name, &[x], &[gain, offset])
+        self.builder.node(OpKind::LayerNorm { epsilon }, name, &[x], &[gain, offset])
     }
 
     fn linear(
@@ -132,23 +134,23 @@ impl Gpt<'_> {
         if biased {
             params.push(self.builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
         }
-        self.builder.node(Op::Linear, name, &[x], &params)
+        self.builder.node(OpKind::Linear, name, &[x], &params)
     }
 
     fn dropout(&mut self, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
         if rate == 0.0 {
             return Ok(x);
         }
-        self.builder.node(Op::Dropout { rate: rate as f32 }, name, &[x], &[])
+        self.builder.node(OpKind::Dropout { rate: rate as f32 }, name, &[x], &[])
     }
 }
 
-const fn init(initializer: Initializer) -> Init {
+const fn init(initializer: Initializer) -> TensorInit {
     match initializer {
-        Initializer::Normal { mean, std } => Init::Normal { mean, std },
-        Initializer::TruncatedNormal { mean, std, a, b } => Init::TruncatedNormal { mean, std, low: a, high: b },
-        Initializer::Uniform { a, b } => Init::Uniform { low: a, high: b },
-        Initializer::Constant { val } => Init::Constant { value: val },
+        Initializer::Normal { mean, std } => TensorInit::Normal { mean, std },
+        Initializer::TruncatedNormal { mean, std, a, b } => TensorInit::TruncatedNormal { mean, std, low: a, high: b },
+        Initializer::Uniform { a, b } => TensorInit::Uniform { low: a, high: b },
+        Initializer::Constant { val } => TensorInit::Constant { value: val },
     }
 }
 
@@ -181,13 +183,13 @@ mod tests {
         assert_eq!(names(&graph), expected);
         let rates = |graph: &Graph| -> Vec<f32> {
             let rate = |node: &crate::graph::OpNode| match node.op {
-                Op::Dropout { rate } | Op::CausalAttention { dropout: rate, .. } => Some(rate),
+                OpKind::Dropout { rate } | OpKind::CausalAttention { dropout: rate, .. } => Some(rate),
                 _ => None,
             };
             graph.nodes.iter().filter_map(rate).collect()
         };
         assert_eq!(rates(&graph), [0.2, 0.3, 0.1, 0.1]);
-        assert!(graph.nodes.iter().any(|node| node.op == Op::Activation { kind: ActivationKind::GeluTanh }));
+        assert!(graph.nodes.iter().any(|node| node.op == OpKind::Activation { kind: ActivationKind::GeluTanh }));
 
         let bare = ModelSpec {
             use_position_embedding: false,
@@ -220,13 +222,13 @@ mod tests {
         let spec = ModelSpec { initializers, share_embedding_weights: false, ..TINY.spec() };
         for tensor in gpt(&spec, TINY.sequence).unwrap().tensors {
             let expected = match tensor.name.as_str() {
-                "wte.weight" | "wpe.weight" => Init::Normal { mean: 0.0, std: 1.0 },
-                "lm_head.weight" => Init::Normal { mean: 0.0, std: 4.0 },
+                "wte.weight" | "wpe.weight" => TensorInit::Normal { mean: 0.0, std: 1.0 },
+                "lm_head.weight" => TensorInit::Normal { mean: 0.0, std: 4.0 },
                 name if name.ends_with("proj.weight") => {
-                    Init::TruncatedNormal { mean: 0.0, std: 3.0, low: -6.0, high: 5.0 }
+                    TensorInit::TruncatedNormal { mean: 0.0, std: 3.0, low: -6.0, high: 5.0 }
                 }
                 name if name.ends_with("qkv.weight") || name.ends_with("fc.weight") => {
-                    Init::Normal { mean: 0.0, std: 2.0 }
+                    TensorInit::Normal { mean: 0.0, std: 2.0 }
                 }
                 name if name.contains("ln_") && name.ends_with("weight") => ONE,
                 _ => ZERO,
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_numbers_are_refused_not_tried() {
+    fn absurd_sizes_are_rejected_without_allocating() {
         let refuse = |spec: ModelSpec| gpt(&spec, TINY.sequence).unwrap_err();
         let error = refuse(ModelSpec { num_hidden_layers: usize::MAX, ..TINY.spec() });
         assert!(matches!(error, GraphError::TooManyLayers { .. }), "{error}");

@@ -1,6 +1,8 @@
 //! Building a graph operator by operator, shapes inferred.
 
-use super::{Graph, GraphError, Init, Layer, Op, OpNode, Tensor, TensorId, TensorRole, Value, ValueId, ValueType};
+use super::{
+    Graph, GraphError, Layer, OpKind, OpNode, Tensor, TensorId, TensorInit, TensorRole, Value, ValueId, ValueType,
+};
 use crate::ops::{Signature, operator};
 
 /// A graph under construction. Operators are added in the order in which they compute; [`GraphBuilder::end_layer`]
@@ -36,7 +38,7 @@ impl GraphBuilder {
     }
 
     /// Adds a trained parameter.
-    pub fn tensor(&mut self, name: impl Into<String>, shape: &[usize], init: Init, role: TensorRole) -> TensorId {
+    pub fn tensor(&mut self, name: impl Into<String>, shape: &[usize], init: TensorInit, role: TensorRole) -> TensorId {
         self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role });
         self.graph.tensors.len() - 1
     }
@@ -47,7 +49,7 @@ impl GraphBuilder {
     /// When the operator refuses what it is given, or makes no value.
     pub fn node(
         &mut self,
-        op: Op,
+        op: OpKind,
         name: impl Into<String>,
         inputs: &[ValueId],
         params: &[TensorId],
@@ -68,7 +70,7 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// When an index points nowhere; the rest is checked by [`GraphBuilder::finish`].
-    pub fn loss(&mut self, op: Op, inputs: &[ValueId], params: &[TensorId]) -> Result<(), GraphError> {
+    pub fn loss(&mut self, op: OpKind, inputs: &[ValueId], params: &[TensorId]) -> Result<(), GraphError> {
         let node = self.checked(op, inputs, params)?;
         self.graph.nodes.push(node);
         Ok(())
@@ -80,7 +82,7 @@ impl GraphBuilder {
     }
 
     /// Ends a layer that is a part of `block`.
-    pub fn end_part(&mut self, block: &str, name: impl Into<String>) {
+    pub fn end_block_layer(&mut self, block: &str, name: impl Into<String>) {
         self.end(name.into(), Some(block.to_owned()));
     }
 
@@ -98,7 +100,7 @@ impl GraphBuilder {
         Ok(self.graph)
     }
 
-    fn checked(&self, op: Op, inputs: &[ValueId], params: &[TensorId]) -> Result<OpNode, GraphError> {
+    fn checked(&self, op: OpKind, inputs: &[ValueId], params: &[TensorId]) -> Result<OpNode, GraphError> {
         let index = |what, count: usize, indices: &[usize]| match indices.iter().find(|&&index| index >= count) {
             Some(&index) => Err(GraphError::Index { at: operator(&op).name().to_owned(), what, index, count }),
             None => Ok(()),

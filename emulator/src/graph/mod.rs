@@ -27,7 +27,7 @@ pub type LayerId = usize;
 /// How a tensor gets its first values: a pure function of (seed, tensor name, element index).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Init {
+pub enum TensorInit {
     /// Every element the same.
     Constant {
         /// The value.
@@ -89,7 +89,7 @@ pub struct Tensor {
     /// Dimensions, outermost first; linear weights are `[out, in]`.
     pub shape: Vec<usize>,
     /// First values.
-    pub init: Init,
+    pub init: TensorInit,
     /// What it is for.
     pub role: TensorRole,
 }
@@ -143,12 +143,13 @@ pub enum ActivationKind {
 /// An operator. Inputs, outputs and parameters are positional, as each variant says.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "op")]
-pub enum Op {
+pub enum OpKind {
     /// `(tokens [rows x 1]; table [V, H]) -> [rows x H]`: a row of the table per token.
     Embedding,
     /// `(x [rows x H]; table [R >= rows, H]) -> [rows x H]`: adds row `i` of the table to row `i` of each sample.
     AddPosition,
-    /// `(x) -> x'`: zeroes elements with probability `rate`, scales the rest by `1 / (1 - rate)`; identity in evaluation.
+    /// `(x) -> x'`: zeroes elements with probability `rate`, scales the rest by `1 / (1 - rate)`; identity in
+    /// evaluation.
     Dropout {
         /// Probability of zero, in `[0, 1)`.
         rate: f32,
@@ -186,7 +187,7 @@ pub enum Op {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpNode {
     /// The operator.
-    pub op: Op,
+    pub op: OpKind,
     /// Values read.
     pub inputs: Vec<ValueId>,
     /// Tensors used, in the operator's order.

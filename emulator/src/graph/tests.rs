@@ -44,14 +44,14 @@ fn what_breaks_a_graph_is_named() {
 #[test]
 fn a_graph_ends_with_its_only_loss() {
     let mut builder = GraphBuilder::new(4);
-    let init = Init::Constant { value: 0.0 };
+    let init = TensorInit::Constant { value: 0.0 };
     let table = builder.tensor("table", &[9, 2], init, TensorRole::Embedding);
     let (tokens, labels) = (builder.tokens(), builder.labels());
-    let x = builder.node(Op::Embedding, "x", &[tokens], &[table]).unwrap();
-    assert!(builder.node(Op::CrossEntropy, "loss", &[x, labels], &[table]).is_err());
-    assert!(builder.node(Op::Add, "sum", &[x, 99], &[]).is_err());
-    builder.loss(Op::CrossEntropy, &[x, labels], &[table]).unwrap();
-    builder.loss(Op::CrossEntropy, &[x, labels], &[table]).unwrap();
+    let x = builder.node(OpKind::Embedding, "x", &[tokens], &[table]).unwrap();
+    assert!(builder.node(OpKind::CrossEntropy, "loss", &[x, labels], &[table]).is_err());
+    assert!(builder.node(OpKind::Add, "sum", &[x, 99], &[]).is_err());
+    builder.loss(OpKind::CrossEntropy, &[x, labels], &[table]).unwrap();
+    builder.loss(OpKind::CrossEntropy, &[x, labels], &[table]).unwrap();
     builder.end_layer("all");
     let error = builder.finish().unwrap_err();
     assert!(matches!(error, GraphError::Loss(_)), "{error}");

@@ -6,7 +6,7 @@ use super::{Graph, Layer, NodeId, OpNode, TensorId, Value, ValueId, ValueType};
 use crate::ops::{OpError, Shape, Signature, operator};
 
 /// Most elements of a tensor, or of a value per sample: keeps every product of sizes far inside 64 bits.
-const MOST_ELEMENTS: u64 = 1 << 40;
+const MAX_ELEMENTS: u64 = 1 << 40;
 
 /// Why a graph is no model.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -79,7 +79,7 @@ pub enum GraphError {
     Loss(String),
     /// Layers that don't cover the operators in order.
     #[error("layer {layer:?} begins at operator {start}, but the one before ends at {expected}")]
-    Cover {
+    LayersNotContiguous {
         /// The layer.
         layer: String,
         /// Its first operator.
@@ -160,7 +160,7 @@ impl Graph {
         let mut expected = 0;
         for Layer { name, nodes, .. } in &self.layers {
             if nodes.start != expected {
-                return Err(GraphError::Cover { layer: name.clone(), start: nodes.start, expected });
+                return Err(GraphError::LayersNotContiguous { layer: name.clone(), start: nodes.start, expected });
             }
             if nodes.is_empty() {
                 return Err(GraphError::EmptyLayer(name.clone()));
@@ -232,7 +232,7 @@ impl Graph {
 fn check_dimensions(what: impl Fn() -> String, dimensions: &[usize]) -> Result<(), GraphError> {
     let product = dimensions.iter().try_fold(1u64, |product, &d| product.checked_mul(d as u64));
     match product {
-        Some(1..=MOST_ELEMENTS) => Ok(()),
+        Some(1..=MAX_ELEMENTS) => Ok(()),
         _ => Err(GraphError::Dimensions { what: what(), dimensions: dimensions.to_vec() }),
     }
 }

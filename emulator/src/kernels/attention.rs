@@ -7,7 +7,7 @@
 //! Pairs of (sample, head) are shared out between threads; inside a pair the order is fixed: key blocks in rising
 //! order, in each the query blocks in rising order (forward: the other way round).
 //!
-//! Dropout on probabilities is keyed by (sample key, head, query, key), see [`Attention::sample_keys`].
+//! Dropout on probabilities is keyed by (sample key, head, query, key), see [`AttentionParams::sample_keys`].
 
 mod backward;
 mod block;
@@ -17,9 +17,9 @@ pub use backward::backward;
 pub use forward::forward;
 
 use super::buffer::Buffer;
-use super::matrix::{MatMut, MatRef, Target};
-use crate::numerics::GEMM_KC;
-use crate::numerics::random::{Dropout, subkey};
+use super::matrix::{MatMut, MatPtr, MatRef};
+use crate::numerics::GEMM_INNER_BLOCK;
+use crate::numerics::random::{DropoutMask, subkey};
 
 /// Queries of a block: a multiple of every kernel's rows.
 const QUERY_BLOCK: usize = 96;
@@ -29,7 +29,7 @@ const KEY_BLOCK: usize = 384;
 
 /// What attention to compute.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention<'a> {
+pub struct AttentionParams<'a> {
     /// Number of samples.
     pub samples: usize,
     /// Tokens of a sample, T.
@@ -41,7 +41,7 @@ pub struct Attention<'a> {
     /// Factor of the scores, usually 1/√head_dim.
     pub scale: f32,
     /// Dropout on the probabilities.
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<DropoutMask>,
     /// With dropout: one key for each sample, from (seed, sample number, layer).
     pub sample_keys: &'a [u64],
 }
@@ -68,7 +68,7 @@ impl QkvLayout {
     }
 }
 
-impl Attention<'_> {
+impl AttentionParams<'_> {
     /// Elements of a row of the output, heads x head_dim.
     pub fn hidden(&self) -> usize {
         self.heads * self.head_dim
@@ -85,12 +85,12 @@ impl Attention<'_> {
     }
 
     fn check(&self) {
-        assert!(self.head_dim <= GEMM_KC, "a head of {} elements", self.head_dim);
+        assert!(self.head_dim <= GEMM_INNER_BLOCK, "a head of {} elements", self.head_dim);
         assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
     }
 
     /// The key of a head's dropout; that of query i is `subkey(_, i)`, its elements are the keys' numbers.
-    fn head_dropout(&self, pair: usize) -> Option<(Dropout, u64)> {
+    fn head_dropout(&self, pair: usize) -> Option<(DropoutMask, u64)> {
         let (sample, head) = (pair / self.heads, pair % self.heads);
         self.dropout.filter(|d| !d.is_off()).map(|dropout| (dropout, subkey(self.sample_keys[sample], head as u64)))
     }
@@ -137,7 +137,7 @@ struct HeadScratch {
 /// A matrix whose rows several threads write, each its own columns.
 #[derive(Clone, Copy)]
 struct SharedRows {
-    target: Target,
+    target: MatPtr,
     rows: usize,
     cols: usize,
 }

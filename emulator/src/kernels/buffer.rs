@@ -3,53 +3,55 @@
 use memmap2::MmapMut;
 
 /// Elements of f32 in 64 bytes.
-const ALIGN: usize = 16;
+const ALIGNMENT_ELEMENTS: usize = 16;
 /// Elements from which on memory is mapped, to lie in huge pages.
-const MAPPED: usize = 1 << 20;
+const MIN_MAPPED_ELEMENTS: usize = 1 << 20;
 /// Elements of f32 in 2 MiB.
-const HUGE_PAGE: usize = 512 * 1024;
+const HUGE_PAGE_ELEMENTS: usize = 512 * 1024;
 
 /// Where the elements are. Packing an operand touches another page with every row; with pages of 4 KiB looking these up
 /// costs a system about a twentieth of its time, most of all in a virtual machine.
 #[derive(Debug)]
-enum Memory {
+enum BufferMemory {
     Heap(Vec<f32>),
     Mapped(MmapMut),
 }
 
-impl Memory {
+impl BufferMemory {
     /// Zeros: at least `len` elements beyond the first one that is aligned.
     fn new(len: usize) -> Self {
-        let map = || MmapMut::map_anon((len + HUGE_PAGE) * size_of::<f32>()).ok();
+        let map = || MmapMut::map_anon((len + HUGE_PAGE_ELEMENTS) * size_of::<f32>()).ok();
         // Memory that can't be mapped is asked for once more, so that its lack ends the process as any other.
-        let Some(map) = (len >= MAPPED).then(map).flatten() else {
-            return Memory::Heap(vec![0.0; len + ALIGN - 1]);
+        let Some(map) = (len >= MIN_MAPPED_ELEMENTS).then(map).flatten() else {
+            return BufferMemory::Heap(vec![0.0; len + ALIGNMENT_ELEMENTS - 1]);
         };
         // A kernel without huge pages is slower, not wrong.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Memory::Mapped(map)
+        BufferMemory::Mapped(map)
     }
 
     fn elements(&self) -> &[f32] {
         match self {
-            Memory::Heap(elements) => elements,
+            BufferMemory::Heap(elements) => elements,
             // SAFETY: a map begins at a page, so is aligned, lives as long as `self`, and any bytes are f32.
-            Memory::Mapped(map) => unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), map.len() / 4) },
+            BufferMemory::Mapped(map) => unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), map.len() / 4) },
         }
     }
 
     fn elements_mut(&mut self) -> &mut [f32] {
         match self {
-            Memory::Heap(elements) => elements,
+            BufferMemory::Heap(elements) => elements,
             // SAFETY: as above; `self` is borrowed mutably.
-            Memory::Mapped(map) => unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().cast(), map.len() / 4) },
+            BufferMemory::Mapped(map) => unsafe {
+                std::slice::from_raw_parts_mut(map.as_mut_ptr().cast(), map.len() / 4)
+            },
         }
     }
 
     /// The first element to use.
     fn start(&self) -> usize {
-        let align = if matches!(self, Memory::Heap(_)) { ALIGN } else { HUGE_PAGE };
+        let align = if matches!(self, BufferMemory::Heap(_)) { ALIGNMENT_ELEMENTS } else { HUGE_PAGE_ELEMENTS };
         self.elements().as_ptr().align_offset(align * size_of::<f32>()).min(align - 1)
     }
 }
@@ -57,7 +59,7 @@ impl Memory {
 /// A growing array of f32 whose start is aligned to 64 bytes. Its content is scratch: growing forgets it.
 #[derive(Debug)]
 pub struct Buffer {
-    memory: Memory,
+    memory: BufferMemory,
     start: usize,
     len: usize,
     capacity: usize,
@@ -66,7 +68,7 @@ pub struct Buffer {
 impl Buffer {
     /// An empty buffer; allocates nothing.
     pub const fn new() -> Self {
-        Buffer { memory: Memory::Heap(Vec::new()), start: 0, len: 0, capacity: 0 }
+        Buffer { memory: BufferMemory::Heap(Vec::new()), start: 0, len: 0, capacity: 0 }
     }
 
     /// A buffer of `len` zeros.
@@ -81,8 +83,8 @@ impl Buffer {
     pub fn resize(&mut self, len: usize) -> &mut [f32] {
         if len > self.capacity {
             // Dropped first, so that old and new never exist at once.
-            self.memory = Memory::Heap(Vec::new());
-            self.memory = Memory::new(len);
+            self.memory = BufferMemory::Heap(Vec::new());
+            self.memory = BufferMemory::new(len);
             (self.start, self.capacity) = (self.memory.start(), len);
         }
         self.len = len;
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn aligned_and_allocated_once() {
-        for most in [100, MAPPED, 3 * MAPPED + 1] {
+        for most in [100, MIN_MAPPED_ELEMENTS, 3 * MIN_MAPPED_ELEMENTS + 1] {
             let mut buffer = Buffer::with_len(most);
             assert!(buffer.as_slice().iter().all(|x| *x == 0.0));
             buffer.as_mut_slice().fill(1.0);

@@ -4,11 +4,11 @@
 //! key names, of the slice's first element: a slice may be cut anywhere.
 
 use super::isa::simd_fn;
-use crate::numerics::random::Dropout;
+use crate::numerics::random::DropoutMask;
 
 simd_fn! {
     /// x = x·factor, in place: the forward pass on values, the backward pass on gradients.
-    pub fn apply(dropout: Dropout, key: u64, first: u32, x: &mut [f32]) {
+    pub fn apply(dropout: DropoutMask, key: u64, first: u32, x: &mut [f32]) {
         for (i, x) in (0u32..).zip(x) {
             *x *= dropout.factor(key, first.wrapping_add(i));
         }
@@ -20,7 +20,7 @@ simd_fn! {
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn forward(dropout: Dropout, key: u64, first: u32, x: &[f32], y: &mut [f32]) {
+    pub fn forward(dropout: DropoutMask, key: u64, first: u32, x: &[f32], y: &mut [f32]) {
         assert_eq!(x.len(), y.len());
         for (i, (y, x)) in (0u32..).zip(y.iter_mut().zip(x)) {
             *y = x * dropout.factor(key, first.wrapping_add(i));
@@ -33,7 +33,7 @@ simd_fn! {
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn add_residual(dropout: Dropout, key: u64, first: u32, x: &[f32], residual: &[f32], out: &mut [f32]) {
+    pub fn add_residual(dropout: DropoutMask, key: u64, first: u32, x: &[f32], residual: &[f32], out: &mut [f32]) {
         assert!(x.len() == out.len() && residual.len() == out.len());
         for (i, ((out, x), residual)) in (0u32..).zip(out.iter_mut().zip(x).zip(residual)) {
             *out = x.mul_add(dropout.factor(key, first.wrapping_add(i)), *residual);
@@ -51,7 +51,7 @@ mod tests {
         let (len, key, first) = (100, 0x1234_5678_9abc_def0, u32::MAX - 50);
         let (x, residual) = (uniform(len, 1.0, 2.0, 1), uniform(len, -1.0, 1.0, 2));
         for rate in [0.0, 0.1, 0.5] {
-            let dropout = Dropout::new(rate).unwrap();
+            let dropout = DropoutMask::new(rate).unwrap();
             let [applied, stored, added] = every_simd(|simd| {
                 let [mut applied, mut stored, mut added] = [x.clone(), vec![0.0; len], vec![0.0; len]];
                 let (head, tail) = applied.split_at_mut(33);

@@ -1,6 +1,6 @@
 //! Sums, scales, column sums and norms of slices.
 
-use super::isa::{LANES, simd_fn};
+use super::isa::{REDUCTION_LANES, simd_fn};
 
 simd_fn! {
     /// y = y + x: joining two partial sums, or a residual.
@@ -73,7 +73,7 @@ simd_fn! {
     pub fn column_sums(x: &[f32], width: usize, first: usize, sums: &mut [f32], accumulate: bool) {
         assert!(first + sums.len() <= width && x.len().is_multiple_of(width.max(1)));
         /// Columns summed at once, in registers.
-        const STRIP: usize = 4 * LANES;
+        const STRIP: usize = 4 * REDUCTION_LANES;
         for (strip, sums) in sums.chunks_mut(STRIP).enumerate() {
             let begin = first + strip * STRIP;
             let mut totals = [0.0f32; STRIP];
@@ -101,8 +101,8 @@ simd_fn! {
     /// Sum of squares in f64: sixteen lanes, each adding every sixteenth element in rising order, then summed by
     /// halves. Not a number if any element is not.
     pub fn squared_norm(x: &[f32]) -> f64 {
-        let mut lanes = [0.0f64; LANES];
-        let (blocks, rest) = x.as_chunks::<LANES>();
+        let mut lanes = [0.0f64; REDUCTION_LANES];
+        let (blocks, rest) = x.as_chunks::<REDUCTION_LANES>();
         for block in blocks {
             for (lane, x) in lanes.iter_mut().zip(block) {
                 let x = f64::from(*x);
@@ -113,7 +113,7 @@ simd_fn! {
             let x = f64::from(*x);
             *lane += x * x;
         }
-        let mut half = LANES / 2;
+        let mut half = REDUCTION_LANES / 2;
         while half > 0 {
             for i in 0..half {
                 lanes[i] += lanes[i + half];
@@ -127,7 +127,7 @@ simd_fn! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::pool::{Pool, rows_mut};
+    use crate::kernels::pool::{ComputeThreads, rows_mut};
     use crate::kernels::testing::{every_simd, uniform};
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
             });
             assert_eq!(whole, expected);
             let mut cut = former.clone();
-            Pool::new(2).unwrap().for_each_rows(width, 40, rows_mut(&mut cut, 1), |first, sums| {
+            ComputeThreads::new(2).unwrap().for_each_rows(width, 40, rows_mut(&mut cut, 1), |first, sums| {
                 column_sums(crate::kernels::Simd::detect(), &x, width, first, sums.data, accumulate);
             });
             assert_eq!(cut, expected);

@@ -67,8 +67,8 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// `dpositions[p]` += Σ over samples of `dy[sample, p]`: samples are added in rising order to zero, the total to the
-    /// former content (or stored, if not `accumulate`).
+    /// `dpositions[p]` += Σ over samples of `dy[sample, p]`: samples are added in rising order to zero, the total to
+    /// the former content (or stored, if not `accumulate`).
     ///
     /// # Panics
     /// If `dy` is not whole samples of `dpositions.len()` elements.

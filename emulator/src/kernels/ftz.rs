@@ -74,23 +74,23 @@ pub fn is_enabled() -> bool {
 
 /// Sets flush-to-zero until the guard is dropped.
 #[must_use = "dropping the guard restores the setting"]
-pub fn scoped() -> Guard {
+pub fn scoped() -> FtzGuard {
     let before = control::read();
     if before & control::FLUSH != control::FLUSH {
         control::write(before | control::FLUSH);
     }
-    Guard { before, thread_bound: PhantomData }
+    FtzGuard { before, thread_bound: PhantomData }
 }
 
 /// Restores the thread's setting when dropped.
 #[derive(Debug)]
-pub struct Guard {
+pub struct FtzGuard {
     before: u64,
     /// The register belongs to a thread: the guard must not move to another.
     thread_bound: PhantomData<*const ()>,
 }
 
-impl Drop for Guard {
+impl Drop for FtzGuard {
     fn drop(&mut self) {
         if self.before & control::FLUSH != control::FLUSH {
             control::write(control::read() & !control::FLUSH | self.before & control::FLUSH);

@@ -3,29 +3,29 @@
 //! Operands are strided views, so that transposed ones need no copy; a right operand that is used often (a layer's
 //! weights, once for every leaf) is packed once as [`PackedB`].
 //!
-//! Order of summation, the whole of it: the inner index is cut into blocks of [`GEMM_KC`]; in a block each element is
-//! one chain of fused multiply-adds from zero in rising order; the blocks are added one after the other; the total is
-//! added to C if asked for; the bias is added last. Threads, tiles and instruction sets do not appear in it. So adding
-//! a product into C has the bits of computing it apart and adding the two.
+//! Order of summation, the whole of it: the inner index is cut into blocks of [`GEMM_INNER_BLOCK`]; in a block each
+//! element is one chain of fused multiply-adds from zero in rising order; the blocks are added one after the other; the
+//! total is added to C if asked for; the bias is added last. Threads, tiles and instruction sets do not appear in it.
+//! So adding a product into C has the bits of computing it apart and adding the two.
 
 mod block;
 mod micro;
 mod pack;
 mod product;
 
-pub(crate) use block::{Left, PanelBlock, Part, block_product};
-use micro::Micro;
-use pack::{Layout, Source, pack_panels};
+pub(crate) use block::{LeftOperand, PanelBlock, TileRegion, block_product};
+use micro::MicroKernel;
+use pack::{PackLayout, PackSource, pack_panels};
 use product::Product;
 
 use super::Context;
 use super::buffer::Buffer;
 use super::matrix::{MatMut, MatRef};
 use super::pool::rows_mut;
-use crate::numerics::{GEMM_KC, Isa, Precision};
+use crate::numerics::{GEMM_INNER_BLOCK, Isa, Precision};
 
 /// Columns packed as one piece of work.
-const PACK_LANES: usize = 384;
+const PACK_GRAIN_LANES: usize = 384;
 
 /// What happens to the former content of C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum Accumulate {
 #[derive(Debug)]
 pub struct PackedB {
     panels: Buffer,
-    layout: Layout,
+    layout: PackLayout,
     isa: Isa,
     precision: Precision,
 }
@@ -48,14 +48,14 @@ pub struct PackedB {
 impl PackedB {
     /// An empty one, to be filled by [`PackedB::pack`].
     pub fn new() -> Self {
-        let layout = Layout { lanes: 0, steps: 0, width: 1 };
+        let layout = PackLayout { lanes: 0, steps: 0, width: 1 };
         PackedB { panels: Buffer::new(), layout, isa: Isa::Portable, precision: Precision::F32 }
     }
 
     /// Packs `b`, reusing the memory.
     pub fn pack(&mut self, cx: Context<'_>, b: MatRef<'_>) {
-        let source = Source::right(b);
-        self.layout = source.layout(Micro::of(cx.simd).nr);
+        let source = PackSource::right(b);
+        self.layout = source.layout(MicroKernel::of(cx.simd).nr);
         (self.isa, self.precision) = (cx.simd.isa(), cx.precision);
         pack_all(cx, &source, self.layout, self.panels.resize(self.layout.len()));
     }
@@ -84,41 +84,41 @@ impl Default for PackedB {
 
 /// The right operand of a product.
 #[derive(Clone, Copy, Debug)]
-pub enum Right<'a> {
+pub enum RightOperand<'a> {
     /// Packed by the call.
     View(MatRef<'a>),
     /// Packed before.
     Packed(&'a PackedB),
 }
 
-impl<'a> From<MatRef<'a>> for Right<'a> {
+impl<'a> From<MatRef<'a>> for RightOperand<'a> {
     fn from(b: MatRef<'a>) -> Self {
-        Right::View(b)
+        RightOperand::View(b)
     }
 }
 
-impl<'a> From<&'a PackedB> for Right<'a> {
+impl<'a> From<&'a PackedB> for RightOperand<'a> {
     fn from(b: &'a PackedB) -> Self {
-        Right::Packed(b)
+        RightOperand::Packed(b)
     }
 }
 
 /// Scratch memory of [`gemm`]; grows to the largest product asked for and stays.
 #[derive(Debug, Default)]
-pub struct Workspace {
+pub struct GemmWorkspace {
     right: Buffer,
-    threads: Vec<product::Scratch>,
+    threads: Vec<product::ThreadScratch>,
 }
 
-impl Workspace {
+impl GemmWorkspace {
     /// An empty one.
     pub fn new() -> Self {
-        Workspace::default()
+        GemmWorkspace::default()
     }
 
     /// Bytes of memory held.
     pub fn bytes(&self) -> usize {
-        self.right.bytes() + self.threads.iter().map(product::Scratch::bytes).sum::<usize>()
+        self.right.bytes() + self.threads.iter().map(product::ThreadScratch::bytes).sum::<usize>()
     }
 }
 
@@ -129,20 +129,20 @@ impl Workspace {
 pub fn gemm<'b>(
     cx: Context<'_>,
     a: MatRef<'_>,
-    b: impl Into<Right<'b>>,
+    b: impl Into<RightOperand<'b>>,
     mut c: MatMut<'_>,
     accumulate: Accumulate,
     bias: Option<&[f32]>,
-    workspace: &mut Workspace,
+    workspace: &mut GemmWorkspace,
 ) {
     let (layout, right) = match b.into() {
-        Right::Packed(packed) => {
+        RightOperand::Packed(packed) => {
             assert_eq!((packed.isa, packed.precision), (cx.simd.isa(), cx.precision), "packed for another profile");
             (packed.layout, packed.panels.as_slice())
         }
-        Right::View(b) => {
-            let source = Source::right(b);
-            let layout = source.layout(Micro::of(cx.simd).nr);
+        RightOperand::View(b) => {
+            let source = PackSource::right(b);
+            let layout = source.layout(MicroKernel::of(cx.simd).nr);
             let packed = workspace.right.resize(layout.len());
             pack_all(cx, &source, layout, packed);
             (layout, &*packed)
@@ -155,7 +155,7 @@ pub fn gemm<'b>(
         return finish_empty(c, accumulate, bias);
     }
     if a.rows() > 0 && layout.lanes > 0 {
-        let product = Product::new(cx, Source::left(a), right, layout, c.target(), accumulate, bias);
+        let product = Product::new(cx, PackSource::left(a), right, layout, c.target(), accumulate, bias);
         // SAFETY: C has the shape of the product, by the assertions, and is borrowed until the call returns.
         unsafe { product.run(cx.pool, &mut workspace.threads) };
     }
@@ -174,14 +174,14 @@ fn finish_empty(mut c: MatMut<'_>, accumulate: Accumulate, bias: Option<&[f32]>)
 }
 
 /// Packs a whole operand into `out`.
-fn pack_all(cx: Context<'_>, source: &Source<'_>, layout: Layout, out: &mut [f32]) {
-    let Layout { width, steps, .. } = layout;
+fn pack_all(cx: Context<'_>, source: &PackSource<'_>, layout: PackLayout, out: &mut [f32]) {
+    let PackLayout { width, steps, .. } = layout;
     let mut rest = out;
-    for start in (0..steps).step_by(GEMM_KC) {
+    for start in (0..steps).step_by(GEMM_INNER_BLOCK) {
         let panel_len = width * layout.block_steps(start);
         let (block, tail) = rest.split_at_mut(layout.panels() * panel_len);
         rest = tail;
-        let grain = (PACK_LANES / width).max(1);
+        let grain = (PACK_GRAIN_LANES / width).max(1);
         cx.pool.for_each_rows(layout.panels(), grain, rows_mut(block, panel_len), |first, out| {
             pack_panels(cx.simd, cx.precision, source, width, start, first, out.data);
         });

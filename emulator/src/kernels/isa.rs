@@ -3,7 +3,7 @@
 use crate::numerics::Isa;
 
 /// Lanes of every reduction, whatever the width of the registers.
-pub const LANES: usize = 16;
+pub const REDUCTION_LANES: usize = 16;
 
 /// Proof that this CPU can run kernels compiled for [`Simd::isa`].
 ///
@@ -46,8 +46,8 @@ impl Simd {
 
 /// Sum of the lanes by halves: eight pairs, four, two, one.
 #[inline(always)]
-pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
+pub(crate) fn sum_lanes(mut lanes: [f32; REDUCTION_LANES]) -> f32 {
+    let mut half = REDUCTION_LANES / 2;
     while half > 0 {
         for i in 0..half {
             lanes[i] += lanes[i + half];
@@ -59,8 +59,8 @@ pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
 
 /// The largest of the lanes; a NaN in any lane may or may not be returned.
 #[inline(always)]
-pub(crate) fn max_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
+pub(crate) fn max_lanes(mut lanes: [f32; REDUCTION_LANES]) -> f32 {
+    let mut half = REDUCTION_LANES / 2;
     while half > 0 {
         for i in 0..half {
             lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };

@@ -6,8 +6,8 @@
 //!
 //! Gradients are those of the *sum* of the tokens' losses.
 
-use super::gemm::{Accumulate, PackedB, Workspace, gemm};
-use super::isa::{LANES, max_lanes, simd_fn, sum_lanes};
+use super::gemm::{Accumulate, GemmWorkspace, PackedB, gemm};
+use super::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
 use super::math::exp;
 use super::matrix::{MatMut, MatRef};
 use super::pool::{rows, rows_mut};
@@ -17,7 +17,7 @@ use super::{Context, elementwise};
 pub const VOCABULARY_BLOCK: usize = 2048;
 
 /// Rows handled as one piece of work.
-const GRAIN: usize = 16;
+const GRAIN_ROWS: usize = 16;
 
 /// A linear layer to the vocabulary: logits = x·Wᵀ + bias.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ pub struct Classifier<'a> {
 
 /// What goes through the classifier.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a> {
+pub struct ClassifierInput<'a> {
     /// Their vectors, tokens x hidden.
     pub x: &'a [f32],
     /// One for each token; a negative one leaves it out.
@@ -54,7 +54,7 @@ pub struct LossSums {
 
 /// Where the gradients go.
 #[derive(Debug)]
-pub struct Gradients<'a> {
+pub struct LossGradients<'a> {
     /// Gradient of x, tokens x hidden.
     pub dx: &'a mut [f32],
     /// Gradient of W, vocabulary x hidden; `None` if it is not wanted.
@@ -70,7 +70,7 @@ pub struct Gradients<'a> {
 pub struct LossWorkspace {
     tokens: Vec<TokenState>,
     packed_x: PackedB,
-    gemm: Workspace,
+    gemm: GemmWorkspace,
 }
 
 impl LossWorkspace {
@@ -113,7 +113,7 @@ pub fn logits_len(tokens: usize, vocabulary: usize) -> usize {
 pub fn forward(
     cx: Context<'_>,
     classifier: &Classifier<'_>,
-    Tokens { x, labels }: Tokens<'_>,
+    ClassifierInput { x, labels }: ClassifierInput<'_>,
     lse: &mut [f32],
     logits: &mut [f32],
     workspace: &mut LossWorkspace,
@@ -127,7 +127,7 @@ pub fn forward(
         let width = block.len();
         let logits = classifier.logits(cx, x, labels.len(), block.clone(), logits, gemm);
         let data = (rows(logits, width), rows(labels, 1), rows_mut(tokens, 1));
-        cx.pool.for_each_rows(labels.len(), GRAIN, data, |_, (logits, labels, tokens)| {
+        cx.pool.for_each_rows(labels.len(), GRAIN_ROWS, data, |_, (logits, labels, tokens)| {
             advance(cx.simd, logits.data, width, block.start, labels.data, tokens.data);
         });
     }
@@ -151,14 +151,14 @@ pub fn forward(
 pub fn backward(
     cx: Context<'_>,
     classifier: &Classifier<'_>,
-    Tokens { x, labels }: Tokens<'_>,
+    ClassifierInput { x, labels }: ClassifierInput<'_>,
     lse: &[f32],
-    gradients: Gradients<'_>,
+    gradients: LossGradients<'_>,
     logits: &mut [f32],
     workspace: &mut LossWorkspace,
 ) {
     classifier.check(x, labels);
-    let Gradients { dx, mut dweights, mut dbias, accumulate } = gradients;
+    let LossGradients { dx, mut dweights, mut dbias, accumulate } = gradients;
     let (count, hidden) = (labels.len(), classifier.hidden);
     assert!(lse.len() == count && dx.len() == x.len());
     assert!(dweights.as_ref().is_none_or(|d| d.len() == classifier.weights.len()));
@@ -172,8 +172,8 @@ pub fn backward(
         let width = block.len();
         let errors = classifier.logits(cx, x, count, block.clone(), logits, scratch);
         let data = (rows_mut(errors, width), rows(labels, 1), rows(lse, 1));
-        cx.pool.for_each_rows(count, GRAIN, data, |_, (errors, labels, lse)| {
-            to_errors(cx.simd, errors.data, width, block.start, labels.data, lse.data);
+        cx.pool.for_each_rows(count, GRAIN_ROWS, data, |_, (errors, labels, lse)| {
+            logits_to_gradients(cx.simd, errors.data, width, block.start, labels.data, lse.data);
         });
         let errors = MatRef::row_major(errors, count, width);
         let weights = MatRef::row_major(&classifier.weights[block.start * hidden..block.end * hidden], width, hidden);
@@ -214,7 +214,7 @@ impl Classifier<'_> {
         tokens: usize,
         block: std::ops::Range<usize>,
         logits: &'l mut [f32],
-        workspace: &mut Workspace,
+        workspace: &mut GemmWorkspace,
     ) -> &'l mut [f32] {
         let width = block.len();
         let logits = &mut logits[..tokens * width];
@@ -228,26 +228,26 @@ impl Classifier<'_> {
 
 /// The place of a label in the block of `width` words that begins at `first`.
 #[inline(always)]
-fn place(label: i32, first: usize, width: usize) -> Option<usize> {
-    usize::try_from(label).ok().and_then(|label| label.checked_sub(first)).filter(|place| *place < width)
+fn label_column(label: i32, first: usize, width: usize) -> Option<usize> {
+    usize::try_from(label).ok().and_then(|label| label.checked_sub(first)).filter(|column| *column < width)
 }
 
 simd_fn! {
     /// Takes a block's logits into the running maxima and sums.
     fn advance(logits: &[f32], width: usize, first: usize, labels: &[i32], tokens: &mut [TokenState]) {
         for ((row, label), token) in logits.chunks_exact(width).zip(labels).zip(tokens) {
-            if let Some(place) = place(*label, first, width) {
-                token.label_logit = row[place];
+            if let Some(column) = label_column(*label, first, width) {
+                token.label_logit = row[column];
             }
-            let (vectors, rest) = row.as_chunks::<LANES>();
-            let mut highest = [token.max; LANES];
+            let (vectors, rest) = row.as_chunks::<REDUCTION_LANES>();
+            let mut highest = [token.max; REDUCTION_LANES];
             for vector in vectors {
                 for (highest, x) in highest.iter_mut().zip(vector) {
                     *highest = if *x > *highest { *x } else { *highest };
                 }
             }
             let max = rest.iter().fold(max_lanes(highest), |max, x| if *x > max { *x } else { max });
-            let mut sums = [0.0f32; LANES];
+            let mut sums = [0.0f32; REDUCTION_LANES];
             for vector in vectors {
                 for (sum, x) in sums.iter_mut().zip(vector) {
                     *sum += exp(x - max);
@@ -265,7 +265,7 @@ simd_fn! {
 simd_fn! {
     /// Logits become the gradient of the sum of losses with respect to them: probabilities, less one at the label;
     /// zero for a token left out.
-    fn to_errors(logits: &mut [f32], width: usize, first: usize, labels: &[i32], lse: &[f32]) {
+    fn logits_to_gradients(logits: &mut [f32], width: usize, first: usize, labels: &[i32], lse: &[f32]) {
         for ((row, label), lse) in logits.chunks_exact_mut(width).zip(labels).zip(lse) {
             if *label < 0 {
                 row.fill(0.0);
@@ -274,8 +274,8 @@ simd_fn! {
             for x in row.iter_mut() {
                 *x = exp(*x - lse);
             }
-            if let Some(place) = place(*label, first, width) {
-                row[place] -= 1.0;
+            if let Some(column) = label_column(*label, first, width) {
+                row[column] -= 1.0;
             }
         }
     }

@@ -4,21 +4,21 @@
 //! to f32; the tests hold each function against f64 over its whole range.
 
 /// 1.5 * 2^23: adding it to a small number leaves the nearest integer in the low bits of the mantissa.
-const ROUND: f32 = 12_582_912.0;
+const ROUNDING_BIAS: f32 = 12_582_912.0;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts; the product of the first with an integer below 2^9 is exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Below this, e^x is no normal number: taken as 0.
-const EXP_LOWEST: f32 = -87.336_54;
+const EXP_MIN_INPUT: f32 = -87.336_54;
 /// Above this, e^x is held at e^88, 1.65e38, far above anything that is not an error already.
-const EXP_HIGHEST: f32 = 88.0;
+const EXP_MAX_INPUT: f32 = 88.0;
 
 /// x = n ln 2 + r: returns (2^n, (e^r - 1)), for x between the two bounds.
 #[inline(always)]
 fn exp_parts(x: f32) -> (f32, f32) {
-    let shifted = x.mul_add(LOG2_E, ROUND);
-    let n = shifted - ROUND;
+    let shifted = x.mul_add(LOG2_E, ROUNDING_BIAS);
+    let n = shifted - ROUNDING_BIAS;
     let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
     let power = f32::from_bits((shifted.to_bits().wrapping_add(127)) << 23);
     // (e^r - 1 - r) / r^2 within 7.5e-9 of e^r.
@@ -34,10 +34,10 @@ fn exp_parts(x: f32) -> (f32, f32) {
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     // Comparisons are written so that NaN falls through.
-    let held = if x > EXP_HIGHEST { EXP_HIGHEST } else { x };
+    let held = if x > EXP_MAX_INPUT { EXP_MAX_INPUT } else { x };
     let (power, minus_one) = exp_parts(held);
     let value = minus_one.mul_add(power, power);
-    if x < EXP_LOWEST { 0.0 } else { value }
+    if x < EXP_MIN_INPUT { 0.0 } else { value }
 }
 
 /// tanh x within 4 ulp.

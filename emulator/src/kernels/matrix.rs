@@ -135,24 +135,24 @@ impl<'a> MatMut<'a> {
     }
 
     /// Where the elements lie, for writing tiles from several threads.
-    pub(crate) fn target(&mut self) -> Target {
-        Target { data: self.data.as_mut_ptr(), row_stride: self.row_stride }
+    pub(crate) fn target(&mut self) -> MatPtr {
+        MatPtr { data: self.data.as_mut_ptr(), row_stride: self.row_stride }
     }
 }
 
 /// The memory behind a [`MatMut`], shared by threads that write disjoint tiles of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+pub(crate) struct MatPtr {
     data: *mut f32,
     row_stride: usize,
 }
 
-// SAFETY: a `Target` is only an address; each use of it must itself be disjoint from the others.
-unsafe impl Send for Target {}
+// SAFETY: a `MatPtr` is only an address; each use of it must itself be disjoint from the others.
+unsafe impl Send for MatPtr {}
 // SAFETY: as above.
-unsafe impl Sync for Target {}
+unsafe impl Sync for MatPtr {}
 
-impl Target {
+impl MatPtr {
     /// Address of element (row, col).
     ///
     /// # Safety
@@ -167,9 +167,9 @@ impl Target {
     ///
     /// # Safety
     /// The element must lie inside the matrix.
-    pub(crate) unsafe fn offset(self, row: usize, col: usize) -> Target {
+    pub(crate) unsafe fn offset(self, row: usize, col: usize) -> MatPtr {
         // SAFETY: the caller's promise.
-        Target { data: unsafe { self.at(row, col) }, ..self }
+        MatPtr { data: unsafe { self.at(row, col) }, ..self }
     }
 
     /// Distance of rows.

@@ -3,21 +3,21 @@
 //! y = (x - mean) · rstd · gamma + beta with rstd = 1/√(variance + epsilon), the variance that of the row itself
 //! (divided by its length). Forward saves mean and rstd of each row; backward recomputes the rest.
 
-use super::isa::{LANES, simd_fn, sum_lanes};
+use super::isa::{REDUCTION_LANES, simd_fn, sum_lanes};
 
 /// Sum of `f` over the indices below `len`, in sixteen lanes.
 #[inline(always)]
 fn lane_sum<const N: usize>(inputs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) -> f32 {
     let len = inputs[0].len();
-    let mut lanes = [0.0f32; LANES];
-    let blocks = len / LANES;
-    let chunked = inputs.map(|x| &x.as_chunks::<LANES>().0[..blocks]);
+    let mut lanes = [0.0f32; REDUCTION_LANES];
+    let blocks = len / REDUCTION_LANES;
+    let chunked = inputs.map(|x| &x.as_chunks::<REDUCTION_LANES>().0[..blocks]);
     for b in 0..blocks {
-        for l in 0..LANES {
+        for l in 0..REDUCTION_LANES {
             lanes[l] += f(chunked.map(|x| x[b][l]));
         }
     }
-    for (lane, i) in lanes.iter_mut().zip(blocks * LANES..len) {
+    for (lane, i) in lanes.iter_mut().zip(blocks * REDUCTION_LANES..len) {
         *lane += f(inputs.map(|x| x[i]));
     }
     sum_lanes(lanes)
@@ -119,7 +119,7 @@ simd_fn! {
     ) {
         assert!(x.len() == dy.len() && x.len() == mean.len() * width && rstd.len() == mean.len());
         assert!(first + dgamma.len() <= width && (dbeta.is_empty() || dbeta.len() == dgamma.len()));
-        const STRIP: usize = 4 * LANES;
+        const STRIP: usize = 4 * REDUCTION_LANES;
         let columns = dgamma.len();
         for begin in (0..columns).step_by(STRIP) {
             let count = STRIP.min(columns - begin);

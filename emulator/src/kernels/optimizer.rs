@@ -8,7 +8,7 @@ use super::isa::simd_fn;
 
 /// Constants of Adam and AdamW for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Adam {
+pub struct AdamStep {
     /// Learning rate of this step.
     pub learning_rate: f64,
     /// Decay of the first moment.
@@ -17,10 +17,10 @@ pub struct Adam {
     pub beta2: f64,
     /// Added to the denominator.
     pub epsilon: f64,
-    /// Weight decay: see [`Decay`].
+    /// Weight decay: see [`DecayTarget`].
     pub weight_decay: f64,
     /// What weight decay acts on.
-    pub decay: Decay,
+    pub decay: DecayTarget,
     /// Whether moments are divided by 1 - betaᵗ.
     pub correct_bias: bool,
     /// Number of this step, from 1.
@@ -29,7 +29,7 @@ pub struct Adam {
 
 /// What weight decay acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decay {
+pub enum DecayTarget {
     /// It is added to the gradient (Adam).
     Gradient,
     /// It shrinks the weight by learning rate times decay before the update (AdamW).
@@ -51,12 +51,12 @@ struct AdamScalars {
     epsilon: f32,
 }
 
-impl Adam {
+impl AdamStep {
     fn scalars(&self, gradient_scale: f32) -> AdamScalars {
         let correction = |beta: f64| if self.correct_bias { 1.0 - libm::pow(beta, self.step as f64) } else { 1.0 };
         let (gradient_decay, keep) = match self.decay {
-            Decay::Gradient => (self.weight_decay, 1.0),
-            Decay::Decoupled => (0.0, 1.0 - self.learning_rate * self.weight_decay),
+            DecayTarget::Gradient => (self.weight_decay, 1.0),
+            DecayTarget::Decoupled => (0.0, 1.0 - self.learning_rate * self.weight_decay),
         };
         AdamScalars {
             gradient_scale,
@@ -74,13 +74,13 @@ impl Adam {
 }
 
 /// m ← β₁m + (1-β₁)g, v ← β₂v + (1-β₂)g², w ← w - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε), with the decay of
-/// [`Adam::decay`].
+/// [`AdamStep::decay`].
 ///
 /// # Panics
 /// If the lengths differ.
 pub fn adam(
     simd: super::Simd,
-    adam: &Adam,
+    adam: &AdamStep,
     gradient_scale: f32,
     w: &mut [f32],
     g: &[f32],
@@ -105,7 +105,7 @@ simd_fn! {
 
 /// Constants of stochastic gradient descent for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sgd {
+pub struct SgdStep {
     /// Learning rate of this step.
     pub learning_rate: f64,
     /// Decay of the momentum; 0 for none, which needs no buffer.
@@ -135,7 +135,7 @@ struct SgdScalars {
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn sgd(simd: super::Simd, sgd: &Sgd, gradient_scale: f32, w: &mut [f32], g: &[f32], m: &mut [f32]) {
+pub fn sgd(simd: super::Simd, sgd: &SgdStep, gradient_scale: f32, w: &mut [f32], g: &[f32], m: &mut [f32]) {
     let first = sgd.step <= 1;
     let scalars = SgdScalars {
         gradient_scale,
@@ -186,10 +186,12 @@ mod tests {
 
     #[test]
     fn adam_follows_the_formula_in_f64() {
-        for (decay, weight_decay, correct_bias) in
-            [(Decay::Gradient, 0.1, true), (Decay::Decoupled, 0.1, true), (Decay::Decoupled, 0.0, false)]
-        {
-            let at = |step| Adam {
+        for (decay, weight_decay, correct_bias) in [
+            (DecayTarget::Gradient, 0.1, true),
+            (DecayTarget::Decoupled, 0.1, true),
+            (DecayTarget::Decoupled, 0.0, false),
+        ] {
+            let at = |step| AdamStep {
                 learning_rate: 1e-2,
                 beta1: 0.9,
                 beta2: 0.95,
@@ -213,8 +215,8 @@ mod tests {
                 for (i, g) in uniform(LEN, -1.0, 1.0, 10 + step).into_iter().enumerate() {
                     let mut g = 0.5 * f64::from(g);
                     match decay {
-                        Decay::Gradient => g += weight_decay * expected[i],
-                        Decay::Decoupled => expected[i] *= 1.0 - 1e-2 * weight_decay,
+                        DecayTarget::Gradient => g += weight_decay * expected[i],
+                        DecayTarget::Decoupled => expected[i] *= 1.0 - 1e-2 * weight_decay,
                     }
                     m[i] = 0.9 * m[i] + 0.1 * g;
                     v[i] = 0.95 * v[i] + 0.05 * g * g;
@@ -228,7 +230,7 @@ mod tests {
     #[test]
     fn sgd_follows_the_formula_in_f64() {
         for (momentum, dampening, nesterov) in [(0.0, 0.0, false), (0.9, 0.1, false), (0.9, 0.0, true)] {
-            let at = |step| Sgd { learning_rate: 0.1, momentum, dampening, weight_decay: 0.01, nesterov, step };
+            let at = |step| SgdStep { learning_rate: 0.1, momentum, dampening, weight_decay: 0.01, nesterov, step };
             let w = every_simd(|simd| {
                 let [mut w, mut m] = [uniform(LEN, -1.0, 1.0, 1), vec![f32::NAN; LEN]];
                 for step in 1..=4 {

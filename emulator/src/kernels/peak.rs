@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use super::isa::Simd;
-use super::pool::Pool;
-use super::vector::{Four, Vector};
+use super::pool::ComputeThreads;
+use super::vector::{PortableVector, Vector};
 use crate::numerics::Isa;
 
 /// Independent chains: more than latency times throughput of any CPU in use, few enough to stay in 16 registers.
@@ -47,7 +47,7 @@ fn burst(simd: Simd, rounds: usize) {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2(rounds, factor) },
         _ => {
-            black_box(chains::<Four>(rounds, factor));
+            black_box(chains::<PortableVector>(rounds, factor));
         }
     }
 }
@@ -65,7 +65,7 @@ fn flops_per_round(simd: Simd) -> f64 {
 /// Peak of f32 multiply-adds of the whole pool in GFLOP/s: the best of `bursts` bursts of some milliseconds each.
 ///
 /// The clock of many CPUs falls under load: ask in between other measurements, and compare within one run.
-pub fn fma_gflops(simd: Simd, pool: &Pool, bursts: usize) -> f64 {
+pub fn fma_gflops(simd: Simd, pool: &ComputeThreads, bursts: usize) -> f64 {
     const ROUNDS: usize = 50_000;
     // More tiles than threads, so that one late start does not count for all.
     let tiles = pool.threads() * 8;
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn the_peak_is_a_rate() {
         for simd in Simd::all() {
-            let rate = fma_gflops(simd, &Pool::inline(), 1);
+            let rate = fma_gflops(simd, &ComputeThreads::inline(), 1);
             assert!(rate > 0.01 && rate < 1e5, "{rate}");
         }
     }

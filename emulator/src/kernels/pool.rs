@@ -9,7 +9,7 @@ use super::ftz;
 
 /// A team of threads.
 #[derive(Debug)]
-pub struct Pool {
+pub struct ComputeThreads {
     /// `None` for one thread: the caller's.
     workers: Option<rayon::ThreadPool>,
     threads: usize,
@@ -23,12 +23,12 @@ pub struct PoolError {
     source: rayon::ThreadPoolBuildError,
 }
 
-impl Pool {
+impl ComputeThreads {
     /// A team of `threads` (at least one). With more than one, the caller's thread only waits.
     pub fn new(threads: usize) -> Result<Self, PoolError> {
         let threads = threads.max(1);
         if threads == 1 {
-            return Ok(Pool::inline());
+            return Ok(ComputeThreads::inline());
         }
         let workers = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -36,12 +36,12 @@ impl Pool {
             .start_handler(|_| ftz::enable())
             .build()
             .map_err(|source| PoolError { threads, source })?;
-        Ok(Pool { workers: Some(workers), threads })
+        Ok(ComputeThreads { workers: Some(workers), threads })
     }
 
     /// The team of one: the caller's thread.
     pub const fn inline() -> Self {
-        Pool { workers: None, threads: 1 }
+        ComputeThreads { workers: None, threads: 1 }
     }
 
     /// Size of the team.
@@ -65,9 +65,9 @@ impl Pool {
     /// Calls `f(tile)` for every tile in `0..tiles`.
     pub fn for_each_tile(&self, tiles: usize, f: impl Fn(usize) + Sync) {
         // One unit state per thread without an allocation: a slice of a zero-sized type.
-        const MOST: usize = 1024;
-        let mut units = [(); MOST];
-        self.crew(&mut units[..self.threads.min(MOST)], tiles, &|(): &mut (), tile| f(tile));
+        const MAX_TILES_PER_SPLIT: usize = 1024;
+        let mut units = [(); MAX_TILES_PER_SPLIT];
+        self.run_tiles(&mut units[..self.threads.min(MAX_TILES_PER_SPLIT)], tiles, &|(): &mut (), tile| f(tile));
     }
 
     /// Calls `f(state, tile)` for every tile in `0..tiles`; no two running calls share a state.
@@ -76,10 +76,10 @@ impl Pool {
     /// If there are fewer states than threads.
     pub fn for_each_tile_with<S: Send>(&self, states: &mut [S], tiles: usize, f: impl Fn(&mut S, usize) + Sync) {
         assert!(states.len() >= self.threads, "{} states for {} threads", states.len(), self.threads);
-        self.crew(&mut states[..self.threads], tiles, &f);
+        self.run_tiles(&mut states[..self.threads], tiles, &f);
     }
 
-    fn crew<S: Send>(&self, states: &mut [S], tiles: usize, f: &(impl Fn(&mut S, usize) + Sync)) {
+    fn run_tiles<S: Send>(&self, states: &mut [S], tiles: usize, f: &(impl Fn(&mut S, usize) + Sync)) {
         let team = states.len().min(tiles);
         if team <= 1 {
             if let (Some(state), true) = (states.first_mut(), tiles > 0) {
@@ -89,7 +89,7 @@ impl Pool {
             return;
         }
         let next = AtomicUsize::new(0);
-        self.install(|| take_turns(&mut states[..team], &next, tiles, f));
+        self.install(|| run_worker(&mut states[..team], &next, tiles, f));
     }
 
     /// Cuts `data` into runs of at most `grain` rows and calls `f(first row, run)` for each.
@@ -104,7 +104,7 @@ impl Pool {
 }
 
 /// Each state belongs to one thread, which takes the next tile until there is none.
-fn take_turns<S: Send>(states: &mut [S], next: &AtomicUsize, tiles: usize, f: &(impl Fn(&mut S, usize) + Sync)) {
+fn run_worker<S: Send>(states: &mut [S], next: &AtomicUsize, tiles: usize, f: &(impl Fn(&mut S, usize) + Sync)) {
     if let [state] = states {
         loop {
             let tile = next.fetch_add(1, Ordering::Relaxed);
@@ -115,7 +115,7 @@ fn take_turns<S: Send>(states: &mut [S], next: &AtomicUsize, tiles: usize, f: &(
         }
     }
     let (left, right) = states.split_at_mut(states.len() / 2);
-    rayon::join(|| take_turns(left, next, tiles, f), || take_turns(right, next, tiles, f));
+    rayon::join(|| run_worker(left, next, tiles, f), || run_worker(right, next, tiles, f));
 }
 
 fn split_serially<D: SplitRows>(mut first: usize, mut rows: usize, grain: usize, mut data: D, f: &impl Fn(usize, D)) {
@@ -141,7 +141,7 @@ fn split_in_halves<D: SplitRows>(first: usize, rows: usize, grain: usize, data: 
     );
 }
 
-/// Data made of rows, for [`Pool::for_each_rows`]: [`rows`], [`rows_mut`] and tuples of them.
+/// Data made of rows, for [`ComputeThreads::for_each_rows`]: [`rows`], [`rows_mut`] and tuples of them.
 pub trait SplitRows: Send + Sized {
     /// The first `rows` rows and the rest.
     fn split_rows(self, rows: usize) -> (Self, Self);
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn every_tile_once_and_states_are_not_shared() {
         for threads in [1, 2, 3] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = ComputeThreads::new(threads).unwrap();
             for tiles in [0, 1, 2, 7, 100] {
                 let hits: Vec<AtomicUsize> = (0..tiles).map(|_| AtomicUsize::new(0)).collect();
                 pool.for_each_tile(tiles, |tile| {
@@ -232,7 +232,7 @@ mod tests {
     fn rows_are_cut_alike_for_any_team() {
         let source: Vec<u32> = (0..23).collect();
         for threads in [1, 2, 4] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = ComputeThreads::new(threads).unwrap();
             let mut out = vec![(0, 0); 23 * 2];
             pool.for_each_rows(23, 4, (rows(&source, 1), rows_mut(&mut out, 2)), |first, (src, dst)| {
                 assert_eq!(first % 4, 0);
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn every_thread_flushes_denormals() {
         for threads in [1, 3] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = ComputeThreads::new(threads).unwrap();
             pool.for_each_tile(64, |_| assert!(ftz::is_enabled()));
             assert!(pool.install(ftz::is_enabled));
             pool.for_each_rows(64, 1, (), |_, ()| assert!(ftz::is_enabled()));

@@ -37,7 +37,7 @@ pub(crate) trait Vector: Copy {
 }
 
 /// Elements of a cache line.
-pub(crate) const LINE: usize = 16;
+pub(crate) const CACHE_LINE_ELEMENTS: usize = 16;
 
 /// A hint to fetch the cache line of `p`, which may be any address, into the first-level cache.
 #[inline(always)]
@@ -67,24 +67,24 @@ pub(crate) fn prefetch_l2(p: *const f32) {
 
 /// Four lanes in an array, for the compiler to map onto what the target has.
 #[derive(Clone, Copy)]
-pub(crate) struct Four([f32; 4]);
+pub(crate) struct PortableVector([f32; 4]);
 
-impl Vector for Four {
+impl Vector for PortableVector {
     const LANES: usize = 4;
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
-        Four([x; 4])
+        PortableVector([x; 4])
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: four elements are readable.
-        Four(unsafe { p.cast::<[f32; 4]>().read() })
+        PortableVector(unsafe { p.cast::<[f32; 4]>().read() })
     }
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
         // SAFETY: `n` elements are readable.
-        Four(std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 }))
+        PortableVector(std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 }))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
@@ -100,11 +100,11 @@ impl Vector for Four {
     }
     #[inline(always)]
     fn mul_add(self, b: Self, c: Self) -> Self {
-        Four(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+        PortableVector(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {
-        Four(std::array::from_fn(|i| self.0[i] + other.0[i]))
+        PortableVector(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
 }
 

@@ -5,14 +5,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::random::{hash64, key, unit};
+use super::random::{hash64, key, to_open_unit};
 
 /// Operator number under which initial values are drawn, so that no dropout key equals a tensor's.
-const INIT_OP: u64 = u64::MAX;
+const INIT_OPERATOR_ID: u64 = u64::MAX;
 
 /// The key of tensor `tensor` (its number in the plan) under `seed`.
 pub const fn tensor_key(seed: u64, tensor: u64) -> u64 {
-    key(seed, tensor, INIT_OP)
+    key(seed, tensor, INIT_OPERATOR_ID)
 }
 
 /// A distribution of initial values.
@@ -73,7 +73,7 @@ impl Initializer {
 /// Fills `out` with `quantile` of uniform numbers.
 fn draw(key: u64, first: u64, out: &mut [f32], quantile: impl Fn(f64) -> f64) {
     for (element, value) in (first..).zip(out) {
-        *value = quantile(unit(hash64(key, element))) as f32;
+        *value = quantile(to_open_unit(hash64(key, element))) as f32;
     }
 }
 
@@ -88,14 +88,14 @@ fn normal_cdf(x: f64) -> f64 {
 fn normal_quantile(p: f64) -> f64 {
     let centred = p - 0.5;
     if centred.abs() <= 0.425 {
-        return centred * ratio(&CENTRE, 0.180625 - centred * centred);
+        return centred * ratio(&QUANTILE_CENTRE, 0.180625 - centred * centred);
     }
     let tail = if centred < 0.0 { p } else { 1.0 - p };
     if tail <= 0.0 {
         return centred.signum() * f64::INFINITY;
     }
     let r = libm::sqrt(-libm::log(tail));
-    let magnitude = if r <= 5.0 { ratio(&MIDDLE, r - 1.6) } else { ratio(&FAR, r - 5.0) };
+    let magnitude = if r <= 5.0 { ratio(&QUANTILE_MIDDLE, r - 1.6) } else { ratio(&QUANTILE_TAIL, r - 5.0) };
     magnitude.copysign(centred)
 }
 
@@ -107,7 +107,7 @@ fn ratio((numerator, denominator): &Rational, x: f64) -> f64 {
     horner(numerator) / horner(denominator)
 }
 
-const CENTRE: Rational = (
+const QUANTILE_CENTRE: Rational = (
     [
         3.387_132_872_796_366_5,
         133.141_667_891_784_38,
@@ -129,7 +129,7 @@ const CENTRE: Rational = (
         5_226.495_278_852_855,
     ],
 );
-const MIDDLE: Rational = (
+const QUANTILE_MIDDLE: Rational = (
     [
         1.423_437_110_749_683_5,
         4.630_337_846_156_545,
@@ -151,7 +151,7 @@ const MIDDLE: Rational = (
         1.050_750_071_644_416_9e-9,
     ],
 );
-const FAR: Rational = (
+const QUANTILE_TAIL: Rational = (
     [
         6.657_904_643_501_103,
         5.463_784_911_164_114,

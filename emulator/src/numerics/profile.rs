@@ -11,7 +11,7 @@ use crate::plan::{Chunk, StreamPlan};
 /// Inside a block every output element is one chain of fused multiply-adds in rising order of the inner index; the
 /// block's value is then added to the output. The constant is part of the numerics: it is never derived from a cache
 /// size. 1,024 covers the tokens of a default leaf, so that a weight gradient is a single chain.
-pub const GEMM_KC: usize = 1024;
+pub const GEMM_INNER_BLOCK: usize = 1024;
 
 /// Instruction set a kernel is compiled for, in rising order: the best that several machines share is the minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -93,7 +93,7 @@ impl fmt::Display for Precision {
 pub struct NumericsProfile {
     /// Instruction set.
     pub isa: Isa,
-    /// Inner block of GEMM, see [`GEMM_KC`].
+    /// Inner block of GEMM, see [`GEMM_INNER_BLOCK`].
     pub kc: u32,
     /// Denormal results and operands are taken as zero.
     pub flush_to_zero: bool,
@@ -112,12 +112,19 @@ impl NumericsProfile {
     /// The profile of this build on `isa`: fixed inner block, denormals flushed; of no plan yet.
     pub const fn new(isa: Isa, precision: Precision) -> Self {
         let (leaf_samples, chunk_elements) = (None, None);
-        NumericsProfile { isa, kc: GEMM_KC as u32, flush_to_zero: true, precision, leaf_samples, chunk_elements }
+        NumericsProfile {
+            isa,
+            kc: GEMM_INNER_BLOCK as u32,
+            flush_to_zero: true,
+            precision,
+            leaf_samples,
+            chunk_elements,
+        }
     }
 
     /// The profile of runs of `plan`.
     #[must_use]
-    pub fn of_plan(self, plan: &StreamPlan) -> Self {
+    pub fn for_plan(self, plan: &StreamPlan) -> Self {
         let (leaf_samples, chunk_elements) = (Some(plan.leaves.samples), largest_chunk(&plan.chunks));
         NumericsProfile { leaf_samples, chunk_elements, ..self }
     }

@@ -13,19 +13,19 @@ const fn mix64(mut x: u64) -> u64 {
 }
 
 /// 2^64 divided by the golden ratio, odd.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+const SPLITMIX64_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The key of operator `op` on sample `sample` (its number since the start of the job) under `seed`.
 #[inline]
 pub const fn key(seed: u64, sample: u64, op: u64) -> u64 {
-    subkey(subkey(mix64(seed.wrapping_add(GOLDEN)), sample), op)
+    subkey(subkey(mix64(seed.wrapping_add(SPLITMIX64_INCREMENT)), sample), op)
 }
 
 /// The key of part `part` (an attention head, a row) of what `key` names.
 #[inline(always)]
 pub const fn subkey(key: u64, part: u64) -> u64 {
     // The two rounds keep subkey(subkey(k, a), b) from depending on a and b only through their combination.
-    mix64(mix64(key ^ GOLDEN).wrapping_add(part.wrapping_mul(GOLDEN)))
+    mix64(mix64(key ^ SPLITMIX64_INCREMENT).wrapping_add(part.wrapping_mul(SPLITMIX64_INCREMENT)))
 }
 
 /// 32 random bits of `element` under `key`. Uses 32-bit operations only, so that it vectorises.
@@ -44,25 +44,25 @@ pub const fn hash(key: u64, element: u32) -> u32 {
 /// 64 random bits of `element` under `key`.
 #[inline]
 pub const fn hash64(key: u64, element: u64) -> u64 {
-    mix64(mix64(key.wrapping_add(element.wrapping_mul(GOLDEN))) ^ key.rotate_left(32))
+    mix64(mix64(key.wrapping_add(element.wrapping_mul(SPLITMIX64_INCREMENT))) ^ key.rotate_left(32))
 }
 
 /// A number in the open interval (0, 1), from the upper 52 bits of `bits`.
 #[inline]
-pub const fn unit(bits: u64) -> f64 {
+pub const fn to_open_unit(bits: u64) -> f64 {
     ((bits >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
 }
 
 /// Which elements a dropout of some rate keeps, and by what the kept ones are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dropout {
+pub struct DropoutMask {
     /// An element is kept if its hash is at least this.
     threshold: u32,
     /// 1 / (1 - rate).
     scale: f32,
 }
 
-impl Dropout {
+impl DropoutMask {
     /// Dropout that zeroes a share `rate` of the elements; `None` unless 0 <= rate < 1.
     pub fn new(rate: f64) -> Option<Self> {
         // The comparison also refuses NaN.
@@ -70,7 +70,7 @@ impl Dropout {
             return None;
         }
         let threshold = (rate * 4_294_967_296.0) as u32; // saturates just below one, where one element in 2^32 is kept
-        Some(Dropout { threshold, scale: (1.0 / (1.0 - rate)) as f32 })
+        Some(DropoutMask { threshold, scale: (1.0 / (1.0 - rate)) as f32 })
     }
 
     /// Whether nothing is dropped.
@@ -160,14 +160,14 @@ mod tests {
     fn dropout_keeps_its_share() {
         let k = key(5, 0, 0);
         for rate in [0.0, 0.1, 0.5, 0.9] {
-            let dropout = Dropout::new(rate).unwrap();
+            let dropout = DropoutMask::new(rate).unwrap();
             let n = 100_000;
             let kept = (0..n).filter(|i| dropout.factor(k, *i) != 0.0).count() as f64 / f64::from(n);
             assert!((kept - (1.0 - rate)).abs() < 0.005, "{rate}: {kept}");
             assert_eq!(dropout.is_off(), rate == 0.0);
         }
         for bad in [-0.1, 1.0, f64::NAN] {
-            assert_eq!(Dropout::new(bad), None);
+            assert_eq!(DropoutMask::new(bad), None);
         }
     }
 

@@ -1,6 +1,6 @@
 //! `(x) -> f(x)`, pointwise.
 
-use super::{GradientForm, OpError, Operator, Saved, Shape, Signature};
+use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::{ActivationKind, ValueType};
 
 /// See the module text. Saves its input, of which the derivative is a function.
@@ -21,15 +21,15 @@ impl Operator for Activation {
         Ok(Some(x))
     }
 
-    fn saved(&self, _: &Signature<'_>) -> Saved {
-        Saved { inputs: &[0], ..Saved::default() }
+    fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
+        SavedForBackward { inputs: &[0], ..SavedForBackward::default() }
     }
 
     fn gradient(&self, _: usize) -> GradientForm {
         GradientForm::Overwrite
     }
 
-    fn overwrites(&self) -> &'static [usize] {
+    fn in_place_inputs(&self) -> &'static [usize] {
         &[0]
     }
 }
@@ -41,7 +41,7 @@ mod run {
     use crate::kernels::Simd;
     use crate::kernels::activation::{gelu_backward, gelu_forward, gelu_tanh_backward, gelu_tanh_forward};
     use crate::kernels::pool::{rows, rows_mut};
-    use crate::ops::execute::{Backward, Execute, Forward, Input, Kit, ROW_GRAIN};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
     impl Activation {
         const fn forward(self) -> fn(Simd, &[f32], &mut [f32]) {
@@ -59,11 +59,11 @@ mod run {
         }
     }
 
-    impl Execute for Activation {
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+    impl Executor for Activation {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, width, function) = (kit.cx.simd, io.shape.columns(), (*self).forward());
             let count = kit.samples * io.shape.rows();
-            if let Input::Values(x) = io.inputs[0] {
+            if let OperatorInput::Values(x) = io.inputs[0] {
                 let data = (rows(x, width), rows_mut(io.output, width));
                 kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, y)| function(simd, x.data, y.data));
             } else {
@@ -73,7 +73,7 @@ mod run {
             }
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let (simd, width, slope) = (kit.cx.simd, io.shape.columns(), (*self).backward());
             let count = kit.samples * io.shape.rows();
             let data = (rows(io.inputs[0].values(), width), rows_mut(io.gradient, width));

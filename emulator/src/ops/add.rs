@@ -25,7 +25,7 @@ impl Operator for Add {
         GradientForm::Same
     }
 
-    fn overwrites(&self) -> &'static [usize] {
+    fn in_place_inputs(&self) -> &'static [usize] {
         &[0, 1]
     }
 }
@@ -35,21 +35,21 @@ mod run {
     use super::Add;
     use crate::kernels::elementwise;
     use crate::kernels::pool::{rows, rows_mut};
-    use crate::ops::execute::{Backward, Execute, Forward, Input, Kit, ROW_GRAIN};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
-    impl Execute for Add {
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+    impl Executor for Add {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, width) = (kit.cx.simd, io.shape.columns());
             let count = kit.samples * io.shape.rows();
             match io.inputs {
-                [Input::Values(a), Input::Values(b)] => {
+                [OperatorInput::Values(a), OperatorInput::Values(b)] => {
                     let data = (rows(a, width), rows(b, width), rows_mut(io.output, width));
                     kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (a, b, out)| {
                         elementwise::add(simd, a.data, b.data, out.data);
                     });
                 }
                 [one, other] => {
-                    let apart = if let Input::Values(values) = one { values } else { other.values() };
+                    let apart = if let OperatorInput::Values(values) = one { values } else { other.values() };
                     let data = (rows(apart, width), rows_mut(io.output, width));
                     kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, out)| {
                         elementwise::add_assign(simd, out.data, x.data);
@@ -58,6 +58,6 @@ mod run {
             }
         }
 
-        fn backward(&self, _: &mut Kit<'_>, _: Backward<'_>) {}
+        fn backward(&self, _: &mut OperatorContext<'_>, _: BackwardArgs<'_>) {}
     }
 }

@@ -27,7 +27,7 @@ impl Operator for AddPosition {
         GradientForm::Same
     }
 
-    fn overwrites(&self) -> &'static [usize] {
+    fn in_place_inputs(&self) -> &'static [usize] {
         &[0]
     }
 }
@@ -37,13 +37,13 @@ mod run {
     use super::AddPosition;
     use crate::kernels::pool::{rows, rows_mut};
     use crate::kernels::{elementwise, embedding};
-    use crate::ops::execute::{Backward, Execute, Forward, Input, Kit, ROW_GRAIN};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
-    impl Execute for AddPosition {
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+    impl Executor for AddPosition {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, width, length) = (kit.cx.simd, io.shape.columns(), io.shape.rows());
             let table = &io.weights.tensors[0][..length * width];
-            let source = if let Input::Values(values) = io.inputs[0] { Some(values) } else { None };
+            let source = if let OperatorInput::Values(values) = io.inputs[0] { Some(values) } else { None };
             for (sample, out) in io.output.chunks_exact_mut(length * width).enumerate() {
                 let data = (rows(table, width), rows_mut(out, width));
                 let from = source.map(|x| &x[sample * length * width..][..length * width]);
@@ -54,7 +54,7 @@ mod run {
             }
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [Some(table), _] = io.tensors else { return };
             let used = io.shape.rows() * io.shape.columns();
             let adds = table.adds();

@@ -1,7 +1,7 @@
 //! `(qkv [rows x 3H]) -> [rows x H]`: causal multi-head attention; columns are queries, keys, values, each cut into
 //! heads. Scores and probabilities exist in tiles only, never as a whole `rows x rows` matrix.
 
-use super::{Flops, OpError, Operator, Saved, Shape, Signature, check_rate};
+use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature, check_rate};
 use crate::graph::ValueType;
 
 /// See the module text. Saves input, output and the log-sum-exp of each row and head; the backward pass makes the
@@ -53,9 +53,9 @@ impl Operator for CausalAttention {
         }
     }
 
-    fn saved(&self, io: &Signature<'_>) -> Saved {
+    fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let (rows, _) = io.input(0);
-        Saved { inputs: &[0], output: true, floats: rows * self.heads as u64 }
+        SavedForBackward { inputs: &[0], output: true, floats: rows * self.heads as u64 }
     }
 
     fn scratch(&self, io: &Signature<'_>) -> u64 {
@@ -68,14 +68,21 @@ impl Operator for CausalAttention {
 #[cfg(feature = "kernels")]
 mod run {
     use super::CausalAttention;
-    use crate::kernels::attention::{self, Attention, QkvLayout};
-    use crate::numerics::{GEMM_KC, random};
-    use crate::ops::execute::{Backward, Execute, Forward, Kit, NodeShape, TargetMut};
+    use crate::kernels::attention::{self, AttentionParams, QkvLayout};
+    use crate::numerics::{GEMM_INNER_BLOCK, random};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut};
 
     impl CausalAttention {
-        fn kernel<'a>(&self, shape: &NodeShape, training: bool, keys: &'a [u64], samples: usize) -> Attention<'a> {
-            let dropout = random::Dropout::new(f64::from(self.dropout)).filter(|factors| training && !factors.is_off());
-            Attention {
+        fn kernel<'a>(
+            &self,
+            shape: &NodeShape,
+            training: bool,
+            keys: &'a [u64],
+            samples: usize,
+        ) -> AttentionParams<'a> {
+            let dropout =
+                random::DropoutMask::new(f64::from(self.dropout)).filter(|factors| training && !factors.is_off());
+            AttentionParams {
                 samples,
                 tokens: shape.rows(),
                 heads: self.heads,
@@ -87,19 +94,23 @@ mod run {
         }
     }
 
-    impl Execute for CausalAttention {
-        fn supported(&self, shape: &NodeShape) -> Result<(), String> {
+    impl Executor for CausalAttention {
+        fn check_supported(&self, shape: &NodeShape) -> Result<(), String> {
             let head = shape.columns() / 3 / self.heads;
-            if head <= GEMM_KC { Ok(()) } else { Err(format!("has heads of {head} elements; {GEMM_KC} is the most")) }
+            if head <= GEMM_INNER_BLOCK {
+                Ok(())
+            } else {
+                Err(format!("has heads of {head} elements; {GEMM_INNER_BLOCK} is the most"))
+            }
         }
 
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
             let layout = QkvLayout::packed(what.hidden());
             attention::forward(kit.cx, &what, io.inputs[0].values(), layout, io.output, io.extra, kit.attention);
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
             let layout = QkvLayout::packed(what.hidden());

@@ -1,7 +1,7 @@
 //! `(x [rows x H], labels [rows x 1]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
 //! cross-entropy of `x weight^T + bias`, in blocks of the vocabulary. Ends the graph.
 
-use super::{Flops, OpError, Operator, Saved, Shape, Signature};
+use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// Vocabulary entries whose logits exist at a time.
@@ -33,16 +33,16 @@ impl Operator for CrossEntropy {
         Flops::product(rows, columns, entries)
     }
 
-    fn saved(&self, io: &Signature<'_>) -> Saved {
+    fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let (rows, _) = io.input(0);
-        Saved { inputs: &[0, 1], output: false, floats: rows }
+        SavedForBackward { inputs: &[0, 1], output: false, floats: rows }
     }
 
-    fn makes_gradient(&self, input: usize) -> bool {
+    fn has_input_gradient(&self, input: usize) -> bool {
         input == 0
     }
 
-    fn backward_reads(&self, _: usize) -> bool {
+    fn backward_reads_param(&self, _: usize) -> bool {
         true
     }
 
@@ -56,30 +56,33 @@ impl Operator for CrossEntropy {
 mod run {
     use super::CrossEntropy;
     use crate::kernels::Accumulate;
-    use crate::kernels::loss::{self, Classifier, Gradients, Tokens};
-    use crate::ops::execute::{Backward, Execute, Forward, Kit, NodeShape, TargetMut, Weights};
+    use crate::kernels::loss::{self, Classifier, ClassifierInput, LossGradients};
+    use crate::ops::execute::{
+        BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorWeights, TargetMut,
+    };
 
-    fn classifier<'a>(shape: &NodeShape, weights: &Weights<'a>) -> Classifier<'a> {
+    fn classifier<'a>(shape: &NodeShape, weights: &OperatorWeights<'a>) -> Classifier<'a> {
         let (vocabulary, hidden) = shape.matrix();
         Classifier { weights: weights.tensors[0], vocabulary, hidden, bias: weights.bias(shape) }
     }
 
-    impl Execute for CrossEntropy {
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+    impl Executor for CrossEntropy {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let classifier = classifier(io.shape, &io.weights);
             let [x, labels] = io.inputs;
-            let tokens = Tokens { x: x.values(), labels: labels.tokens() };
+            let tokens = ClassifierInput { x: x.values(), labels: labels.tokens() };
             *kit.sums = loss::forward(kit.cx, &classifier, tokens, io.extra, io.scratch, kit.loss);
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), _] = io.targets else { return };
             let classifier = classifier(io.shape, &io.weights);
             let [x, labels] = io.inputs;
-            let tokens = Tokens { x: x.values(), labels: labels.tokens() };
+            let tokens = ClassifierInput { x: x.values(), labels: labels.tokens() };
             let [weight, bias] = io.tensors;
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
-            let gradients = Gradients { dx, dweights: weight.map(|g| g.data), dbias: bias.map(|g| g.data), accumulate };
+            let gradients =
+                LossGradients { dx, dweights: weight.map(|g| g.data), dbias: bias.map(|g| g.data), accumulate };
             loss::backward(kit.cx, &classifier, tokens, io.extra, gradients, io.scratch, kit.loss);
         }
     }

@@ -27,7 +27,7 @@ impl Operator for Dropout {
         GradientForm::Overwrite
     }
 
-    fn overwrites(&self) -> &'static [usize] {
+    fn in_place_inputs(&self) -> &'static [usize] {
         &[0]
     }
 }
@@ -38,13 +38,13 @@ mod run {
     use crate::kernels::dropout;
     use crate::kernels::pool::{rows, rows_mut};
     use crate::numerics::random;
-    use crate::ops::execute::{Backward, Execute, Forward, Input, Kit, ROW_GRAIN};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
-    impl Execute for Dropout {
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
-            let source = if let Input::Values(values) = io.inputs[0] { Some(values) } else { None };
+    impl Executor for Dropout {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let source = if let OperatorInput::Values(values) = io.inputs[0] { Some(values) } else { None };
             let factors =
-                random::Dropout::new(f64::from(self.rate)).filter(|factors| kit.training && !factors.is_off());
+                random::DropoutMask::new(f64::from(self.rate)).filter(|factors| kit.training && !factors.is_off());
             match (factors, source) {
                 (Some(factors), None) => apply(kit, factors, io.shape.columns(), io.output),
                 (Some(factors), Some(source)) => apply_from(kit, factors, io.shape.columns(), source, io.output),
@@ -53,15 +53,15 @@ mod run {
             }
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
-            if let Some(factors) = random::Dropout::new(f64::from(self.rate)).filter(|factors| !factors.is_off()) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            if let Some(factors) = random::DropoutMask::new(f64::from(self.rate)).filter(|factors| !factors.is_off()) {
                 apply(kit, factors, io.shape.columns(), io.gradient);
             }
         }
     }
 
     /// Multiplies each sample's elements, numbered within it, by their factors.
-    fn apply(kit: &Kit<'_>, factors: random::Dropout, width: usize, x: &mut [f32]) {
+    fn apply(kit: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &mut [f32]) {
         let simd = kit.cx.simd;
         let sample = x.len() / kit.samples;
         for (&key, x) in kit.keys.iter().zip(x.chunks_exact_mut(sample)) {
@@ -72,7 +72,7 @@ mod run {
     }
 
     /// The same from one place to another.
-    fn apply_from(kit: &Kit<'_>, factors: random::Dropout, width: usize, x: &[f32], y: &mut [f32]) {
+    fn apply_from(kit: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &[f32], y: &mut [f32]) {
         let simd = kit.cx.simd;
         let sample = x.len() / kit.samples;
         for ((&key, x), y) in kit.keys.iter().zip(x.chunks_exact(sample)).zip(y.chunks_exact_mut(sample)) {

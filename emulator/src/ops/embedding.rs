@@ -1,6 +1,6 @@
 //! `(tokens [rows x 1]; table [V, H]) -> [rows x H]`: a row of the table per token.
 
-use super::{OpError, Operator, Saved, Shape, Signature};
+use super::{OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module text. The backward pass adds rows of the gradient into rows of the table's gradient and reads no
@@ -20,11 +20,11 @@ impl Operator for Embedding {
         Ok(Some(Shape::float(tokens.rows, width)))
     }
 
-    fn saved(&self, _: &Signature<'_>) -> Saved {
-        Saved { inputs: &[0], ..Saved::default() }
+    fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
+        SavedForBackward { inputs: &[0], ..SavedForBackward::default() }
     }
 
-    fn makes_gradient(&self, _: usize) -> bool {
+    fn has_input_gradient(&self, _: usize) -> bool {
         false
     }
 }
@@ -34,10 +34,10 @@ mod run {
     use super::Embedding;
     use crate::kernels::embedding;
     use crate::kernels::pool::{rows, rows_mut};
-    use crate::ops::execute::{Backward, Execute, Forward, Kit, ROW_GRAIN};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN};
 
-    impl Execute for Embedding {
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+    impl Executor for Embedding {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, table, (_, width)) = (kit.cx.simd, io.weights.tensors[0], io.shape.matrix());
             let tokens = io.inputs[0].tokens();
             let data = (rows(tokens, 1), rows_mut(io.output, width));
@@ -46,7 +46,7 @@ mod run {
             });
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [Some(table), _] = io.tensors else { return };
             let (entries, width) = io.shape.matrix();
             if !table.adds() {
@@ -57,7 +57,7 @@ mod run {
         }
 
         /// Tokens are added one by one to what is there.
-        fn adds_exactly(&self) -> bool {
+        fn is_accumulation_exact(&self) -> bool {
             false
         }
     }

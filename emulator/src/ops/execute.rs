@@ -1,21 +1,21 @@
 //! Carrying operators out: what a device hands to an operator, and what it asks of it.
 //!
-//! An operator works on one leaf at a time: the rows of its samples, one sample after the other. It allocates nothing, and
-//! its result does not depend on the number of threads.
+//! An operator works on one leaf at a time: the rows of its samples, one sample after the other. It allocates nothing,
+//! and its result does not depend on the number of threads.
 
 use super::{
     Activation, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear, Operator,
     Shape, Signature,
 };
-use crate::graph::{Graph, Op, OpNode};
+use crate::graph::{Graph, OpKind, OpNode};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
-use crate::kernels::{Accumulate, Context, PackedB, Workspace};
+use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
 
 /// Most inputs of an operator.
-pub const MOST_INPUTS: usize = 2;
+pub const MAX_INPUTS: usize = 2;
 /// Most tensors of an operator.
-pub const MOST_PARAMS: usize = 2;
+pub const MAX_PARAMS: usize = 2;
 
 /// Rows that one thread takes at a time in work between the products.
 pub(super) const ROW_GRAIN: usize = 32;
@@ -54,7 +54,7 @@ impl NodeShape {
 
 /// What an operator computes with.
 #[derive(Debug)]
-pub struct Kit<'a> {
+pub struct OperatorContext<'a> {
     /// Instruction set, threads, precision of products.
     pub cx: Context<'a>,
     /// Whether dropout drops and sums are saved for a backward pass.
@@ -64,7 +64,7 @@ pub struct Kit<'a> {
     /// The operator's dropout key for each of them.
     pub keys: &'a [u64],
     /// Scratch memory of matrix products.
-    pub products: &'a mut Workspace,
+    pub products: &'a mut GemmWorkspace,
     /// Scratch memory of attention.
     pub attention: &'a mut AttentionWorkspace,
     /// Scratch memory of the loss.
@@ -75,7 +75,7 @@ pub struct Kit<'a> {
 
 /// An input of an operator.
 #[derive(Clone, Copy, Debug)]
-pub enum Input<'a> {
+pub enum OperatorInput<'a> {
     /// Not needed, not there.
     Absent,
     /// Token numbers.
@@ -86,30 +86,30 @@ pub enum Input<'a> {
     Overwritten,
 }
 
-impl<'a> Input<'a> {
+impl<'a> OperatorInput<'a> {
     /// The activations; empty if there are none apart from the output.
     pub(super) fn values(self) -> &'a [f32] {
-        if let Input::Values(values) = self { values } else { &[] }
+        if let OperatorInput::Values(values) = self { values } else { &[] }
     }
 
     /// The tokens; empty if there are none.
     pub(super) fn tokens(self) -> &'a [i32] {
-        if let Input::Tokens(tokens) = self { tokens } else { &[] }
+        if let OperatorInput::Tokens(tokens) = self { tokens } else { &[] }
     }
 }
 
 /// Weights of an operator: its tensors, and these again in the order in which products read them.
 #[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
+pub struct OperatorWeights<'a> {
     /// The tensors; empty where the operator has none, or does not read it in this pass.
-    pub tensors: [&'a [f32]; MOST_PARAMS],
-    /// Packed by [`Execute::pack_forward`].
+    pub tensors: [&'a [f32]; MAX_PARAMS],
+    /// Packed by [`Executor::pack_forward`].
     pub forward: &'a [PackedB],
-    /// Packed by [`Execute::pack_backward`].
+    /// Packed by [`Executor::pack_backward`].
     pub backward: &'a [PackedB],
 }
 
-impl<'a> Weights<'a> {
+impl<'a> OperatorWeights<'a> {
     /// The second tensor, where the operator has one.
     pub(super) fn bias(&self, shape: &NodeShape) -> Option<&'a [f32]> {
         (shape.params.len() > 1).then_some(self.tensors[1])
@@ -118,13 +118,13 @@ impl<'a> Weights<'a> {
 
 /// Operands of a forward step.
 #[derive(Debug)]
-pub struct Forward<'a> {
+pub struct ForwardArgs<'a> {
     /// Shapes.
     pub shape: &'a NodeShape,
     /// Inputs.
-    pub inputs: [Input<'a>; MOST_INPUTS],
+    pub inputs: [OperatorInput<'a>; MAX_INPUTS],
     /// Tensors.
-    pub weights: Weights<'a>,
+    pub weights: OperatorWeights<'a>,
     /// Written; empty for a loss.
     pub output: &'a mut [f32],
     /// Written: the numbers to be saved.
@@ -160,35 +160,35 @@ impl TensorGradient<'_> {
 
 /// Operands of a backward step.
 #[derive(Debug)]
-pub struct Backward<'a> {
+pub struct BackwardArgs<'a> {
     /// Shapes.
     pub shape: &'a NodeShape,
     /// The inputs that the operator saves.
-    pub inputs: [Input<'a>; MOST_INPUTS],
+    pub inputs: [OperatorInput<'a>; MAX_INPUTS],
     /// Tensors.
-    pub weights: Weights<'a>,
+    pub weights: OperatorWeights<'a>,
     /// The output, where the operator saves it.
     pub output: &'a [f32],
     /// The numbers saved by the forward step.
     pub extra: &'a [f32],
     /// Scratch memory.
     pub scratch: &'a mut [f32],
-    /// The gradient of the output, to be written over by that of the input where [`Operator::gradient`] says so; empty for
-    /// a loss.
+    /// The gradient of the output, to be written over by that of the input where [`Operator::gradient`] says so; empty
+    /// for a loss.
     pub gradient: &'a mut [f32],
     /// Where gradients of inputs go.
-    pub targets: [TargetMut<'a>; MOST_INPUTS],
+    pub targets: [TargetMut<'a>; MAX_INPUTS],
     /// Where gradients of tensors go. Those of a loss are all stored or all added.
-    pub tensors: [Option<TensorGradient<'a>>; MOST_PARAMS],
+    pub tensors: [Option<TensorGradient<'a>>; MAX_PARAMS],
 }
 
 /// The dynamic half of an operator.
-pub trait Execute: Operator {
+pub trait Executor: Operator {
     /// Whether the kernels can do this.
     ///
     /// # Errors
     /// Why not.
-    fn supported(&self, shape: &NodeShape) -> Result<(), String> {
+    fn check_supported(&self, shape: &NodeShape) -> Result<(), String> {
         let _ = shape;
         Ok(())
     }
@@ -206,40 +206,40 @@ pub trait Execute: Operator {
     }
 
     /// Packs weights for the forward pass, once for all leaves.
-    fn pack_forward(&self, cx: Context<'_>, shape: &NodeShape, tensors: [&[f32]; MOST_PARAMS], packs: &mut [PackedB]) {
+    fn pack_forward(&self, cx: Context<'_>, shape: &NodeShape, tensors: [&[f32]; MAX_PARAMS], packs: &mut [PackedB]) {
         let _ = (cx, shape, tensors, packs);
     }
 
     /// Packs weights for the backward pass, once for all leaves.
-    fn pack_backward(&self, cx: Context<'_>, shape: &NodeShape, tensors: [&[f32]; MOST_PARAMS], packs: &mut [PackedB]) {
+    fn pack_backward(&self, cx: Context<'_>, shape: &NodeShape, tensors: [&[f32]; MAX_PARAMS], packs: &mut [PackedB]) {
         let _ = (cx, shape, tensors, packs);
     }
 
     /// Computes the output.
-    fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>);
+    fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>);
 
     /// Computes gradients of inputs and tensors. Where the gradient of an input replaces it, called twice: for the
     /// tensors without targets, then for the target without inputs and tensors. Never called for an operator all of
     /// whose input gradients are [`Same`](super::GradientForm::Same) and that has no tensors.
-    fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>);
+    fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>);
 
     /// Whether adding the gradient of a tensor to what is there has the bits of computing it apart and adding that.
-    fn adds_exactly(&self) -> bool {
+    fn is_accumulation_exact(&self) -> bool {
         true
     }
 }
 
 /// The operator that carries out `op`, to be executed.
-pub fn executor(op: &Op) -> Box<dyn Execute> {
+pub fn executor(op: &OpKind) -> Box<dyn Executor> {
     match *op {
-        Op::Embedding => Box::new(Embedding),
-        Op::AddPosition => Box::new(AddPosition),
-        Op::Dropout { rate } => Box::new(Dropout { rate }),
-        Op::Add => Box::new(Add),
-        Op::LayerNorm { epsilon } => Box::new(LayerNorm { epsilon }),
-        Op::Linear => Box::new(Linear),
-        Op::Activation { kind } => Box::new(Activation { kind }),
-        Op::CausalAttention { heads, scale, dropout } => Box::new(CausalAttention { heads, scale, dropout }),
-        Op::CrossEntropy => Box::new(CrossEntropy),
+        OpKind::Embedding => Box::new(Embedding),
+        OpKind::AddPosition => Box::new(AddPosition),
+        OpKind::Dropout { rate } => Box::new(Dropout { rate }),
+        OpKind::Add => Box::new(Add),
+        OpKind::LayerNorm { epsilon } => Box::new(LayerNorm { epsilon }),
+        OpKind::Linear => Box::new(Linear),
+        OpKind::Activation { kind } => Box::new(Activation { kind }),
+        OpKind::CausalAttention { heads, scale, dropout } => Box::new(CausalAttention { heads, scale, dropout }),
+        OpKind::CrossEntropy => Box::new(CrossEntropy),
     }
 }

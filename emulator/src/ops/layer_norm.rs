@@ -1,7 +1,7 @@
 //! `(x; gain [H], offset [H]) -> [rows x H]`: each row shifted and scaled to mean 0 and variance 1, times gain, plus
 //! offset.
 
-use super::{GradientForm, OpError, Operator, Saved, Shape, Signature};
+use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module text. Saves its input with mean and reciprocal deviation of each row.
@@ -25,12 +25,12 @@ impl Operator for LayerNorm {
         Ok(Some(x))
     }
 
-    fn saved(&self, io: &Signature<'_>) -> Saved {
+    fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let (rows, _) = io.input(0);
-        Saved { inputs: &[0], output: false, floats: 2 * rows }
+        SavedForBackward { inputs: &[0], output: false, floats: 2 * rows }
     }
 
-    fn backward_reads(&self, param: usize) -> bool {
+    fn backward_reads_param(&self, param: usize) -> bool {
         param == 0
     }
 
@@ -46,13 +46,13 @@ mod run {
     use crate::kernels::elementwise::column_sums;
     use crate::kernels::norm::{layer_norm_backward_input, layer_norm_backward_params, layer_norm_forward};
     use crate::kernels::pool::{rows, rows_mut};
-    use crate::ops::execute::{Backward, Execute, Forward, Kit, ROW_GRAIN, TargetMut};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN, TargetMut};
 
     /// Columns of parameter gradients that one thread takes at a time.
     const COLUMN_GRAIN: usize = 64;
 
-    impl Execute for LayerNorm {
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+    impl Executor for LayerNorm {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, width, epsilon) = (kit.cx.simd, io.shape.columns(), self.epsilon);
             let [gain, offset] = io.weights.tensors;
             let count = kit.samples * io.shape.rows();
@@ -64,7 +64,7 @@ mod run {
             });
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let (simd, width) = (kit.cx.simd, io.shape.columns());
             let gain = io.weights.tensors[0];
             let count = kit.samples * io.shape.rows();

@@ -1,6 +1,6 @@
 //! `(x [rows x I]; weight [O, I], bias [O]?) -> [rows x O]`: `x weight^T + bias`.
 
-use super::{Flops, GradientForm, OpError, Operator, Saved, Shape, Signature};
+use super::{Flops, GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module text. Backward: `dx = dy weight`, `dweight = dy^T x`, `dbias` the sum of the rows of `dy`.
@@ -24,11 +24,11 @@ impl Operator for Linear {
         Flops::product(rows, inputs, outputs)
     }
 
-    fn saved(&self, _: &Signature<'_>) -> Saved {
-        Saved { inputs: &[0], ..Saved::default() }
+    fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
+        SavedForBackward { inputs: &[0], ..SavedForBackward::default() }
     }
 
-    fn backward_reads(&self, param: usize) -> bool {
+    fn backward_reads_param(&self, param: usize) -> bool {
         param == 0
     }
 
@@ -51,12 +51,14 @@ mod run {
     use super::Linear;
     use crate::kernels::pool::rows_mut;
     use crate::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, elementwise, gemm};
-    use crate::ops::execute::{Backward, Execute, Forward, Kit, MOST_PARAMS, NodeShape, TargetMut, TensorGradient};
+    use crate::ops::execute::{
+        BackwardArgs, Executor, ForwardArgs, MAX_PARAMS, NodeShape, OperatorContext, TargetMut, TensorGradient,
+    };
 
     /// Columns of a bias' gradient that one thread takes at a time.
     const COLUMN_GRAIN: usize = 192;
 
-    impl Execute for Linear {
+    impl Executor for Linear {
         fn forward_packs(&self, _: &NodeShape) -> usize {
             1
         }
@@ -69,7 +71,7 @@ mod run {
             &self,
             cx: Context<'_>,
             shape: &NodeShape,
-            tensors: [&[f32]; MOST_PARAMS],
+            tensors: [&[f32]; MAX_PARAMS],
             packs: &mut [PackedB],
         ) {
             let (outputs, inputs) = shape.matrix();
@@ -80,14 +82,14 @@ mod run {
             &self,
             cx: Context<'_>,
             shape: &NodeShape,
-            tensors: [&[f32]; MOST_PARAMS],
+            tensors: [&[f32]; MAX_PARAMS],
             packs: &mut [PackedB],
         ) {
             let (outputs, inputs) = shape.matrix();
             packs[0].pack(cx, MatRef::row_major(tensors[0], outputs, inputs));
         }
 
-        fn forward(&self, kit: &mut Kit<'_>, io: Forward<'_>) {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (outputs, inputs) = io.shape.matrix();
             let rows = kit.samples * io.shape.rows();
             let x = MatRef::row_major(io.inputs[0].values(), rows, inputs);
@@ -96,7 +98,7 @@ mod run {
             gemm(kit.cx, x, &io.weights.forward[0], y, Accumulate::Store, bias, kit.products);
         }
 
-        fn backward(&self, kit: &mut Kit<'_>, io: Backward<'_>) {
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let (outputs, inputs) = io.shape.matrix();
             let rows = kit.samples * io.shape.rows();
             let dy = &*io.gradient;

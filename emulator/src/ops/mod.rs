@@ -1,16 +1,16 @@
 //! One file per operator, with everything that is particular to it.
 //!
 //! [`Operator`] is what the compiler asks: shapes, work, what the backward pass needs of the forward pass. Outside
-//! this module only the graph's families build an [`Op`], and only `device/activations.rs` looks at which one it is; a
-//! new operator is a variant of [`Op`] (or a new form of one), a file here and a line in [`operator`].
+//! this module only the graph's families build an [`OpKind`], and only `device/activations.rs` looks at which one it
+//! is; a new operator is a variant of [`OpKind`] (or a new form of one), a file here and a line in [`operator`].
 //!
-//! What an operator *saves* is a contract with the [schedule](crate::schedule): of a layer that is not recomputed, exactly
-//! the values named by [`Saved`] and [`Saved::floats`] extra numbers a sample live from the forward to the backward pass.
-//! Dropout masks are never saved, they are a function of their key.
+//! What an operator *saves* is a contract with the [schedule](crate::schedule): of a layer that is not recomputed,
+//! exactly the values named by [`SavedForBackward`] and [`SavedForBackward::floats`] extra numbers a sample live from
+//! the forward to the backward pass. Dropout masks are never saved, they are a function of their key.
 //!
 //! How an operator is carried out stands in its file, too, behind the feature `kernels`; see `execute`.
 
-use crate::graph::{Graph, LayerId, NodeId, Op, OpNode, ValueType};
+use crate::graph::{Graph, LayerId, NodeId, OpKind, OpNode, ValueType};
 
 mod activation;
 mod add;
@@ -255,7 +255,7 @@ impl Flops {
 
 /// What the backward pass of an operator needs besides the gradient of its output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Saved {
+pub struct SavedForBackward {
     /// Positions of the inputs needed.
     pub inputs: &'static [usize],
     /// Whether the output is needed.
@@ -299,20 +299,20 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
     }
 
     /// What the backward pass needs of the forward pass.
-    fn saved(&self, io: &Signature<'_>) -> Saved {
+    fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let _ = io;
-        Saved::default()
+        SavedForBackward::default()
     }
 
     /// Whether the backward pass makes a gradient of input `input`.
-    fn makes_gradient(&self, input: usize) -> bool {
+    fn has_input_gradient(&self, input: usize) -> bool {
         let _ = input;
         true
     }
 
     /// How the backward pass makes the gradient of input `input`.
     fn gradient(&self, input: usize) -> GradientForm {
-        if self.makes_gradient(input) { GradientForm::Store } else { GradientForm::None }
+        if self.has_input_gradient(input) { GradientForm::Store } else { GradientForm::None }
     }
 
     /// Whether the gradient of input 0 may be written over that input: its backward pass makes the gradients of
@@ -323,18 +323,18 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
 
     /// Inputs whose memory the output may take, where nobody else needs them: an input is read before, element by
     /// element, its place is written.
-    fn overwrites(&self) -> &'static [usize] {
+    fn in_place_inputs(&self) -> &'static [usize] {
         &[]
     }
 
     /// Whether the backward pass reads tensor `param` itself, besides making its gradient.
-    fn backward_reads(&self, param: usize) -> bool {
+    fn backward_reads_param(&self, param: usize) -> bool {
         let _ = param;
         false
     }
 
-    /// Weights that products read from a copy in the order in which they take them, which the emulation makes once for all
-    /// leaves of a pass: so many numbers for each direction.
+    /// Weights that products read from a copy in the order in which they take them, which the emulation makes once for
+    /// all leaves of a pass: so many numbers for each direction.
     fn packed(&self, io: &Signature<'_>) -> u64 {
         let _ = io;
         0
@@ -348,17 +348,17 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
 }
 
 /// The operator that carries out `op`.
-pub fn operator(op: &Op) -> Box<dyn Operator> {
+pub fn operator(op: &OpKind) -> Box<dyn Operator> {
     match *op {
-        Op::Embedding => Box::new(Embedding),
-        Op::AddPosition => Box::new(AddPosition),
-        Op::Dropout { rate } => Box::new(Dropout { rate }),
-        Op::Add => Box::new(Add),
-        Op::LayerNorm { epsilon } => Box::new(LayerNorm { epsilon }),
-        Op::Linear => Box::new(Linear),
-        Op::Activation { kind } => Box::new(Activation { kind }),
-        Op::CausalAttention { heads, scale, dropout } => Box::new(CausalAttention { heads, scale, dropout }),
-        Op::CrossEntropy => Box::new(CrossEntropy),
+        OpKind::Embedding => Box::new(Embedding),
+        OpKind::AddPosition => Box::new(AddPosition),
+        OpKind::Dropout { rate } => Box::new(Dropout { rate }),
+        OpKind::Add => Box::new(Add),
+        OpKind::LayerNorm { epsilon } => Box::new(LayerNorm { epsilon }),
+        OpKind::Linear => Box::new(Linear),
+        OpKind::Activation { kind } => Box::new(Activation { kind }),
+        OpKind::CausalAttention { heads, scale, dropout } => Box::new(CausalAttention { heads, scale, dropout }),
+        OpKind::CrossEntropy => Box::new(CrossEntropy),
     }
 }
 

@@ -4,13 +4,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::Traffic;
-use crate::compile::bytes;
+use crate::compile::format_bytes;
 use crate::placement::Placement;
 use crate::plan::{LayerPlan, StreamPlan};
 
 /// Share of the FMA peak, measured in registers, that a whole step of training reaches: between the 0.45 of models of
 /// 10 million parameters and the 0.7 of models of 124 million, with one or two compute threads on CPUs with AVX-512.
-const SHARE_OF_PEAK: f64 = 0.5;
+const SUSTAINED_PEAK_FRACTION: f64 = 0.5;
 /// Seconds of one core that a byte costs on a link between two processes, both ends together: 0.4 s a gigabyte,
 /// measured over loopback.
 const LINK_CORE_SECONDS_PER_BYTE: f64 = 0.4e-9;
@@ -57,7 +57,7 @@ impl HostRate {
     /// Of a machine with this FMA peak, in FLOP/s, and so many cores.
     pub fn of_machine(peak_flops_per_second: f64, cores: usize) -> Self {
         Self {
-            flops_per_second: SHARE_OF_PEAK * peak_flops_per_second,
+            flops_per_second: SUSTAINED_PEAK_FRACTION * peak_flops_per_second,
             link_bytes_per_second: cores as f64 / LINK_CORE_SECONDS_PER_BYTE,
             cores: cores as f64,
         }
@@ -92,12 +92,12 @@ impl HostWork {
 }
 
 /// A size for people: `40.0 GB`, in powers of ten, as hardware is sold.
-pub fn human_bytes(size: u64) -> String {
-    bytes(size)
+pub fn format_size(size: u64) -> String {
+    format_bytes(size)
 }
 
 /// A time for people, as rough as an estimate is: `0.02 s`, `45 s`, `14 min`, `3.5 h`, `12 days`.
-pub fn rough_time(seconds: f64) -> String {
+pub fn format_rough_duration(seconds: f64) -> String {
     const MINUTE: f64 = 60.0;
     const HOUR: f64 = 60.0 * MINUTE;
     const DAY: f64 = 24.0 * HOUR;
@@ -141,7 +141,7 @@ mod tests {
             (12.2 * 86_400.0, "12 days"),
             (f64::INFINITY, "more than a million days"),
         ] {
-            assert_eq!(rough_time(seconds), text);
+            assert_eq!(format_rough_duration(seconds), text);
         }
     }
 }

@@ -1,24 +1,24 @@
 //! What a plan means, for people and programs: the answer of `plan`, and what a scheduler of jobs asks.
 //!
-//! Three kinds of numbers, never mixed: bytes and seconds of the modelled machine (`wafer`, `projection`), bytes of this
-//! emulation (`host`), and the work of the emulation itself (`host_work`), which a machine's rates make an estimate of
-//! seconds.
+//! Three kinds of numbers, never mixed: bytes and seconds of the modelled machine (`wafer`, `projection`), bytes of
+//! this emulation (`host`), and the work of the emulation itself (`host_work`), which a machine's rates make an
+//! estimate of seconds.
 
 use millrace_params::ApplianceSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::placement::{Placement, PlacementError};
-use crate::plan::{Encoding, Leaves, MachineBytes, StreamPlan};
-use crate::time::{AnchorError, Projection, anchor_errors, nominal_placement, project_placement};
+use crate::plan::{Encoding, LeafLayout, MachineBytes, StreamPlan};
+use crate::time::{Projection, ProjectionError, nominal_placement, project_placement, projection_errors};
 
 mod host;
 mod roles;
 mod text;
 mod traffic;
 
-pub use host::{HostRate, HostWork, human_bytes, rough_time};
-pub use roles::{PROCESS_BYTES, RoleBytes, busiest};
-pub use text::grouped;
+pub use host::{HostRate, HostWork, format_rough_duration, format_size};
+pub use roles::{PROCESS_OVERHEAD_BYTES, RoleBytes, max_leaves_at_once};
+pub use text::format_thousands;
 pub use traffic::{Traffic, traffic};
 
 /// The report of a plan on a number of systems. Serialises to the answer of `plan --json`.
@@ -33,9 +33,9 @@ pub struct PlanReport {
     /// How weights travel.
     pub encoding: Encoding,
     /// Leaves of a training step; `count` is K.
-    pub leaves: Leaves,
+    pub leaves: LeafLayout,
     /// Leaves of an evaluation step.
-    pub eval_leaves: Leaves,
+    pub eval_leaves: LeafLayout,
     /// Levels of the tree that sums the leaves.
     pub tree_depth: u32,
     /// Most leaves of a training step that a system holds at once on so many systems. The wafer may have room for more.
@@ -67,7 +67,7 @@ pub struct PlanReport {
     /// Projected time on real systems.
     pub projection: Projection,
     /// What the projection gives for public figures of real systems.
-    pub anchors: Vec<AnchorError>,
+    pub anchors: Vec<ProjectionError>,
 }
 
 /// One layer of a [`PlanReport`].
@@ -125,7 +125,7 @@ impl PlanReport {
             leaves: plan.leaves,
             eval_leaves: plan.eval_leaves,
             tree_depth: plan.leaves.count.next_power_of_two().ilog2(),
-            leaves_per_round: busiest(&placement.rounds),
+            leaves_per_round: max_leaves_at_once(&placement.rounds),
             largest_num_csx: plan.leaves.count,
             layers: layers(plan),
             chunks: plan.chunks.len(),
@@ -139,7 +139,7 @@ impl PlanReport {
             bytes,
             traffic,
             projection: project_placement(plan, appliance, &placement),
-            anchors: anchor_errors().to_vec(),
+            anchors: projection_errors().to_vec(),
         })
     }
 }

@@ -3,16 +3,16 @@
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::compile::{MEMORYX_BYTES, PlanMemory, SystemMemory};
-use crate::placement::{Child, Placement, Round};
+use crate::compile::{MEMORYX_BYTES_PER_PARAMETER, PlanMemory, SystemMemory};
+use crate::placement::{Placement, Round, SwarmChild};
 use crate::plan::{GroupId, StreamPlan};
 
 /// Batches an activation server holds ready for each of its systems.
 const PREFETCHED_BATCHES: u64 = 2;
 /// What a process holds before it has any data: code, runtime, buffers of its connections.
-pub const PROCESS_BYTES: u64 = 32 << 20;
+pub const PROCESS_OVERHEAD_BYTES: u64 = 32 << 20;
 
-/// Bytes per agent of each role; host bytes are data only, [`PROCESS_BYTES`] come on top.
+/// Bytes per agent of each role; host bytes are data only, [`PROCESS_OVERHEAD_BYTES`] come on top.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoleBytes {
     /// All MemoryX shards together.
@@ -38,8 +38,8 @@ impl RoleBytes {
             memoryx_shards,
             swarmx: swarm_bytes(placement, link),
             activation: activation_bytes(plan, placement),
-            cs2: most_system_bytes(plan, placement, link),
-            process: PROCESS_BYTES,
+            cs2: max_system_bytes(plan, placement, link),
+            process: PROCESS_OVERHEAD_BYTES,
         }
     }
 
@@ -62,18 +62,18 @@ impl RoleBytes {
 fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     let mut uses = vec![0u64; plan.groups.len()];
     plan.layers.iter().flat_map(|layer| &layer.groups).for_each(|&group| uses[group] += 1);
-    let depth = most_open_sums(placement);
+    let depth = max_open_sums(placement);
     let further = |group: GroupId| if depth == 0 { 0 } else { uses[group] * depth - 1 };
     let mut shards = vec![0; placement.shards as usize];
     for (id, chunk) in plan.chunks.iter().enumerate() {
-        let bytes = MEMORYX_BYTES + 4 * further(chunk.group);
+        let bytes = MEMORYX_BYTES_PER_PARAMETER + 4 * further(chunk.group);
         shards[placement.shard_of(id) as usize] += bytes * chunk.elements as u64;
     }
     shards
 }
 
 /// The most partial sums that a shard holds of a gradient between two rounds.
-fn most_open_sums(placement: &Placement) -> u64 {
+fn max_open_sums(placement: &Placement) -> u64 {
     let tree = placement.tree;
     let ends = placement.rounds.iter().map(|round| round.leaves.end).filter(|&end| end < tree.leaves());
     ends.map(|end| tree.cover(0..end).len() as u64).max().unwrap_or(0)
@@ -82,7 +82,7 @@ fn most_open_sums(placement: &Placement) -> u64 {
 /// Windows of the busiest node: of weights from each of its parents, and of each child's partial sums, of which a slot
 /// may have several.
 fn swarm_bytes(placement: &Placement, link: &LinkSpec) -> u64 {
-    let sums = |children: &[Child], round| {
+    let sums = |children: &[SwarmChild], round| {
         children.iter().map(|&child| placement.child_nodes(child, round).len() as u64).sum::<u64>()
     };
     let windows = |node: &crate::placement::SwarmNode| {
@@ -110,14 +110,14 @@ fn activation_bytes(plan: &StreamPlan, placement: &Placement) -> u64 {
 }
 
 /// The most leaves that a system holds at once.
-pub fn busiest(rounds: &[Round]) -> u32 {
+pub fn max_leaves_at_once(rounds: &[Round]) -> u32 {
     rounds.iter().flat_map(|round| &round.owned).map(|owned| owned.end - owned.start).max().unwrap_or(0)
 }
 
-fn most_system_bytes(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> SystemMemory {
+fn max_system_bytes(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> SystemMemory {
     let memory = PlanMemory::new(plan);
-    let train = memory.system_bytes(busiest(&placement.rounds), true, link);
-    let eval = memory.system_bytes(busiest(&placement.eval_rounds), false, link);
+    let train = memory.system_bytes(max_leaves_at_once(&placement.rounds), true, link);
+    let eval = memory.system_bytes(max_leaves_at_once(&placement.eval_rounds), false, link);
     SystemMemory {
         wafer: if eval.wafer.total() > train.wafer.total() { eval.wafer } else { train.wafer },
         host: if eval.host.total() > train.host.total() { eval.host } else { train.host },

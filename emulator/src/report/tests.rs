@@ -65,15 +65,15 @@ fn traffic_counts_every_use_over_every_link_and_round() {
     assert_eq!(two.weights_down, 3 * 4 * (elements + streamed_twice));
     assert_eq!(two.gradients_up, 3 * 4 * (elements + table));
     assert_eq!(two.samples, 16 * 2 * TINY.sequence as u64 * 4);
-    assert_eq!(two.most_sums, 1);
+    assert_eq!(two.max_partial_sums, 1);
     // Three systems share 8 leaves as 2, 3, 3: covers of 1, 2 and 2 nodes, and one sum up to MemoryX.
     let three = PlanReport::new(&plan, &appliance, 3).unwrap().traffic;
     assert_eq!(three.gradients_up, (1 + 2 + 2 + 1) * 4 * (elements + table));
-    assert_eq!(three.most_sums, 2);
+    assert_eq!(three.max_partial_sums, 2);
 }
 
 #[test]
-fn the_text_has_what_a_user_looks_for_and_json_reads_back() {
+fn report_text_is_complete_and_json_round_trips() {
     let appliance = ApplianceSpec::default();
     let plan = Size { layers: 4, ..TINY }.plan(16, 2, 1 << 30).unwrap();
     let report = PlanReport::new(&plan, &appliance, 2).unwrap();
@@ -83,7 +83,7 @@ fn the_text_has_what_a_user_looks_for_and_json_reads_back() {
         &*report.plan,
         "8 leaves of 2",
         "wte.weight, h.3.mlp, head",
-        "and 6 more like these",
+        "and 6 more identical layers",
         "Projection",
         "bound by",
         "fitted to       GPT-2 117M",
@@ -109,7 +109,7 @@ fn the_memory_of_a_host_is_that_of_all_processes() {
     // Two systems with an activation server each, the coordinator, shards and SwarmX nodes.
     let processes = 5 + u64::from(place.shards) + place.swarmx as u64;
     let data = bytes.memoryx + bytes.swarmx * place.swarmx as u64 + 2 * (bytes.cs2.host.total() + bytes.activation);
-    assert_eq!(report.host_bytes, processes * PROCESS_BYTES + data);
+    assert_eq!(report.host_bytes, processes * PROCESS_OVERHEAD_BYTES + data);
     assert_eq!(report.host_work.flops, report.step_flops + report.recompute_flops);
     assert!(report.to_string().contains("for all processes together"));
 }

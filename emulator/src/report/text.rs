@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::{LayerReport, PlanReport};
-use crate::compile::{SystemBytes, bytes};
+use crate::compile::{SystemBytes, format_bytes};
 use crate::plan::Encoding;
-use crate::time::{AnchorUse, Bound};
+use crate::time::{Bottleneck, PublishedResultUse};
 
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,7 +23,7 @@ impl PlanReport {
         writeln!(
             f,
             "  parameters      {} in {} chunks, {encoding} on the wire",
-            grouped(self.parameters),
+            format_thousands(self.parameters),
             self.chunks
         )?;
         let leaves = self.leaves;
@@ -44,7 +44,7 @@ impl PlanReport {
             self.largest_num_csx,
             place.swarmx,
             place.shards,
-            counted(place.rounds, "round"),
+            pluralize(place.rounds, "round"),
             self.leaves_per_round,
             leaves.count
         )?;
@@ -63,13 +63,13 @@ impl PlanReport {
                 continue;
             }
             if repeated > 0 {
-                more(f, std::mem::take(&mut repeated))?;
+                write_repeated(f, std::mem::take(&mut repeated))?;
                 shown.clear();
             }
-            line(f, layer)?;
+            write_layer(f, layer)?;
             shown.push(layer);
         }
-        more(f, repeated)
+        write_repeated(f, repeated)
     }
 
     fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -84,22 +84,22 @@ impl PlanReport {
                 (system.activations, "activations"),
             ];
             let there = parts.into_iter().filter(|(size, _)| *size > 0);
-            there.map(|(size, name)| format!("{} {name}", bytes(size))).collect::<Vec<_>>().join(", ")
+            there.map(|(size, name)| format!("{} {name}", format_bytes(size))).collect::<Vec<_>>().join(", ")
         };
         let wafer = roles.cs2.wafer;
         writeln!(f, "\nWafer memory (modelled machine)")?;
-        writeln!(f, "  each cs2        {}: {}", bytes(wafer.total()), system(wafer))?;
+        writeln!(f, "  each cs2        {}: {}", format_bytes(wafer.total()), system(wafer))?;
         writeln!(
             f,
             "\nHost memory (this emulation): {} for all processes together, each of which needs {} besides",
-            bytes(self.host_bytes),
-            bytes(roles.process)
+            format_bytes(self.host_bytes),
+            format_bytes(roles.process)
         )?;
         let shard = roles.memoryx_shards.iter().max().copied().unwrap_or(0);
-        writeln!(f, "  memoryx         {}, at most {} a shard", bytes(roles.memoryx), bytes(shard))?;
-        writeln!(f, "  each swarmx     {}", bytes(roles.swarmx))?;
-        writeln!(f, "  each cs2        {}: {}", bytes(roles.cs2.host.total()), system(roles.cs2.host))?;
-        writeln!(f, "  each activation {}", bytes(roles.activation))
+        writeln!(f, "  memoryx         {}, at most {} a shard", format_bytes(roles.memoryx), format_bytes(shard))?;
+        writeln!(f, "  each swarmx     {}", format_bytes(roles.swarmx))?;
+        writeln!(f, "  each cs2        {}: {}", format_bytes(roles.cs2.host.total()), system(roles.cs2.host))?;
+        writeln!(f, "  each activation {}", format_bytes(roles.activation))
     }
 
     fn traffic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,16 +107,16 @@ impl PlanReport {
         writeln!(
             f,
             "\nPayload of a step over {}, zeros included: {} ({} weights down, {} gradients up, {} samples)",
-            counted(traffic.links as usize, "link"),
-            bytes(traffic.training_step()),
-            bytes(traffic.weights_down),
-            bytes(traffic.gradients_up),
-            bytes(traffic.samples)
+            pluralize(traffic.links as usize, "link"),
+            format_bytes(traffic.training_step()),
+            format_bytes(traffic.weights_down),
+            format_bytes(traffic.gradients_up),
+            format_bytes(traffic.samples)
         )?;
         writeln!(
             f,
             "  partial sums    at most {} of each gradient on a link and in a round, each over a subtree of the leaves",
-            traffic.most_sums
+            traffic.max_partial_sums
         )
     }
 
@@ -126,19 +126,19 @@ impl PlanReport {
         let (bound, share) = time.bound();
         let percent = 100.0 * share;
         match bound {
-            Bound::Compute => writeln!(f, "  bound by        compute, {percent:.0}% of the step")?,
-            Bound::WeightsDown => writeln!(
+            Bottleneck::Compute => writeln!(f, "  bound by        compute, {percent:.0}% of the step")?,
+            Bottleneck::WeightsDown => writeln!(
                 f,
                 "  bound by        weights on the links down (MemoryX to SwarmX to systems): systems wait for them for {percent:.0}% of the step"
             )?,
-            Bound::GradientsUp => writeln!(
+            Bottleneck::GradientsUp => writeln!(
                 f,
                 "  bound by        gradients on the links up (systems to SwarmX to MemoryX): systems wait for them for {percent:.0}% of the step"
             )?,
-            Bound::Latency => {
+            Bottleneck::Latency => {
                 writeln!(f, "  bound by        latency: the tree's hops and the commit take {percent:.0}% of the step")?
             }
-            Bound::MemoryX => writeln!(
+            Bottleneck::MemoryX => writeln!(
                 f,
                 "  bound by        MemoryX's memory: systems wait for updates of weights for {percent:.0}% of the step"
             )?,
@@ -153,27 +153,27 @@ impl PlanReport {
 
     fn projection(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let time = &self.projection;
-        writeln!(f, "\nProjection for {} (not a measurement)", counted(time.systems as usize, "real system"))?;
+        writeln!(f, "\nProjection for {} (not a measurement)", pluralize(time.systems as usize, "real system"))?;
         writeln!(
             f,
             "  step            {}: {} computing, {} waiting for links, {} between steps",
-            seconds(time.step_seconds),
-            seconds(time.compute_seconds),
-            seconds(time.link_seconds),
-            seconds(time.boundary_seconds)
+            format_seconds(time.step_seconds),
+            format_seconds(time.compute_seconds),
+            format_seconds(time.link_seconds),
+            format_seconds(time.boundary_seconds)
         )?;
         writeln!(
             f,
             "  rate            {:.1} samples/s, {} tokens/s, {:.1}% of peak",
             time.samples_per_second,
-            grouped(time.tokens_per_second as u64),
+            format_thousands(time.tokens_per_second as u64),
             time.utilisation * 100.0
         )?;
         self.bound(f)?;
         for anchor in &self.anchors {
             let used_for = match anchor.used_for {
-                AnchorUse::Fit => "fitted to      ",
-                AnchorUse::Check => "checked by     ",
+                PublishedResultUse::Fit => "fitted to      ",
+                PublishedResultUse::Check => "checked by     ",
             };
             writeln!(
                 f,
@@ -188,30 +188,30 @@ impl PlanReport {
     }
 }
 
-fn line(f: &mut fmt::Formatter<'_>, layer: &LayerReport) -> fmt::Result {
+fn write_layer(f: &mut fmt::Formatter<'_>, layer: &LayerReport) -> fmt::Result {
     writeln!(
         f,
         "  {:<14} {:>13} {:>7} {:>13.3e} {:>14}, {:>10}   {}",
         layer.name,
-        grouped(layer.parameters),
+        format_thousands(layer.parameters),
         layer.chunks,
         layer.flops as f64,
-        bytes(layer.saved.wafer),
-        bytes(layer.saved.host),
+        format_bytes(layer.saved.wafer),
+        format_bytes(layer.saved.host),
         if layer.recompute { "yes" } else { "no" }
     )
 }
 
-fn more(f: &mut fmt::Formatter<'_>, repeated: usize) -> fmt::Result {
-    if repeated == 0 { Ok(()) } else { writeln!(f, "    and {repeated} more like these") }
+fn write_repeated(f: &mut fmt::Formatter<'_>, repeated: usize) -> fmt::Result {
+    if repeated == 0 { Ok(()) } else { writeln!(f, "    and {repeated} more identical layers") }
 }
 
-fn counted(count: usize, what: &str) -> String {
+fn pluralize(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A number for people: `124,439,808`.
-pub fn grouped(number: u64) -> String {
+pub fn format_thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (at, digit) in digits.chars().enumerate() {
@@ -224,7 +224,7 @@ pub fn grouped(number: u64) -> String {
 }
 
 /// Seconds for people: `226 ms`, `1.48 s`.
-fn seconds(seconds: f64) -> String {
+fn format_seconds(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),

@@ -1,5 +1,5 @@
-//! How many payload bytes a step moves if every number travels, zeros included: what windows and links are measured for.
-//! A gradient that is mostly zero takes less.
+//! How many payload bytes a step moves if every number travels, zeros included: what windows and links are measured
+//! for. A gradient that is mostly zero takes less.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,8 @@ pub struct Traffic {
     pub gradients_up: u64,
     /// Most partial sums of a gradient that a link carries in a round: one where every share is a subtree of the
     /// leaves.
-    pub most_sums: u32,
+    #[serde(rename = "most_sums")]
+    pub max_partial_sums: u32,
     /// Tokens and labels of a training step.
     pub samples: u64,
     /// Weights of an evaluation step.
@@ -49,13 +50,13 @@ pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
         slots.iter().map(|slot| bytes(slot) as u64).sum::<u64>() * links * rounds as u64
     };
     let up: u64 = plan.up.iter().map(|slot| plan.chunks[slot.chunk].elements as u64).sum();
-    let (mut sums, mut most_sums) = (0u64, 0);
+    let (mut sums, mut max_partial_sums) = (0u64, 0);
     for round in 0..placement.rounds.len() {
         let systems = (0..placement.systems.len()).map(|place| placement.system_nodes(place, round).len());
         let swarm = (0..placement.swarm.len()).map(|place| placement.swarm_nodes(place, round).len());
         for count in systems.chain(swarm) {
             sums += count as u64;
-            most_sums = most_sums.max(count as u32);
+            max_partial_sums = max_partial_sums.max(count as u32);
         }
     }
     let sample = 2 * plan.sequence as u64 * TOKEN_BYTES;
@@ -63,7 +64,7 @@ pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
         links,
         weights_down: down(&plan.down_train, placement.rounds.len()),
         gradients_up: up.saturating_mul(GRADIENT_BYTES).saturating_mul(sums),
-        most_sums,
+        max_partial_sums,
         samples: plan.leaves.batch() * sample,
         eval_weights_down: down(&plan.down_eval, placement.eval_rounds.len()),
         eval_samples: plan.eval_leaves.batch() * sample,

@@ -1,12 +1,15 @@
 //! Building a schedule: one walk forward over the graph and one back.
 
-use super::{BackwardStep, ForwardStep, Lives, Schedule, Source, Step, Storage, StorageId, StorageKind, Target};
+use super::{
+    BackwardStep, ForwardStep, GradientTarget, InputSource, Liveness, PassSchedule, Step, StorageId, StorageKind,
+    StorageSlot,
+};
 use crate::graph::{Graph, LayerId, NodeId, ValueId, ValueType};
 use crate::ops::{GradientForm, Operator, Signature, operator};
 
 /// What a forward walk is for; decides what lives on after it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Walk {
+enum ForwardPurpose {
     /// The forward pass of training, everything needed backward saved.
     Saving,
     /// The forward pass of training of a recomputed layer.
@@ -17,10 +20,10 @@ enum Walk {
     Evaluating,
 }
 
-pub(super) struct Builder<'a> {
+pub(super) struct ScheduleBuilder<'a> {
     graph: &'a Graph,
-    lives: Lives,
-    storage: Vec<Storage>,
+    lives: Liveness,
+    storage: Vec<StorageSlot>,
     /// Where each value lies now.
     place: Vec<Option<StorageId>>,
     /// Where each node's extra numbers lie now.
@@ -33,11 +36,11 @@ pub(super) struct Builder<'a> {
     steps: Vec<Step>,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> ScheduleBuilder<'a> {
     pub fn new(graph: &'a Graph) -> Self {
         Self {
             graph,
-            lives: Lives::new(graph),
+            lives: Liveness::new(graph),
             storage: Vec::new(),
             place: vec![None; graph.values.len()],
             extra: vec![None; graph.nodes.len()],
@@ -48,10 +51,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    pub fn training(mut self, recompute: &[bool]) -> Schedule {
+    pub fn training(mut self, recompute: &[bool]) -> PassSchedule {
         let mut forward = Vec::with_capacity(recompute.len());
         for (layer, &recompute) in recompute.iter().enumerate() {
-            let walk = if recompute { Walk::Discarding } else { Walk::Saving };
+            let walk = if recompute { ForwardPurpose::Discarding } else { ForwardPurpose::Saving };
             self.forward(layer, self.graph.layers[layer].nodes.clone(), walk);
             forward.push(self.end_pass());
         }
@@ -59,7 +62,7 @@ impl<'a> Builder<'a> {
         for (layer, &recompute) in recompute.iter().enumerate().rev() {
             if recompute {
                 let repeated = self.lives.repeated(self.graph, layer);
-                self.forward(layer, repeated.into_iter(), Walk::Repeating);
+                self.forward(layer, repeated.into_iter(), ForwardPurpose::Repeating);
             }
             for node in self.graph.layers[layer].nodes.clone().rev() {
                 self.backward(node);
@@ -67,17 +70,17 @@ impl<'a> Builder<'a> {
             backward.push(self.end_pass());
         }
         backward.reverse();
-        Schedule { forward, backward, storage: self.storage }
+        PassSchedule { forward, backward, storage: self.storage }
     }
 
-    pub fn evaluation(mut self) -> Schedule {
+    pub fn evaluation(mut self) -> PassSchedule {
         let layers = 0..self.graph.layers.len();
         let forward = layers.map(|layer| {
-            self.forward(layer, self.graph.layers[layer].nodes.clone(), Walk::Evaluating);
+            self.forward(layer, self.graph.layers[layer].nodes.clone(), ForwardPurpose::Evaluating);
             self.end_pass()
         });
         let forward = forward.collect();
-        Schedule { forward, backward: Vec::new(), storage: self.storage }
+        PassSchedule { forward, backward: Vec::new(), storage: self.storage }
     }
 
     fn end_pass(&mut self) -> Vec<Step> {
@@ -86,27 +89,28 @@ impl<'a> Builder<'a> {
     }
 
     /// The forward steps of `nodes`, all of one layer.
-    fn forward(&mut self, layer: LayerId, nodes: impl Iterator<Item = NodeId>, walk: Walk) {
+    fn forward(&mut self, layer: LayerId, nodes: impl Iterator<Item = NodeId>, walk: ForwardPurpose) {
         let nodes: Vec<NodeId> = nodes.collect();
-        let needed = if walk == Walk::Evaluating { Vec::new() } else { self.lives.needed_backward(self.graph, layer) };
+        let needed =
+            if walk == ForwardPurpose::Evaluating { Vec::new() } else { self.lives.needed_backward(self.graph, layer) };
         for &id in &nodes {
             let (graph, node) = (self.graph, &self.graph.nodes[id]);
             let (operator, signature) = (operator(&node.op), Signature::of(graph, node));
-            let over = operator.overwrites().iter().copied().find(|&at| {
+            let over = operator.in_place_inputs().iter().copied().find(|&at| {
                 let input = node.inputs[at];
                 let read_later = || {
                     self.lives.readers(input).iter().any(|&reader| reader > id && nodes.binary_search(&reader).is_ok())
                 };
                 let kept = match walk {
-                    Walk::Saving => self.lives.crosses(input) || needed.binary_search(&input).is_ok(),
-                    Walk::Discarding | Walk::Evaluating => self.lives.crosses(input),
-                    Walk::Repeating => needed.binary_search(&input).is_ok(),
+                    ForwardPurpose::Saving => self.lives.crosses(input) || needed.binary_search(&input).is_ok(),
+                    ForwardPurpose::Discarding | ForwardPurpose::Evaluating => self.lives.crosses(input),
+                    ForwardPurpose::Repeating => needed.binary_search(&input).is_ok(),
                 };
                 let twice = node.inputs.iter().filter(|&&other| other == input).count() > 1;
-                self.lives.made_in(input) == Some(layer) && !kept && !twice && !read_later()
+                self.lives.defining_layer(input) == Some(layer) && !kept && !twice && !read_later()
             });
             let inputs = (0..node.inputs.len())
-                .map(|at| if over == Some(at) { Source::Overwritten } else { self.source(node.inputs[at]) })
+                .map(|at| if over == Some(at) { InputSource::Overwritten } else { self.source(node.inputs[at]) })
                 .collect();
             let output = node.output.map(|value| match over.and_then(|at| self.place[node.inputs[at]]) {
                 Some(place) => place,
@@ -115,7 +119,7 @@ impl<'a> Builder<'a> {
             if let Some(value) = node.output {
                 self.place[value] = output;
             }
-            let extra = self.allocate_some(StorageKind::Numbers, operator.saved(&signature).floats);
+            let extra = self.allocate_some(StorageKind::Scratch, operator.saved(&signature).floats);
             self.extra[id] = extra;
             let scratch = self.allocate_some(StorageKind::Values, operator.scratch(&signature));
             self.push(Step::Forward(ForwardStep { node: id, inputs, output, extra, scratch }));
@@ -136,7 +140,7 @@ impl<'a> Builder<'a> {
         // A gradient is written over at the end, and only if nobody else shares its memory.
         let forms: Vec<GradientForm> = (0..node.inputs.len()).map(|at| operator.gradient(at)).collect();
         let gradient = match gradient {
-            Some(shared) if forms.contains(&GradientForm::Overwrite) => Some(self.own(shared)),
+            Some(shared) if forms.contains(&GradientForm::Overwrite) => Some(self.make_exclusive(shared)),
             other => other,
         };
         let mut later = Vec::new();
@@ -145,13 +149,13 @@ impl<'a> Builder<'a> {
             let target = match self.replaceable(id, input, form) {
                 Some(place) => {
                     later.push((input, place));
-                    Target::Replace(place)
+                    GradientTarget::Replace(place)
                 }
                 None => self.target(input, form, gradient, &mut later),
             };
             targets.push(target);
         }
-        if !node.params.is_empty() || targets.iter().any(|target| *target != Target::None) {
+        if !node.params.is_empty() || targets.iter().any(|target| *target != GradientTarget::None) {
             self.backward_step(id, &*operator, gradient, targets);
         }
         for (input, made) in later {
@@ -172,9 +176,13 @@ impl<'a> Builder<'a> {
         }
         // Its maker's backward step is still to come, in this layer or, where it belongs to an earlier one, in another
         // pass.
-        let maker = &self.graph.nodes[self.lives.maker(input)?];
+        let maker = &self.graph.nodes[self.lives.producer(input)?];
         let saved = operator(&maker.op).saved(&Signature::of(self.graph, maker));
-        if saved.output || self.lives.made_in(input) != self.lives.layer_of(id) { None } else { self.place[input] }
+        if saved.output || self.lives.defining_layer(input) != self.lives.layer_of(id) {
+            None
+        } else {
+            self.place[input]
+        }
     }
 
     /// Decides where a step writes the gradient of `input`. What must be joined with earlier contributions by a step of
@@ -185,27 +193,27 @@ impl<'a> Builder<'a> {
         form: GradientForm,
         gradient: Option<StorageId>,
         later: &mut Vec<(ValueId, StorageId)>,
-    ) -> Target {
+    ) -> GradientTarget {
         match (form, gradient) {
-            (GradientForm::None, _) => Target::None,
+            (GradientForm::None, _) => GradientTarget::None,
             (GradientForm::Same, Some(gradient)) => {
                 later.push((input, gradient));
-                Target::None
+                GradientTarget::None
             }
             (GradientForm::Overwrite, Some(gradient)) => {
                 later.push((input, gradient));
-                Target::Overwrite
+                GradientTarget::Overwrite
             }
             (GradientForm::StoreOrAdd, _) if self.gradient[input].is_some() => {
-                let own = self.gradient[input].take().map(|shared| self.own(shared));
+                let own = self.gradient[input].take().map(|shared| self.make_exclusive(shared));
                 self.gradient[input] = own;
-                own.map_or(Target::None, Target::Add)
+                own.map_or(GradientTarget::None, GradientTarget::Add)
             }
             // What is the same as, or written over, nothing is stored.
             _ => {
                 let made = self.allocate(self.elements(input));
                 later.push((input, made));
-                Target::Store(made)
+                GradientTarget::Store(made)
             }
         }
     }
@@ -215,12 +223,13 @@ impl<'a> Builder<'a> {
         id: NodeId,
         operator: &dyn Operator,
         gradient: Option<StorageId>,
-        targets: Vec<Target>,
+        targets: Vec<GradientTarget>,
     ) {
         let node = &self.graph.nodes[id];
         let signature = Signature::of(self.graph, node);
         let saved = operator.saved(&signature);
-        let input = |at: usize| if saved.inputs.contains(&at) { self.source(node.inputs[at]) } else { Source::Absent };
+        let input =
+            |at: usize| if saved.inputs.contains(&at) { self.source(node.inputs[at]) } else { InputSource::Absent };
         let inputs = (0..node.inputs.len()).map(input).collect();
         let output = node.output.filter(|_| saved.output).and_then(|value| self.place[value]);
         let extra = self.extra[id];
@@ -236,7 +245,7 @@ impl<'a> Builder<'a> {
                 self.gradient[input] = Some(made);
             }
             Some(shared) => {
-                let own = self.own(shared);
+                let own = self.make_exclusive(shared);
                 self.push(Step::Add { from: made, to: own });
                 self.gradient[input] = Some(own);
             }
@@ -244,7 +253,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Memory with the gradient in `shared` that one gradient has alone: that itself, or a copy.
-    fn own(&mut self, shared: StorageId) -> StorageId {
+    fn make_exclusive(&mut self, shared: StorageId) -> StorageId {
         if self.shares[shared] <= 1 {
             return shared;
         }
@@ -255,10 +264,10 @@ impl<'a> Builder<'a> {
         own
     }
 
-    fn source(&self, value: ValueId) -> Source {
+    fn source(&self, value: ValueId) -> InputSource {
         match self.graph.values[value].kind {
-            ValueType::Token => Source::Tokens(value),
-            ValueType::Float => self.place[value].map_or(Source::Absent, Source::Stored),
+            ValueType::Token => InputSource::Tokens(value),
+            ValueType::Float => self.place[value].map_or(InputSource::Absent, InputSource::Stored),
         }
     }
 
@@ -273,7 +282,7 @@ impl<'a> Builder<'a> {
 
     fn allocate_kind(&mut self, kind: StorageKind, elements: u64) -> StorageId {
         let (pass, step) = (self.pass, self.steps.len());
-        self.storage.push(Storage { kind, elements, passes: (pass, pass), steps: (step, step) });
+        self.storage.push(StorageSlot { kind, elements, passes: (pass, pass), steps: (step, step) });
         self.shares.push(0);
         self.storage.len() - 1
     }
@@ -290,9 +299,9 @@ impl<'a> Builder<'a> {
             storage[id].passes.1 = pass;
             storage[id].steps.1 = at;
         };
-        let mut read = |sources: &[Source], others: [Option<StorageId>; 4]| {
+        let mut read = |sources: &[InputSource], others: [Option<StorageId>; 4]| {
             let stored = sources.iter().filter_map(|source| match source {
-                Source::Stored(id) => Some(*id),
+                InputSource::Stored(id) => Some(*id),
                 _ => None,
             });
             stored.chain(others.into_iter().flatten()).for_each(&mut touch);
@@ -302,7 +311,7 @@ impl<'a> Builder<'a> {
             Step::Backward(step) => {
                 read(&step.inputs, [step.output, step.extra, step.scratch, step.gradient]);
                 for target in &step.targets {
-                    if let Target::Store(id) | Target::Add(id) | Target::Replace(id) = target {
+                    if let GradientTarget::Store(id) | GradientTarget::Add(id) | GradientTarget::Replace(id) = target {
                         touch(*id);
                     }
                 }

@@ -1,19 +1,20 @@
 //! How much memory each pass needs.
 
-use super::{Schedule, Storage};
+use super::{PassSchedule, StorageSlot};
 
 /// Memory of one pass, in whatever unit was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
+pub struct PassMemory {
     /// For every leaf of the round.
     pub held: u64,
     /// For the leaf at work.
     pub working: u64,
 }
 
-impl Schedule {
-    /// What each pass needs at its fullest, in the order in which passes happen; `size` of a piece is that of one sample.
-    pub fn demand(&self, size: impl Fn(&Storage) -> u64) -> Vec<Demand> {
+impl PassSchedule {
+    /// What each pass needs at its fullest, in the order in which passes happen; `size` of a piece is that of one
+    /// sample.
+    pub fn demand(&self, size: impl Fn(&StorageSlot) -> u64) -> Vec<PassMemory> {
         let passes = self.forward.len() + self.backward.len();
         // Changes of what is held from pass to pass, and of what is worked with from step to step.
         let mut held = vec![0i128; passes + 1];
@@ -29,7 +30,7 @@ impl Schedule {
             changes[last + 1] -= bytes;
         }
         let highest = |changes: &[i128]| sums(changes).max().unwrap_or(0);
-        let demand = |(held, working): (u64, &Vec<i128>)| Demand { held, working: highest(working) };
+        let demand = |(held, working): (u64, &Vec<i128>)| PassMemory { held, working: highest(working) };
         sums(&held).zip(&working).map(demand).collect()
     }
 }

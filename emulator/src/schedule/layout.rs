@@ -1,6 +1,6 @@
 //! Where in one arena each piece of memory lies.
 
-use super::{Schedule, Storage};
+use super::{PassSchedule, StorageSlot};
 
 /// Pieces begin at multiples of this many numbers: a cache line.
 const ALIGNMENT: usize = 16;
@@ -26,7 +26,7 @@ impl Extent {
 
 /// An arena for rounds of up to `leaves` leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct ArenaLayout {
     /// Most leaves of a round.
     pub leaves: usize,
     /// One place for each piece of the schedule's storage.
@@ -35,10 +35,10 @@ pub struct Layout {
     pub len: usize,
 }
 
-impl Layout {
-    /// Places the memory of `schedule` for rounds of `leaves` leaves of `samples` samples: the largest piece first, each
-    /// at the lowest place that is free throughout its life.
-    pub fn new(schedule: &Schedule, samples: usize, leaves: usize) -> Self {
+impl ArenaLayout {
+    /// Places the memory of `schedule` for rounds of `leaves` leaves of `samples` samples: the largest piece first,
+    /// each at the lowest place that is free throughout its life.
+    pub fn new(schedule: &PassSchedule, samples: usize, leaves: usize) -> Self {
         let mut extents: Vec<Extent> = schedule.storage.iter().map(|piece| extent(piece, samples)).collect();
         let size = |extent: Extent| if extent.stride == 0 { extent.leaf } else { extent.stride * leaves };
         let mut order: Vec<usize> = (0..extents.len()).collect();
@@ -49,7 +49,7 @@ impl Layout {
             let mut start = 0;
             for &other in &placed {
                 let taken = extents[other];
-                if !meet(&schedule.storage[piece], &schedule.storage[other]) {
+                if !overlap_in_time(&schedule.storage[piece], &schedule.storage[other]) {
                     continue;
                 }
                 if start + size(extents[piece]) <= taken.start {
@@ -66,13 +66,13 @@ impl Layout {
     }
 }
 
-fn extent(piece: &Storage, samples: usize) -> Extent {
+fn extent(piece: &StorageSlot, samples: usize) -> Extent {
     let leaf = piece.elements as usize * samples;
     Extent { start: 0, leaf, stride: if piece.every_leaf() { leaf.next_multiple_of(ALIGNMENT) } else { 0 } }
 }
 
 /// Whether two pieces are ever alive at the same time.
-fn meet(a: &Storage, b: &Storage) -> bool {
+fn overlap_in_time(a: &StorageSlot, b: &StorageSlot) -> bool {
     let overlap = |a: (usize, usize), b: (usize, usize)| a.0 <= b.1 && b.0 <= a.1;
     overlap(a.passes, b.passes) && (a.every_leaf() || b.every_leaf() || overlap(a.steps, b.steps))
 }

@@ -6,9 +6,9 @@
 //! Invariants:
 //! * A *pass* is one direction through one layer; all of a system's leaves go through it, one after the other. Memory
 //!   touched in one pass only holds one leaf at a time; memory touched in several holds every leaf of the round.
-//! * What lives on from the forward to the backward pass of a layer that is not recomputed: its inputs, what its operators
-//!   say they save, nothing else. A recomputed layer keeps its inputs only and carries out those forward steps again
-//!   that lead to something needed; the numbers that a loss saves (one a row) are kept even then.
+//! * What lives on from the forward to the backward pass of a layer that is not recomputed: its inputs, what its
+//!   operators say they save, nothing else. A recomputed layer keeps its inputs only and carries out those forward
+//!   steps again that lead to something needed; the numbers that a loss saves (one a row) are kept even then.
 //! * An operator writes over its input where it can and nobody needs that input any more, and a gradient over the input
 //!   that it is the gradient of where the operator was the last to need that; gradients that are equal share
 //!   their memory until one of them is written to.
@@ -19,13 +19,13 @@ use crate::graph::{Graph, LayerId, NodeId, ValueId};
 mod build;
 mod demand;
 mod layout;
-mod lives;
+mod liveness;
 
-pub use demand::Demand;
-pub use layout::{Extent, Layout};
-pub(crate) use lives::Lives;
+pub use demand::PassMemory;
+pub use layout::{ArenaLayout, Extent};
+pub(crate) use liveness::Liveness;
 
-/// Index into [`Schedule::storage`].
+/// Index into [`PassSchedule::storage`].
 pub type StorageId = usize;
 
 /// What a piece of memory is for.
@@ -34,12 +34,12 @@ pub enum StorageKind {
     /// Activations and their gradients, in the machine's number format.
     Values,
     /// Extra numbers that operators save, f32 on every machine.
-    Numbers,
+    Scratch,
 }
 
 /// A piece of activation memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Storage {
+pub struct StorageSlot {
     /// What it is for.
     pub kind: StorageKind,
     /// Numbers a sample.
@@ -50,7 +50,7 @@ pub struct Storage {
     pub steps: (usize, usize),
 }
 
-impl Storage {
+impl StorageSlot {
     /// Whether it holds every leaf of the round rather than the one being worked on.
     pub const fn every_leaf(&self) -> bool {
         self.passes.0 != self.passes.1
@@ -59,7 +59,7 @@ impl Storage {
 
 /// Where a step finds an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum InputSource {
     /// It is not needed.
     Absent,
     /// The samples' tokens or labels: that value.
@@ -72,7 +72,7 @@ pub enum Source {
 
 /// What becomes of the gradient of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum GradientTarget {
     /// The step makes none.
     None,
     /// It is written over the gradient of the output.
@@ -91,7 +91,7 @@ pub struct ForwardStep {
     /// The operator.
     pub node: NodeId,
     /// Its inputs.
-    pub inputs: Vec<Source>,
+    pub inputs: Vec<InputSource>,
     /// Its output, `None` for a loss.
     pub output: Option<StorageId>,
     /// The extra numbers it saves.
@@ -106,7 +106,7 @@ pub struct BackwardStep {
     /// The operator.
     pub node: NodeId,
     /// Those of its inputs that it saves.
-    pub inputs: Vec<Source>,
+    pub inputs: Vec<InputSource>,
     /// Its output, if it saves that.
     pub output: Option<StorageId>,
     /// The extra numbers saved by the forward step.
@@ -116,7 +116,7 @@ pub struct BackwardStep {
     /// The gradient of its output, `None` for a loss.
     pub gradient: Option<StorageId>,
     /// The gradients of its inputs.
-    pub targets: Vec<Target>,
+    pub targets: Vec<GradientTarget>,
 }
 
 /// One step of a pass, for one leaf.
@@ -146,24 +146,24 @@ pub enum Step {
 
 /// Every pass of a training or evaluation round. See the module text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct PassSchedule {
     /// Steps of each layer's forward pass.
     pub forward: Vec<Vec<Step>>,
     /// Steps of each layer's backward pass; empty for an evaluation.
     pub backward: Vec<Vec<Step>>,
     /// The memory the steps use.
-    pub storage: Vec<Storage>,
+    pub storage: Vec<StorageSlot>,
 }
 
-impl Schedule {
+impl PassSchedule {
     /// Training with these layers recomputed; the graph is valid and there is one flag a layer.
     pub fn training(graph: &Graph, recompute: &[bool]) -> Self {
-        build::Builder::new(graph).training(recompute)
+        build::ScheduleBuilder::new(graph).training(recompute)
     }
 
     /// Evaluation: the forward passes alone; the graph is valid.
     pub fn evaluation(graph: &Graph) -> Self {
-        build::Builder::new(graph).evaluation()
+        build::ScheduleBuilder::new(graph).evaluation()
     }
 
     /// Number of the pass of `layer` backward, counting all passes in the order in which they happen.

@@ -1,53 +1,53 @@
 use super::*;
-use crate::graph::{GraphBuilder, Init, Op, TensorRole};
+use crate::graph::{GraphBuilder, OpKind, TensorInit, TensorRole};
 use crate::testing::TINY;
 
 /// A stream that skips layers, is added to itself and dropped out, in an order of sizes that tempts a bad layout.
-fn crooked() -> Graph {
+fn skip_connection_graph() -> Graph {
     let mut builder = GraphBuilder::new(16);
     let mut names = 0;
-    let mut node = |builder: &mut GraphBuilder, op: Op, inputs: &[ValueId], shape: Option<[usize; 2]>| {
+    let mut node = |builder: &mut GraphBuilder, op: OpKind, inputs: &[ValueId], shape: Option<[usize; 2]>| {
         names += 1;
-        let init = Init::Constant { value: 0.0 };
+        let init = TensorInit::Constant { value: 0.0 };
         let params: Vec<_> =
             shape.iter().map(|shape| builder.tensor(format!("t{names}"), shape, init, TensorRole::Weight)).collect();
         builder.node(op, format!("v{names}"), inputs, &params).unwrap()
     };
     let (tokens, labels) = (builder.tokens(), builder.labels());
     let b = &mut builder;
-    let x = node(b, Op::Embedding, &[tokens], Some([10, 16]));
-    let wide = node(b, Op::Linear, &[x], Some([96, 16]));
+    let x = node(b, OpKind::Embedding, &[tokens], Some([10, 16]));
+    let wide = node(b, OpKind::Linear, &[x], Some([96, 16]));
     b.end_layer("a");
-    let y = node(b, Op::Linear, &[wide], Some([16, 96]));
-    let y = node(b, Op::Dropout { rate: 0.5 }, &[y], None);
-    let y = node(b, Op::Add, &[y, x], None);
+    let y = node(b, OpKind::Linear, &[wide], Some([16, 96]));
+    let y = node(b, OpKind::Dropout { rate: 0.5 }, &[y], None);
+    let y = node(b, OpKind::Add, &[y, x], None);
     b.end_layer("b");
-    let z = node(b, Op::Add, &[y, y], None);
+    let z = node(b, OpKind::Add, &[y, y], None);
     // Leads nowhere.
-    node(b, Op::CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }, &[wide], None);
+    node(b, OpKind::CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }, &[wide], None);
     b.end_layer("c");
-    let narrow = node(b, Op::Linear, &[z], Some([32, 16]));
-    let head = builder.tensor("head", &[10, 32], Init::Constant { value: 0.0 }, TensorRole::Weight);
-    builder.loss(Op::CrossEntropy, &[narrow, labels], &[head]).unwrap();
+    let narrow = node(b, OpKind::Linear, &[z], Some([32, 16]));
+    let head = builder.tensor("head", &[10, 32], TensorInit::Constant { value: 0.0 }, TensorRole::Weight);
+    builder.loss(OpKind::CrossEntropy, &[narrow, labels], &[head]).unwrap();
     builder.end_layer("d");
     builder.finish().unwrap()
 }
 
-fn schedules() -> Vec<Schedule> {
-    let (fine, crooked) = (TINY.graph(), crooked());
+fn schedules() -> Vec<PassSchedule> {
+    let (fine, skipping) = (TINY.graph(), skip_connection_graph());
     let (joined, _) = fine.joined();
-    let training = |graph: &Graph, recompute| Schedule::training(graph, &vec![recompute; graph.layers.len()]);
+    let training = |graph: &Graph, recompute| PassSchedule::training(graph, &vec![recompute; graph.layers.len()]);
     // Only joined layers are recomputed, and those of a graph that has no parts.
-    let trained = [(&fine, false), (&joined, false), (&joined, true), (&crooked, false), (&crooked, true)];
+    let trained = [(&fine, false), (&joined, false), (&joined, true), (&skipping, false), (&skipping, true)];
     let trained = trained.map(|(graph, recompute)| training(graph, recompute));
-    trained.into_iter().chain([&fine, &joined, &crooked].map(Schedule::evaluation)).collect()
+    trained.into_iter().chain([&fine, &joined, &skipping].map(PassSchedule::evaluation)).collect()
 }
 
 #[test]
 fn memory_alive_at_one_time_never_overlaps_and_little_is_lost() {
     for schedule in schedules() {
         for leaves in [1, 2, 7] {
-            let layout = Layout::new(&schedule, 2, leaves);
+            let layout = ArenaLayout::new(&schedule, 2, leaves);
             let ends = |piece: usize| {
                 let extent = layout.extents[piece];
                 extent.start..extent.of_leaf(leaves - 1).end
@@ -74,19 +74,19 @@ fn memory_alive_at_one_time_never_overlaps_and_little_is_lost() {
 
 #[test]
 fn a_block_copies_no_gradient_and_passes_the_streams_on_in_place() {
-    let schedule = Schedule::training(&TINY.graph().joined().0, &[false; 4]);
+    let schedule = PassSchedule::training(&TINY.graph().joined().0, &[false; 4]);
     let moved = |step: &&Step| matches!(step, Step::Copy { .. } | Step::Add { .. });
     assert_eq!(schedule.backward.iter().flatten().filter(moved).count(), 0);
     // One piece of memory carries the gradient of the stream from the loss to the embedding.
     let first = schedule.backward_pass(3);
-    let carried = |piece: &&Storage| piece.passes == (first, schedule.backward_pass(0));
+    let carried = |piece: &&StorageSlot| piece.passes == (first, schedule.backward_pass(0));
     assert_eq!(schedule.storage.iter().filter(carried).count(), 1);
     assert_eq!(schedule.storage.iter().filter(|piece| piece.every_leaf() && piece.passes.0 >= first).count(), 1);
 }
 
 #[test]
 fn only_the_loss_keeps_numbers_of_a_recomputed_layer() {
-    let schedule = Schedule::training(&TINY.graph().joined().0, &[true; 4]);
-    let kept = schedule.storage.iter().filter(|piece| piece.kind == StorageKind::Numbers && piece.every_leaf());
+    let schedule = PassSchedule::training(&TINY.graph().joined().0, &[true; 4]);
+    let kept = schedule.storage.iter().filter(|piece| piece.kind == StorageKind::Scratch && piece.every_leaf());
     assert_eq!(kept.map(|piece| piece.elements).collect::<Vec<_>>(), [TINY.sequence as u64]);
 }

@@ -18,13 +18,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::compile::recomputed_nodes;
 use crate::ops::{Signature, node_flops, operator};
-use crate::placement::{Members, Placement, PlacementError, swarm_nodes};
-use crate::plan::{CHUNK_ELEMENTS, Pass, StreamPlan};
-use crate::wafer::Wafer;
+use crate::placement::{Placement, PlacementError, PlacementMembers, swarm_nodes};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Pass, StreamPlan};
+use crate::wafer::WaferModel;
 
-mod anchors;
+mod published_results;
 
-pub use anchors::{ANCHORS, Anchor, AnchorError, AnchorModel, AnchorUse, anchor_errors};
+pub use published_results::{
+    PUBLISHED_RESULTS, ProjectionError, PublishedModel, PublishedResult, PublishedResultUse, projection_errors,
+};
 
 /// Bytes that MemoryX moves to update one parameter: weight, two moments and gradient read, the first three written.
 const UPDATE_BYTES: f64 = 28.0;
@@ -49,7 +51,7 @@ pub struct Projection {
     /// Seconds between the last gradient and the next step's first weights.
     pub boundary_seconds: f64,
     /// What the busiest system waits for in a step.
-    pub waits: Waits,
+    pub waits: WaitSeconds,
     /// Seconds of a step in which a link carries weights down: all links carry the same.
     pub weights_link_seconds: f64,
     /// Seconds of a step in which a link carries gradients up.
@@ -64,7 +66,7 @@ pub struct Projection {
 
 /// Seconds of a step in which a system waits, by what for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Waits {
+pub struct WaitSeconds {
     /// Weights on the links down.
     pub weights: f64,
     /// Gradients on the links up.
@@ -78,7 +80,7 @@ pub struct Waits {
 /// What a step is bound by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bound {
+pub enum Bottleneck {
     /// The systems' arithmetic.
     Compute,
     /// Weights on the links from MemoryX through SwarmX to the systems.
@@ -92,9 +94,9 @@ pub enum Bound {
 }
 
 /// Share of a step that waiting for one thing must take before that, and not compute, is called its bound.
-const BOUND_SHARE: f64 = 0.05;
+const MIN_BOTTLENECK_SHARE: f64 = 0.05;
 
-impl Waits {
+impl WaitSeconds {
     const fn total(&self) -> f64 {
         self.weights + self.gradients + self.memoryx + self.hops
     }
@@ -110,16 +112,21 @@ impl Waits {
 impl Projection {
     /// What bounds the rate, and the share of a step by which a machine without that bound would be faster; for compute
     /// the share of a step that it takes.
-    pub fn bound(&self) -> (Bound, f64) {
+    pub fn bound(&self) -> (Bottleneck, f64) {
         let waits = [
-            (Bound::WeightsDown, self.waits.weights),
-            (Bound::GradientsUp, self.waits.gradients),
-            (Bound::MemoryX, self.waits.memoryx),
-            (Bound::Latency, self.waits.hops + self.boundary_seconds),
+            (Bottleneck::WeightsDown, self.waits.weights),
+            (Bottleneck::GradientsUp, self.waits.gradients),
+            (Bottleneck::MemoryX, self.waits.memoryx),
+            (Bottleneck::Latency, self.waits.hops + self.boundary_seconds),
         ];
-        let (bound, longest) = waits.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Bound::Compute, 0.0));
+        let (bound, longest) =
+            waits.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Bottleneck::Compute, 0.0));
         let share = longest / self.step_seconds;
-        if share > BOUND_SHARE { (bound, share) } else { (Bound::Compute, self.compute_seconds / self.step_seconds) }
+        if share > MIN_BOTTLENECK_SHARE {
+            (bound, share)
+        } else {
+            (Bottleneck::Compute, self.compute_seconds / self.step_seconds)
+        }
     }
 }
 
@@ -127,18 +134,18 @@ impl Projection {
 ///
 /// # Errors
 /// When there can be no such placement: no systems, or more than leaves.
-pub fn project(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Projection, PlacementError> {
+pub fn project_step(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Projection, PlacementError> {
     Ok(project_placement(plan, appliance, &nominal_placement(plan, appliance, systems)?))
 }
 
 /// Projects a step of `plan` under `placement`.
 pub fn project_placement(plan: &StreamPlan, appliance: &ApplianceSpec, placement: &Placement) -> Projection {
-    let model = Model::new(plan, appliance, placement);
+    let model = TimeModel::new(plan, appliance, placement);
     let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
     for round in &placement.rounds {
         *sizes.entry(round.owned.iter().map(ExactSizeIterator::len).max().unwrap_or(0)).or_default() += 1;
     }
-    let (mut compute, mut waits) = (0.0, Waits::default());
+    let (mut compute, mut waits) = (0.0, WaitSeconds::default());
     for (&leaves, &rounds) in &sizes {
         let (busy, waited) = model.round(leaves, false);
         compute += busy * rounds as f64;
@@ -186,7 +193,7 @@ pub fn nominal_placement(
         return Err(PlacementError::TooManySystems { systems: systems as usize, leaves: plan.leaves.count });
     }
     let fan_out = appliance.swarmx.fan_out as u32;
-    let members = Members {
+    let members = PlacementMembers {
         systems: (0..systems).collect(),
         shards: appliance.memoryx.shards as u32,
         swarmx: (0..swarm_nodes(systems as usize, fan_out) as u32).collect(),
@@ -213,9 +220,9 @@ struct LayerTime {
     up: f64,
 }
 
-struct Model<'a> {
+struct TimeModel<'a> {
     leaf_samples: f64,
-    wafer: Wafer<'a>,
+    wafer: WaferModel<'a>,
     memoryx_bandwidth: f64,
     weight_bytes: f64,
     layers: Vec<LayerTime>,
@@ -223,9 +230,9 @@ struct Model<'a> {
     depth: f64,
 }
 
-impl<'a> Model<'a> {
+impl<'a> TimeModel<'a> {
     fn new(plan: &'a StreamPlan, appliance: &'a ApplianceSpec, placement: &Placement) -> Self {
-        let wafer = Wafer::new(&appliance.wafer);
+        let wafer = WaferModel::new(&appliance.wafer);
         let mut depth = 1.0;
         let mut node = placement.systems.first().map_or(0, |system| system.parent);
         while let Some(parent) = placement.swarm.get(node).and_then(|node| node.parent) {
@@ -243,13 +250,13 @@ impl<'a> Model<'a> {
 
     /// Seconds for a chunk to pass all SwarmX nodes, each of which waits for the whole of it.
     fn hops(&self) -> f64 {
-        self.depth * (HOP_SECONDS + self.wafer.link_seconds((CHUNK_ELEMENTS as f64) * self.weight_bytes))
+        self.depth * (HOP_SECONDS + self.wafer.link_seconds((DEFAULT_CHUNK_ELEMENTS as f64) * self.weight_bytes))
     }
 
     /// Seconds of a round in which a system with `leaves` leaves computes, and what it waits for.
-    fn round(&self, leaves: usize, updated: bool) -> (f64, Waits) {
+    fn round(&self, leaves: usize, updated: bool) -> (f64, WaitSeconds) {
         let samples = leaves as f64 * self.leaf_samples;
-        let mut waits = Waits { hops: 2.0 * self.hops(), ..Waits::default() };
+        let mut waits = WaitSeconds { hops: 2.0 * self.hops(), ..WaitSeconds::default() };
         let mut busy = 0.0;
         for layer in &self.layers {
             let compute = layer.forward * samples;
@@ -279,7 +286,7 @@ impl<'a> Model<'a> {
 }
 
 /// The times of all layers: products at the wafer's rate, and every value once through its memory.
-fn layer_times(plan: &StreamPlan, wafer: Wafer<'_>) -> Vec<LayerTime> {
+fn layer_times(plan: &StreamPlan, wafer: WaferModel<'_>) -> Vec<LayerTime> {
     let graph = &plan.graph;
     let mut layers = vec![LayerTime::default(); plan.layers.len()];
     let again = recomputed_nodes(graph);

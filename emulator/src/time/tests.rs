@@ -6,28 +6,28 @@ use crate::testing::{CS2, GPT3_1_3B, GPT3_6_7B, GPT3_13B, GPT3_175B, LINK, Size}
 /// As good as the public figures are: the same model moves by 1.3 between two releases of the real machine's software.
 const TOLERANCE: f64 = 0.15;
 
-fn errors(used_for: AnchorUse) -> Vec<&'static AnchorError> {
-    anchor_errors().iter().filter(|error| error.used_for == used_for).collect()
+fn errors(used_for: PublishedResultUse) -> Vec<&'static ProjectionError> {
+    projection_errors().iter().filter(|error| error.used_for == used_for).collect()
 }
 
 /// Fitting: GPT-2 117M, GPT-3 1.3B and GPT-J on two systems decide the utilisation and nothing else.
 #[test]
-fn the_utilisation_is_the_fit_to_the_figures_for_fitting() {
-    let fitted = errors(AnchorUse::Fit);
+fn utilization_is_the_fit_to_published_results() {
+    let fitted = errors(PublishedResultUse::Fit);
     assert_eq!(fitted.len(), 3);
     let mean = fitted.iter().map(|error| error.error.ln_1p()).sum::<f64>() / 3.0;
     assert!(mean.abs() < 0.005, "the utilisation should be lower by {:.1}%", 100.0 * mean);
-    for AnchorError { name, error, .. } in fitted {
+    for ProjectionError { name, error, .. } in fitted {
         assert!(error.abs() < TOLERANCE, "{name}: {:+.1}%", 100.0 * error);
     }
 }
 
 /// Checking: what took no part in the fit.
 #[test]
-fn the_figures_for_checking_are_met() {
-    let checked = errors(AnchorUse::Check);
+fn projection_matches_held_out_results() {
+    let checked = errors(PublishedResultUse::Check);
     assert!(!checked.is_empty());
-    for AnchorError { name, error, .. } in checked {
+    for ProjectionError { name, error, .. } in checked {
         assert!(error.abs() < TOLERANCE, "{name}: {:+.1}%", 100.0 * error);
     }
     // Published of GPT-3 XL: n systems are n times as fast, up to 16.
@@ -40,7 +40,7 @@ fn the_figures_for_checking_are_met() {
 
 #[test]
 fn gpt_j_has_its_own_shape() {
-    let graph = anchors::gpt_j().unwrap();
+    let graph = published_results::gpt_j().unwrap();
     assert_eq!(graph.parameters(), 6_050_882_784);
     let flops: u64 = (0..graph.layers.len()).map(|layer| crate::ops::layer_flops(&graph, layer).forward).sum();
     // 12 H^2 a block and the output layer, and attention over half of the square of positions.
@@ -52,7 +52,7 @@ fn gpt_j_has_its_own_shape() {
 /// The rate on `systems` systems, over as many times the rate on one.
 fn efficiency(plan: &StreamPlan, systems: u32) -> f64 {
     let appliance = ApplianceSpec::default();
-    let rate = |systems| project(plan, &appliance, systems).unwrap().samples_per_second;
+    let rate = |systems| project_step(plan, &appliance, systems).unwrap().samples_per_second;
     rate(systems) / (rate(1) * f64::from(systems))
 }
 
@@ -91,7 +91,7 @@ fn a_layer_may_be_larger_than_the_wafer() {
     for size in [wide, trillion] {
         let plan = size.plan(64, 1, CS2).unwrap();
         assert!(plan.check_streamable().is_ok(), "{}", size.name);
-        let projection = project(&plan, &ApplianceSpec::default(), 1).unwrap();
+        let projection = project_step(&plan, &ApplianceSpec::default(), 1).unwrap();
         assert!(projection.step_seconds.is_finite() && projection.utilisation < 0.346, "{}", size.name);
     }
     let request = Size { layers: 2, hidden: 65_536, heads: 512, ..GPT3_175B }.request(4, 1, CS2);
@@ -109,7 +109,7 @@ fn a_hundred_trillion_parameters_are_planned() {
     assert!(plan.chunks.len() < 1_100_000, "{}", plan.chunks.len());
     assert!(plan.check_streamable().is_err());
     for systems in [1, 192, 1000] {
-        assert!(project(&plan, &ApplianceSpec::default(), systems).unwrap().step_seconds.is_finite());
+        assert!(project_step(&plan, &ApplianceSpec::default(), systems).unwrap().step_seconds.is_finite());
     }
 }
 
@@ -117,22 +117,22 @@ fn a_hundred_trillion_parameters_are_planned() {
 fn parts_add_up_and_slower_links_show() {
     let mut appliance = ApplianceSpec::default();
     let plan = GPT3_1_3B.plan(16, 1, CS2).unwrap();
-    let fast = project(&plan, &appliance, 2).unwrap();
+    let fast = project_step(&plan, &appliance, 2).unwrap();
     let sum = fast.compute_seconds + fast.waits.total() + fast.boundary_seconds;
     assert!((fast.step_seconds - sum).abs() < 1e-12);
     appliance.wafer.link_bytes_per_s /= 100.0;
-    let slow = project(&plan, &appliance, 2).unwrap();
+    let slow = project_step(&plan, &appliance, 2).unwrap();
     assert_eq!(slow.compute_seconds, fast.compute_seconds);
     // bf16 weights down, then f32 gradients up while weights come down again: 1.5 GB/s bound the step from below.
     assert!(slow.step_seconds > plan.parameters() as f64 * (2.0 + 4.0) / 1.5e9, "{slow:?}");
-    assert!(project(&plan, &appliance, 17).is_err() && project(&plan, &appliance, 0).is_err());
+    assert!(project_step(&plan, &appliance, 17).is_err() && project_step(&plan, &appliance, 0).is_err());
 }
 
 /// Every rate of the appliance that the model has is one that it uses.
 #[test]
 fn every_rate_of_the_appliance_takes_part() {
     let plan = GPT3_1_3B.plan(64, 1, CS2).unwrap();
-    let step = |appliance: &ApplianceSpec| project(&plan, appliance, 2).unwrap().step_seconds;
+    let step = |appliance: &ApplianceSpec| project_step(&plan, appliance, 2).unwrap().step_seconds;
     let fast = step(&ApplianceSpec::default());
     let slower: [fn(&mut ApplianceSpec); 8] = [
         |appliance| appliance.wafer.memory_bandwidth /= 1000.0,
@@ -160,15 +160,15 @@ fn the_bound_is_named_with_its_share() {
     let of = |plan: &StreamPlan, change: fn(&mut ApplianceSpec)| {
         let mut appliance = ApplianceSpec::default();
         change(&mut appliance);
-        let projection = project(plan, &appliance, 4).unwrap();
+        let projection = project_step(plan, &appliance, 4).unwrap();
         assert!(projection.bound().1 > 0.5 && projection.bound().1 <= 1.0, "{projection:?}");
         projection.bound().0
     };
     let slow_links = |appliance: &mut ApplianceSpec| appliance.wafer.link_bytes_per_s /= 1000.0;
-    assert_eq!(of(&recomputing, |_| ()), Bound::Compute);
-    assert_eq!(of(&crate::testing::TINY.plan(16, 2, CS2).unwrap(), |_| ()), Bound::Latency);
+    assert_eq!(of(&recomputing, |_| ()), Bottleneck::Compute);
+    assert_eq!(of(&crate::testing::TINY.plan(16, 2, CS2).unwrap(), |_| ()), Bottleneck::Latency);
     // Weights of recomputed layers come three times, gradients leave once and are twice as wide.
-    assert_eq!(of(&recomputing, slow_links), Bound::WeightsDown);
-    assert_eq!(of(&saving, slow_links), Bound::GradientsUp);
-    assert_eq!(of(&recomputing, |appliance| appliance.memoryx.memory_bandwidth /= 1000.0), Bound::MemoryX);
+    assert_eq!(of(&recomputing, slow_links), Bottleneck::WeightsDown);
+    assert_eq!(of(&saving, slow_links), Bottleneck::GradientsUp);
+    assert_eq!(of(&recomputing, |appliance| appliance.memoryx.memory_bandwidth /= 1000.0), Bottleneck::MemoryX);
 }

@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use millrace_emulator::compile::{Batch, Request, compile};
+use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput, LeafLoss};
 use millrace_emulator::families;
-use millrace_emulator::graph::{Graph, Init};
+use millrace_emulator::graph::{Graph, TensorInit};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::numerics::bf16;
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
-use millrace_emulator::plan::{CHUNK_ELEMENTS, ChunkId, Encoding, Leaves, Pass, StreamPlan};
-use millrace_emulator::tree::{LeafTree, Node, Partials};
+use millrace_emulator::plan::{ChunkId, DEFAULT_CHUNK_ELEMENTS, Encoding, LeafLayout, Pass, StreamPlan};
+use millrace_emulator::tree::{LeafTree, Node, PartialSums};
 use millrace_params::{
     Family, Initializer as ParamInitializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
 };
@@ -59,20 +59,20 @@ pub fn with_dropout(mut spec: ModelSpec, rate: f64) -> ModelSpec {
 }
 
 /// The plan of a GPT.
-pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: Batch, wafer: u64) -> Arc<StreamPlan> {
+pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: BatchSpec, wafer: u64) -> Arc<StreamPlan> {
     plan(families::gpt(spec, sequence).unwrap(), batch, Encoding::F32, wafer)
 }
 
 /// The plan of any graph.
-pub fn plan(graph: Graph, train: Batch, encoding: Encoding, wafer_memory: u64) -> Arc<StreamPlan> {
-    let request = Request {
+pub fn plan(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u64) -> Arc<StreamPlan> {
+    let request = CompileRequest {
         graph,
         train,
         trains: true,
         eval: None,
         encoding,
         wafer_memory,
-        chunk_elements: CHUNK_ELEMENTS,
+        chunk_elements: DEFAULT_CHUNK_ELEMENTS,
         window_chunks: 8,
         memoryx_memory: u64::MAX,
     };
@@ -81,11 +81,11 @@ pub fn plan(graph: Graph, train: Batch, encoding: Encoding, wafer_memory: u64) -
 
 /// The plan of a graph on the largest of ever smaller wafers on which some layer is recomputed; that of a graph which
 /// recomputation does not help is as on a large one.
-pub fn recomputing(graph: Graph, train: Batch) -> Arc<StreamPlan> {
+pub fn recomputing(graph: Graph, train: BatchSpec) -> Arc<StreamPlan> {
     let mut wafer = LARGE;
     loop {
-        let (chunk_elements, memoryx_memory) = (CHUNK_ELEMENTS, u64::MAX);
-        let request = Request {
+        let (chunk_elements, memoryx_memory) = (DEFAULT_CHUNK_ELEMENTS, u64::MAX);
+        let request = CompileRequest {
             graph: graph.clone(),
             train,
             trains: true,
@@ -110,10 +110,12 @@ pub fn initial_weights(plan: &StreamPlan, seed: u64) -> Vec<Vec<f32>> {
         let mut values = vec![0.0; group.elements];
         for (tensor, range) in &group.tensors {
             let init = match plan.graph.tensors[*tensor].init {
-                Init::Constant { value } => Initializer::Constant { value },
-                Init::Normal { mean, std } => Initializer::Normal { mean, std },
-                Init::TruncatedNormal { mean, std, low, high } => Initializer::TruncatedNormal { mean, std, low, high },
-                Init::Uniform { low, high } => Initializer::Uniform { low, high },
+                TensorInit::Constant { value } => Initializer::Constant { value },
+                TensorInit::Normal { mean, std } => Initializer::Normal { mean, std },
+                TensorInit::TruncatedNormal { mean, std, low, high } => {
+                    Initializer::TruncatedNormal { mean, std, low, high }
+                }
+                TensorInit::Uniform { low, high } => Initializer::Uniform { low, high },
             };
             init.fill(tensor_key(seed, *tensor as u64), 0, &mut values[range.clone()]);
         }
@@ -143,7 +145,7 @@ impl Samples {
     }
 
     /// The leaves `range` of a batch cut into `leaves`.
-    pub fn leaves(&self, sequence: usize, leaves: Leaves, range: std::ops::Range<u32>) -> Vec<LeafInput<'_>> {
+    pub fn leaves(&self, sequence: usize, leaves: LeafLayout, range: std::ops::Range<u32>) -> Vec<LeafInput<'_>> {
         let width = leaves.samples as usize * sequence;
         let leaf = |leaf: u32| {
             let at = leaf as usize * width..(leaf as usize + 1) * width;
@@ -159,7 +161,7 @@ impl Samples {
 }
 
 /// All tensors in f64.
-pub fn wide(plan: &StreamPlan, groups: &[Vec<f32>]) -> Vec<Vec<f64>> {
+pub fn to_f64(plan: &StreamPlan, groups: &[Vec<f32>]) -> Vec<Vec<f64>> {
     let mut tensors = vec![Vec::new(); plan.graph.tensors.len()];
     for (group, values) in plan.groups.iter().zip(groups) {
         for (tensor, range) in &group.tensors {
@@ -205,7 +207,7 @@ fn load_as(
 }
 
 /// What a training round sends up: for each use of each chunk the partial sums.
-pub type Sums = Vec<(usize, ChunkId, Node, Vec<f32>)>;
+pub type UpStream = Vec<(usize, ChunkId, Node, Vec<f32>)>;
 
 /// A training round of the leaves `range`, weights coming in the plan's encoding.
 pub fn round(
@@ -214,7 +216,7 @@ pub fn round(
     weights: &[Vec<f32>],
     samples: &Samples,
     range: std::ops::Range<u32>,
-) -> (Vec<LeafLoss>, Sums) {
+) -> (Vec<LeafLoss>, UpStream) {
     round_as(plan.encoding, device, plan, weights, samples, range)
 }
 
@@ -226,7 +228,7 @@ pub fn round_as(
     weights: &[Vec<f32>],
     samples: &Samples,
     range: std::ops::Range<u32>,
-) -> (Vec<LeafLoss>, Sums) {
+) -> (Vec<LeafLoss>, UpStream) {
     let nodes = plan.leaves.tree().cover(range.clone());
     device.begin(true, &nodes, &samples.leaves(plan.sequence, plan.leaves, range)).unwrap();
     for layer in 0..plan.layers.len() {
@@ -249,13 +251,13 @@ pub fn round_as(
 }
 
 /// Gradients of the whole batch by group: partial sums joined along the tree for each use, uses joined in plan order.
-pub fn total(plan: &StreamPlan, sums: Sums) -> Vec<Vec<f32>> {
+pub fn total(plan: &StreamPlan, sums: UpStream) -> Vec<Vec<f32>> {
     let tree: LeafTree = plan.leaves.tree();
     let add = |mut left: Vec<f32>, right: Vec<f32>| {
         left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
         left
     };
-    let mut uses: Vec<_> = plan.up.iter().map(|slot| (*slot, Partials::new(tree))).collect();
+    let mut uses: Vec<_> = plan.up.iter().map(|slot| (*slot, PartialSums::new(tree))).collect();
     for (layer, chunk, node, sum) in sums {
         let of = uses.iter_mut().find(|(slot, _)| (slot.layer, slot.chunk) == (layer, chunk)).unwrap();
         of.1.insert(node, sum, add).unwrap();

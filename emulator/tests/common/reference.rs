@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use millrace_emulator::graph::{ActivationKind, Graph, Op, OpNode};
-use millrace_emulator::numerics::random::{Dropout, key, subkey};
+use millrace_emulator::graph::{ActivationKind, Graph, OpKind, OpNode};
+use millrace_emulator::numerics::random::{DropoutMask, key, subkey};
 
 /// Samples the loss is computed for.
 pub struct Batch<'a> {
@@ -32,15 +32,15 @@ fn sample_loss(graph: &Graph, tensors: &[Vec<f64>], batch: &Batch<'_>, sample: u
         let op = Operation { graph, node, tensors, key, training: batch.training };
         let of = |input: usize| &values[&node.inputs[input]];
         let made = match node.op {
-            Op::CrossEntropy => return op.cross_entropy(of(0), labels),
-            Op::Embedding => op.embedding(ids),
-            Op::Add => of(0).iter().zip(of(1)).map(|(a, b)| a + b).collect(),
-            Op::AddPosition => of(0).iter().zip(&tensors[node.params[0]]).map(|(a, b)| a + b).collect(),
-            Op::Dropout { rate } => op.dropout(of(0), rate, key),
-            Op::LayerNorm { epsilon } => op.layer_norm(of(0), f64::from(epsilon)),
-            Op::Linear => op.linear(of(0)),
-            Op::Activation { kind } => of(0).iter().map(|&x| activation(kind, x)).collect(),
-            Op::CausalAttention { heads, scale, dropout } => op.attention(of(0), heads, f64::from(scale), dropout),
+            OpKind::CrossEntropy => return op.cross_entropy(of(0), labels),
+            OpKind::Embedding => op.embedding(ids),
+            OpKind::Add => of(0).iter().zip(of(1)).map(|(a, b)| a + b).collect(),
+            OpKind::AddPosition => of(0).iter().zip(&tensors[node.params[0]]).map(|(a, b)| a + b).collect(),
+            OpKind::Dropout { rate } => op.dropout(of(0), rate, key),
+            OpKind::LayerNorm { epsilon } => op.layer_norm(of(0), f64::from(epsilon)),
+            OpKind::Linear => op.linear(of(0)),
+            OpKind::Activation { kind } => of(0).iter().map(|&x| activation(kind, x)).collect(),
+            OpKind::CausalAttention { heads, scale, dropout } => op.attention(of(0), heads, f64::from(scale), dropout),
         };
         values.insert(node.output.unwrap(), made);
     }
@@ -74,7 +74,7 @@ impl Operation<'_> {
     }
 
     fn factor(&self, rate: f32, key: u64, element: usize) -> f64 {
-        let dropout = Dropout::new(f64::from(rate)).unwrap();
+        let dropout = DropoutMask::new(f64::from(rate)).unwrap();
         if self.training { f64::from(dropout.factor(key, element as u32)) } else { 1.0 }
     }
 
@@ -144,7 +144,8 @@ impl Operation<'_> {
     }
 }
 
-/// The derivative of the loss by element `element` of tensor `tensor`: central differences with two steps, extrapolated.
+/// The derivative of the loss by element `element` of tensor `tensor`: central differences with two steps,
+/// extrapolated.
 pub fn slope(graph: &Graph, tensors: &mut [Vec<f64>], batch: &Batch<'_>, tensor: usize, element: usize) -> f64 {
     let here = tensors[tensor][element];
     let mut at = |offset: f64| {

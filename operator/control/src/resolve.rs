@@ -8,7 +8,7 @@ use millrace_emulator::compile::CompileError;
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;
 use millrace_emulator::report::{HostWork, RoleBytes, traffic};
-use millrace_emulator::time::{nominal_placement, project};
+use millrace_emulator::time::{nominal_placement, project_step};
 use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
 use millrace_protocol::launch::VERSION;
 use schemars::JsonSchema;
@@ -198,7 +198,7 @@ pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, Unable> {
 pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, systems: u32) -> Result<Needs, Unable> {
     let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
     let bytes = RoleBytes::new(plan, &placement, &appliance.link);
-    let projection = project(plan, appliance, systems).map_err(|error| error.to_string())?;
+    let projection = project_step(plan, appliance, systems).map_err(|error| error.to_string())?;
     let shards = shards(job, appliance);
     let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;

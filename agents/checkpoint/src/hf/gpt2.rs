@@ -1,6 +1,6 @@
 //! Recognising GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a last norm, the head.
 
-use millrace_emulator::graph::{ActivationKind, Graph, Op, OpNode, TensorId, ValueId};
+use millrace_emulator::graph::{ActivationKind, Graph, OpKind, OpNode, TensorId, ValueId};
 
 use crate::error::{Error, Result};
 
@@ -206,7 +206,7 @@ impl Walk<'_> {
         &mut self,
         wanted: &str,
         inputs: &[ValueId],
-        fits: impl Fn(&Op) -> Option<T>,
+        fits: impl Fn(&OpKind) -> Option<T>,
     ) -> Result<(T, Vec<TensorId>, ValueId)> {
         let node = self.peek()?;
         let reads = node.inputs.len() == inputs.len() && inputs.iter().all(|input| node.inputs.contains(input));
@@ -223,26 +223,26 @@ impl Walk<'_> {
     fn embedding(&mut self) -> Result<(TensorId, ValueId)> {
         let tokens = self.graph.tokens;
         let (_, params, out) =
-            self.take("the token embedding", &[tokens], |op| matches!(op, Op::Embedding).then_some(()))?;
+            self.take("the token embedding", &[tokens], |op| matches!(op, OpKind::Embedding).then_some(()))?;
         Ok((self.one(&params)?, out))
     }
 
     fn position(&mut self, x: ValueId) -> Result<(TensorId, ValueId)> {
         let (_, params, out) =
-            self.take("learned positions", &[x], |op| matches!(op, Op::AddPosition).then_some(()))?;
+            self.take("learned positions", &[x], |op| matches!(op, OpKind::AddPosition).then_some(()))?;
         Ok((self.one(&params)?, out))
     }
 
     /// The rate of a dropout of `x`, if there is one here.
     fn dropout(&mut self, x: &mut ValueId) -> Result<Option<f32>> {
-        let Op::Dropout { rate } = self.peek()?.op else { return Ok(None) };
+        let OpKind::Dropout { rate } = self.peek()?.op else { return Ok(None) };
         let (_, _, out) = self.take("a dropout of the same value", &[*x], |_| Some(()))?;
         *x = out;
         Ok(Some(rate))
     }
 
     fn norm(&mut self, x: ValueId) -> Result<(NormIds, f32, ValueId)> {
-        let epsilon = |op: &Op| if let Op::LayerNorm { epsilon } = op { Some(*epsilon) } else { None };
+        let epsilon = |op: &OpKind| if let OpKind::LayerNorm { epsilon } = op { Some(*epsilon) } else { None };
         let (epsilon, params, out) = self.take("a layer norm", &[x], epsilon)?;
         match params.as_slice() {
             &[gain, offset] => Ok(((gain, offset), epsilon, out)),
@@ -251,7 +251,7 @@ impl Walk<'_> {
     }
 
     fn linear(&mut self, x: ValueId) -> Result<(LinearIds, ValueId)> {
-        let (_, params, out) = self.take("a linear layer", &[x], |op| matches!(op, Op::Linear).then_some(()))?;
+        let (_, params, out) = self.take("a linear layer", &[x], |op| matches!(op, OpKind::Linear).then_some(()))?;
         match *params.as_slice() {
             [weight] => Ok(((weight, None), out)),
             [weight, bias] => Ok(((weight, Some(bias)), out)),
@@ -265,7 +265,7 @@ impl Walk<'_> {
             rates.residual = rate;
         }
         let (_, _, out) =
-            self.take("the residual addition", &[branch, *stream], |op| matches!(op, Op::Add).then_some(()))?;
+            self.take("the residual addition", &[branch, *stream], |op| matches!(op, OpKind::Add).then_some(()))?;
         *stream = out;
         Ok(())
     }
@@ -279,8 +279,8 @@ impl Walk<'_> {
         rates: &mut Rates,
     ) -> Result<(Block, usize, ActivationKind)> {
         let (qkv, x) = self.linear(normed)?;
-        let attention = |op: &Op| match op {
-            Op::CausalAttention { heads, scale, dropout } => Some((*heads, *scale, *dropout)),
+        let attention = |op: &OpKind| match op {
+            OpKind::CausalAttention { heads, scale, dropout } => Some((*heads, *scale, *dropout)),
             _ => None,
         };
         let ((heads, scale, dropout), _, x) = self.take("causal attention", &[x], attention)?;
@@ -289,7 +289,7 @@ impl Walk<'_> {
         self.join(x, stream, rates)?;
         let (ln_2, _, x) = self.norm(*stream)?;
         let (fc, x) = self.linear(x)?;
-        let activation = |op: &Op| if let Op::Activation { kind } = op { Some(*kind) } else { None };
+        let activation = |op: &OpKind| if let OpKind::Activation { kind } = op { Some(*kind) } else { None };
         let (kind, _, x) = self.take("the activation", &[x], activation)?;
         let (mlp_proj, x) = self.linear(x)?;
         self.join(x, stream, rates)?;
@@ -297,7 +297,7 @@ impl Walk<'_> {
     }
 
     fn ends(&self) -> bool {
-        matches!(self.graph.nodes.get(self.at).map(|node| &node.op), Some(Op::CrossEntropy))
+        matches!(self.graph.nodes.get(self.at).map(|node| &node.op), Some(OpKind::CrossEntropy))
     }
 
     fn head(&self, x: ValueId) -> Result<LinearIds> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use millrace_emulator::placement::{Members, Placement, PlacementError};
+use millrace_emulator::placement::{Placement, PlacementError, PlacementMembers};
 
 use crate::message::{Cause, Configure, Order, ShardState};
 use crate::types::{AgentId, Role};
@@ -102,7 +102,7 @@ impl Coordinator {
         if !(0..self.wanted.activation_servers.max(1)).all(server) {
             return Ok(None);
         }
-        let mut members = Members {
+        let mut members = PlacementMembers {
             systems: self.of(Role::Cs2).into_iter().take(self.wanted.systems as usize).collect(),
             shards: self.wanted.shards,
             swarmx: self.of(Role::SwarmX),
@@ -112,7 +112,7 @@ impl Coordinator {
         while members.systems.len() >= self.wanted.least_systems.max(1) as usize {
             match Placement::new(&self.plan, &members) {
                 // More SwarmX agents may still join.
-                Err(PlacementError::TooFewSwarm { .. }) => members.systems.pop(),
+                Err(PlacementError::TooFewSwarmNodes { .. }) => members.systems.pop(),
                 made => return made.map(Some),
             };
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_emulator::placement::{Members, Placement};
+use millrace_emulator::placement::{Placement, PlacementMembers};
 use millrace_engine::frame::{Frame, FrameError, Place};
 use millrace_engine::payload::Payload;
 use millrace_engine::shard::{Shard, ShardError};
@@ -18,7 +18,7 @@ fn numbers_that_are_not_the_plans_are_refused() {
     let mut plan = model::plan(&mut Random::new(3));
     (plan.leaves.count, plan.leaves_per_round) = (1, 1);
     let plan = Arc::new(plan);
-    let members = Members { systems: vec![0], shards: 1, swarmx: vec![0], fan_out: 2, activation_servers: 1 };
+    let members = PlacementMembers { systems: vec![0], shards: 1, swarmx: vec![0], fan_out: 2, activation_servers: 1 };
     let placement = Arc::new(Placement::new(&plan, &members).unwrap());
     let (epoch, node) = (Epoch { attempt: 1, number: 1 }, placement.tree.root());
     let turn = Turn { serial: 0, task: Task::Train { step: 1 } };

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use millrace_emulator::graph::{Graph, Layer, LayerId};
 use millrace_emulator::plan::{
-    Chunk, ChunkId, DownSlot, Encoding, Group, GroupId, LayerPlan, Leaves, MachineBytes, Pass, StreamPlan, UpSlot,
+    Chunk, ChunkId, DownSlot, Encoding, Group, GroupId, LayerPlan, LeafLayout, MachineBytes, Pass, StreamPlan, UpSlot,
 };
 use millrace_emulator::tree::Node;
 use millrace_engine::payload::{Payload, SPAN};
@@ -44,7 +44,7 @@ pub fn plan(random: &mut Random) -> StreamPlan {
     let backward = |at: usize, used: &[GroupId]| if at == 0 && !reads_first { Vec::new() } else { used.to_vec() };
     let layer_plans: Vec<LayerPlan> =
         uses.iter().enumerate().map(|(at, used)| layer(used.clone(), backward(at, used))).collect();
-    let leaves = |random: &mut Random| Leaves { count: random.within(1, 9) as u32, samples: 1 };
+    let leaves = |random: &mut Random| LeafLayout { count: random.within(1, 9) as u32, samples: 1 };
     let mut plan = StreamPlan {
         graph: graph(layers),
         sequence: 1,

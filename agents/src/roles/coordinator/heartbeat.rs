@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_emulator::report::rough_time;
+use millrace_emulator::report::format_rough_duration;
 use millrace_telemetry::progress::format_duration;
 
 /// Time without any news after which the user is told what the run is doing, and between two such lines.
@@ -85,8 +85,10 @@ impl Heartbeat {
     /// How long a step may take.
     fn expected(&self) -> String {
         match (self.last_step, self.estimate) {
-            (Some(seconds), _) => format!("; the step before it took {}", rough_time(seconds)),
-            (None, Some(seconds)) => format!("; about {} a step are estimated for this host", rough_time(seconds)),
+            (Some(seconds), _) => format!("; the step before it took {}", format_rough_duration(seconds)),
+            (None, Some(seconds)) => {
+                format!("; about {} a step are estimated for this host", format_rough_duration(seconds))
+            }
             (None, None) => String::new(),
         }
     }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use millrace_checkpoint::lock::LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
-use millrace_emulator::report::{PlanReport, rough_time};
+use millrace_emulator::report::{PlanReport, format_rough_duration};
 use millrace_params::Source;
 use millrace_protocol::security::{AttemptName, Incoming};
 use millrace_protocol::{proto, transport};
@@ -276,7 +276,10 @@ fn say_plan(
     ));
     let estimate = (all_on_this_host && launch.mode.trains()).then(|| report.host_work.seconds(host::rate()));
     if let Some(seconds) = estimate {
-        console.line(format!("Estimate (not a measurement): this host takes about {} a step.", rough_time(seconds)));
+        console.line(format!(
+            "Estimate (not a measurement): this host takes about {} a step.",
+            format_rough_duration(seconds)
+        ));
     }
     Ok(estimate)
 }

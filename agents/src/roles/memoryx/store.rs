@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
-use millrace_emulator::graph::Init;
+use millrace_emulator::graph::TensorInit;
 use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
 use millrace_emulator::placement::ShardId;
@@ -251,13 +251,13 @@ fn apply<'a>(
     match *kind {
         OptimizerKind::Adam { betas, eps, correct_bias } | OptimizerKind::AdamW { betas, eps, correct_bias } => {
             let decoupled = matches!(kind, OptimizerKind::AdamW { .. });
-            let adam = optimizer::Adam {
+            let adam = optimizer::AdamStep {
                 learning_rate,
                 beta1: betas[0],
                 beta2: betas[1],
                 epsilon: eps,
                 weight_decay,
-                decay: if decoupled { optimizer::Decay::Decoupled } else { optimizer::Decay::Gradient },
+                decay: if decoupled { optimizer::DecayTarget::Decoupled } else { optimizer::DecayTarget::Gradient },
                 correct_bias,
                 step,
             };
@@ -266,7 +266,8 @@ fn apply<'a>(
             }
         }
         OptimizerKind::Sgd { momentum } => {
-            let sgd = optimizer::Sgd { learning_rate, momentum, dampening: 0.0, weight_decay, nesterov: false, step };
+            let sgd =
+                optimizer::SgdStep { learning_rate, momentum, dampening: 0.0, weight_decay, nesterov: false, step };
             let w = arrays.next();
             let m = if momentum == 0.0 { Some(Default::default()) } else { arrays.next() };
             if let (Some(w), Some(m), Some(g)) = (w, m, arrays.next()) {
@@ -290,12 +291,12 @@ fn take_sum(simd: Simd, sum: &Payload, first: bool, gradient: &mut [f32]) -> Opt
     Some(())
 }
 
-fn initializer(init: Init) -> Initializer {
+fn initializer(init: TensorInit) -> Initializer {
     match init {
-        Init::Constant { value } => Initializer::Constant { value },
-        Init::Normal { mean, std } => Initializer::Normal { mean, std },
-        Init::TruncatedNormal { mean, std, low, high } => Initializer::TruncatedNormal { mean, std, low, high },
-        Init::Uniform { low, high } => Initializer::Uniform { low, high },
+        TensorInit::Constant { value } => Initializer::Constant { value },
+        TensorInit::Normal { mean, std } => Initializer::Normal { mean, std },
+        TensorInit::TruncatedNormal { mean, std, low, high } => Initializer::TruncatedNormal { mean, std, low, high },
+        TensorInit::Uniform { low, high } => Initializer::Uniform { low, high },
     }
 }
 

@@ -3,36 +3,36 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::{Operators, Scratch};
-use crate::device::activations::{Kind, Samples};
-use crate::device::gradients::{Gradients, LayerGradients};
-use crate::device::packs::{Packs, tensors};
-use crate::device::weights::Weights;
+use super::{OperatorTable, Scratch};
+use crate::device::activations::{RoundKind, RoundSamples};
+use crate::device::gradients::{LayerGradients, PartialGradients};
+use crate::device::packs::{PackedWeights, tensors};
+use crate::device::weights::LoadedWeights;
 use crate::graph::{LayerId, NodeId};
 use crate::kernels::loss::LossSums;
 use crate::kernels::pool::{rows, rows_mut};
 use crate::kernels::{Accumulate, Context, elementwise};
 use crate::numerics::random;
-use crate::ops::execute::{self, Input, Kit, MOST_INPUTS, TargetMut};
+use crate::ops::execute::{self, MAX_INPUTS, OperatorContext, OperatorInput, TargetMut};
 use crate::plan::{Pass, StreamPlan};
-use crate::schedule::{BackwardStep, ForwardStep, Source, Step, StorageId, Target};
+use crate::schedule::{BackwardStep, ForwardStep, GradientTarget, InputSource, Step, StorageId};
 
 /// Numbers that one thread copies or adds at a time.
-const GRAIN: usize = 1 << 14;
+const GRAIN_ELEMENTS: usize = 1 << 14;
 
 /// Parts of a device, borrowed for one leaf.
-pub(super) struct Runner<'a> {
+pub(super) struct StepRunner<'a> {
     pub cx: Context<'a>,
     pub plan: &'a StreamPlan,
     pub layer: LayerId,
-    pub operators: &'a Operators,
-    pub about: &'a LayerGradients,
-    pub kind: &'a Kind,
+    pub operators: &'a OperatorTable,
+    pub layer_gradients: &'a LayerGradients,
+    pub kind: &'a RoundKind,
     pub arena: &'a mut [f32],
-    pub samples: &'a Samples,
-    pub weights: &'a Weights,
-    pub packs: &'a Packs,
-    pub gradients: &'a mut Gradients,
+    pub samples: &'a RoundSamples,
+    pub weights: &'a LoadedWeights,
+    pub packs: &'a PackedWeights,
+    pub gradients: &'a mut PartialGradients,
     pub scratch: &'a mut Scratch,
     pub times: &'a mut [super::OperatorTime],
     pub training: bool,
@@ -41,7 +41,7 @@ pub(super) struct Runner<'a> {
 
 /// How much of a backward step is carried out in one call of its operator.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum BackwardPart {
     /// All of it.
     Whole,
     /// The gradients of tensors, which read the input.
@@ -50,14 +50,14 @@ enum Part {
     ReplacedInput,
 }
 
-impl Runner<'_> {
+impl StepRunner<'_> {
     /// All steps of a pass for the leaf at place `leaf` of the round; returns what a loss said of it.
     pub fn leaf(mut self, pass: Pass, leaf: usize) -> LossSums {
         let (kind, layer) = (self.kind, self.layer);
         self.scratch.sums = LossSums::default();
         let index = self.samples.leaves[leaf].leaf;
         if pass == Pass::Backward {
-            self.gradients.begin_leaf(self.plan, self.about, index);
+            self.gradients.begin_leaf(self.plan, self.layer_gradients, index);
         }
         for step in kind.steps(pass, layer) {
             self.step(step, leaf);
@@ -80,7 +80,7 @@ impl Runner<'_> {
                 self.times[self.operators.kinds[step.node]].backward += start.elapsed();
             }
             Step::Unreached(node) => {
-                self.gradients.unreached(self.about, self.place(*node));
+                self.gradients.zero_unreached(self.layer_gradients, self.place(*node));
             }
             Step::Copy { from, to } => self.join(*from, *to, leaf, |_, from, to| to.copy_from_slice(from)),
             Step::Add { from, to } => {
@@ -97,42 +97,44 @@ impl Runner<'_> {
         let [a, b, output, extra, scratch] = split(self.arena, ranges);
         let inputs = read(&step.inputs, self.samples, leaf, a, b);
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut kit = kit(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
+        let mut kit =
+            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
         let shape = &self.operators.shapes[node];
         self.operators.executors[node]
-            .forward(&mut kit, execute::Forward { shape, inputs, weights, output, extra, scratch });
+            .forward(&mut kit, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
     }
 
     fn backward(&mut self, step: &BackwardStep, leaf: usize) {
-        if step.targets.iter().any(|target| matches!(target, Target::Replace(_))) {
-            self.backward_part(step, leaf, Part::Tensors);
-            self.backward_part(step, leaf, Part::ReplacedInput);
+        if step.targets.iter().any(|target| matches!(target, GradientTarget::Replace(_))) {
+            self.backward_part(step, leaf, BackwardPart::Tensors);
+            self.backward_part(step, leaf, BackwardPart::ReplacedInput);
         } else {
-            self.backward_part(step, leaf, Part::Whole);
+            self.backward_part(step, leaf, BackwardPart::Whole);
         }
     }
 
-    fn backward_part(&mut self, step: &BackwardStep, leaf: usize, part: Part) {
+    fn backward_part(&mut self, step: &BackwardStep, leaf: usize, part: BackwardPart) {
         let node = step.node;
         let at = |storage: Option<StorageId>| self.range(storage, leaf);
-        let sources: &[Source] = if part == Part::ReplacedInput { &[] } else { &step.inputs };
+        let sources: &[InputSource] = if part == BackwardPart::ReplacedInput { &[] } else { &step.inputs };
         let [a, b] = self.inputs(sources, leaf);
         let target = |at: usize| match step.targets.get(at) {
-            Some(Target::Replace(storage)) if part == Part::ReplacedInput => {
+            Some(GradientTarget::Replace(storage)) if part == BackwardPart::ReplacedInput => {
                 (self.range(Some(*storage), leaf), Some(Accumulate::Store))
             }
-            Some(Target::Store(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Store)),
-            Some(Target::Add(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Add)),
-            Some(Target::None | Target::Overwrite | Target::Replace(_)) | None => (0..0, None),
+            Some(GradientTarget::Store(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Store)),
+            Some(GradientTarget::Add(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Add)),
+            Some(GradientTarget::None | GradientTarget::Overwrite | GradientTarget::Replace(_)) | None => (0..0, None),
         };
         let [(first, how_first), (second, how_second)] = [target(0), target(1)];
         let ranges = [a, b, at(step.output), at(step.extra), at(step.scratch), at(step.gradient), first, second];
         let [a, b, output, extra, scratch, gradient, first, second] = split(self.arena, ranges);
         let inputs = read(sources, self.samples, leaf, a, b);
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut kit = kit(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
+        let mut kit =
+            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
         let place = node - self.plan.graph.layers[self.layer].nodes.start;
-        let io = execute::Backward {
+        let io = execute::BackwardArgs {
             shape: &self.operators.shapes[node],
             inputs,
             weights,
@@ -142,8 +144,8 @@ impl Runner<'_> {
             gradient,
             targets: [target_of(first, how_first), target_of(second, how_second)],
             tensors: match part {
-                Part::ReplacedInput => Default::default(),
-                Part::Whole | Part::Tensors => self.gradients.tensors(self.about, place),
+                BackwardPart::ReplacedInput => Default::default(),
+                BackwardPart::Whole | BackwardPart::Tensors => self.gradients.tensors(self.layer_gradients, place),
             },
         };
         self.operators.executors[node].backward(&mut kit, io);
@@ -160,7 +162,9 @@ impl Runner<'_> {
         let ranges = [self.range(Some(from), leaf), self.range(Some(to), leaf)];
         let [from, to] = split(self.arena, ranges);
         let data = (rows(&*from, 1), rows_mut(to, 1));
-        self.cx.pool.for_each_rows(from.len(), GRAIN, data, |_, (from, to)| f(self.cx.simd, from.data, to.data));
+        self.cx
+            .pool
+            .for_each_rows(from.len(), GRAIN_ELEMENTS, data, |_, (from, to)| f(self.cx.simd, from.data, to.data));
     }
 
     /// Place of a node in its layer.
@@ -174,9 +178,11 @@ impl Runner<'_> {
     }
 
     /// Where the inputs lie; a repeated one only once.
-    fn inputs(&self, sources: &[Source], leaf: usize) -> [Range<usize>; MOST_INPUTS] {
+    fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_INPUTS] {
         std::array::from_fn(|at| match sources.get(at) {
-            Some(Source::Stored(storage)) if !sources[..at].contains(&sources[at]) => self.range(Some(*storage), leaf),
+            Some(InputSource::Stored(storage)) if !sources[..at].contains(&sources[at]) => {
+                self.range(Some(*storage), leaf)
+            }
             _ => 0..0,
         })
     }
@@ -190,19 +196,19 @@ fn split<const N: usize>(arena: &mut [f32], ranges: [Range<usize>; N]) -> [&mut 
 
 /// The inputs as the operator takes them; `a` and `b` are those that lie in the arena.
 fn read<'a>(
-    sources: &[Source],
-    samples: &'a Samples,
+    sources: &[InputSource],
+    samples: &'a RoundSamples,
     leaf: usize,
     a: &'a [f32],
     b: &'a [f32],
-) -> [Input<'a>; MOST_INPUTS] {
+) -> [OperatorInput<'a>; MAX_INPUTS] {
     let repeated = sources.len() > 1 && sources[0] == sources[1];
     let stored = [a, if repeated { a } else { b }];
     std::array::from_fn(|at| match sources.get(at) {
-        None | Some(Source::Absent) => Input::Absent,
-        Some(Source::Tokens(value)) => Input::Tokens(samples.of(*value, leaf)),
-        Some(Source::Stored(_)) => Input::Values(stored[at]),
-        Some(Source::Overwritten) => Input::Overwritten,
+        None | Some(InputSource::Absent) => OperatorInput::Absent,
+        Some(InputSource::Tokens(value)) => OperatorInput::Tokens(samples.of(*value, leaf)),
+        Some(InputSource::Stored(_)) => OperatorInput::Values(stored[at]),
+        Some(InputSource::Overwritten) => OperatorInput::Overwritten,
     })
 }
 
@@ -210,8 +216,13 @@ fn target_of(memory: &mut [f32], how: Option<Accumulate>) -> TargetMut<'_> {
     how.map_or(TargetMut::None, |how| TargetMut::Memory(memory, how))
 }
 
-fn weights<'a>(plan: &StreamPlan, weights: &'a Weights, packs: &'a Packs, node: NodeId) -> execute::Weights<'a> {
-    execute::Weights {
+fn weights<'a>(
+    plan: &StreamPlan,
+    weights: &'a LoadedWeights,
+    packs: &'a PackedWeights,
+    node: NodeId,
+) -> execute::OperatorWeights<'a> {
+    execute::OperatorWeights {
         tensors: tensors(&plan.graph, weights, node),
         forward: packs.of(node, Pass::Forward),
         backward: packs.of(node, Pass::Backward),
@@ -219,16 +230,16 @@ fn weights<'a>(plan: &StreamPlan, weights: &'a Weights, packs: &'a Packs, node: 
 }
 
 #[allow(clippy::too_many_arguments)]
-fn kit<'a>(
+fn operator_context<'a>(
     cx: Context<'a>,
     training: bool,
     seed: u64,
-    samples: &Samples,
-    kind: &Kind,
+    samples: &RoundSamples,
+    kind: &RoundKind,
     scratch: &'a mut Scratch,
     node: NodeId,
     leaf: usize,
-) -> Kit<'a> {
+) -> OperatorContext<'a> {
     let count = kind.leaves.samples;
     scratch.keys.clear();
     if training {
@@ -237,5 +248,5 @@ fn kit<'a>(
         scratch.keys.extend((0..count).map(key));
     }
     let Scratch { products, attention, keys, loss, sums } = scratch;
-    Kit { cx, training, samples: count as usize, keys, products, attention, loss, sums }
+    OperatorContext { cx, training, samples: count as usize, keys, products, attention, loss, sums }
 }

@@ -3,14 +3,14 @@
 //! With P the probabilities, F the dropout factors, D the row sums of dO ∘ O:
 //! dV = (P∘F)ᵀ dO, dS = P ∘ (F ∘ dO Vᵀ - D), dQ = scale · dS K, dK = scale · dSᵀ Q.
 
-use super::block::{Block, RowBlocks, left_rows};
-use super::{Attention, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
+use super::block::{AttentionBlock, RowBlocks, left_rows};
+use super::{AttentionParams, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
 use crate::kernels::Context;
 use crate::kernels::gemm::PanelBlock;
-use crate::kernels::isa::{LANES, Simd, simd_fn, sum_lanes};
+use crate::kernels::isa::{REDUCTION_LANES, Simd, simd_fn, sum_lanes};
 use crate::kernels::math::exp;
 use crate::kernels::matrix::MatRef;
-use crate::numerics::random::{Dropout, subkey};
+use crate::numerics::random::{DropoutMask, subkey};
 use crate::numerics::{Precision, bf16};
 
 /// Gradients of queries, keys and values, stored to `dqkv`, which has the layout of `qkv`. `out` and `lse` are those
@@ -21,7 +21,7 @@ use crate::numerics::{Precision, bf16};
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     cx: Context<'_>,
-    attention: &Attention<'_>,
+    attention: &AttentionParams<'_>,
     qkv: &[f32],
     layout: QkvLayout,
     out: &[f32],
@@ -38,7 +38,7 @@ pub fn backward(
         return;
     }
     let dim = attention.head_dim;
-    let inputs = Inputs { qkv, layout, out, lse, dout };
+    let inputs = BackwardInputs { qkv, layout, out, lse, dout };
     // The three parts of a row may lie in different rows of the slice, so it is addressed as one row.
     let elements = dqkv.len();
     let dqkv = SharedRows::new(dqkv, 1, elements, elements);
@@ -61,7 +61,7 @@ pub fn backward(
 
 /// What the backward pass reads.
 #[derive(Clone, Copy)]
-struct Inputs<'a> {
+struct BackwardInputs<'a> {
     qkv: &'a [f32],
     layout: QkvLayout,
     out: &'a [f32],
@@ -73,8 +73,8 @@ struct Inputs<'a> {
 fn backward_pair<'s>(
     simd: Simd,
     precision: Precision,
-    attention: &Attention<'_>,
-    inputs: Inputs<'_>,
+    attention: &AttentionParams<'_>,
+    inputs: BackwardInputs<'_>,
     pair: usize,
     scratch: &'s mut HeadScratch,
 ) -> [&'s [f32]; 3] {
@@ -111,7 +111,7 @@ fn backward_pair<'s>(
     for k_first in (0..tokens).step_by(KEY_BLOCK) {
         for q_first in (k_first..tokens).step_by(QUERY_BLOCK) {
             let rows = QUERY_BLOCK.min(tokens - q_first);
-            let block = Block { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
+            let block = AttentionBlock { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
             block.queries_by_keys(simd, q_left, k_cols, scores);
             block.queries_by_keys(simd, do_left, v_cols, dprobs);
             let row_values = (&lse[q_first..q_first + rows], &sums[q_first..q_first + rows]);
@@ -130,10 +130,10 @@ simd_fn! {
     /// `sums[r] = a[r] · b[r]` for each row.
     fn row_dots(a: MatRef<'_>, b: MatRef<'_>, sums: &mut [f32]) {
         for (r, sum) in sums.iter_mut().enumerate() {
-            let (a, b) = (a.row(r).as_chunks::<LANES>(), b.row(r).as_chunks::<LANES>());
-            let mut lanes = [0.0f32; LANES];
+            let (a, b) = (a.row(r).as_chunks::<REDUCTION_LANES>(), b.row(r).as_chunks::<REDUCTION_LANES>());
+            let mut lanes = [0.0f32; REDUCTION_LANES];
             for (a, b) in a.0.iter().zip(b.0) {
-                for l in 0..LANES {
+                for l in 0..REDUCTION_LANES {
                     lanes[l] = a[l].mul_add(b[l], lanes[l]);
                 }
             }
@@ -150,9 +150,9 @@ simd_fn! {
     /// rounded to `precision`.
     /// `row_values` are the rows' lse and D.
     fn gradient_rows(
-        block: Block,
+        block: AttentionBlock,
         scale: f32,
-        dropout: Option<(Dropout, u64)>,
+        dropout: Option<(DropoutMask, u64)>,
         precision: Precision,
         row_values: (&[f32], &[f32]),
         scores: &mut [f32],
@@ -161,7 +161,7 @@ simd_fn! {
         let rows = scores.chunks_exact_mut(KEY_BLOCK).zip(dprobs.chunks_exact_mut(KEY_BLOCK));
         for (i, ((p, dp), (&lse, &dot))) in rows.zip(row_values.0.iter().zip(row_values.1)).enumerate() {
             let visible = block.visible(i);
-            let padded = visible.next_multiple_of(LANES);
+            let padded = visible.next_multiple_of(REDUCTION_LANES);
             p[visible..padded].fill(f32::NEG_INFINITY);
             dp[visible..padded].fill(0.0);
             let end = block.keys.max(padded);

@@ -2,7 +2,7 @@
 
 use super::KEY_BLOCK;
 use crate::kernels::buffer::Buffer;
-use crate::kernels::gemm::{Accumulate, Left, PanelBlock, Part, block_product};
+use crate::kernels::gemm::{Accumulate, LeftOperand, PanelBlock, TileRegion, block_product};
 use crate::kernels::isa::{Simd, simd_fn};
 use crate::kernels::matrix::{MatMut, MatRef};
 use crate::numerics::{Precision, bf16};
@@ -10,23 +10,23 @@ use crate::numerics::{Precision, bf16};
 /// Queries `q_first .. q_first + rows` against keys `k_first .. k_first + keys`, of which the last is at most the last
 /// query. Scores and probabilities lie in rows [`KEY_BLOCK`] apart.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct AttentionBlock {
     pub q_first: usize,
     pub k_first: usize,
     pub rows: usize,
     pub keys: usize,
 }
 
-impl Block {
+impl AttentionBlock {
     /// out = A Bᵀ over the head's elements, for the queries of A and the keys of B, where any pair of a kernel tile is
     /// on or below the diagonal. (Q, K) gives scores, (dO, V) the gradient of the probabilities.
-    pub(super) fn queries_by_keys(self, simd: Simd, queries: Left<'_>, keys: PanelBlock<'_>, out: &mut [f32]) {
-        let Block { q_first, k_first, .. } = self;
-        let (height, steps) = (Left::height(simd), queries.steps());
+    pub(super) fn queries_by_keys(self, simd: Simd, queries: LeftOperand<'_>, keys: PanelBlock<'_>, out: &mut [f32]) {
+        let AttentionBlock { q_first, k_first, .. } = self;
+        let (height, steps) = (LeftOperand::height(simd), queries.steps());
         let mut out = MatMut::new(out, self.rows, self.keys, KEY_BLOCK);
         let below = |row: usize, col: usize| match (row + height).checked_sub(col) {
-            Some(cols) if cols > 0 => Part { steps: 0..steps, cols },
-            _ => Part::steps(0..0),
+            Some(cols) if cols > 0 => TileRegion { steps: 0..steps, cols },
+            _ => TileRegion::steps(0..0),
         };
         let (rows, cols) = (q_first..q_first + self.rows, k_first..k_first + self.keys);
         block_product(simd, queries, keys, rows, cols, &mut out, Accumulate::Store, below);
@@ -35,10 +35,10 @@ impl Block {
     /// out += P B for a P of queries x keys that is zero above the diagonal, B of keys x head. `out` are the block's
     /// query rows.
     pub(super) fn times_keys(self, simd: Simd, p: &[f32], b: PanelBlock<'_>, dim: usize, out: &mut [f32]) {
-        let height = Left::height(simd);
+        let height = LeftOperand::height(simd);
         let mut out = MatMut::row_major(out, self.rows, dim);
-        let p = Left::strided(p, self.keys, KEY_BLOCK, 1);
-        let upto = |row: usize, _| Part::steps(0..self.keys.min(self.q_first + row + height - self.k_first));
+        let p = LeftOperand::strided(p, self.keys, KEY_BLOCK, 1);
+        let upto = |row: usize, _| TileRegion::steps(0..self.keys.min(self.q_first + row + height - self.k_first));
         block_product(simd, p, b, 0..self.rows, 0..dim, &mut out, Accumulate::Add, upto);
     }
 
@@ -46,8 +46,8 @@ impl Block {
     /// block's key rows.
     pub(super) fn times_queries(self, simd: Simd, p: &[f32], b: PanelBlock<'_>, dim: usize, out: &mut [f32]) {
         let mut out = MatMut::row_major(out, self.keys, dim);
-        let p = Left::strided(p, self.rows, 1, KEY_BLOCK);
-        let from = |key: usize, _| Part::steps((self.k_first + key).saturating_sub(self.q_first)..self.rows);
+        let p = LeftOperand::strided(p, self.rows, 1, KEY_BLOCK);
+        let from = |key: usize, _| TileRegion::steps((self.k_first + key).saturating_sub(self.q_first)..self.rows);
         block_product(simd, p, b, 0..self.keys, 0..dim, &mut out, Accumulate::Add, from);
     }
 
@@ -102,9 +102,9 @@ simd_fn! {
 }
 
 /// A head's queries as a left operand, rounded to `precision`.
-pub(super) fn left_rows<'a>(simd: Simd, precision: Precision, m: MatRef<'_>, out: &'a mut Buffer) -> Left<'a> {
+pub(super) fn left_rows<'a>(simd: Simd, precision: Precision, m: MatRef<'_>, out: &'a mut Buffer) -> LeftOperand<'a> {
     let (rows, cols) = (m.rows(), m.cols());
-    let out = out.resize(rows.next_multiple_of(Left::height(simd)) * cols);
+    let out = out.resize(rows.next_multiple_of(LeftOperand::height(simd)) * cols);
     gather_rows(simd, precision, m, out);
-    Left::strided(out, cols, cols, 1)
+    LeftOperand::strided(out, cols, cols, 1)
 }

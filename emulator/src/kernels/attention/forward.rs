@@ -1,22 +1,22 @@
 //! The forward pass.
 
-use super::block::{Block, RowBlocks, left_rows};
-use super::{Attention, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
+use super::block::{AttentionBlock, RowBlocks, left_rows};
+use super::{AttentionParams, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
 use crate::kernels::gemm::PanelBlock;
-use crate::kernels::isa::{LANES, max_lanes, simd_fn, sum_lanes};
+use crate::kernels::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
 use crate::kernels::math::exp;
 use crate::kernels::{Context, elementwise};
-use crate::numerics::random::{Dropout, subkey};
+use crate::numerics::random::{DropoutMask, subkey};
 use crate::numerics::{Precision, bf16};
 
-/// out = softmax(scale · Q Kᵀ, causal) V for every sample and head; `out` has rows of [`Attention::hidden`] elements,
-/// `lse` gets [`Attention::saved_len`] logarithms of sums of exponentials.
+/// out = softmax(scale · Q Kᵀ, causal) V for every sample and head; `out` has rows of [`AttentionParams::hidden`]
+/// elements, `lse` gets [`AttentionParams::saved_len`] logarithms of sums of exponentials.
 ///
 /// # Panics
 /// If lengths do not match.
 pub fn forward(
     cx: Context<'_>,
-    attention: &Attention<'_>,
+    attention: &AttentionParams<'_>,
     qkv: &[f32],
     layout: QkvLayout,
     out: &mut [f32],
@@ -46,7 +46,7 @@ pub fn forward(
 }
 
 /// State of the rows of a query block.
-struct Running {
+struct OnlineSoftmax {
     max: [f32; QUERY_BLOCK],
     sum: [f32; QUERY_BLOCK],
     /// By what the values summed so far are to be multiplied.
@@ -57,7 +57,7 @@ struct Running {
 #[allow(clippy::too_many_arguments)]
 fn forward_pair(
     cx: Context<'_>,
-    attention: &Attention<'_>,
+    attention: &AttentionParams<'_>,
     qkv: &[f32],
     layout: QkvLayout,
     pair: usize,
@@ -80,11 +80,14 @@ fn forward_pair(
 
     for q_first in (0..tokens).step_by(QUERY_BLOCK) {
         let rows = QUERY_BLOCK.min(tokens - q_first);
-        let mut running =
-            Running { max: [f32::NEG_INFINITY; QUERY_BLOCK], sum: [0.0; QUERY_BLOCK], rescale: [0.0; QUERY_BLOCK] };
+        let mut running = OnlineSoftmax {
+            max: [f32::NEG_INFINITY; QUERY_BLOCK],
+            sum: [0.0; QUERY_BLOCK],
+            rescale: [0.0; QUERY_BLOCK],
+        };
         acc.fill(0.0);
         for k_first in (0..q_first + rows).step_by(KEY_BLOCK) {
-            let block = Block { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
+            let block = AttentionBlock { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
             block.queries_by_keys(simd, q, k, scores);
             softmax_rows(simd, block, attention.scale, dropout, precision, scores, &mut running);
             if k_first > 0 {
@@ -105,21 +108,21 @@ simd_fn! {
     /// Scores become exp(scale · score - running maximum), zero above the diagonal, with dropout if any and
     /// rounded to `precision`; the running sums are those before dropout and rounding.
     fn softmax_rows(
-        block: Block,
+        block: AttentionBlock,
         scale: f32,
-        dropout: Option<(Dropout, u64)>,
+        dropout: Option<(DropoutMask, u64)>,
         precision: Precision,
         scores: &mut [f32],
-        running: &mut Running,
+        running: &mut OnlineSoftmax,
     ) {
         for (i, row) in scores.chunks_exact_mut(KEY_BLOCK).enumerate().take(block.rows) {
             let visible = block.visible(i);
-            let padded = visible.next_multiple_of(LANES);
+            let padded = visible.next_multiple_of(REDUCTION_LANES);
             row[visible..padded].fill(f32::NEG_INFINITY);
             row[padded..block.keys.max(padded)].fill(0.0);
-            let (vectors, _) = row[..padded].as_chunks_mut::<LANES>();
+            let (vectors, _) = row[..padded].as_chunks_mut::<REDUCTION_LANES>();
 
-            let mut highest = [f32::NEG_INFINITY; LANES];
+            let mut highest = [f32::NEG_INFINITY; REDUCTION_LANES];
             for vector in vectors.iter_mut() {
                 for (highest, x) in highest.iter_mut().zip(vector) {
                     *x *= scale;
@@ -127,7 +130,7 @@ simd_fn! {
                 }
             }
             let max = max_lanes(highest).max(running.max[i]);
-            let mut sums = [0.0f32; LANES];
+            let mut sums = [0.0f32; REDUCTION_LANES];
             for vector in vectors.iter_mut() {
                 for (sum, x) in sums.iter_mut().zip(vector) {
                     *x = exp(*x - max);

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::kernels::testing::{assert_close, every_simd, gradient, uniform};
-use crate::kernels::{Context, Pool, Simd};
+use crate::kernels::{ComputeThreads, Context, Simd};
 use crate::numerics::random::key;
 use crate::numerics::{Precision, bf16};
 
 /// Attention in f64, rows of `heads * head_dim`, from packed rows of queries, keys and values.
-fn reference(a: &Attention<'_>, qkv: &[f64]) -> Vec<f64> {
+fn reference(a: &AttentionParams<'_>, qkv: &[f64]) -> Vec<f64> {
     let (hidden, t, d) = (a.hidden(), a.tokens, a.head_dim);
     let mut out = vec![0.0; a.rows() * hidden];
     for pair in 0..a.samples * a.heads {
@@ -36,11 +36,11 @@ fn run(
     simd: Simd,
     threads: usize,
     precision: Precision,
-    a: &Attention<'_>,
+    a: &AttentionParams<'_>,
     qkv: &[f32],
     dout: &[f32],
 ) -> [Vec<f32>; 3] {
-    let pool = Pool::new(threads).unwrap();
+    let pool = ComputeThreads::new(threads).unwrap();
     let cx = Context { simd, pool: &pool, precision };
     let layout = QkvLayout::packed(a.hidden());
     let [mut out, mut lse, mut dqkv] =
@@ -51,16 +51,16 @@ fn run(
     [out, lse, dqkv]
 }
 
-fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> Attention<'static> {
+fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> AttentionParams<'static> {
     const KEYS: [u64; 2] = [key(1, 5, 3), key(1, 6, 3)];
     let scale = 1.0 / (head_dim as f32).sqrt();
-    Attention { samples, tokens, heads, head_dim, scale, dropout: None, sample_keys: &KEYS[..samples] }
+    AttentionParams { samples, tokens, heads, head_dim, scale, dropout: None, sample_keys: &KEYS[..samples] }
 }
 
 #[test]
 fn gradients_agree_with_differences_of_f64() {
     for (mut a, rate) in [(shape(2, 7, 2, 5), 0.0), (shape(1, 18, 1, 16), 0.3)] {
-        a.dropout = Dropout::new(rate);
+        a.dropout = DropoutMask::new(rate);
         let qkv = uniform(a.rows() * 3 * a.hidden(), -1.5, 1.5, 1);
         let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
         let [out, _, dqkv] = every_simd(|simd| run(simd, 1, Precision::F32, &a, &qkv, &dout));
@@ -72,7 +72,7 @@ fn gradients_agree_with_differences_of_f64() {
 }
 
 /// The gradient in f64, by the formulas, for shapes where differences would take too long.
-fn reference_gradient(a: &Attention<'_>, qkv: &[f64], dout: &[f32]) -> Vec<f64> {
+fn reference_gradient(a: &AttentionParams<'_>, qkv: &[f64], dout: &[f32]) -> Vec<f64> {
     let (hidden, t, d, scale) = (a.hidden(), a.tokens, a.head_dim, f64::from(a.scale));
     let mut dqkv = vec![0.0; qkv.len()];
     for pair in 0..a.samples * a.heads {
@@ -111,7 +111,7 @@ fn blocks_fit_together_and_bits_do_not_depend_on_the_machine() {
     for (a, rate) in
         [(shape(2, 97, 1, 64), 0.1), (shape(1, 500, 2, 24), 0.0), (shape(1, 385, 1, 80), 0.2), (shape(2, 1, 2, 3), 0.0)]
     {
-        let a = Attention { dropout: Dropout::new(rate), ..a };
+        let a = AttentionParams { dropout: DropoutMask::new(rate), ..a };
         let qkv = uniform(a.rows() * 3 * a.hidden(), -1.5, 1.5, 1);
         let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
         let results = every_simd(|simd| run(simd, 1, Precision::F32, &a, &qkv, &dout));
@@ -148,7 +148,7 @@ fn separate_matrices_are_a_layout_too() {
         (0..3).flat_map(|part| packed.chunks(hidden).skip(part).step_by(3).flatten().copied()).collect()
     };
     let layout = QkvLayout { row_stride: hidden, q: 0, k: rows * hidden, v: 2 * rows * hidden };
-    let pool = Pool::inline();
+    let pool = ComputeThreads::inline();
     let cx = Context { simd: Simd::detect(), pool: &pool, precision: Precision::F32 };
     let (mut out2, mut lse2, mut dqkv2) = (out.clone(), lse.clone(), vec![0.0; packed.len()]);
     let mut workspace = AttentionWorkspace::new();

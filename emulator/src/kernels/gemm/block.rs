@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::Accumulate;
-use super::micro::{Micro, Tile};
-use super::pack::{Layout, Source, pack_panels};
+use super::micro::{MicroKernel, Tile};
+use super::pack::{PackLayout, PackSource, pack_panels};
 use crate::kernels::isa::Simd;
-use crate::kernels::matrix::{MatMut, MatRef, Target};
-use crate::numerics::{GEMM_KC, Precision};
+use crate::kernels::matrix::{MatMut, MatPtr, MatRef};
+use crate::numerics::{GEMM_INNER_BLOCK, Precision};
 
-/// Packed panels of at most [`GEMM_KC`] steps, one after the other.
+/// Packed panels of at most [`GEMM_INNER_BLOCK`] steps, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PanelBlock<'a> {
     pub(super) data: &'a [f32],
@@ -20,14 +20,15 @@ pub(crate) struct PanelBlock<'a> {
 impl<'a> PanelBlock<'a> {
     /// Elements that a right operand of `steps` rows and `lanes` columns takes.
     pub(crate) fn right_len(simd: Simd, lanes: usize, steps: usize) -> usize {
-        Layout { lanes, steps, width: Micro::of(simd).nr }.len()
+        PackLayout { lanes, steps, width: MicroKernel::of(simd).nr }.len()
     }
 
-    /// Packs a right operand of at most [`GEMM_KC`] rows on the calling thread; `out` has the length needed at least.
+    /// Packs a right operand of at most [`GEMM_INNER_BLOCK`] rows on the calling thread; `out` has the length needed at
+    /// least.
     pub(crate) fn pack_right(simd: Simd, precision: Precision, b: MatRef<'_>, out: &'a mut [f32]) -> Self {
-        let source = Source::right(b);
-        let layout = source.layout(Micro::of(simd).nr);
-        assert!(layout.steps <= GEMM_KC, "more than one block of steps");
+        let source = PackSource::right(b);
+        let layout = source.layout(MicroKernel::of(simd).nr);
+        assert!(layout.steps <= GEMM_INNER_BLOCK, "more than one block of steps");
         let data = &mut out[..layout.len()];
         if !data.is_empty() {
             pack_panels(simd, precision, &source, layout.width, 0, 0, data);
@@ -37,14 +38,14 @@ impl<'a> PanelBlock<'a> {
 
     /// What [`PanelBlock::pack_right`] left in `data`, seen again.
     pub(crate) fn packed_right(simd: Simd, lanes: usize, steps: usize, data: &'a [f32]) -> Self {
-        let layout = Layout { lanes, steps, width: Micro::of(simd).nr };
+        let layout = PackLayout { lanes, steps, width: MicroKernel::of(simd).nr };
         PanelBlock { data: &data[..layout.len()], width: layout.width, steps }
     }
 }
 
 /// A left operand: packed panels, or a matrix as it lies, which suits one that the cache holds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left<'a> {
+pub(crate) struct LeftOperand<'a> {
     data: &'a [f32],
     /// Distance of lanes where a panel begins, and inside of a panel.
     lane: (usize, usize),
@@ -52,22 +53,22 @@ pub(crate) struct Left<'a> {
     steps: usize,
 }
 
-impl<'a> From<PanelBlock<'a>> for Left<'a> {
+impl<'a> From<PanelBlock<'a>> for LeftOperand<'a> {
     fn from(panels: PanelBlock<'a>) -> Self {
-        Left { data: panels.data, lane: (panels.steps, 1), step: panels.width, steps: panels.steps }
+        LeftOperand { data: panels.data, lane: (panels.steps, 1), step: panels.width, steps: panels.steps }
     }
 }
 
-impl<'a> Left<'a> {
+impl<'a> LeftOperand<'a> {
     /// A matrix in `data`: element (lane, step) is `data[lane * lane_stride + step * step_stride]`. Kernels read whole
-    /// tiles, so `data` reaches to the end of the last one, of [`Left::height`] lanes.
+    /// tiles, so `data` reaches to the end of the last one, of [`LeftOperand::height`] lanes.
     pub(crate) fn strided(data: &'a [f32], steps: usize, lane_stride: usize, step_stride: usize) -> Self {
-        Left { data, lane: (lane_stride, lane_stride), step: step_stride, steps }
+        LeftOperand { data, lane: (lane_stride, lane_stride), step: step_stride, steps }
     }
 
     /// Lanes of a kernel tile.
     pub(crate) fn height(simd: Simd) -> usize {
-        Micro::of(simd).mr
+        MicroKernel::of(simd).mr
     }
 
     /// Steps of the inner index.
@@ -85,18 +86,18 @@ impl<'a> Left<'a> {
 }
 
 /// What of a kernel tile is to be computed, for products with triangular operands or results.
-pub(crate) struct Part {
+pub(crate) struct TileRegion {
     /// Steps that count; none skips the tile.
     pub steps: Range<usize>,
     /// Columns wanted; more may be computed.
     pub cols: usize,
 }
 
-impl Part {
+impl TileRegion {
     /// All columns.
     #[inline(always)]
     pub(crate) fn steps(steps: Range<usize>) -> Self {
-        Part { steps, cols: usize::MAX }
+        TileRegion { steps, cols: usize::MAX }
     }
 }
 
@@ -108,15 +109,15 @@ impl Part {
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn block_product(
     simd: Simd,
-    left: Left<'_>,
+    left: LeftOperand<'_>,
     right: PanelBlock<'_>,
     rows: Range<usize>,
     cols: Range<usize>,
     c: &mut MatMut<'_>,
     accumulate: Accumulate,
-    part_of: impl Fn(usize, usize) -> Part,
+    part_of: impl Fn(usize, usize) -> TileRegion,
 ) {
-    let micro = Micro::of(simd);
+    let micro = MicroKernel::of(simd);
     assert!(c.rows() >= rows.len() && c.cols() >= cols.len(), "shape of C");
     assert!(rows.start.is_multiple_of(micro.mr) && cols.start.is_multiple_of(micro.nr), "ranges begin at panels");
     let add = accumulate == Accumulate::Add;
@@ -131,22 +132,22 @@ pub(crate) fn block_product(
 /// matrix that has all of them, and nobody else uses that part of it meanwhile.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn sweep(
-    micro: Micro,
-    left: Left<'_>,
+    micro: MicroKernel,
+    left: LeftOperand<'_>,
     right: PanelBlock<'_>,
     rows: Range<usize>,
     cols: Range<usize>,
-    c: Target,
+    c: MatPtr,
     add: bool,
     bias: Option<&[f32]>,
-    part_of: impl Fn(usize, usize) -> Part,
+    part_of: impl Fn(usize, usize) -> TileRegion,
 ) {
     assert!(right.width == micro.nr && bias.is_none_or(|bias| bias.len() >= cols.len()));
     for col in cols.clone().step_by(micro.nr) {
         // While the rows pass over this panel of B, they fetch the next one, each its share.
         let next_panel = right.data.as_ptr().wrapping_add((col + micro.nr) * right.steps);
         for row in rows.clone().step_by(micro.mr) {
-            let Part { steps, cols: wanted } = part_of(row, col);
+            let TileRegion { steps, cols: wanted } = part_of(row, col);
             if steps.is_empty() {
                 continue;
             }

@@ -7,7 +7,7 @@
 use std::mem::MaybeUninit;
 
 use crate::kernels::isa::Simd;
-use crate::kernels::vector::{Four, LINE, Vector, prefetch, prefetch_l2};
+use crate::kernels::vector::{CACHE_LINE_ELEMENTS, PortableVector, Vector, prefetch, prefetch_l2};
 use crate::numerics::Isa;
 
 /// One call's work.
@@ -39,7 +39,7 @@ pub(crate) struct Tile {
 
 /// The kernel of an instruction set and the shape it wants.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Micro {
+pub(crate) struct MicroKernel {
     /// Rows of a panel of A.
     pub mr: usize,
     /// Columns of a panel of B.
@@ -47,16 +47,16 @@ pub(crate) struct Micro {
     run: unsafe fn(&Tile),
 }
 
-impl Micro {
+impl MicroKernel {
     /// The kernel for `simd`.
     #[inline]
-    pub(crate) fn of(simd: Simd) -> Micro {
+    pub(crate) fn of(simd: Simd) -> MicroKernel {
         match simd.isa() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Micro { mr: 8, nr: 48, run: x86::avx512 },
+            Isa::Avx512 => MicroKernel { mr: 8, nr: 48, run: x86::avx512 },
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Micro { mr: 6, nr: 16, run: x86::avx2 },
-            _ => Micro { mr: 6, nr: 16, run: portable },
+            Isa::Avx2 => MicroKernel { mr: 6, nr: 16, run: x86::avx2 },
+            _ => MicroKernel { mr: 6, nr: 16, run: portable },
         }
     }
 
@@ -64,8 +64,8 @@ impl Micro {
     ///
     /// # Safety
     /// The CPU has the instruction set this was made for; `mr` lanes of `k` steps are readable at `a`, whatever `rows`,
-    /// and `k * nr` elements at `b`; rows and columns given exist in C and nobody else uses them meanwhile; `bias` is null or points to
-    /// `cols` elements.
+    /// and `k * nr` elements at `b`; rows and columns given exist in C and nobody else uses them meanwhile; `bias` is
+    /// null or points to `cols` elements.
     #[inline(always)]
     pub(crate) unsafe fn run(&self, tile: &Tile) {
         // SAFETY: passed on from the caller.
@@ -76,13 +76,14 @@ impl Micro {
 /// `MR` rows times `NV` vectors; panels of B are `nr` wide, of which the first `NV` vectors are used.
 ///
 /// # Safety
-/// As [`Micro::run`], with `tile.cols <= NV * LANES <= nr`, and `PACKED` only if A's strides are those of a panel.
+/// As [`MicroKernel::run`], with `tile.cols <= NV * LANES <= nr`, and `PACKED` only if A's strides are those of a
+/// panel.
 #[inline(always)]
 unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool>(tile: &Tile, nr: usize) {
     /// Steps taken between two looks at the counter.
-    const UNROLL: usize = 4;
+    const UNROLL_STEPS: usize = 4;
     /// Elements of A fetched ahead: 512 bytes.
-    const AHEAD: usize = 128;
+    const PREFETCH_ELEMENTS: usize = 128;
     let mut acc = [[V::splat(0.0); NV]; MR];
     let (mut a, mut b, mut next, mut left) = (tile.a, tile.b, tile.next, tile.k);
     // Constants where they can be: addresses are then part of the instructions.
@@ -91,7 +92,7 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
     // SAFETY (of the block): `step` is called `tile.k` times and reads `MR` and `nr` elements each time; prefetched
     // addresses are never read; rows and columns stored are those of the tile.
     unsafe {
-        while left >= UNROLL {
+        while left >= UNROLL_STEPS {
             if row < tile.rows {
                 // The tile of C is fetched while the first steps run: it is needed at the end.
                 let c = tile.c.wrapping_add(row * tile.c_stride);
@@ -102,17 +103,17 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
                 row += 1;
             }
             if PACKED {
-                prefetch(a.wrapping_add(AHEAD));
-                prefetch(a.wrapping_add(AHEAD + LINE));
+                prefetch(a.wrapping_add(PREFETCH_ELEMENTS));
+                prefetch(a.wrapping_add(PREFETCH_ELEMENTS + CACHE_LINE_ELEMENTS));
             }
             prefetch_l2(next);
-            next = next.wrapping_add(LINE);
-            for i in 0..UNROLL {
+            next = next.wrapping_add(CACHE_LINE_ELEMENTS);
+            for i in 0..UNROLL_STEPS {
                 step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
             }
-            a = a.wrapping_add(UNROLL * step_a);
-            b = b.add(UNROLL * nr);
-            left -= UNROLL;
+            a = a.wrapping_add(UNROLL_STEPS * step_a);
+            b = b.add(UNROLL_STEPS * nr);
+            left -= UNROLL_STEPS;
         }
         for i in 0..left {
             step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
@@ -157,7 +158,7 @@ unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
 /// Stores or adds one row of a tile, then the bias.
 ///
 /// # Safety
-/// As [`Micro::run`]; `row < tile.rows`.
+/// As [`MicroKernel::run`]; `row < tile.rows`.
 #[inline(always)]
 unsafe fn finish_row<V: Vector, const NV: usize>(tile: &Tile, row: usize, products: &[V; NV]) {
     // SAFETY (of the block): columns below `tile.cols` of an existing row, and of the bias.
@@ -189,19 +190,19 @@ unsafe fn finish_row<V: Vector, const NV: usize>(tile: &Tile, row: usize, produc
 }
 
 /// # Safety
-/// As [`Micro::run`], which needs no instruction set here.
+/// As [`MicroKernel::run`], which needs no instruction set here.
 unsafe fn portable(tile: &Tile) {
     // SAFETY: passed on; the vectors cover the tile's columns.
     unsafe {
-        match (tile.a_strides == (1, 6), tile.cols.div_ceil(Four::LANES)) {
-            (true, 1) => kernel::<Four, 6, 1, true>(tile, 16),
-            (true, 2) => kernel::<Four, 6, 2, true>(tile, 16),
-            (true, 3) => kernel::<Four, 6, 3, true>(tile, 16),
-            (true, _) => kernel::<Four, 6, 4, true>(tile, 16),
-            (false, 1) => kernel::<Four, 6, 1, false>(tile, 16),
-            (false, 2) => kernel::<Four, 6, 2, false>(tile, 16),
-            (false, 3) => kernel::<Four, 6, 3, false>(tile, 16),
-            (false, _) => kernel::<Four, 6, 4, false>(tile, 16),
+        match (tile.a_strides == (1, 6), tile.cols.div_ceil(PortableVector::LANES)) {
+            (true, 1) => kernel::<PortableVector, 6, 1, true>(tile, 16),
+            (true, 2) => kernel::<PortableVector, 6, 2, true>(tile, 16),
+            (true, 3) => kernel::<PortableVector, 6, 3, true>(tile, 16),
+            (true, _) => kernel::<PortableVector, 6, 4, true>(tile, 16),
+            (false, 1) => kernel::<PortableVector, 6, 1, false>(tile, 16),
+            (false, 2) => kernel::<PortableVector, 6, 2, false>(tile, 16),
+            (false, 3) => kernel::<PortableVector, 6, 3, false>(tile, 16),
+            (false, _) => kernel::<PortableVector, 6, 4, false>(tile, 16),
         }
     }
 }
@@ -213,7 +214,7 @@ mod x86 {
     use super::{Tile, kernel};
 
     /// # Safety
-    /// As [`super::Micro::run`].
+    /// As [`super::MicroKernel::run`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma")]
     pub unsafe fn avx512(tile: &Tile) {
         // SAFETY: passed on; the vectors cover the tile's columns.
@@ -230,7 +231,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`super::Micro::run`].
+    /// As [`super::MicroKernel::run`].
     #[target_feature(enable = "avx2,fma")]
     pub unsafe fn avx2(tile: &Tile) {
         // SAFETY: passed on; the vectors cover the tile's columns.

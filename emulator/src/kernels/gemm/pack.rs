@@ -1,17 +1,17 @@
 //! Packing: an operand rewritten in the order in which the innermost kernel reads it.
 //!
 //! Both operands are seen as *lanes* (rows of A, columns of B) times *steps* of the inner index. The packed form is
-//! blocks of [`GEMM_KC`] steps; in a block, panels of `width` lanes; in a panel, one group of `width` elements for
-//! each step. Lanes past the end of the last panel are zeros.
+//! blocks of [`GEMM_INNER_BLOCK`] steps; in a block, panels of `width` lanes; in a panel, one group of `width` elements
+//! for each step. Lanes past the end of the last panel are zeros.
 
 use crate::kernels::isa::{Simd, simd_fn};
 use crate::kernels::matrix::MatRef;
-use crate::kernels::vector::{LINE, prefetch};
-use crate::numerics::{GEMM_KC, Isa, Precision, bf16};
+use crate::kernels::vector::{CACHE_LINE_ELEMENTS, prefetch};
+use crate::numerics::{GEMM_INNER_BLOCK, Isa, Precision, bf16};
 
 /// Sizes of a packed operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct PackLayout {
     /// Lanes of the operand.
     pub lanes: usize,
     /// Steps of the inner index.
@@ -20,7 +20,7 @@ pub(crate) struct Layout {
     pub width: usize,
 }
 
-impl Layout {
+impl PackLayout {
     /// Number of panels.
     pub(crate) fn panels(self) -> usize {
         self.lanes.div_ceil(self.width)
@@ -33,7 +33,7 @@ impl Layout {
 
     /// Steps of the block that begins at step `start`.
     pub(crate) fn block_steps(self, start: usize) -> usize {
-        GEMM_KC.min(self.steps - start)
+        GEMM_INNER_BLOCK.min(self.steps - start)
     }
 
     /// Where panel `panel` of the block that begins at step `start` lies.
@@ -44,7 +44,7 @@ impl Layout {
 
 /// An operand to be packed: element (lane, step) is `data[lane * lane_stride + step * step_stride]`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct PackSource<'a> {
     data: &'a [f32],
     lane_stride: usize,
     step_stride: usize,
@@ -52,10 +52,10 @@ pub(crate) struct Source<'a> {
     steps: usize,
 }
 
-impl<'a> Source<'a> {
+impl<'a> PackSource<'a> {
     /// Rows are lanes.
     pub(crate) fn left(a: MatRef<'a>) -> Self {
-        Source {
+        PackSource {
             data: a.data(),
             lane_stride: a.row_stride(),
             step_stride: a.col_stride(),
@@ -66,11 +66,11 @@ impl<'a> Source<'a> {
 
     /// Columns are lanes.
     pub(crate) fn right(b: MatRef<'a>) -> Self {
-        Source::left(b.t())
+        PackSource::left(b.t())
     }
 
-    pub(crate) fn layout(&self, width: usize) -> Layout {
-        Layout { lanes: self.lanes, steps: self.steps, width }
+    pub(crate) fn layout(&self, width: usize) -> PackLayout {
+        PackLayout { lanes: self.lanes, steps: self.steps, width }
     }
 }
 
@@ -79,7 +79,7 @@ impl<'a> Source<'a> {
 pub(crate) fn pack_panels(
     simd: Simd,
     precision: Precision,
-    source: &Source<'_>,
+    source: &PackSource<'_>,
     width: usize,
     start: usize,
     first: usize,
@@ -89,7 +89,7 @@ pub(crate) fn pack_panels(
     let steps = layout.block_steps(start);
     let count = out.len() / (width * steps).max(1);
     assert!(out.len() == count * width * steps && first + count <= layout.panels());
-    let block = Block { source: *source, start, steps, width, first };
+    let block = PackBlock { source: *source, start, steps, width, first };
     if source.lane_stride == 1 {
         copy_panels(simd, block, out);
     } else if source.step_stride == 1 {
@@ -104,15 +104,15 @@ pub(crate) fn pack_panels(
 
 /// What a packing function works on.
 #[derive(Clone, Copy)]
-struct Block<'a> {
-    source: Source<'a>,
+struct PackBlock<'a> {
+    source: PackSource<'a>,
     start: usize,
     steps: usize,
     width: usize,
     first: usize,
 }
 
-impl<'a> Block<'a> {
+impl<'a> PackBlock<'a> {
     /// Lanes of panel `panel`, counted from the first one to pack: where they begin and how many exist.
     #[inline(always)]
     fn lanes(&self, panel: usize) -> (usize, usize) {
@@ -136,11 +136,11 @@ simd_fn! {
 }
 
 /// Steps packed for all panels before the next ones: source rows are read on while their pages are at hand.
-const STRIP: usize = 8;
+const STRIP_STEPS: usize = 8;
 
 simd_fn! {
     /// Lanes lie side by side: each step's group is a copy.
-    fn copy_panels(block: Block<'_>, out: &mut [f32]) {
+    fn copy_panels(block: PackBlock<'_>, out: &mut [f32]) {
         match block.width {
             48 => copy_groups::<48>(block, out),
             16 => copy_groups::<16>(block, out),
@@ -153,18 +153,18 @@ simd_fn! {
 
 /// Copies groups of `W` lanes.
 #[inline(always)]
-fn copy_groups<const W: usize>(block: Block<'_>, out: &mut [f32]) {
+fn copy_groups<const W: usize>(block: PackBlock<'_>, out: &mut [f32]) {
     let panels = out.len() / (W * block.steps);
     let (lane, _) = block.lanes(0);
     let lanes = (panels * W).min(block.source.lanes - lane);
-    for strip in (0..block.steps).step_by(STRIP) {
-        let count = STRIP.min(block.steps - strip);
-        let rows: [&[f32]; STRIP] =
+    for strip in (0..block.steps).step_by(STRIP_STEPS) {
+        let count = STRIP_STEPS.min(block.steps - strip);
+        let rows: [&[f32]; STRIP_STEPS] =
             std::array::from_fn(|i| if i < count { &block.from(lane, strip + i)[..lanes] } else { &[] });
         // The rows of the strip after the next one: they are too far apart for the CPU to foresee.
-        for step in (strip + 2 * STRIP..strip + 3 * STRIP).take_while(|step| *step < block.steps) {
+        for step in (strip + 2 * STRIP_STEPS..strip + 3 * STRIP_STEPS).take_while(|step| *step < block.steps) {
             let row = block.from(lane, step).as_ptr();
-            (0..lanes).step_by(LINE).for_each(|i| prefetch(row.wrapping_add(i)));
+            (0..lanes).step_by(CACHE_LINE_ELEMENTS).for_each(|i| prefetch(row.wrapping_add(i)));
         }
         for (panel, out) in out.chunks_exact_mut(W * block.steps).enumerate() {
             let groups = out[strip * W..].as_chunks_mut::<W>().0;
@@ -196,7 +196,7 @@ fn copy_short(source: &[f32], out: &mut [f32]) {
 
 /// Any width, any strides: slow but right.
 #[inline(always)]
-fn gather_groups(block: Block<'_>, out: &mut [f32]) {
+fn gather_groups(block: PackBlock<'_>, out: &mut [f32]) {
     for (panel, out) in out.chunks_exact_mut(block.width * block.steps).enumerate() {
         let (lane, lanes) = block.lanes(panel);
         for (step, group) in out.chunks_exact_mut(block.width).enumerate() {
@@ -209,11 +209,11 @@ fn gather_groups(block: Block<'_>, out: &mut [f32]) {
 }
 
 /// Steps lie side by side: groups are columns of the source.
-fn transpose_panels(simd: Simd, block: Block<'_>, out: &mut [f32]) {
+fn transpose_panels(simd: Simd, block: PackBlock<'_>, out: &mut [f32]) {
     for (panel, out) in out.chunks_exact_mut(block.width * block.steps).enumerate() {
         let (lane, lanes) = block.lanes(panel);
-        for first in (0..block.width).step_by(SQUARE) {
-            let group = SQUARE.min(block.width - first);
+        for first in (0..block.width).step_by(SQUARE_LANES) {
+            let group = SQUARE_LANES.min(block.width - first);
             let mut done = 0;
             if first + group <= lanes {
                 let row = |i: usize| &block.from(lane + first + i.min(group - 1), 0)[..block.steps];
@@ -233,23 +233,23 @@ fn transpose_panels(simd: Simd, block: Block<'_>, out: &mut [f32]) {
 }
 
 /// Lanes and steps of the squares that are transposed in registers.
-const SQUARE: usize = 8;
+const SQUARE_LANES: usize = 8;
 
 /// Writes columns of `rows` as groups of eight, `width` apart; returns how many. With `width` below eight a group's end
 /// is written over by the next one, so some steps at the end are left to the caller.
-fn transpose_rows(simd: Simd, rows: [&[f32]; SQUARE], width: usize, out: &mut [f32]) -> usize {
+fn transpose_rows(simd: Simd, rows: [&[f32]; SQUARE_LANES], width: usize, out: &mut [f32]) -> usize {
     let steps = rows[0].len();
     assert!(rows.iter().all(|row| row.len() == steps));
     // The last group begins at (steps - 1) * width.
-    let fitting = if out.len() < SQUARE { 0 } else { steps.min((out.len() - SQUARE) / width + 1) };
-    let squares = fitting / SQUARE;
+    let fitting = if out.len() < SQUARE_LANES { 0 } else { steps.min((out.len() - SQUARE_LANES) / width + 1) };
+    let squares = fitting / SQUARE_LANES;
     match simd.isa() {
         // SAFETY: a `Simd` above portable exists only where the CPU has AVX2; rows have `squares * 8` elements, and
         // `out` has eight more from the beginning of the last group on.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx2 => unsafe {
             x86::transpose_squares(rows.map(<[f32]>::as_ptr), squares, width, out.as_mut_ptr());
-            squares * SQUARE
+            squares * SQUARE_LANES
         },
         _ => 0,
     }

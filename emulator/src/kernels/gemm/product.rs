@@ -3,34 +3,34 @@
 use std::ops::Range;
 
 use super::Accumulate;
-use super::block::{PanelBlock, Part, sweep};
-use super::micro::Micro;
-use super::pack::{Layout, Source, pack_panels};
+use super::block::{PanelBlock, TileRegion, sweep};
+use super::micro::MicroKernel;
+use super::pack::{PackLayout, PackSource, pack_panels};
 use crate::kernels::buffer::Buffer;
-use crate::kernels::matrix::{MatMut, Target};
-use crate::kernels::pool::Pool;
+use crate::kernels::matrix::{MatMut, MatPtr};
+use crate::kernels::pool::ComputeThreads;
 use crate::kernels::{Context, elementwise};
-use crate::numerics::GEMM_KC;
+use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Elements of A that a tile uses in one block of steps: half of a second-level cache of 1 MiB.
-const TILE_LEFT: usize = 128 * 1024;
+const MAX_TILE_LEFT_ELEMENTS: usize = 128 * 1024;
 /// Columns of a tile at most. A tile packs its part of A itself, where the cache still holds it, so wide is good.
-const TILE_COLS: usize = 3072;
+const MAX_TILE_COLS: usize = 3072;
 /// With several threads tiles get smaller until there are enough of them: columns first, down to this, then rows.
-const FEWER_COLS: usize = 768;
+const MIN_TILE_COLS: usize = 768;
 /// Rows of a tile that is cut for the threads' sake.
-const FEWER_ROWS: usize = 48;
+const MIN_TILE_ROWS: usize = 48;
 /// Tiles for each thread.
 const TILES_PER_THREAD: usize = 4;
 
 /// Scratch memory of a thread.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub(super) struct ThreadScratch {
     left: Buffer,
     apart: Buffer,
 }
 
-impl Scratch {
+impl ThreadScratch {
     pub(super) fn bytes(&self) -> usize {
         self.left.bytes() + self.apart.bytes()
     }
@@ -39,12 +39,12 @@ impl Scratch {
 /// A product whose right operand is packed. None of its dimensions is zero.
 pub(super) struct Product<'a> {
     cx: Context<'a>,
-    micro: Micro,
-    left: Source<'a>,
-    left_layout: Layout,
+    micro: MicroKernel,
+    left: PackSource<'a>,
+    left_layout: PackLayout,
     right: &'a [f32],
-    right_layout: Layout,
-    c: Target,
+    right_layout: PackLayout,
+    c: MatPtr,
     accumulate: Accumulate,
     bias: Option<&'a [f32]>,
 }
@@ -52,14 +52,14 @@ pub(super) struct Product<'a> {
 impl<'a> Product<'a> {
     pub(super) fn new(
         cx: Context<'a>,
-        left: Source<'a>,
+        left: PackSource<'a>,
         right: &'a [f32],
-        right_layout: Layout,
-        c: Target,
+        right_layout: PackLayout,
+        c: MatPtr,
         accumulate: Accumulate,
         bias: Option<&'a [f32]>,
     ) -> Self {
-        let micro = Micro::of(cx.simd);
+        let micro = MicroKernel::of(cx.simd);
         Product { cx, micro, left, left_layout: left.layout(micro.mr), right, right_layout, c, accumulate, bias }
     }
 
@@ -67,11 +67,11 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// C has all rows of the left and columns of the right operand, and nobody else uses it meanwhile.
-    pub(super) unsafe fn run(&self, pool: &Pool, scratch: &mut Vec<Scratch>) {
+    pub(super) unsafe fn run(&self, pool: &ComputeThreads, scratch: &mut Vec<ThreadScratch>) {
         let (tile_rows, tile_cols) = self.tile_shape(pool.threads());
         let (m, n) = (self.left_layout.lanes, self.right_layout.lanes);
         if scratch.len() < pool.threads() {
-            scratch.resize_with(pool.threads(), Scratch::default);
+            scratch.resize_with(pool.threads(), ThreadScratch::default);
         }
         let across = n.div_ceil(tile_cols);
         pool.for_each_tile_with(scratch, m.div_ceil(tile_rows) * across, |scratch, tile| {
@@ -86,12 +86,12 @@ impl<'a> Product<'a> {
     fn tile_shape(&self, threads: usize) -> (usize, usize) {
         let (m, n) = (self.left_layout.lanes, self.right_layout.lanes);
         let (mr, nr) = (self.micro.mr, self.micro.nr);
-        let mut down = m.div_ceil(TILE_LEFT / self.left_layout.steps.min(GEMM_KC));
-        let mut across = n.div_ceil(TILE_COLS);
+        let mut down = m.div_ceil(MAX_TILE_LEFT_ELEMENTS / self.left_layout.steps.min(GEMM_INNER_BLOCK));
+        let mut across = n.div_ceil(MAX_TILE_COLS);
         while threads > 1 && down * across < TILES_PER_THREAD * threads {
-            if n / across > FEWER_COLS {
+            if n / across > MIN_TILE_COLS {
                 across += 1;
-            } else if m / down > FEWER_ROWS {
+            } else if m / down > MIN_TILE_ROWS {
                 down += 1;
             } else if n / across > 2 * nr {
                 across += 1;
@@ -107,16 +107,16 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// `rows` and `cols` lie inside C, begin at panels, and nobody else uses that part of C meanwhile.
-    unsafe fn tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch) {
-        let Scratch { left, apart } = scratch;
+    unsafe fn tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut ThreadScratch) {
+        let ThreadScratch { left, apart } = scratch;
         let steps = self.left_layout.steps;
         let add = self.accumulate == Accumulate::Add;
-        if add && steps > GEMM_KC {
+        if add && steps > GEMM_INNER_BLOCK {
             // The blocks are added up apart, since (c + x) + y differs from c + (x + y).
             let (height, width) = (rows.len(), cols.len());
             let mut apart = MatMut::row_major(apart.resize(height * width), height, width);
             let target = apart.target();
-            for start in (0..steps).step_by(GEMM_KC) {
+            for start in (0..steps).step_by(GEMM_INNER_BLOCK) {
                 // SAFETY: the buffer has the tile's shape and is this call's alone.
                 unsafe { self.block(start, rows.clone(), cols.clone(), target, start > 0, None, left) };
             }
@@ -132,8 +132,8 @@ impl<'a> Product<'a> {
         }
         // SAFETY: inside C by the caller's promise.
         let corner = unsafe { self.c.offset(rows.start, cols.start) };
-        for start in (0..steps).step_by(GEMM_KC) {
-            let last = start + GEMM_KC >= steps;
+        for start in (0..steps).step_by(GEMM_INNER_BLOCK) {
+            let last = start + GEMM_INNER_BLOCK >= steps;
             let bias = self.bias.filter(|_| last).map(|bias| &bias[cols.clone()]);
             // SAFETY: the tile is inside C and this call's alone.
             unsafe { self.block(start, rows.clone(), cols.clone(), corner, add || start > 0, bias, left) };
@@ -150,7 +150,7 @@ impl<'a> Product<'a> {
         start: usize,
         rows: Range<usize>,
         cols: Range<usize>,
-        c: Target,
+        c: MatPtr,
         add: bool,
         bias: Option<&[f32]>,
         left: &mut Buffer,
@@ -163,7 +163,7 @@ impl<'a> Product<'a> {
         let (from, len) =
             (self.right_layout.offset(start, 0), self.right_layout.panels() * self.right_layout.width * steps);
         let right = PanelBlock { data: &self.right[from..from + len], width: self.right_layout.width, steps };
-        let part = |_, _| Part::steps(0..steps);
+        let part = |_, _| TileRegion::steps(0..steps);
         // SAFETY: passed on.
         unsafe { sweep(self.micro, left.into(), right, 0..rows.len(), cols, c, add, bias, part) }
     }

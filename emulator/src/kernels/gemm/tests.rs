@@ -1,7 +1,7 @@
 //! Products against f64, bits against each other.
 
 use super::*;
-use crate::kernels::{Pool, Simd};
+use crate::kernels::{ComputeThreads, Simd};
 use crate::numerics::bf16;
 use crate::numerics::init::Initializer;
 
@@ -16,8 +16,8 @@ fn element(a: MatRef<'_>, b: MatRef<'_>, precision: Precision, row: usize, col: 
     let round = |x| if precision == Precision::Bf16 { bf16::round(x) } else { x };
     let at = |m: MatRef<'_>, r: usize, c: usize| round(m.data()[r * m.row_stride() + c * m.col_stride()]);
     let mut total = None;
-    for start in (0..a.cols()).step_by(GEMM_KC) {
-        let block = start..(start + GEMM_KC).min(a.cols());
+    for start in (0..a.cols()).step_by(GEMM_INNER_BLOCK) {
+        let block = start..(start + GEMM_INNER_BLOCK).min(a.cols());
         let chain = block.fold(0.0f32, |sum, i| at(a, row, i).mul_add(at(b, i, col), sum));
         total = Some(total.map_or(chain, |t: f32| t + chain));
     }
@@ -36,8 +36,9 @@ fn view(data: &[f32], rows: usize, cols: usize, form: usize) -> MatRef<'_> {
 #[test]
 fn every_element_has_the_documented_bits_for_all_shapes_sets_and_threads() {
     // Shapes around the edges of vectors, panels, tiles and inner blocks.
-    let shapes = [(1, 1, 1), (3, 5, 0), (8, 48, 16), (7, 47, 3), (9, 49, 33), (100, 70, 40), (13, 97, 2 * GEMM_KC + 5)];
-    let pools = [Pool::inline(), Pool::new(2).unwrap()];
+    let shapes =
+        [(1, 1, 1), (3, 5, 0), (8, 48, 16), (7, 47, 3), (9, 49, 33), (100, 70, 40), (13, 97, 2 * GEMM_INNER_BLOCK + 5)];
+    let pools = [ComputeThreads::inline(), ComputeThreads::new(2).unwrap()];
     for (number, (m, n, k)) in shapes.into_iter().enumerate() {
         let (a_data, b_data) = (random(2 * (m * k + m + k), 1), random(2 * (n * k + n + k), 2));
         let (former, bias) = (random(m * (n + 3), 3), random(n, 4));
@@ -56,10 +57,10 @@ fn every_element_has_the_documented_bits_for_all_shapes_sets_and_threads() {
                     for simd in Simd::all() {
                         for pool in &pools {
                             let cx = Context { simd, pool, precision };
-                            let mut workspace = Workspace::new();
+                            let mut workspace = GemmWorkspace::new();
                             let mut packed = PackedB::new();
                             packed.pack(cx, b);
-                            for b in [Right::View(b), Right::Packed(&packed)] {
+                            for b in [RightOperand::View(b), RightOperand::Packed(&packed)] {
                                 let mut c = former.clone();
                                 let view = MatMut::new(&mut c, m, n, n + 3);
                                 gemm(cx, a, b, view, accumulate, bias, &mut workspace);
@@ -78,10 +79,10 @@ fn agrees_with_f64() {
     let (m, n, k) = (33, 65, 500);
     let (a, b) = (random(m * k, 1), random(k * n, 2));
     let mut c = vec![f32::NAN; m * n];
-    let pool = Pool::inline();
+    let pool = ComputeThreads::inline();
     let cx = Context { simd: Simd::detect(), pool: &pool, precision: Precision::F32 };
     let (av, bv) = (MatRef::row_major(&a, m, k), MatRef::row_major(&b, k, n));
-    gemm(cx, av, bv, MatMut::row_major(&mut c, m, n), Accumulate::Store, None, &mut Workspace::new());
+    gemm(cx, av, bv, MatMut::row_major(&mut c, m, n), Accumulate::Store, None, &mut GemmWorkspace::new());
     for i in 0..m {
         for j in 0..n {
             let exact: f64 = (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[l * n + j])).sum();
@@ -93,9 +94,9 @@ fn agrees_with_f64() {
 #[test]
 fn the_workspace_grows_once() {
     let (a, b) = (random(64 * 2048, 1), random(64 * 2048, 2));
-    let pool = Pool::inline();
+    let pool = ComputeThreads::inline();
     let cx = Context { simd: Simd::detect(), pool: &pool, precision: Precision::F32 };
-    let mut workspace = Workspace::new();
+    let mut workspace = GemmWorkspace::new();
     let mut bytes = 0;
     for round in 0..3 {
         let mut c = vec![0.0; 64 * 64];
@@ -111,11 +112,11 @@ fn denormals_are_taken_as_zero_on_every_thread() {
     let (m, n, k) = (200, 200, 16);
     let (a, b) = (vec![1e-30f32; m * k], vec![1e-10f32; k * n]);
     for threads in [1, 2] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = ComputeThreads::new(threads).unwrap();
         let cx = Context { simd: Simd::detect(), pool: &pool, precision: Precision::F32 };
         let mut c = vec![1.0; m * n];
         let (a, b) = (MatRef::row_major(&a, m, k), MatRef::row_major(&b, k, n));
-        gemm(cx, a, b, MatMut::row_major(&mut c, m, n), Accumulate::Store, None, &mut Workspace::new());
+        gemm(cx, a, b, MatMut::row_major(&mut c, m, n), Accumulate::Store, None, &mut GemmWorkspace::new());
         assert!(c.iter().all(|c| *c == 0.0), "{threads} threads");
     }
 }

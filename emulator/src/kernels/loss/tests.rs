@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::kernels::testing::{assert_close, every_simd, gradient, uniform};
-use crate::kernels::{Pool, Simd};
+use crate::kernels::{ComputeThreads, Simd};
 use crate::numerics::Precision;
 
 struct Case {
@@ -29,7 +29,7 @@ fn reference(case: &Case, all: &[f64]) -> f64 {
 
 /// Sums, then the gradients of x, W and bias one after the other.
 fn run(simd: Simd, threads: usize, case: &Case, all: &[f32]) -> (LossSums, Vec<f32>) {
-    let pool = Pool::new(threads).unwrap();
+    let pool = ComputeThreads::new(threads).unwrap();
     let cx = Context { simd, pool: &pool, precision: Precision::F32 };
     let (x, rest) = all.split_at(case.tokens * case.hidden);
     let (weights, bias) = rest.split_at(case.vocabulary * case.hidden);
@@ -37,9 +37,9 @@ fn run(simd: Simd, threads: usize, case: &Case, all: &[f32]) -> (LossSums, Vec<f
     let mut grads = vec![0.25; all.len()];
     let (dx, rest) = grads.split_at_mut(x.len());
     let (dw, db) = rest.split_at_mut(weights.len());
-    let gradients = Gradients { dx, dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
+    let gradients = LossGradients { dx, dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
     let mut workspace = LossWorkspace::new();
-    let tokens = Tokens { x, labels: &case.labels };
+    let tokens = ClassifierInput { x, labels: &case.labels };
     let mut lse = vec![f32::NAN; case.tokens];
     let mut logits = vec![f32::NAN; logits_len(case.tokens, case.vocabulary)];
     let sums = forward(cx, &classifier, tokens, &mut lse, &mut logits, &mut workspace);

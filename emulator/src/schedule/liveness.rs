@@ -4,7 +4,7 @@ use crate::graph::{Graph, LayerId, NodeId, ValueId};
 use crate::ops::{Signature, operator};
 
 /// Makers and readers of every value of a valid graph.
-pub(crate) struct Lives {
+pub(crate) struct Liveness {
     /// Layer of each node.
     layer_of: Vec<LayerId>,
     /// Maker of each value, `None` for tokens and labels.
@@ -13,7 +13,7 @@ pub(crate) struct Lives {
     readers: Vec<Vec<NodeId>>,
 }
 
-impl Lives {
+impl Liveness {
     pub fn new(graph: &Graph) -> Self {
         let mut layer_of = vec![0; graph.nodes.len()];
         for (id, layer) in graph.layers.iter().enumerate() {
@@ -31,7 +31,7 @@ impl Lives {
     }
 
     /// The operator that makes `value`; `None` for tokens and labels.
-    pub fn maker(&self, value: ValueId) -> Option<NodeId> {
+    pub fn producer(&self, value: ValueId) -> Option<NodeId> {
         self.maker[value]
     }
 
@@ -41,7 +41,7 @@ impl Lives {
     }
 
     /// The layer that makes `value`; `None` for tokens and labels.
-    pub fn made_in(&self, value: ValueId) -> Option<LayerId> {
+    pub fn defining_layer(&self, value: ValueId) -> Option<LayerId> {
         self.maker[value].map(|node| self.layer_of[node])
     }
 
@@ -52,7 +52,7 @@ impl Lives {
 
     /// Whether a later layer than its maker's reads `value`.
     pub fn crosses(&self, value: ValueId) -> bool {
-        self.readers[value].last().map(|&node| self.layer_of[node]) > self.made_in(value)
+        self.readers[value].last().map(|&node| self.layer_of[node]) > self.defining_layer(value)
     }
 
     /// Values made in `layer` that its backward pass needs, ascending.
@@ -65,12 +65,12 @@ impl Lives {
         }
         needed.sort_unstable();
         needed.dedup();
-        needed.retain(|&value| self.made_in(value) == Some(layer));
+        needed.retain(|&value| self.defining_layer(value) == Some(layer));
         needed
     }
 
-    /// The nodes that a recomputed layer carries out again in its backward pass, in order: those that lead to a value or
-    /// to numbers that it needs. (Of a transformer block, not the last projection.)
+    /// The nodes that a recomputed layer carries out again in its backward pass, in order: those that lead to a value
+    /// or to numbers that it needs. (Of a transformer block, not the last projection.)
     pub fn repeated(&self, graph: &Graph, layer: LayerId) -> Vec<NodeId> {
         let mut wanted = self.needed_backward(graph, layer);
         let mut nodes = Vec::new();
@@ -78,7 +78,7 @@ impl Lives {
             let node = &graph.nodes[id];
             let Some(output) = node.output else { continue };
             if wanted.contains(&output) || operator(&node.op).saved(&Signature::of(graph, node)).floats > 0 {
-                wanted.extend(node.inputs.iter().filter(|&&input| self.made_in(input) == Some(layer)));
+                wanted.extend(node.inputs.iter().filter(|&&input| self.defining_layer(input) == Some(layer)));
                 nodes.push(id);
             }
         }

@@ -4,13 +4,13 @@ use crate::graph::LayerId;
 use crate::plan::{DownSlot, Group, GroupId, LayerPlan, Pass, UpSlot};
 
 /// The three orders of a plan.
-pub(super) struct Orders {
+pub(super) struct StreamOrders {
     pub down_train: Vec<DownSlot>,
     pub down_eval: Vec<DownSlot>,
     pub up: Vec<UpSlot>,
 }
 
-impl Orders {
+impl StreamOrders {
     pub fn new(layers: &[LayerPlan], groups: &[Group], resident: &[GroupId]) -> Self {
         let mut streamed = vec![false; groups.len()];
         let mut slots = Vec::new();

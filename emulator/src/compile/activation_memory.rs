@@ -1,13 +1,14 @@
 //! How many bytes a sample needs, layer by layer: the [schedule](crate::schedule) in bytes of a machine.
 //!
-//! Each value is counted once. What lives between forward and backward passes is `saved` by the layer whose backward pass
-//! is the last to need it: its inputs, and what its operators save unless it is recomputed. Samples are there all along.
+//! Each value is counted once. What lives between forward and backward passes is `saved` by the layer whose backward
+//! pass is the last to need it: its inputs, and what its operators save unless it is recomputed. Samples are there all
+//! along.
 
 use crate::graph::{Graph, NodeId, ValueId};
-use crate::schedule::{Demand, Lives, Schedule, Storage, StorageKind};
+use crate::schedule::{Liveness, PassMemory, PassSchedule, StorageKind, StorageSlot};
 
 /// Bytes of extra numbers and tokens, on every machine.
-const NUMBER_BYTES: u64 = 4;
+const ELEMENT_BYTES: u64 = 4;
 
 /// Bytes per sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,8 +19,8 @@ pub(super) struct LayerMemory {
     pub forward: u64,
     /// Working memory of the backward pass, recomputation included.
     pub backward: u64,
-    /// Kept for every leaf while this layer trains: samples, what is saved up to here and gradients that cross into it or
-    /// out of it.
+    /// Kept for every leaf while this layer trains: samples, what is saved up to here and gradients that cross into it
+    /// or out of it.
     pub held: u64,
     /// Kept for every leaf while this layer evaluates: samples and the values that cross into or out of it.
     pub held_eval: u64,
@@ -36,10 +37,10 @@ impl LayerMemory {
 
 /// The memory of a valid graph on `N` machines, whose activations have so many bytes. Schedules of a large model take
 /// more memory than its graph, so there is one at a time, and each is made once for all machines.
-pub(super) struct Analysis<'a, const N: usize> {
+pub(super) struct MemoryAnalysis<'a, const N: usize> {
     graph: &'a Graph,
     activation_bytes: [u64; N],
-    evaluation: [Vec<Demand>; N],
+    evaluation: [Vec<PassMemory>; N],
 }
 
 /// The memory of training with some layers recomputed.
@@ -50,18 +51,18 @@ pub(super) struct TrainingMemory<const N: usize> {
     saved_elements: Vec<u64>,
 }
 
-impl<'a, const N: usize> Analysis<'a, N> {
+impl<'a, const N: usize> MemoryAnalysis<'a, N> {
     pub fn new(graph: &'a Graph, activation_bytes: [u64; N]) -> Self {
-        let schedule = Schedule::evaluation(graph);
+        let schedule = PassSchedule::evaluation(graph);
         let evaluation = activation_bytes.map(|bytes| schedule.demand(|piece| size_of_piece(piece, bytes)));
         Self { graph, activation_bytes, evaluation }
     }
 
     /// With the layers recomputed that `recompute` says.
     pub fn training(&self, recompute: &[bool]) -> TrainingMemory<N> {
-        let schedule = Schedule::training(self.graph, recompute);
+        let schedule = PassSchedule::training(self.graph, recompute);
         let layers = std::array::from_fn(|machine| self.layers(&schedule, machine));
-        TrainingMemory { layers, saved_elements: saved(self.graph, &schedule, |piece| piece.elements) }
+        TrainingMemory { layers, saved_elements: saved_bytes_by_layer(self.graph, &schedule, |piece| piece.elements) }
     }
 
     /// For each layer, whether recomputing it inside keeps less than saving what its backward pass needs.
@@ -70,10 +71,10 @@ impl<'a, const N: usize> Analysis<'a, N> {
         recomputing.saved_elements.iter().zip(&saving.saved_elements).map(|(with, without)| with < without).collect()
     }
 
-    fn layers(&self, schedule: &Schedule, machine: usize) -> Vec<LayerMemory> {
-        let size = |piece: &Storage| size_of_piece(piece, self.activation_bytes[machine]);
+    fn layers(&self, schedule: &PassSchedule, machine: usize) -> Vec<LayerMemory> {
+        let size = |piece: &StorageSlot| size_of_piece(piece, self.activation_bytes[machine]);
         let (train, eval) = (schedule.demand(size), &self.evaluation[machine]);
-        let saved = saved(self.graph, schedule, size);
+        let saved = saved_bytes_by_layer(self.graph, schedule, size);
         let samples = token_bytes(self.graph, self.graph.tokens) + token_bytes(self.graph, self.graph.labels);
         let layer = |layer: usize| {
             let (forward, backward) = (train[layer], train[schedule.backward_pass(layer)]);
@@ -91,15 +92,15 @@ impl<'a, const N: usize> Analysis<'a, N> {
 }
 
 /// Bytes of a piece of memory on a machine whose activations have `activation_bytes`.
-const fn size_of_piece(piece: &Storage, activation_bytes: u64) -> u64 {
+const fn size_of_piece(piece: &StorageSlot, activation_bytes: u64) -> u64 {
     match piece.kind {
         StorageKind::Values => piece.elements * activation_bytes,
-        StorageKind::Numbers => piece.elements * NUMBER_BYTES,
+        StorageKind::Scratch => piece.elements * ELEMENT_BYTES,
     }
 }
 
 /// What each layer keeps from its forward to its backward pass; samples count where they are read first.
-fn saved(graph: &Graph, schedule: &Schedule, size: impl Fn(&Storage) -> u64) -> Vec<u64> {
+fn saved_bytes_by_layer(graph: &Graph, schedule: &PassSchedule, size: impl Fn(&StorageSlot) -> u64) -> Vec<u64> {
     let layers = graph.layers.len();
     let mut saved = vec![0; layers];
     for piece in &schedule.storage {
@@ -119,12 +120,12 @@ fn saved(graph: &Graph, schedule: &Schedule, size: impl Fn(&Storage) -> u64) -> 
 }
 
 fn token_bytes(graph: &Graph, value: ValueId) -> u64 {
-    graph.values[value].rows as u64 * NUMBER_BYTES
+    graph.values[value].rows as u64 * ELEMENT_BYTES
 }
 
 /// For each layer, the operators that it carries out again in its backward pass when it is recomputed, in order: those
 /// that lead to something its backward pass needs. (Of a transformer block, not the last projection.)
 pub fn recomputed_nodes(graph: &Graph) -> Vec<Vec<NodeId>> {
-    let lives = Lives::new(graph);
+    let lives = Liveness::new(graph);
     (0..graph.layers.len()).map(|layer| lives.repeated(graph, layer)).collect()
 }

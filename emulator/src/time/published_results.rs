@@ -11,16 +11,18 @@ use millrace_params::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::project;
-use crate::compile::{Batch, Request, compile};
+use super::project_step;
+use crate::compile::{BatchSpec, CompileRequest, compile};
 use crate::families;
-use crate::graph::{ActivationKind, Graph, GraphBuilder, GraphError, Init, Op, TensorId, TensorRole, ValueId};
-use crate::plan::{CHUNK_ELEMENTS, Encoding, StreamPlan};
+use crate::graph::{
+    ActivationKind, Graph, GraphBuilder, GraphError, OpKind, TensorId, TensorInit, TensorRole, ValueId,
+};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
 /// What a public figure is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AnchorUse {
+pub enum PublishedResultUse {
     /// The model's constants are fitted to it.
     Fit,
     /// The model is checked by it.
@@ -29,7 +31,7 @@ pub enum AnchorUse {
 
 /// The architecture of a run whose speed was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AnchorModel {
+pub enum PublishedModel {
     /// A GPT-2 or GPT-3: learned positions, one branch after the other, output weights shared with the embedding.
     Gpt {
         /// Blocks.
@@ -45,13 +47,13 @@ pub enum AnchorModel {
 
 /// A run whose speed was published.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Anchor {
+pub struct PublishedResult {
     /// What ran.
     pub name: &'static str,
     /// What it is used for.
-    pub used_for: AnchorUse,
+    pub used_for: PublishedResultUse,
     /// The model.
-    pub model: AnchorModel,
+    pub model: PublishedModel,
     /// Global batch, in samples of 2,048 tokens.
     pub batch: usize,
     /// Systems.
@@ -66,49 +68,49 @@ const SEQUENCE: usize = 2048;
 const GPT_VOCABULARY: usize = 50_257;
 
 /// Public figures of CS-2 systems training GPTs.
-pub const ANCHORS: [Anchor; 4] = [
-    Anchor {
+pub const PUBLISHED_RESULTS: [PublishedResult; 4] = [
+    PublishedResult {
         name: "GPT-2 117M on 1 CS-2",
-        used_for: AnchorUse::Fit,
-        model: AnchorModel::Gpt { layers: 12, hidden: 768, heads: 12 },
+        used_for: PublishedResultUse::Fit,
+        model: PublishedModel::Gpt { layers: 12, hidden: 768, heads: 12 },
         batch: 112,
         systems: 1,
         samples_per_second: 494.5,
     },
     // 26.3 billion tokens in 10 hours.
-    Anchor {
+    PublishedResult {
         name: "GPT-3 1.3B on 4 CS-2",
-        used_for: AnchorUse::Fit,
-        model: AnchorModel::Gpt { layers: 24, hidden: 2048, heads: 16 },
+        used_for: PublishedResultUse::Fit,
+        model: PublishedModel::Gpt { layers: 24, hidden: 2048, heads: 16 },
         batch: 528,
         systems: 4,
         samples_per_second: 26.3e9 / 36_000.0 / SEQUENCE as f64,
     },
-    Anchor {
+    PublishedResult {
         name: "GPT-J 6B on 2 CS-2, release 2.0.3",
-        used_for: AnchorUse::Fit,
-        model: AnchorModel::GptJ,
+        used_for: PublishedResultUse::Fit,
+        model: PublishedModel::GptJ,
         batch: 120,
         systems: 2,
         samples_per_second: 43.67,
     },
-    Anchor {
+    PublishedResult {
         name: "GPT-J 6B on 1 CS-2, release 1.9.2",
-        used_for: AnchorUse::Check,
-        model: AnchorModel::GptJ,
+        used_for: PublishedResultUse::Check,
+        model: PublishedModel::GptJ,
         batch: 66,
         systems: 1,
         samples_per_second: 19.81,
     },
 ];
 
-/// The model's answer to an [`Anchor`].
+/// The model's answer to an [`PublishedResult`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AnchorError {
+pub struct ProjectionError {
     /// What ran.
     pub name: String,
     /// What it is used for.
-    pub used_for: AnchorUse,
+    pub used_for: PublishedResultUse,
     /// Measured on the real machine, samples per second.
     pub measured: f64,
     /// Projected, samples per second.
@@ -118,37 +120,37 @@ pub struct AnchorError {
 }
 
 /// Projects every anchor on CS-2s; computed once in a process.
-pub fn anchor_errors() -> &'static [AnchorError] {
-    static ERRORS: OnceLock<Vec<AnchorError>> = OnceLock::new();
+pub fn projection_errors() -> &'static [ProjectionError] {
+    static ERRORS: OnceLock<Vec<ProjectionError>> = OnceLock::new();
     ERRORS.get_or_init(|| {
         let appliance = ApplianceSpec::default();
-        ANCHORS.iter().filter_map(|anchor| anchor.error(&appliance)).collect()
+        PUBLISHED_RESULTS.iter().filter_map(|anchor| anchor.error(&appliance)).collect()
     })
 }
 
-impl Anchor {
+impl PublishedResult {
     /// How far the model is from it on the systems of `appliance`.
-    pub(super) fn error(&self, appliance: &ApplianceSpec) -> Option<AnchorError> {
-        let projection = project(&self.plan(appliance)?, appliance, self.systems).ok()?;
+    pub(super) fn error(&self, appliance: &ApplianceSpec) -> Option<ProjectionError> {
+        let projection = project_step(&self.plan(appliance)?, appliance, self.systems).ok()?;
         let (measured, projected) = (self.samples_per_second, projection.samples_per_second);
         let error = projected / measured - 1.0;
-        Some(AnchorError { name: self.name.to_owned(), used_for: self.used_for, measured, projected, error })
+        Some(ProjectionError { name: self.name.to_owned(), used_for: self.used_for, measured, projected, error })
     }
 
     /// Its plan, in mixed precision and leaves of one sample.
     pub fn plan(&self, appliance: &ApplianceSpec) -> Option<StreamPlan> {
         let graph = match self.model {
-            AnchorModel::Gpt { layers, hidden, heads } => families::gpt(&gpt(layers, hidden, heads), SEQUENCE),
-            AnchorModel::GptJ => gpt_j(),
+            PublishedModel::Gpt { layers, hidden, heads } => families::gpt(&gpt(layers, hidden, heads), SEQUENCE),
+            PublishedModel::GptJ => gpt_j(),
         };
-        compile(Request {
+        compile(CompileRequest {
             graph: graph.ok()?,
-            train: Batch { samples: self.batch, leaf_bound: 1 },
+            train: BatchSpec { samples: self.batch, leaf_bound: 1 },
             trains: true,
             eval: None,
             encoding: Encoding::Bf16,
             wafer_memory: appliance.wafer.memory_bytes,
-            chunk_elements: CHUNK_ELEMENTS,
+            chunk_elements: DEFAULT_CHUNK_ELEMENTS,
             window_chunks: appliance.link.window_chunks,
             memoryx_memory: appliance.memoryx.memory_bytes,
         })
@@ -194,28 +196,28 @@ pub(super) fn gpt_j() -> Result<Graph, GraphError> {
     let mut model = GptJ { builder: GraphBuilder::new(SEQUENCE) };
     let table = model.tensor("wte.weight", &[vocabulary, width], TensorRole::Embedding);
     let tokens = model.builder.tokens();
-    let mut stream = model.builder.node(Op::Embedding, "embed", &[tokens], &[table])?;
+    let mut stream = model.builder.node(OpKind::Embedding, "embed", &[tokens], &[table])?;
     model.builder.end_layer("embed");
     for block in 0..28 {
         let at = |part: &str| format!("h.{block}.{part}");
         let normal = model.norm(&at("ln_1"), stream, width)?;
         let qkv = model.linear(&at("attn.qkv"), normal, [3 * width, width], false)?;
-        let attention = Op::CausalAttention { heads, scale: 1.0 / 16.0, dropout: 0.0 };
+        let attention = OpKind::CausalAttention { heads, scale: 1.0 / 16.0, dropout: 0.0 };
         let mixed = model.builder.node(attention, at("attn"), &[qkv], &[])?;
         let attended = model.linear(&at("attn.proj"), mixed, [width, width], false)?;
         let inner = model.linear(&at("mlp.fc"), normal, [4 * width, width], true)?;
-        let active = Op::Activation { kind: ActivationKind::GeluTanh };
+        let active = OpKind::Activation { kind: ActivationKind::GeluTanh };
         let active = model.builder.node(active, at("mlp.act"), &[inner], &[])?;
         let fed = model.linear(&at("mlp.proj"), active, [width, 4 * width], true)?;
-        let branches = model.builder.node(Op::Add, at("branches"), &[attended, fed], &[])?;
-        stream = model.builder.node(Op::Add, at("sum"), &[branches, stream], &[])?;
+        let branches = model.builder.node(OpKind::Add, at("branches"), &[attended, fed], &[])?;
+        stream = model.builder.node(OpKind::Add, at("sum"), &[branches, stream], &[])?;
         model.builder.end_layer(format!("h.{block}"));
     }
     let normal = model.norm("ln_f", stream, width)?;
     let weight = model.tensor("lm_head.weight", &[vocabulary, width], TensorRole::Weight);
     let bias = model.tensor("lm_head.bias", &[vocabulary], TensorRole::Bias);
     let labels = model.builder.labels();
-    model.builder.loss(Op::CrossEntropy, &[normal, labels], &[weight, bias])?;
+    model.builder.loss(OpKind::CrossEntropy, &[normal, labels], &[weight, bias])?;
     model.builder.end_layer("head");
     model.builder.finish()
 }
@@ -226,13 +228,13 @@ struct GptJ {
 
 impl GptJ {
     fn tensor(&mut self, name: &str, shape: &[usize], role: TensorRole) -> TensorId {
-        self.builder.tensor(name, shape, Init::Constant { value: 0.0 }, role)
+        self.builder.tensor(name, shape, TensorInit::Constant { value: 0.0 }, role)
     }
 
     fn norm(&mut self, name: &str, x: ValueId, width: usize) -> Result<ValueId, GraphError> {
         let gain = self.tensor(&format!("{name}.weight"), &[width], TensorRole::Norm);
         let offset = self.tensor(&format!("{name}.bias"), &[width], TensorRole::Norm);
-        self.builder.node(Op::LayerNorm { epsilon: 1e-5 }, name, &[x], &[gain, offset])
+        self.builder.node(OpKind::LayerNorm { epsilon: 1e-5 }, name, &[x], &[gain, offset])
     }
 
     fn linear(&mut self, name: &str, x: ValueId, shape: [usize; 2], biased: bool) -> Result<ValueId, GraphError> {
@@ -240,6 +242,6 @@ impl GptJ {
         if biased {
             params.push(self.tensor(&format!("{name}.bias"), &shape[..1], TensorRole::Bias));
         }
-        self.builder.node(Op::Linear, name, &[x], &params)
+        self.builder.node(OpKind::Linear, name, &[x], &params)
     }
 }
