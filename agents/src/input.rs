@@ -1,6 +1,6 @@
 //! The job's inputs as datasets.
 
-pub use millrace_data::{DataError, SourceSpec, Survey, survey as survey_source};
+pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
 use millrace_data::{Dataset, SourceKind};
 use millrace_params::{InputSpec, Job, Source, Split};
 
@@ -33,9 +33,9 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
         },
     };
     let (split, validation_fraction) = match input.split {
-        Split::All {} => (millrace_data::Split::Train, 0.0),
-        Split::Train { fraction } => (millrace_data::Split::Train, fraction),
-        Split::Validation { fraction } => (millrace_data::Split::Validation, fraction),
+        Split::All {} => (millrace_data::SplitPart::Train, 0.0),
+        Split::Train { fraction } => (millrace_data::SplitPart::Train, fraction),
+        Split::Validation { fraction } => (millrace_data::SplitPart::Validation, fraction),
     };
     SourceSpec {
         kind,
@@ -59,7 +59,7 @@ pub(crate) fn data_failure(error: &DataError) -> Failure {
 ///
 /// # Errors
 /// Files missing, empty, or of another format.
-pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(Survey, Option<u64>), Failure> {
+pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummary, Option<u64>), Failure> {
     let spec = source_spec(input, vocab_size);
     let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
     found.map_err(|error| data_failure(&error))

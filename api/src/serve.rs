@@ -245,7 +245,7 @@ async fn process(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Resu
         volumes: all_volumes(&args.volumes).map_err(anyhow::Error::msg)?,
     };
     directories.make().map_err(anyhow::Error::msg)?;
-    millrace_roots::restrict(directories.roots()).context("can't use a directory of the server")?;
+    millrace_roots::restrict_process(directories.roots()).context("can't use a directory of the server")?;
     let local = Local::start(
         store.clone(),
         Settings {

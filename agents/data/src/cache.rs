@@ -14,12 +14,12 @@ use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
-use crate::store::{Bytes, Segment, TOKEN_BYTES, TokenStore};
-use crate::text::Sink;
+use crate::text::TokenSink;
+use crate::token_store::{Segment, TOKEN_BYTES, TokenBytes, TokenStore};
 
 const MAGIC: [u8; 8] = *b"MRTOKENS";
 const VERSION: u32 = 1;
-const HEADER: usize = 128;
+const HEADER_BYTES: usize = 128;
 
 /// What the cache did for a data set; a launcher may tell the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) enum CacheDir {
     /// The default: used if it works.
     Preferred(PathBuf),
     /// There is none.
-    Nowhere,
+    Disabled,
 }
 
 impl CacheDir {
@@ -66,23 +66,27 @@ impl CacheDir {
         let absolute = |p: Option<OsString>| p.map(PathBuf::from).filter(|p| p.is_absolute());
         match absolute(xdg).or_else(|| Some(absolute(home)?.join(".cache"))) {
             Some(base) => CacheDir::Preferred(base.join("millrace")),
-            None => CacheDir::Nowhere,
+            None => CacheDir::Disabled,
         }
     }
 }
 
 /// Computes the tokens and sends them to the sink it is given; may be called again after the sink failed.
-pub(crate) type Build<'a> = dyn FnMut(&mut Sink) -> Result<(), DataError> + 'a;
+pub(crate) type TokenBuilder<'a> = dyn FnMut(&mut TokenSink) -> Result<(), DataError> + 'a;
 
 /// The tokens for `key`, from the cache or built.
-pub(crate) fn open(dir: &CacheDir, key: [u8; 32], build: &mut Build) -> Result<(TokenStore, CacheOutcome), DataError> {
+pub(crate) fn open(
+    dir: &CacheDir,
+    key: [u8; 32],
+    build: &mut TokenBuilder,
+) -> Result<(TokenStore, CacheOutcome), DataError> {
     let reason = match dir {
         CacheDir::Required(dir) => return open_in(dir, key, build),
         CacheDir::Preferred(dir) => match open_in(dir, key, build) {
             Err(error @ DataError::Cache { .. }) => error.to_string(),
             done => return done,
         },
-        CacheDir::Nowhere => "neither XDG_CACHE_HOME nor HOME names a directory".into(),
+        CacheDir::Disabled => "neither XDG_CACHE_HOME nor HOME names a directory".into(),
     };
     let mut writer = TokenWriter::new(Vec::new());
     #[allow(clippy::expect_used, reason = "a Vec takes every write")]
@@ -91,26 +95,26 @@ pub(crate) fn open(dir: &CacheDir, key: [u8; 32], build: &mut Build) -> Result<(
         Ok(())
     })?;
     let max = writer.max;
-    let segment = Segment { bytes: Bytes::Owned(writer.out), header: 0 };
+    let segment = Segment { bytes: TokenBytes::Owned(writer.out), header: 0 };
     Ok((TokenStore::new(vec![segment], max, key), CacheOutcome::Skipped { reason }))
 }
 
-fn open_in(dir: &Path, key: [u8; 32], build: &mut Build) -> Result<(TokenStore, CacheOutcome), DataError> {
+fn open_in(dir: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(TokenStore, CacheOutcome), DataError> {
     let name = blake3::Hash::from_bytes(key).to_hex();
     let path = dir.join(format!("{name}.tokens"));
     let at = |path: &Path| {
         let path = path.to_path_buf();
         move |source| DataError::Cache { path, source }
     };
-    if let Found::Whole(store) = load(&path, key).map_err(at(&path))? {
+    if let CacheLookup::Valid(store) = load(&path, key).map_err(at(&path))? {
         return Ok((store, CacheOutcome::Hit));
     }
     std::fs::create_dir_all(dir).map_err(at(dir))?;
     let _turn = lock(&dir.join(format!("{name}.lock"))).map_err(at(dir))?;
     let outcome = match load(&path, key).map_err(at(&path))? {
-        Found::Whole(store) => return Ok((store, CacheOutcome::Hit)),
-        Found::Missing => CacheOutcome::Built,
-        Found::Damaged(damage) => CacheOutcome::Repaired { damage },
+        CacheLookup::Valid(store) => return Ok((store, CacheOutcome::Hit)),
+        CacheLookup::Missing => CacheOutcome::Built,
+        CacheLookup::Damaged(damage) => CacheOutcome::Repaired { damage },
     };
     // The lock makes the name ours; what a killed process left under it is overwritten.
     let unfinished = dir.join(format!("{name}.unfinished"));
@@ -121,9 +125,9 @@ fn open_in(dir: &Path, key: [u8; 32], build: &mut Build) -> Result<(TokenStore, 
         return Err(error);
     }
     match load(&path, key).map_err(at(&path))? {
-        Found::Whole(store) => Ok((store, outcome)),
-        Found::Missing => Err(at(&path)(io::Error::other("the file just written is gone"))),
-        Found::Damaged(damage) => {
+        CacheLookup::Valid(store) => Ok((store, outcome)),
+        CacheLookup::Missing => Err(at(&path)(io::Error::other("the file just written is gone"))),
+        CacheLookup::Damaged(damage) => {
             Err(at(&path)(io::Error::other(format!("the file just written is damaged: {damage}"))))
         }
     }
@@ -140,31 +144,31 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-enum Found {
-    Whole(TokenStore),
+enum CacheLookup {
+    Valid(TokenStore),
     Missing,
     Damaged(String),
 }
 
-fn load(path: &Path, key: [u8; 32]) -> io::Result<Found> {
+fn load(path: &Path, key: [u8; 32]) -> io::Result<CacheLookup> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(CacheLookup::Missing),
         Err(e) => return Err(e),
     };
-    if file.metadata()?.len() < HEADER as u64 {
-        return Ok(Found::Damaged("shorter than its header".into()));
+    if file.metadata()?.len() < HEADER_BYTES as u64 {
+        return Ok(CacheLookup::Damaged("shorter than its header".into()));
     }
-    let bytes = Bytes::map(&file)?;
+    let bytes = TokenBytes::map(&file)?;
     Ok(match check(&bytes, key) {
-        Ok(max) => Found::Whole(TokenStore::new(vec![Segment { bytes, header: HEADER }], max, key)),
-        Err(damage) => Found::Damaged(damage.into()),
+        Ok(max) => CacheLookup::Valid(TokenStore::new(vec![Segment { bytes, header: HEADER_BYTES }], max, key)),
+        Err(damage) => CacheLookup::Damaged(damage.into()),
     })
 }
 
 /// The largest token, if `bytes` is a whole cache file for `key`.
 fn check(bytes: &[u8], key: [u8; 32]) -> Result<u16, &'static str> {
-    let (header, payload) = bytes.split_at_checked(HEADER).ok_or("shorter than its header")?;
+    let (header, payload) = bytes.split_at_checked(HEADER_BYTES).ok_or("shorter than its header")?;
     let count = (payload.len() / TOKEN_BYTES) as u64;
     // The header is a function of what follows it, so comparing with the one it should have checks every field; the
     // order of the comparisons only decides which damage is named.
@@ -181,8 +185,8 @@ fn check(bytes: &[u8], key: [u8; 32]) -> Result<u16, &'static str> {
     Ok(max)
 }
 
-fn header(max: u16, count: u64, key: [u8; 32], payload: blake3::Hash) -> [u8; HEADER] {
-    let mut header = [0; HEADER];
+fn header(max: u16, count: u64, key: [u8; 32], payload: blake3::Hash) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&MAGIC);
     header[8..12].copy_from_slice(&VERSION.to_le_bytes());
     header[12..16].copy_from_slice(&u32::from(max).to_le_bytes());
@@ -218,10 +222,10 @@ impl<W: Write> TokenWriter<W> {
     }
 }
 
-fn write(path: &Path, key: [u8; 32], build: &mut Build) -> Result<(), DataError> {
+fn write(path: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(), DataError> {
     let error = |source| DataError::Cache { path: path.into(), source };
     let mut file = File::create(path).map_err(error)?;
-    file.write_all(&[0; HEADER]).map_err(error)?;
+    file.write_all(&[0; HEADER_BYTES]).map_err(error)?;
     let mut writer = TokenWriter::new(BufWriter::new(file));
     build(&mut |tokens| writer.push(tokens).map_err(error))?;
     let header = header(writer.max, writer.count, key, writer.hasher.finalize());

@@ -4,18 +4,18 @@ use std::ops::Range;
 
 use crate::cache::{self, CacheDir, CacheOutcome};
 use crate::files::expand;
+use crate::inspect::inspect_files;
 use crate::permute::{Permutation, key};
-use crate::store::TokenStore;
-use crate::survey::survey_files;
 use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
-use crate::{DataError, SourceKind, SourceSpec, Split, Tokenizer};
+use crate::token_store::TokenStore;
+use crate::{DataError, SourceKind, SourceSpec, SplitPart, Tokenizer};
 
 /// An open data source: the pure function from sample number to tokens.
 ///
 /// Reading takes `&self`, keeps no state and may be done by any number of threads at once.
 pub struct Dataset {
-    source: Source,
+    source: TokenSource,
     /// T.
     seq_len: usize,
     /// The windows of the split, numbered over the whole source for a synthetic one and from 0 otherwise.
@@ -27,7 +27,7 @@ pub struct Dataset {
     cache: CacheOutcome,
 }
 
-enum Source {
+enum TokenSource {
     Stored(TokenStore),
     Synthetic(Synthetic),
 }
@@ -42,20 +42,20 @@ impl Dataset {
         let (source, cache) = match &spec.kind {
             SourceKind::Text { paths, tokenizer } => {
                 let (store, cache) = open_text(spec, paths, *tokenizer, &mut progress)?;
-                (Source::Stored(store), cache)
+                (TokenSource::Stored(store), cache)
             }
             SourceKind::Tokens { paths } => {
                 let files = expand(paths, "bin")?;
-                survey_files(&spec.kind, &files)?;
+                inspect_files(&spec.kind, &files)?;
                 let store = TokenStore::open_files(&files, &mut progress)?;
-                (Source::Stored(store), CacheOutcome::NotNeeded)
+                (TokenSource::Stored(store), CacheOutcome::NotNeeded)
             }
             SourceKind::Synthetic { vocab_size, seed } => {
-                (Source::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
+                (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
             }
         };
-        let (first_token, windows) = cut(spec, &source)?;
-        let shuffle = (spec.shuffle && spec.split == Split::Train).then_some(spec.shuffle_seed);
+        let (first_token, windows) = split_windows(spec, &source)?;
+        let shuffle = (spec.shuffle && spec.split == SplitPart::Train).then_some(spec.shuffle_seed);
         let fingerprint = fingerprint(spec.seq_len, &source, first_token, &windows, shuffle);
         Ok(Self { source, seq_len: spec.seq_len, windows, first_token, shuffle, fingerprint, cache })
     }
@@ -73,8 +73,8 @@ impl Dataset {
     /// The largest token of the source, both splits together.
     pub fn max_token(&self) -> u32 {
         match &self.source {
-            Source::Stored(store) => store.max_token.into(),
-            Source::Synthetic(synthetic) => synthetic.max_token(),
+            TokenSource::Stored(store) => store.max_token.into(),
+            TokenSource::Synthetic(synthetic) => synthetic.max_token(),
         }
     }
 
@@ -121,12 +121,12 @@ impl Dataset {
         };
         let window = self.windows.start + index;
         match &self.source {
-            Source::Stored(store) => {
+            TokenSource::Stored(store) => {
                 let at = self.first_token + window * self.seq_len as u64;
                 store.copy(at, input_ids);
                 store.copy(at + 1, labels);
             }
-            Source::Synthetic(synthetic) => {
+            TokenSource::Synthetic(synthetic) => {
                 let mut tokens = synthetic.window(window);
                 let mut last = tokens.next().unwrap_or(0);
                 for ((input, label), next) in input_ids.iter_mut().zip(labels).zip(tokens) {
@@ -145,25 +145,25 @@ fn open_text(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(TokenStore, CacheOutcome), DataError> {
     let files = expand(paths, "txt")?;
-    survey_files(&spec.kind, &files)?;
+    inspect_files(&spec.kind, &files)?;
     let corpus = Corpus::open(&files, tokenizer)?;
     let dir = CacheDir::from_environment(spec.cache_dir.as_deref());
     cache::open(&dir, corpus.key(), &mut |sink| corpus.tokenise(progress, sink))
 }
 
 /// The part of `total` tokens, or windows, that the split has.
-fn part_of_split(spec: &SourceSpec, total: u64) -> Range<u64> {
+fn split_range(spec: &SourceSpec, total: u64) -> Range<u64> {
     // Rounded down, and never above the total, which an f64 may be after rounding.
     let kept = ((total as f64 * spec.validation_fraction) as u64).min(total);
     match spec.split {
-        Split::Train => 0..total - kept,
-        Split::Validation => total - kept..total,
+        SplitPart::Train => 0..total - kept,
+        SplitPart::Validation => total - kept..total,
     }
 }
 
 /// The first token of the split, and how many windows it has, in a source of `tokens` tokens.
 pub(crate) fn windows_of_split(spec: &SourceSpec, tokens: u64) -> Result<(u64, u64), DataError> {
-    let (part, seq_len) = (part_of_split(spec, tokens), spec.seq_len as u64);
+    let (part, seq_len) = (split_range(spec, tokens), spec.seq_len as u64);
     let tokens = part.end - part.start;
     match tokens.saturating_sub(1) / seq_len {
         0 => Err(DataError::TooShort { split: spec.split, tokens, needed: seq_len + 1 }),
@@ -172,14 +172,14 @@ pub(crate) fn windows_of_split(spec: &SourceSpec, tokens: u64) -> Result<(u64, u
 }
 
 /// The first token and the windows of the split.
-fn cut(spec: &SourceSpec, source: &Source) -> Result<(u64, Range<u64>), DataError> {
+fn split_windows(spec: &SourceSpec, source: &TokenSource) -> Result<(u64, Range<u64>), DataError> {
     match source {
-        Source::Stored(store) => {
+        TokenSource::Stored(store) => {
             let (first_token, windows) = windows_of_split(spec, store.len())?;
             Ok((first_token, 0..windows))
         }
-        Source::Synthetic(_) => {
-            let windows = part_of_split(spec, synthetic::WINDOWS);
+        TokenSource::Synthetic(_) => {
+            let windows = split_range(spec, synthetic::SYNTHETIC_WINDOWS);
             if windows.is_empty() {
                 return Err(DataError::TooShort { split: spec.split, tokens: 0, needed: spec.seq_len as u64 + 1 });
             }
@@ -190,15 +190,15 @@ fn cut(spec: &SourceSpec, source: &Source) -> Result<(u64, Range<u64>), DataErro
 
 fn fingerprint(
     seq_len: usize,
-    source: &Source,
+    source: &TokenSource,
     first_token: u64,
     windows: &Range<u64>,
     shuffle: Option<u64>,
 ) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("millrace samples, version 1");
     hasher.update(&match source {
-        Source::Stored(store) => store.digest,
-        Source::Synthetic(synthetic) => synthetic.digest(),
+        TokenSource::Stored(store) => store.digest,
+        TokenSource::Synthetic(synthetic) => synthetic.digest(),
     });
     let order = shuffle.map_or([0, 0], |seed| [1, seed]);
     for number in [seq_len as u64, first_token, windows.start, windows.end, order[0], order[1]] {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::Split;
+use crate::SplitPart;
 
 /// Why a data source cannot be opened or written.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ pub enum DataError {
     #[error("the data source names no files")]
     NoPaths,
     /// A path without wildcards that does not exist.
-    #[error("data file {} does not exist{}", path.display(), looked_from(path, cwd))]
+    #[error("data file {} does not exist{}", path.display(), search_directory_note(path, cwd))]
     NotFound {
         /// As the user wrote it.
         path: PathBuf,
@@ -21,7 +21,7 @@ pub enum DataError {
         cwd: PathBuf,
     },
     /// A glob without matches.
-    #[error("the pattern {pattern:?} matches no file{}", looked_from(Path::new(pattern), cwd))]
+    #[error("the pattern {pattern:?} matches no file{}", search_directory_note(Path::new(pattern), cwd))]
     NoMatch {
         /// As the user wrote it.
         pattern: String,
@@ -38,7 +38,7 @@ pub enum DataError {
     },
     /// A file that is neither text nor tokens.
     #[error("data file {} is {found}, and {wanted} is expected", path.display())]
-    OtherFormat {
+    WrongFormat {
         /// The file.
         path: PathBuf,
         /// What it is, as in "it is an HDF5 file".
@@ -102,7 +102,7 @@ pub enum DataError {
     #[error("the {split} split has {tokens} tokens, fewer than the {needed} that one sample needs")]
     TooShort {
         /// Which split.
-        split: Split,
+        split: SplitPart,
         /// Its tokens.
         tokens: u64,
         /// T + 1.
@@ -152,7 +152,7 @@ pub enum DataError {
     },
     /// More samples than a file can hold.
     #[error("{steps} steps of {batch} samples do not fit in a file")]
-    TooMany {
+    FileTooLarge {
         /// Steps asked for.
         steps: u64,
         /// Samples of a step.
@@ -161,7 +161,7 @@ pub enum DataError {
 }
 
 /// Where a relative path starts; nothing for an absolute one.
-fn looked_from(path: &Path, cwd: &Path) -> String {
+fn search_directory_note(path: &Path, cwd: &Path) -> String {
     if path.is_relative() { format!(" (looked from {})", cwd.display()) } else { String::new() }
 }
 
@@ -183,7 +183,7 @@ impl DataError {
             NoPaths => "name a text file, a glob such as data/*.txt, or a directory".into(),
             NotFound { path, .. } => missing_hint(path.is_relative()),
             NoMatch { pattern, .. } => missing_hint(Path::new(pattern).is_relative()),
-            OtherFormat { .. } => {
+            WrongFormat { .. } => {
                 "convert it: to UTF-8 text for GptTextDataProcessor, or to little-endian 16-bit tokens \
                                    without a header for GptTokenDataProcessor"
                     .into()
@@ -198,10 +198,10 @@ impl DataError {
             InvalidUtf8 { .. } => "convert the file to UTF-8, for example with iconv".into(),
             Empty { .. } => "point the data source at files with content".into(),
             OddLength { .. } => "a token file is a plain row of little-endian 16-bit numbers; write it again".into(),
-            TooShort { split: Split::Train, .. } => {
+            TooShort { split: SplitPart::Train, .. } => {
                 "give more data, a smaller max_sequence_length, or a smaller validation fraction".into()
             }
-            TooShort { split: Split::Validation, .. } => {
+            TooShort { split: SplitPart::Validation, .. } => {
                 "give more data, a smaller max_sequence_length, or a larger validation fraction".into()
             }
             VocabularyTooSmall { max_token, .. } => {
@@ -212,7 +212,7 @@ impl DataError {
             BadVocabulary { .. } => "use a vocab_size from 2 to 2147483647".into(),
             Cache { .. } => "name a writable directory with free space, or none for the default".into(),
             Write { .. } => "check that the directory exists, is writable and has free space".into(),
-            TooMany { .. } => "ask for fewer steps".into(),
+            FileTooLarge { .. } => "ask for fewer steps".into(),
         }
     }
 

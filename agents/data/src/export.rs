@@ -19,7 +19,7 @@ pub fn write_samples(
     path: &Path,
 ) -> Result<(), DataError> {
     let seq_len = dataset.seq_len() as u64;
-    let too_many = || DataError::TooMany { steps, batch };
+    let too_many = || DataError::FileTooLarge { steps, batch };
     let samples = steps.checked_mul(batch).filter(|n| first_sample.checked_add(*n).is_some()).ok_or_else(too_many)?;
     // Both tensors and the header must have lengths that a file position can express.
     let bytes = samples.checked_mul(seq_len * 4).filter(|b| *b < i64::MAX as u64 / 4).ok_or_else(too_many)?;
@@ -28,13 +28,13 @@ pub fn write_samples(
         let path = path.to_path_buf();
         move |source| DataError::Write { path, source }
     };
-    let unfinished = unfinished_name(path);
+    let unfinished = temporary_name(path);
     let written = File::create(&unfinished).and_then(|file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&header([steps, batch, seq_len], bytes))?;
         let numbers = first_sample..first_sample + samples;
-        write_tensor(dataset, numbers.clone(), Tensor::InputIds, &mut out)?;
-        write_tensor(dataset, numbers, Tensor::Labels, &mut out)?;
+        write_tensor(dataset, numbers.clone(), SampleTensor::InputIds, &mut out)?;
+        write_tensor(dataset, numbers, SampleTensor::Labels, &mut out)?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
     });
     let done =
@@ -47,7 +47,7 @@ pub fn write_samples(
 }
 
 #[derive(Clone, Copy)]
-enum Tensor {
+enum SampleTensor {
     InputIds,
     Labels,
 }
@@ -55,7 +55,7 @@ enum Tensor {
 fn write_tensor(
     dataset: &Dataset,
     numbers: std::ops::Range<u64>,
-    which: Tensor,
+    which: SampleTensor,
     out: &mut impl Write,
 ) -> io::Result<()> {
     let mut input_ids = vec![0; dataset.seq_len()];
@@ -64,8 +64,8 @@ fn write_tensor(
     for n in numbers {
         dataset.sample(n, &mut input_ids, &mut labels);
         let tokens = match which {
-            Tensor::InputIds => &input_ids,
-            Tensor::Labels => &labels,
+            SampleTensor::InputIds => &input_ids,
+            SampleTensor::Labels => &labels,
         };
         bytes.clear();
         bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
@@ -86,7 +86,7 @@ fn header(shape: [u64; 3], bytes: u64) -> Vec<u8> {
 }
 
 /// Next to `path`, so that a rename is enough, and of this process alone.
-fn unfinished_name(path: &Path) -> PathBuf {
+fn temporary_name(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}.unfinished", std::process::id()));
     path.with_file_name(name)

@@ -8,14 +8,14 @@
 //! The arithmetic below is part of what a checkpoint means: changing it changes the samples of a resumed run.
 
 /// Enough that even domains of two or three bits are well mixed; a round costs a few nanoseconds.
-const ROUNDS: usize = 12;
+const FEISTEL_ROUNDS: usize = 12;
 
 /// A pseudo-random permutation of `0..n`, a pure function of (n, key).
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,
     half_bits: u32,
-    keys: [u64; ROUNDS],
+    keys: [u64; FEISTEL_ROUNDS],
 }
 
 impl Permutation {
@@ -23,7 +23,9 @@ impl Permutation {
     pub fn new(n: u64, key: u64) -> Self {
         let n = n.max(1);
         let bits = u64::BITS - (n - 1).leading_zeros();
-        let keys = std::array::from_fn(|round| mix(key.wrapping_add((round as u64 + 1).wrapping_mul(GOLDEN))));
+        let keys = std::array::from_fn(|round| {
+            splitmix64(key.wrapping_add((round as u64 + 1).wrapping_mul(SPLITMIX64_INCREMENT)))
+        });
         Self { n, half_bits: bits.div_ceil(2).max(1), keys }
     }
 
@@ -44,7 +46,7 @@ impl Permutation {
         let mask = (1u64 << self.half_bits) - 1;
         let (mut left, mut right) = (x >> self.half_bits, x & mask);
         for key in self.keys {
-            let round = mix(right ^ key) >> 32;
+            let round = splitmix64(right ^ key) >> 32;
             (left, right) = (right, (left ^ round) & mask);
         }
         (left << self.half_bits) | right
@@ -52,10 +54,10 @@ impl Permutation {
 }
 
 /// 2^64 divided by the golden ratio: the increment of SplitMix64.
-pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const SPLITMIX64_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The output function of SplitMix64 (Steele, Lea and Flood, 2014): a bijection of 64 bits that avalanches.
-pub(crate) fn mix(mut z: u64) -> u64 {
+pub(crate) fn splitmix64(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -63,7 +65,10 @@ pub(crate) fn mix(mut z: u64) -> u64 {
 
 /// A key from two numbers, neither of which can cancel the other.
 pub(crate) fn key(a: u64, b: u64) -> u64 {
-    mix(mix(a.wrapping_add(GOLDEN)) ^ b.wrapping_mul(GOLDEN).wrapping_add(GOLDEN))
+    splitmix64(
+        splitmix64(a.wrapping_add(SPLITMIX64_INCREMENT))
+            ^ b.wrapping_mul(SPLITMIX64_INCREMENT).wrapping_add(SPLITMIX64_INCREMENT),
+    )
 }
 
 #[cfg(test)]

@@ -34,18 +34,18 @@ pub enum SourceKind {
 
 /// Which part of the token stream samples are cut from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Split {
+pub enum SplitPart {
     /// All tokens but the validation fraction.
     Train,
     /// The last `validation_fraction` of the tokens.
     Validation,
 }
 
-impl std::fmt::Display for Split {
+impl std::fmt::Display for SplitPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Split::Train => "training",
-            Split::Validation => "validation",
+            SplitPart::Train => "training",
+            SplitPart::Validation => "validation",
         })
     }
 }
@@ -58,7 +58,7 @@ pub struct SourceSpec {
     /// T, tokens of a sample (`max_sequence_length`), at least 1.
     pub seq_len: usize,
     /// Which part of the stream to use.
-    pub split: Split,
+    pub split: SplitPart,
     /// Share of the stream, counted from its end, that is kept for validation: 0 to 1.
     pub validation_fraction: f64,
     /// Whether every pass over the training windows is in an order of its own. Validation always keeps the order of

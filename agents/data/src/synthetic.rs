@@ -7,13 +7,13 @@
 //!
 //! Window `w` is a pure function of (seed, vocabulary, w): no state is carried from one to the next.
 
-use crate::permute::{GOLDEN, key, mix};
+use crate::permute::{SPLITMIX64_INCREMENT, key, splitmix64};
 
 const MAX_STATES: u32 = 64;
 
 /// Windows of one pass, training and validation together. A synthetic source has no end of its own; this one keeps
 /// the meaning of a pass, a validation fraction and a shuffle the same as for text.
-pub(crate) const WINDOWS: u64 = 1 << 16;
+pub(crate) const SYNTHETIC_WINDOWS: u64 = 1 << 16;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Synthetic {
@@ -51,10 +51,10 @@ impl Synthetic {
     /// The tokens of window `w`, without end.
     pub(crate) fn window(self, w: u64) -> impl Iterator<Item = i32> {
         let start = key(self.seed, w);
-        let mut state = self.below(mix(start));
+        let mut state = self.below(splitmix64(start));
         (1u64..).map(move |i| {
             let token = self.token(state);
-            let random = mix(start.wrapping_add(i.wrapping_mul(GOLDEN)));
+            let random = splitmix64(start.wrapping_add(i.wrapping_mul(SPLITMIX64_INCREMENT)));
             state = match random & 7 {
                 0 => self.below(random),
                 // Bit 3 chooses between the two favourites.
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_of_pairs_learns_it() {
+    fn bigram_model_learns_the_stream() {
         // Cross-entropy of held-out windows under the pair counts of others: the loss a bigram model would reach.
         let source = Synthetic::new(64, 3);
         let mut counts = vec![[0.05f64; 64]; 64];

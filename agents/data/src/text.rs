@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::{DataError, Tokenizer};
 
 /// Bytes read at once, and between two reports of progress.
-const BLOCK: usize = 512 << 10;
+const READ_BLOCK_BYTES: usize = 512 << 10;
 /// Bytes a thread encodes at once: enough pieces in a block to keep several threads even.
-const PIECE: usize = 32 << 10;
+const ENCODE_PIECE_BYTES: usize = 32 << 10;
 
 /// Takes the next tokens of the stream.
-pub(crate) type Sink<'a> = dyn FnMut(&[u16]) -> Result<(), DataError> + 'a;
+pub(crate) type TokenSink<'a> = dyn FnMut(&[u16]) -> Result<(), DataError> + 'a;
 
 /// Text files that are not empty, with what was in them when they were opened.
 pub(crate) struct Corpus {
@@ -61,7 +61,7 @@ impl Corpus {
     }
 
     /// Sends the tokens of all documents, separated, to `sink`, and (bytes done, bytes in all) to `progress`.
-    pub(crate) fn tokenise(&self, progress: &mut dyn FnMut(u64, u64), sink: &mut Sink) -> Result<(), DataError> {
+    pub(crate) fn tokenise(&self, progress: &mut dyn FnMut(u64, u64), sink: &mut TokenSink) -> Result<(), DataError> {
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
         let total = self.documents.iter().map(|d| d.bytes).sum();
         let mut done = 0;
@@ -70,7 +70,7 @@ impl Corpus {
             if i > 0 {
                 sink(&[self.tokenizer.separator()])?;
             }
-            let mut blocks = Blocks::open(document, self.tokenizer)?;
+            let mut blocks = DocumentBlocks::open(document, self.tokenizer)?;
             while let Some(text) = blocks.next()? {
                 for tokens in encode(self.tokenizer, text, threads) {
                     sink(&tokens)?;
@@ -87,7 +87,7 @@ impl Document {
     fn open(path: &Path) -> io::Result<Self> {
         let mut file = millrace_roots::open(path)?;
         let mut hasher = blake3::Hasher::new();
-        let mut buffer = vec![0; BLOCK];
+        let mut buffer = vec![0; READ_BLOCK_BYTES];
         loop {
             match file.read(&mut buffer) {
                 Ok(0) => break,
@@ -101,7 +101,7 @@ impl Document {
 }
 
 /// A document in blocks of whole words.
-struct Blocks<'a> {
+struct DocumentBlocks<'a> {
     document: &'a Document,
     tokenizer: Tokenizer,
     file: File,
@@ -113,7 +113,7 @@ struct Blocks<'a> {
     offset: u64,
 }
 
-impl<'a> Blocks<'a> {
+impl<'a> DocumentBlocks<'a> {
     fn open(document: &'a Document, tokenizer: Tokenizer) -> Result<Self, DataError> {
         let file = millrace_roots::open(&document.path).map_err(|source| read_error(document, source))?;
         Ok(Self { document, tokenizer, file, hasher: blake3::Hasher::new(), buffer: Vec::new(), taken: 0, offset: 0 })
@@ -125,7 +125,7 @@ impl<'a> Blocks<'a> {
         self.offset += self.taken as u64;
         self.taken = loop {
             // Doubling what a text without any place to cut needs keeps the search for one linear.
-            let more = BLOCK.max(self.buffer.len());
+            let more = READ_BLOCK_BYTES.max(self.buffer.len());
             let ended = self.read(more)? < more;
             let valid = self.valid(ended)?;
             if ended {
@@ -202,10 +202,10 @@ fn encode(tokenizer: Tokenizer, text: &str, threads: usize) -> Vec<Vec<u16>> {
 }
 
 fn pieces(tokenizer: Tokenizer, text: &str) -> Vec<&str> {
-    let mut pieces = Vec::with_capacity(text.len() / PIECE + 1);
+    let mut pieces = Vec::with_capacity(text.len() / ENCODE_PIECE_BYTES + 1);
     let mut rest = text;
-    while rest.len() > PIECE
-        && let Some(cut) = tokenizer.first_cut(rest, PIECE)
+    while rest.len() > ENCODE_PIECE_BYTES
+        && let Some(cut) = tokenizer.first_cut(rest, ENCODE_PIECE_BYTES)
     {
         let (piece, behind) = rest.split_at(cut);
         pieces.push(piece);
@@ -218,7 +218,7 @@ fn pieces(tokenizer: Tokenizer, text: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::permute::mix;
+    use crate::permute::splitmix64;
 
     fn tokens(paths: &[PathBuf], tokenizer: Tokenizer) -> Result<Vec<u16>, DataError> {
         let mut tokens = Vec::new();
@@ -235,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_threads_leave_the_tokens_alone() {
+    fn tokens_do_not_depend_on_blocks_or_threads() {
         let dir = tempfile::tempdir().unwrap();
         // Longer than a block, with characters of two and three bytes across every border, runs of white space, and a
         // stretch longer than a block without any place to cut.
         let words = ["the ", "œuvre", " 中文", "\n\n  ", "it's", " 2024", "!?"];
-        let mut text: String = (0..150_000u64).map(|i| words[(mix(i) % 7) as usize]).collect();
-        text.insert_str(300_001, &"é".repeat(BLOCK));
-        assert!(text.len() > 3 * BLOCK);
+        let mut text: String = (0..150_000u64).map(|i| words[(splitmix64(i) % 7) as usize]).collect();
+        text.insert_str(300_001, &"é".repeat(READ_BLOCK_BYTES));
+        assert!(text.len() > 3 * READ_BLOCK_BYTES);
         let path = dir.path().join("long.txt");
         std::fs::write(&path, &text).unwrap();
         for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
@@ -281,10 +281,10 @@ mod tests {
     fn bad_bytes_are_named_by_their_place() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("text");
-        let clean = "word ".repeat(BLOCK / 4);
+        let clean = "word ".repeat(READ_BLOCK_BYTES / 4);
         // In the first block, in a later one, a character cut off by the end, one cut off in the middle of the file.
         for (before, bad, behind) in
-            [(3, "\u{e9}", "x"), (clean.len(), "\u{e9}", ""), (7, "\u{e9}", ""), (BLOCK - 1, "é", "é")]
+            [(3, "\u{e9}", "x"), (clean.len(), "\u{e9}", ""), (7, "\u{e9}", ""), (READ_BLOCK_BYTES - 1, "é", "é")]
         {
             let mut bytes = clean.as_bytes()[..before].to_vec();
             bytes.extend_from_slice(&bad.as_bytes()[..1]);

@@ -104,7 +104,7 @@ fn gpt2() -> &'static CoreBpe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::permute::mix;
+    use crate::permute::splitmix64;
 
     /// Texts that mix every class the word splitter tells apart, with the white space and the contractions it treats
     /// specially.
@@ -114,7 +114,7 @@ mod tests {
         let mut seed = 7u64;
         let mut next = move || {
             seed += 1;
-            mix(seed) as usize
+            splitmix64(seed) as usize
         };
         (0..2000).map(move |_| (0..next() % 40).map(|_| alphabet[next() % alphabet.len()]).collect())
     }

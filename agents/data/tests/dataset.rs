@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use millrace_data::{CacheOutcome, DataError, Dataset, SourceKind, SourceSpec, Split, Tokenizer, write_samples};
+use millrace_data::{CacheOutcome, DataError, Dataset, SourceKind, SourceSpec, SplitPart, Tokenizer, write_samples};
 
 const T: usize = 8;
 
@@ -13,7 +13,7 @@ fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
     SourceSpec {
         kind: SourceKind::Text { paths, tokenizer: Tokenizer::Bytes },
         seq_len: T,
-        split: Split::Train,
+        split: SplitPart::Train,
         validation_fraction: 0.25,
         shuffle: true,
         shuffle_seed: 1,
@@ -47,7 +47,7 @@ fn a_pass_sees_every_window_once_and_the_splits_share_nothing() {
     let place: HashMap<i32, usize> =
         std::iter::successors(Some(1u64), |t| Some(t * 17 % 65_521)).take(1003).map(|t| t as i32).zip(0..).collect();
     assert_eq!(place.len(), 1003);
-    let validation = SourceSpec { split: Split::Validation, ..train.clone() };
+    let validation = SourceSpec { split: SplitPart::Validation, ..train.clone() };
     // A quarter of 1003, rounded down, is 250 tokens: 31 windows. 753 are left: 94 windows.
     for (spec, tokens, windows) in [(&train, 0..753, 94), (&validation, 753..1003, 31)] {
         let dataset = open(spec);
@@ -70,8 +70,8 @@ fn a_pass_sees_every_window_once_and_the_splits_share_nothing() {
         }
         let in_order = orders.iter().filter(|o| o.is_sorted()).count();
         // Training takes another order every pass; validation, though asked to shuffle, always that of the text.
-        assert_eq!(in_order, if spec.split == Split::Train { 0 } else { 3 });
-        assert_eq!(orders[0] == orders[1], spec.split == Split::Validation);
+        assert_eq!(in_order, if spec.split == SplitPart::Train { 0 } else { 3 });
+        assert_eq!(orders[0] == orders[1], spec.split == SplitPart::Validation);
     }
 }
 
@@ -95,7 +95,7 @@ fn samples_are_a_function_of_the_spec_and_the_number() {
     // Everything that changes the samples changes the fingerprint.
     let changed = [
         SourceSpec { seq_len: 9, ..first.clone() },
-        SourceSpec { split: Split::Validation, ..first.clone() },
+        SourceSpec { split: SplitPart::Validation, ..first.clone() },
         SourceSpec { validation_fraction: 0.5, ..first.clone() },
         SourceSpec { shuffle: false, ..first.clone() },
         SourceSpec { shuffle_seed: 2, ..first.clone() },
@@ -111,7 +111,7 @@ fn samples_are_a_function_of_the_spec_and_the_number() {
 }
 
 #[test]
-fn text_is_tokenised_once_wherever_it_lies() {
+fn text_is_tokenized_once_for_any_path() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("texts")).unwrap();
     for (name, text) in
@@ -132,7 +132,7 @@ fn text_is_tokenised_once_wherever_it_lies() {
     }
 
     // The other split, and the same texts under other names, come from the cache; another text does not.
-    let validation = SourceSpec { split: Split::Validation, validation_fraction: 0.5, ..all.clone() };
+    let validation = SourceSpec { split: SplitPart::Validation, validation_fraction: 0.5, ..all.clone() };
     assert_eq!(open(&validation).cache(), &CacheOutcome::Hit);
     std::fs::rename(dir.path().join("c.txt"), dir.path().join("texts/d.txt")).unwrap();
     let moved = open(&SourceSpec { kind: spec(dir.path(), &["texts"]).kind, ..all.clone() });
@@ -168,8 +168,11 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
     let cwd = std::env::current_dir().unwrap().display().to_string();
     let null = SourceSpec { kind: SourceKind::Tokens { paths: vec!["/dev/null".into()] }, ..text(&[]) };
     let all_of = |name| SourceSpec { validation_fraction: 0.0, ..text(&[name]) };
-    let validation =
-        |validation_fraction, spec: SourceSpec| SourceSpec { split: Split::Validation, validation_fraction, ..spec };
+    let validation = |validation_fraction, spec: SourceSpec| SourceSpec {
+        split: SplitPart::Validation,
+        validation_fraction,
+        ..spec
+    };
     // What was asked for, and the parts of the answer.
     let cases = [
         (text(&[]), "names no files"),
@@ -236,6 +239,6 @@ fn written_samples_are_those_the_model_will_see() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing unfinished is left");
 
     let error = write_samples(&dataset, u64::MAX, 2, 0, &path).unwrap_err();
-    assert!(matches!(error, DataError::TooMany { .. }));
+    assert!(matches!(error, DataError::FileTooLarge { .. }));
     assert_eq!(std::fs::read(&path).unwrap(), bytes, "a refused request leaves the file alone");
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, Split, Tokenizer};
+use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, SplitPart, Tokenizer};
 
 /// Set in the environment of a child process: the directory with the text.
 const CHILD: &str = "MILLRACE_DATA_TEST_CHILD";
@@ -11,7 +11,7 @@ const PROCESSES: usize = 3;
 const THREADS: usize = 2;
 
 #[test]
-fn the_first_of_many_builds_for_all() {
+fn concurrent_processes_tokenize_once() {
     if let Some(dir) = std::env::var_os(CHILD) {
         return report(Path::new(&dir));
     }
@@ -21,7 +21,7 @@ fn the_first_of_many_builds_for_all() {
     let children: Vec<_> = (0..PROCESSES)
         .map(|_| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["the_first_of_many_builds_for_all", "--exact", "--nocapture"])
+                .args(["concurrent_processes_tokenize_once", "--exact", "--nocapture"])
                 .env(CHILD, dir.path())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -46,7 +46,7 @@ fn report(dir: &Path) {
     let spec = SourceSpec {
         kind: SourceKind::Text { paths: vec![dir.join("text").display().to_string()], tokenizer: Tokenizer::Gpt2 },
         seq_len: 64,
-        split: Split::Train,
+        split: SplitPart::Train,
         validation_fraction: 0.0,
         shuffle: false,
         shuffle_seed: 0,

@@ -35,23 +35,23 @@ pub const PRIVATE_DIR_MODE: u32 = 0o700;
 /// See [`PRIVATE_DIR_MODE`].
 pub const PRIVATE_FILE_MODE: u32 = 0o600;
 
-static ROOTS: OnceLock<Roots> = OnceLock::new();
+static ROOTS: OnceLock<AllowedDirs> = OnceLock::new();
 
 /// Limits this process, for good, to these directories, which must exist. They are trusted: links on the way to them
 /// are followed.
 ///
 /// # Errors
 /// A directory can't be opened, or the process is limited already.
-pub fn restrict<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> io::Result<()> {
-    let roots = Roots::open(directories)?;
+pub fn restrict_process<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> io::Result<()> {
+    let roots = AllowedDirs::open(directories)?;
     ROOTS.set(roots).map_err(|_| io::Error::other("this process is limited to its directories already"))
 }
 
 /// Directories, each held open.
 #[derive(Debug, Default)]
-struct Roots(Vec<(PathBuf, Dir)>);
+struct AllowedDirs(Vec<(PathBuf, Dir)>);
 
-impl Roots {
+impl AllowedDirs {
     fn open<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> io::Result<Self> {
         let open = |path: P| {
             let path = path.as_ref();
@@ -63,7 +63,7 @@ impl Roots {
     }
 
     /// Finds the directory that holds `path`, the deepest where they lie in each other, and the rest of the path.
-    fn holding<'a>(&'a self, path: &'a Path) -> io::Result<Place<'a>> {
+    fn find_containing<'a>(&'a self, path: &'a Path) -> io::Result<Scope<'a>> {
         let refused = |why: &str| Err(io::Error::new(io::ErrorKind::PermissionDenied, why.to_owned()));
         if path.components().any(|part| part == Component::ParentDir) {
             return refused("a path with `..` is not used here");
@@ -73,20 +73,20 @@ impl Roots {
             return refused("the path lies outside of the directories that this process may use");
         };
         let rest = path.strip_prefix(root).unwrap_or(path);
-        Ok(Place::Inside(dir, if rest.as_os_str().is_empty() { Path::new(".") } else { rest }))
+        Ok(Scope::Within(dir, if rest.as_os_str().is_empty() { Path::new(".") } else { rest }))
     }
 }
 
 /// Where a path is resolved.
-enum Place<'a> {
+enum Scope<'a> {
     /// Anywhere: the process is not limited.
     Ambient(&'a Path),
     /// Below an open directory.
-    Inside(&'a Dir, &'a Path),
+    Within(&'a Dir, &'a Path),
 }
 
-fn place(path: &Path) -> io::Result<Place<'_>> {
-    ROOTS.get().map_or(Ok(Place::Ambient(path)), |roots| roots.holding(path))
+fn resolve_scope(path: &Path) -> io::Result<Scope<'_>> {
+    ROOTS.get().map_or(Ok(Scope::Ambient(path)), |roots| roots.find_containing(path))
 }
 
 /// Opens a file to be read. Devices, pipes and directories are refused: opening or reading one could block for ever.
@@ -102,9 +102,9 @@ pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
 /// # Errors
 /// As [`open`]; the path is not one of plain names.
 pub fn open_without_links(directory: impl AsRef<Path>, inside: impl AsRef<Path>) -> io::Result<File> {
-    let mut dir = match place(directory.as_ref())? {
-        Place::Ambient(path) => Dir::open_ambient_dir(path, ambient_authority())?,
-        Place::Inside(dir, path) => dir.open_dir(path)?,
+    let mut dir = match resolve_scope(directory.as_ref())? {
+        Scope::Ambient(path) => Dir::open_ambient_dir(path, ambient_authority())?,
+        Scope::Within(dir, path) => dir.open_dir(path)?,
     };
     let mut parts = inside.as_ref().components().peekable();
     while let Some(part) = parts.next() {
@@ -140,9 +140,9 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`open`].
 pub fn metadata(path: impl AsRef<Path>) -> io::Result<std::fs::Metadata> {
-    match place(path.as_ref())? {
-        Place::Ambient(path) => std::fs::metadata(path),
-        Place::Inside(dir, path) => {
+    match resolve_scope(path.as_ref())? {
+        Scope::Ambient(path) => std::fs::metadata(path),
+        Scope::Within(dir, path) => {
             // Without opening what is there: opening a pipe would wait for its other end.
             let about = dir.metadata(path)?;
             if about.is_dir() {
@@ -172,9 +172,9 @@ pub fn is_file(path: impl AsRef<Path>) -> bool {
 /// # Errors
 /// As [`open`].
 pub fn create_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
-    match place(path.as_ref())? {
-        Place::Ambient(path) => std::fs::create_dir_all(path),
-        Place::Inside(dir, path) => options::private_dirs(dir, path),
+    match resolve_scope(path.as_ref())? {
+        Scope::Ambient(path) => std::fs::create_dir_all(path),
+        Scope::Within(dir, path) => options::private_dirs(dir, path),
     }
 }
 
@@ -183,9 +183,9 @@ pub fn create_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
 /// # Errors
 /// As [`open`].
 pub fn open_dir(path: impl AsRef<Path>) -> io::Result<File> {
-    match place(path.as_ref())? {
-        Place::Ambient(path) => File::open(path),
-        Place::Inside(dir, path) => options::open_dir(dir, path),
+    match resolve_scope(path.as_ref())? {
+        Scope::Ambient(path) => File::open(path),
+        Scope::Within(dir, path) => options::open_dir(dir, path),
     }
 }
 
@@ -194,8 +194,8 @@ pub fn open_dir(path: impl AsRef<Path>) -> io::Result<File> {
 /// # Errors
 /// As [`open`].
 pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-    match (place(from.as_ref())?, place(to.as_ref())?) {
-        (Place::Inside(from_dir, from), Place::Inside(to_dir, to)) => from_dir.rename(from, to_dir, to),
+    match (resolve_scope(from.as_ref())?, resolve_scope(to.as_ref())?) {
+        (Scope::Within(from_dir, from), Scope::Within(to_dir, to)) => from_dir.rename(from, to_dir, to),
         _ => std::fs::rename(from, to),
     }
 }
@@ -205,8 +205,8 @@ pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
 /// # Errors
 /// As [`open`].
 pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-    match (place(from.as_ref())?, place(to.as_ref())?) {
-        (Place::Inside(from_dir, from), Place::Inside(to_dir, to)) => from_dir.hard_link(from, to_dir, to),
+    match (resolve_scope(from.as_ref())?, resolve_scope(to.as_ref())?) {
+        (Scope::Within(from_dir, from), Scope::Within(to_dir, to)) => from_dir.hard_link(from, to_dir, to),
         _ => std::fs::hard_link(from, to),
     }
 }
@@ -216,9 +216,9 @@ pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()>
 /// # Errors
 /// As [`open`].
 pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
-    match place(path.as_ref())? {
-        Place::Ambient(path) => std::fs::remove_file(path),
-        Place::Inside(dir, path) => dir.remove_file(path),
+    match resolve_scope(path.as_ref())? {
+        Scope::Ambient(path) => std::fs::remove_file(path),
+        Scope::Within(dir, path) => dir.remove_file(path),
     }
 }
 
@@ -227,9 +227,9 @@ pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
 /// # Errors
 /// As [`open`].
 pub fn remove_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
-    match place(path.as_ref())? {
-        Place::Ambient(path) => std::fs::remove_dir_all(path),
-        Place::Inside(dir, path) => dir.remove_dir_all(path),
+    match resolve_scope(path.as_ref())? {
+        Scope::Ambient(path) => std::fs::remove_dir_all(path),
+        Scope::Within(dir, path) => dir.remove_dir_all(path),
     }
 }
 
@@ -258,15 +258,15 @@ impl Entry {
 pub fn read_dir(path: impl AsRef<Path>) -> io::Result<Vec<Entry>> {
     let path = path.as_ref();
     let entry = |name: std::ffi::OsString, is_dir, is_file| Entry { path: path.join(name), is_dir, is_file };
-    match place(path)? {
-        Place::Ambient(path) => std::fs::read_dir(path)?
+    match resolve_scope(path)? {
+        Scope::Ambient(path) => std::fs::read_dir(path)?
             .map(|found| {
                 let found = found?;
                 let kind = found.file_type()?;
                 Ok(entry(found.file_name(), kind.is_dir(), kind.is_file()))
             })
             .collect(),
-        Place::Inside(dir, path) => dir
+        Scope::Within(dir, path) => dir
             .read_dir(path)?
             .map(|found| {
                 let found = found?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use cap_std::fs::{Dir, DirBuilder, DirBuilderExt, OpenOptionsExt};
 use rustix::fs::OFlags;
 
-use super::{PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Place, place};
+use super::{PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Scope, resolve_scope};
 
 /// What a file is opened for, as [`std::fs::OpenOptions`] has it.
 #[derive(Debug, Clone, Default)]
@@ -57,9 +57,9 @@ impl OpenOptions {
     /// # Errors
     /// As [`crate::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
-        match place(path.as_ref())? {
-            Place::Ambient(path) => self.open_ambient(path),
-            Place::Inside(dir, path) => self.open_inside(dir, path),
+        match resolve_scope(path.as_ref())? {
+            Scope::Ambient(path) => self.open_ambient(path),
+            Scope::Within(dir, path) => self.open_inside(dir, path),
         }
     }
 
@@ -108,7 +108,7 @@ pub(super) fn open_dir_no_link(dir: &Dir, name: &Path) -> io::Result<Dir> {
     Ok(Dir::from_std_file(file.into_std()))
 }
 
-const NOT_A_FILE: &str = "it is not a file";
+const NOT_A_FILE: &str = "not a regular file";
 
 /// Makes a directory and those above it that are missing, for their owner only.
 pub(super) fn private_dirs(dir: &Dir, path: &Path) -> io::Result<()> {

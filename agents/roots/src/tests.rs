@@ -8,7 +8,7 @@ use super::*;
 /// limited.
 struct Site {
     home: tempfile::TempDir,
-    roots: Roots,
+    roots: AllowedDirs,
 }
 
 impl Site {
@@ -18,13 +18,13 @@ impl Site {
         fs::create_dir(home.path().join("outside")).unwrap();
         fs::write(home.path().join("root/deep/own.txt"), "own").unwrap();
         fs::write(home.path().join("outside/own.txt"), "secret").unwrap();
-        let roots = Roots::open([home.path().join("root")]).unwrap();
+        let roots = AllowedDirs::open([home.path().join("root")]).unwrap();
         Self { home, roots }
     }
 
     fn read(&self, path: &str) -> io::Result<String> {
         let path = self.home.path().join("root").join(path);
-        let Place::Inside(dir, path) = self.roots.holding(&path)? else { unreachable!("there are roots") };
+        let Scope::Within(dir, path) = self.roots.find_containing(&path)? else { unreachable!("there are roots") };
         io::read_to_string(OpenOptions::new().read(true).open_inside(dir, path)?)
     }
 }
@@ -57,7 +57,7 @@ fn no_path_leads_out_of_a_root() {
 }
 
 #[test]
-fn a_directory_that_becomes_a_link_meanwhile_leads_nowhere_else() {
+fn directory_swapped_for_a_link_does_not_escape() {
     let site = Site::new();
     let (root, outside) = (site.home.path().join("root"), site.home.path().join("outside"));
     let over = AtomicBool::new(false);
@@ -77,7 +77,7 @@ fn a_directory_that_becomes_a_link_meanwhile_leads_nowhere_else() {
 }
 
 #[test]
-fn what_is_made_is_for_its_owner_only() {
+fn created_files_are_private() {
     let site = Site::new();
     let (_, dir) = &site.roots.0[0];
     options::private_dirs(dir, Path::new("a/b")).unwrap();
@@ -97,7 +97,7 @@ fn what_is_made_is_for_its_owner_only() {
 }
 
 #[test]
-fn a_pipe_is_not_waited_for() {
+fn opening_a_pipe_does_not_block() {
     let site = Site::new();
     let pipe = site.home.path().join("root/pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());

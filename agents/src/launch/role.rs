@@ -123,7 +123,7 @@ fn restrict(roots: &[PathBuf]) -> Result<(), Failure> {
     if roots.is_empty() {
         return Ok(());
     }
-    millrace_roots::restrict(roots).map_err(|error| {
+    millrace_roots::restrict_process(roots).map_err(|error| {
         Failure::bad_input(format!("can't use a directory of the job: {error}"))
             .hint("see that the directory is there and may be read by the server's user")
     })

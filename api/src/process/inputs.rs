@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use glob::Pattern;
 use millrace_agents::epoch::Epoch;
-use millrace_agents::input::{DataError, Survey, source_spec, survey_source};
+use millrace_agents::input::{DataError, DataSummary, source_spec, survey_source};
 use millrace_crds::TrainJob;
 use millrace_params::{InputSpec, Job, LabelName};
 
@@ -46,11 +46,11 @@ struct Look<'a> {
 impl Look<'_> {
     /// The samples of an epoch, where they are known.
     fn at(&self, input: &InputSpec, vocab_size: usize, texts: Option<&Texts>) -> Result<Option<u64>, String> {
-        let (mut travelling, mut placed) = (Survey::default(), Vec::new());
+        let (mut travelling, mut placed) = (DataSummary::default(), Vec::new());
         for written in input.paths() {
             let path = self.directories.place(self.job, written)?;
             match texts.and_then(|texts| self.travelling(&path, texts)) {
-                Some(found) if found.files > 0 => travelling = travelling.plus(found),
+                Some(found) if found.files > 0 => travelling = travelling.add(found),
                 Some(_) => return Err(format!("{}: no text of this name was sent along: {written}", self.key)),
                 None => placed.push((written.as_str(), path)),
             }
@@ -61,21 +61,21 @@ impl Look<'_> {
         }
         let spec = source_spec(&on_disk, vocab_size);
         let found = match placed.is_empty() {
-            true => Ok(Survey::default()),
+            true => Ok(DataSummary::default()),
             false => survey_source(&spec),
         };
-        found.and_then(|found| found.plus(travelling).samples(&spec)).map_err(|error| self.sentence(&error, &placed))
+        found.and_then(|found| found.add(travelling).samples(&spec)).map_err(|error| self.sentence(&error, &placed))
     }
 
     /// The texts at `path` among those that travel along; `None` where it does not lie among them.
-    fn travelling(&self, path: &Path, texts: &Texts) -> Option<Survey> {
+    fn travelling(&self, path: &Path, texts: &Texts) -> Option<DataSummary> {
         let namespace = LabelName::new(self.job.metadata.namespace.as_deref().unwrap_or_default()).ok()?;
         let name = path.strip_prefix(self.directories.texts(&namespace, &texts.config_map)).ok()?.to_str()?;
         let pattern = Pattern::new(name).ok();
         let is_meant = |text: &str| text == name || pattern.as_ref().is_some_and(|pattern| pattern.matches(text));
         let meant = texts.files.iter().filter(|text| is_meant(text.name.as_str()) && !text.content.is_empty());
-        let sizes = meant.map(|text| Survey { files: 1, bytes: text.content.len() as u64 });
-        Some(sizes.fold(Survey::default(), Survey::plus))
+        let sizes = meant.map(|text| DataSummary { files: 1, bytes: text.content.len() as u64 });
+        Some(sizes.fold(DataSummary::default(), DataSummary::add))
     }
 
     /// What is wrong, in which input, by the path that the user wrote.

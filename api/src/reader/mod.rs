@@ -80,7 +80,8 @@ pub async fn run(args: Reader) -> anyhow::Result<()> {
     let ending = end_signals().context("can't listen for signals")?;
     let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
     private::make_all_private();
-    millrace_roots::restrict([there(&model_dir), there(&exports)]).context("can't use a directory of the job")?;
+    millrace_roots::restrict_process([there(&model_dir), there(&exports)])
+        .context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
     tracing::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
-use millrace_data::{Dataset, SourceKind, SourceSpec, Split};
+use millrace_data::{Dataset, SourceKind, SourceSpec, SplitPart};
 use millrace_params::{Overrides, Params};
 use millrace_telemetry::journal::{Event, Journal, JournalReader, Stage, State};
 use tempfile::TempDir;
@@ -124,7 +124,7 @@ pub fn tokens(bytes: &[u8]) {
         let path = dir.join("tokens.bin");
         write(&path, bytes);
         let paths = vec![path.display().to_string()];
-        for split in [Split::Train, Split::Validation] {
+        for split in [SplitPart::Train, SplitPart::Validation] {
             let spec = SourceSpec {
                 kind: SourceKind::Tokens { paths: paths.clone() },
                 seq_len: 4,

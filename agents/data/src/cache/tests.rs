@@ -3,7 +3,7 @@ use super::*;
 const KEY: [u8; 32] = [7; 32];
 const TOKENS: [u16; 5] = [3, 1, 50256, 1, 5];
 
-fn build(sink: &mut Sink) -> Result<(), DataError> {
+fn build(sink: &mut TokenSink) -> Result<(), DataError> {
     TOKENS.chunks(2).try_for_each(sink)
 }
 
@@ -19,7 +19,7 @@ fn the_default_directory_follows_the_environment() {
     let choose = |named: Option<&str>, xdg, home| match CacheDir::choose(named.map(Path::new), xdg, home) {
         CacheDir::Required(p) => format!("required {}", p.display()),
         CacheDir::Preferred(p) => format!("preferred {}", p.display()),
-        CacheDir::Nowhere => "nowhere".into(),
+        CacheDir::Disabled => "nowhere".into(),
     };
     assert_eq!(choose(Some("here"), os("/x"), os("/h")), "required here");
     assert_eq!(choose(None, os("/x"), os("/h")), "preferred /x/millrace");
@@ -44,7 +44,7 @@ fn a_whole_file_is_used_and_a_damaged_one_built_again() {
     let whole = std::fs::read(&file).unwrap();
     let mut damaged: Vec<Vec<u8>> = vec![
         vec![],
-        whole[..HEADER - 1].to_vec(),
+        whole[..HEADER_BYTES - 1].to_vec(),
         whole[..whole.len() - 1].to_vec(),
         whole[..whole.len() - 2].to_vec(),
         [&whole[..], &[0, 0]].concat(),
@@ -78,7 +78,7 @@ fn only_the_default_directory_may_fail() {
         matches!(error, DataError::Cache { .. }) && error.to_string().contains(&*path.to_string_lossy()),
         "{error}"
     );
-    for dir in [CacheDir::Preferred(path), CacheDir::Nowhere] {
+    for dir in [CacheDir::Preferred(path), CacheDir::Disabled] {
         let (store, outcome) = open(&dir, KEY, &mut build).unwrap();
         assert!(matches!(outcome, CacheOutcome::Skipped { .. }));
         assert_eq!((all(&store), store.max_token), (TOKENS.map(i32::from).to_vec(), 50256));
@@ -89,7 +89,7 @@ fn only_the_default_directory_may_fail() {
 fn a_failed_build_leaves_nothing_to_be_found() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = CacheDir::Required(temporary.path().into());
-    let mut fail = |sink: &mut Sink| build(sink).and(Err(DataError::NoPaths));
+    let mut fail = |sink: &mut TokenSink| build(sink).and(Err(DataError::NoPaths));
     assert!(matches!(open(&dir, KEY, &mut fail), Err(DataError::NoPaths)));
     let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().map(|e| e.unwrap().path()).collect();
     assert!(left.iter().all(|p| p.extension().unwrap() == "lock"), "{left:?}");

@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 
 use crate::dataset::windows_of_split;
 use crate::files::expand;
-use crate::store::TOKEN_BYTES;
+use crate::token_store::TOKEN_BYTES;
 use crate::{DataError, SourceKind, SourceSpec, Tokenizer};
 
 /// Bytes of a file's beginning that are looked at.
-const BEGINNING_BYTES: u64 = 4096;
+const MAX_HEADER_BYTES: u64 = 4096;
 /// Most files whose beginnings are looked at; those of one source are alike.
-const MAX_OPENED_FILES: usize = 1000;
+const MAX_INSPECTED_FILES: usize = 1000;
 
 /// How the files of other formats begin, and what they are called.
-const SIGNATURES: &[(&[u8], &str)] = &[
+const FILE_SIGNATURES: &[(&[u8], &str)] = &[
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
     (b"\x93NUMPY", "a NumPy file"),
     (b"PAR1", "a Parquet file"),
@@ -34,17 +34,17 @@ const SIGNATURES: &[(&[u8], &str)] = &[
 
 /// What a source has, as far as a look at its files tells; nothing for a synthetic one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
+pub struct DataSummary {
     /// Files that are not empty.
     pub files: u64,
     /// Bytes of all of them.
     pub bytes: u64,
 }
 
-impl Survey {
+impl DataSummary {
     /// Adds what another part of the same source has.
     #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
+    pub const fn add(self, other: Self) -> Self {
         Self { files: self.files.saturating_add(other.files), bytes: self.bytes.saturating_add(other.bytes) }
     }
 
@@ -68,22 +68,22 @@ impl Survey {
 ///
 /// # Errors
 /// Files are missing, can't be read, are all empty, or are of another format.
-pub fn survey(spec: &SourceSpec) -> Result<Survey, DataError> {
+pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     spec.check()?;
     let (paths, extension) = match &spec.kind {
         SourceKind::Text { paths, .. } => (paths, "txt"),
         SourceKind::Tokens { paths } => (paths, "bin"),
-        SourceKind::Synthetic { .. } => return Ok(Survey::default()),
+        SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };
-    survey_files(&spec.kind, &expand(paths, extension)?)
+    inspect_files(&spec.kind, &expand(paths, extension)?)
 }
 
 /// Looks at these files, which a source of that kind stands for.
-pub(crate) fn survey_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<Survey, DataError> {
-    let mut found = Survey::default();
+pub(crate) fn inspect_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<DataSummary, DataError> {
+    let mut found = DataSummary::default();
     for (at, path) in paths.iter().enumerate() {
-        let size = if at < MAX_OPENED_FILES { check_beginning(kind, path)? } else { size_of(path)? };
-        found = found.plus(Survey { files: u64::from(size > 0), bytes: size });
+        let size = if at < MAX_INSPECTED_FILES { check_file_header(kind, path)? } else { size_of(path)? };
+        found = found.add(DataSummary { files: u64::from(size > 0), bytes: size });
     }
     match paths.first() {
         Some(first) if found.bytes == 0 => Err(DataError::Empty { files: paths.len(), first: first.clone() }),
@@ -97,14 +97,14 @@ fn size_of(path: &Path) -> Result<u64, DataError> {
 }
 
 /// The file's size, if it begins as a file of that kind may.
-fn check_beginning(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
+fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
     let read_error = |source| DataError::Read { path: path.into(), source };
     let file = millrace_roots::open(path).map_err(read_error)?;
     let bytes = file.metadata().map_err(read_error)?.len();
     let mut beginning = Vec::new();
-    file.take(BEGINNING_BYTES).read_to_end(&mut beginning).map_err(read_error)?;
-    if let Some((_, found)) = SIGNATURES.iter().find(|(signature, _)| beginning.starts_with(signature)) {
-        return Err(DataError::OtherFormat { path: path.into(), found, wanted: wanted(kind) });
+    file.take(MAX_HEADER_BYTES).read_to_end(&mut beginning).map_err(read_error)?;
+    if let Some((_, found)) = FILE_SIGNATURES.iter().find(|(signature, _)| beginning.starts_with(signature)) {
+        return Err(DataError::WrongFormat { path: path.into(), found, wanted: expected_format(kind) });
     }
     match kind {
         SourceKind::Tokens { .. } if bytes % TOKEN_BYTES as u64 != 0 => {
@@ -112,7 +112,7 @@ fn check_beginning(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
         }
         SourceKind::Text { .. } => match std::str::from_utf8(&beginning) {
             // A character may be cut off where the look ends, but not where the file does.
-            Err(error) if error.error_len().is_some() || bytes <= BEGINNING_BYTES => {
+            Err(error) if error.error_len().is_some() || bytes <= MAX_HEADER_BYTES => {
                 Err(DataError::InvalidUtf8 { path: path.into(), offset: error.valid_up_to() as u64 })
             }
             _ => Ok(bytes),
@@ -121,7 +121,7 @@ fn check_beginning(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
     }
 }
 
-const fn wanted(kind: &SourceKind) -> &'static str {
+const fn expected_format(kind: &SourceKind) -> &'static str {
     match kind {
         SourceKind::Tokens { .. } => "a file of little-endian 16-bit tokens",
         SourceKind::Text { .. } | SourceKind::Synthetic { .. } => "UTF-8 text",
@@ -131,13 +131,13 @@ const fn wanted(kind: &SourceKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dataset, Split};
+    use crate::{Dataset, SplitPart};
 
     fn spec(kind: SourceKind) -> SourceSpec {
         SourceSpec {
             kind,
             seq_len: 8,
-            split: Split::Train,
+            split: SplitPart::Train,
             validation_fraction: 0.25,
             shuffle: false,
             shuffle_seed: 0,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_tell_as_many_samples_as_reading_does() {
+    fn sample_count_from_sizes_equals_count_from_reading() {
         let dir = tempfile::tempdir().unwrap();
         let text = |name: &str, len: usize| write(dir.path(), name, "abcdefg\n".repeat(len).as_bytes());
         let paths = vec![text("a.txt", 9), text("empty.txt", 0), text("b.txt", 4)];
@@ -162,22 +162,22 @@ mod tests {
                 cache_dir: cache_dir.clone(),
                 ..spec(SourceKind::Text { paths: paths.clone(), tokenizer })
             };
-            let found = survey(&spec).unwrap();
-            assert_eq!(found, Survey { files: 2, bytes: 104 });
+            let found = inspect(&spec).unwrap();
+            assert_eq!(found, DataSummary { files: 2, bytes: 104 });
             let read = Dataset::open(&spec, |_, _| {}).unwrap().windows();
             assert_eq!(found.samples(&spec).unwrap(), (tokenizer == Tokenizer::Bytes).then_some(read));
         }
         let tokens = spec(SourceKind::Tokens { paths: vec![write(dir.path(), "t.bin", &[1; 200])] });
         let read = Dataset::open(&tokens, |_, _| {}).unwrap().windows();
-        assert_eq!(survey(&tokens).unwrap().samples(&tokens).unwrap(), Some(read));
+        assert_eq!(inspect(&tokens).unwrap().samples(&tokens).unwrap(), Some(read));
         let synthetic = spec(SourceKind::Synthetic { vocab_size: 4, seed: 1 });
-        assert_eq!(survey(&synthetic).and_then(|found| found.samples(&synthetic)).unwrap(), None);
+        assert_eq!(inspect(&synthetic).and_then(|found| found.samples(&synthetic)).unwrap(), None);
     }
 
     #[test]
-    fn what_can_not_be_trained_on_is_refused_by_its_beginning() {
+    fn unsupported_formats_are_rejected_by_their_signature() {
         let dir = tempfile::tempdir().unwrap();
-        let mut cut = "a".repeat(BEGINNING_BYTES as usize - 1).into_bytes();
+        let mut cut = "a".repeat(MAX_HEADER_BYTES as usize - 1).into_bytes();
         cut.extend("é and more".as_bytes());
         let whole = write(dir.path(), "whole.txt", &cut);
         for (name, content, says) in [
@@ -189,14 +189,14 @@ mod tests {
         ] {
             let paths = vec![write(dir.path(), name, content)];
             let source = spec(SourceKind::Text { paths, tokenizer: Tokenizer::Bytes });
-            let error = survey(&source).and_then(|found| found.samples(&source)).unwrap_err();
+            let error = inspect(&source).and_then(|found| found.samples(&source)).unwrap_err();
             assert!(error.to_string().contains(says), "{name}: {error}");
             assert_eq!(Dataset::open(&source, |_, _| {}).err().map(|error| error.to_string()), Some(error.to_string()));
         }
-        assert!(survey(&spec(SourceKind::Text { paths: vec![whole], tokenizer: Tokenizer::Bytes })).is_ok());
+        assert!(inspect(&spec(SourceKind::Text { paths: vec![whole], tokenizer: Tokenizer::Bytes })).is_ok());
         let odd = spec(SourceKind::Tokens { paths: vec![write(dir.path(), "odd.bin", &[0; 33])] });
-        assert!(matches!(survey(&odd), Err(DataError::OddLength { .. })));
+        assert!(matches!(inspect(&odd), Err(DataError::OddLength { .. })));
         let missing = spec(SourceKind::Text { paths: vec!["no/such.txt".into()], tokenizer: Tokenizer::Gpt2 });
-        assert!(matches!(survey(&missing), Err(DataError::NotFound { .. })));
+        assert!(matches!(inspect(&missing), Err(DataError::NotFound { .. })));
     }
 }

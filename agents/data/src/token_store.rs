@@ -13,12 +13,12 @@ use crate::DataError;
 pub(crate) const TOKEN_BYTES: usize = 2;
 
 /// Bytes that are mapped or owned.
-pub(crate) enum Bytes {
+pub(crate) enum TokenBytes {
     Mapped(Mmap),
     Owned(Vec<u8>),
 }
 
-impl Bytes {
+impl TokenBytes {
     /// Maps the whole of `file` for reading.
     pub(crate) fn map(file: &File) -> io::Result<Self> {
         // SAFETY: the map is read-only and private to this process. Nothing of ours writes to a mapped file: the cache
@@ -26,24 +26,24 @@ impl Bytes {
         // Another program that changes one under us can make the tokens wrong, or end the process where it cuts the
         // file short, as with any mapped file; the tokens are copied out as plain integers, for which every byte
         // pattern is valid, and no reference into the map leaves this crate.
-        unsafe { Mmap::map(file) }.map(Bytes::Mapped)
+        unsafe { Mmap::map(file) }.map(TokenBytes::Mapped)
     }
 }
 
-impl Deref for Bytes {
+impl Deref for TokenBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Owned(bytes) => bytes,
+            TokenBytes::Mapped(map) => map,
+            TokenBytes::Owned(bytes) => bytes,
         }
     }
 }
 
 /// One run of tokens: `bytes` from `header` to the end, a whole number of tokens.
 pub(crate) struct Segment {
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: TokenBytes,
     pub(crate) header: usize,
 }
 
@@ -91,7 +91,7 @@ impl TokenStore {
                 return Err(DataError::OddLength { path: path.clone(), bytes });
             }
             if bytes > 0 {
-                files.push(Segment { bytes: Bytes::map(&file).map_err(read)?, header: 0 });
+                files.push(Segment { bytes: TokenBytes::map(&file).map_err(read)?, header: 0 });
             }
         }
         let total = files.iter().map(|f| f.bytes.len() as u64).sum();
