@@ -1,9 +1,9 @@
-//! How fast one device trains: tokens a second, share of the measured peak, and where the time goes.
+//! Measures how fast one device trains: tokens per second, share of the measured peak, and time by operator.
 //!
 //! `cargo run --release -p millrace-emulator --example device_rate [small | gpt2] [threads] [leaves]`
 //!
-//! `small` is a GPT of 10.8 million parameters on bytes (T 256, leaves of 4 samples), `gpt2` the one of 124 million
-//! (T 1024, leaves of 1 sample). Weights are loaded for every pass, as a stream would bring them.
+//! `small` is a GPT of 10.8 million parameters on bytes (T 256, leaves of 4 samples), `gpt2` the one of 124 million (T
+//! 1024, leaves of 1 sample). Weights are loaded for every pass, as in streamed training.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ impl Model {
     }
 }
 
-/// Small random weights, the bytes of each chunk.
+/// Small random weights: the bytes of each chunk.
 fn payloads(plan: &StreamPlan) -> Vec<Vec<u8>> {
     let value = |at: usize| ((at.wrapping_mul(2_654_435_761) >> 8) % 2048) as f32 / 1024.0 - 1.0;
     plan.chunks
@@ -86,7 +86,7 @@ fn payloads(plan: &StreamPlan) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// One step of all leaves; returns the time spent loading.
+/// Runs one step of all leaves; returns the time spent loading.
 fn step(device: &mut CpuDevice, plan: &StreamPlan, payloads: &[Vec<u8>], tokens: &[i32]) -> Result<Duration, Failure> {
     let mut loading = Duration::ZERO;
     let width = plan.leaves.samples as usize * plan.sequence;
@@ -113,8 +113,8 @@ fn step(device: &mut CpuDevice, plan: &StreamPlan, payloads: &[Vec<u8>], tokens:
     Ok(loading)
 }
 
-/// Seconds of processor time that this process has used, where the system tells; on a busy machine they say more than a
-/// clock.
+/// Returns the processor seconds that this process has used, if the system reports them. On a loaded machine they are
+/// more meaningful than wall time.
 fn cpu_seconds() -> Option<f64> {
     let task = |entry: std::io::Result<std::fs::DirEntry>| {
         let text = std::fs::read_to_string(entry.ok()?.path().join("schedstat")).ok()?;
@@ -123,7 +123,7 @@ fn cpu_seconds() -> Option<f64> {
     Some(std::fs::read_dir("/proc/self/task").ok()?.filter_map(task).sum::<f64>() / 1e9)
 }
 
-/// The peak now, by processor time: what others take from this machine, they take from the steps between, too.
+/// Measures the current peak, by processor time, because other load on this machine affects it like the measured steps.
 fn peak_now(simd: Simd, pool: &ComputeThreads) -> f64 {
     let (mut flops, mut seconds) = (0.0, 0.0);
     for _ in 0..40 {

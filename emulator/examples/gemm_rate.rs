@@ -1,4 +1,4 @@
-//! Rates of matrix products on transformer shapes, as a share of the measured peak of this machine.
+//! Measures the rates of matrix products with transformer shapes, as a share of this machine's measured peak.
 //!
 //! `cargo run --release -p millrace-emulator --example gemm_rate [threads ...] [portable|avx2|avx512]`; each rate is
 //! the best of many calls.
@@ -10,7 +10,7 @@ use millrace_emulator::kernels::{
 };
 use millrace_emulator::numerics::{Isa, Precision};
 
-/// Best seconds of a call.
+/// Returns the shortest time of a call in seconds.
 fn time(mut f: impl FnMut()) -> f64 {
     f();
     let begin = Instant::now();
@@ -28,7 +28,7 @@ fn values(len: usize) -> Vec<f32> {
     (0..len).map(|i| (i.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
 }
 
-/// The three products of a linear layer: forward, input gradient, weight gradient (added to).
+/// Measures the three products of a linear layer: forward, input gradient, weight gradient (accumulated).
 fn linear(cx: Context<'_>, tokens: usize, inputs: usize, outputs: usize) -> [f64; 3] {
     let (x, w, dy) = (values(tokens * inputs), values(outputs * inputs), values(tokens * outputs));
     let (mut y, mut dx, mut dw) =

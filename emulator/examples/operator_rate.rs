@@ -1,5 +1,5 @@
-//! Rates of the operators between the matrix products: attention in GFLOP/s (causal products only, counted as needed)
-//! next to the measured peak, the others in nanoseconds for an element.
+//! Measures the rates of the operators between the matrix products: attention in GFLOP/s (only the causal half counts)
+//! compared with the measured peak, the others in nanoseconds per element.
 //!
 //! `cargo run --release -p millrace-emulator --example operator_rate`
 
@@ -13,7 +13,7 @@ use millrace_emulator::kernels::{Accumulate, ComputeThreads, Context, Simd, acti
 use millrace_emulator::numerics::Precision;
 use millrace_emulator::numerics::random::DropoutMask;
 
-/// Best seconds of a call.
+/// Returns the shortest time of a call in seconds.
 fn time(mut f: impl FnMut()) -> f64 {
     f();
     let begin = Instant::now();
@@ -32,7 +32,7 @@ fn values(len: usize) -> Vec<f32> {
     (0..len).map(|i| (i.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
 }
 
-/// GFLOP/s of forward and backward together; a pair below the diagonal takes 2 and 5 products.
+/// Returns the GFLOP/s of forward and backward pass together. A pair below the diagonal takes 2 and 5 products.
 fn attention_rate(
     cx: Context<'_>,
     samples: usize,
@@ -127,7 +127,7 @@ fn elementwise_rates(simd: Simd) {
     );
     show("dropout and residual", time(|| dropout::add_residual(simd, keep, 7, 0, &x, &y, &mut z)));
     const LARGE: usize = 8 << 20;
-    // Arrays at the same place of a page get in each other's way: begin each a few lines further.
+    // Arrays with the same offset in a page compete for cache lines: begin each a few lines further.
     let [mut w, g, mut m, mut v] = [0, 1, 2, 3].map(|i| values(LARGE + i * 144));
     let (w, g, m, v) = (&mut w[..], &g[144..], &mut m[288..], &mut v[432..]);
     v.fill(0.1);

@@ -1,4 +1,4 @@
-//! What planning costs: seconds and memory of compiling a GPT and of the report on it.
+//! Measures the time and memory of compiling a GPT and of the report on its plan.
 //!
 //! `cargo run --release -p millrace-emulator --example plan_cost -- LAYERS HIDDEN SEQUENCE BATCH SYSTEMS`
 
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The most memory this process has had, as the kernel writes it.
+/// Returns the peak memory of this process, as the kernel reports it.
 fn peak_memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

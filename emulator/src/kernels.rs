@@ -1,4 +1,4 @@
-//! The arithmetic: slices in, slices out. No graph, no network, no clock.
+//! The compute kernels: functions of slices, without graph, network or clock.
 //!
 //! Layers of this module, each built on the ones before:
 //! * [`isa`]: the instruction set in use, and kernels compiled once for each;
@@ -15,8 +15,8 @@
 //!   fused multiply-add all instruction sets give the same bits too, because every kernel is one body of IEEE
 //!   operations.
 //! * **No allocation in a step.** Scratch memory comes from the caller and grows only until the largest use is known.
-//! * **No panic on data.** Kernels check lengths and panic on a caller's mistake; no value of an element can panic.
-//!   NaN and infinity pass through, so that a non-finite loss is seen.
+//! * **No panic on data.** Kernels check lengths and panic on programming errors; no element value can cause a panic.
+//!   NaN and infinity propagate, so that a non-finite loss is detected.
 
 pub mod activation;
 pub mod attention;
@@ -47,7 +47,7 @@ pub use pool::ComputeThreads;
 
 use crate::numerics::Precision;
 
-/// How kernels that use matrix products are to run; cheap to copy.
+/// Context of kernels that use matrix products; cheap to copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'p> {
     /// Instruction set.

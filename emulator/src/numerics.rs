@@ -1,8 +1,8 @@
-//! What a number is, independent of who computes it.
+//! Number formats, random numbers and initial values, independent of the agent that computes them.
 //!
-//! Everything here is a pure function: random values of (key, element), initial values of (seed, tensor, element),
-//! bf16 of f32. Nothing keeps a state, so any range of any tensor can be produced alone, by any process, in any
-//! order, and has the same bits. [`NumericsProfile`] names the few choices that do change bits.
+//! Everything here is a pure function: random values of (key, element), initial values of (seed, tensor, element), bf16
+//! of f32. There is no state, so any process can produce any range of any tensor, in any order, with the same bits.
+//! [`NumericsProfile`] names the few choices that change bits.
 //!
 //! Invariants:
 //! * no function here calls the platform's mathematics library: transcendental functions come from the pure-Rust

@@ -1,13 +1,16 @@
-//! Who does what in one epoch: systems and their leaves, rounds, shards and their chunks, SwarmX nodes and their joins.
+//! Assigns the work of one epoch to agents: leaves to systems, rounds, chunks to shards, and partial sums to SwarmX
+//! nodes.
 //!
-//! A placement is made from a plan and the agents at hand, holds for one epoch and never reaches a checkpoint.
-//! Changing it changes no bit of the result: every sum follows the leaf tree, whoever owns the leaves.
-//!
-//! Rounds and shares begin and end at boundaries of subtrees where that is cheap: the owner of a whole subtree sends
-//! one partial sum of a chunk, the owner of n leaves anywhere in the tree up to 2 log2 n. Aligning may cost at most one
-//! sixteenth ([`ALIGNMENT_SLACK`]): that much larger a share for the busiest system, that many more rounds. For
-//! instance, 16 systems share 24 leaves as 1, 2, 1, 2, ... (single subtrees) and not as 2, 1, 2, 1, ...; 3 systems
-//! share 8 leaves as 2, 3, 3, since whole subtrees (4, 2, 2) would keep the busiest system at work for a third longer.
+//! * A placement is computed from a plan and the available agents, is valid for one epoch and never stored in a
+//!   checkpoint.
+//! * A placement does not affect the bits of the result: every sum follows the leaf tree, whichever system owns the
+//!   leaves.
+//! * Rounds and shares begin and end at subtree boundaries if that is cheap. The owner of a whole subtree sends one
+//!   partial sum per chunk; the owner of n arbitrary leaves sends up to 2 log2 n. Alignment may cost at most one
+//!   sixteenth ([`ALIGNMENT_SLACK`]): a share of the busiest system that is larger by this fraction, or this fraction
+//!   more rounds. For example, 16 systems share 24 leaves as 1, 2, 1, 2, ... (single subtrees), not as 2, 1, 2, 1, ...;
+//!   3 systems share 8 leaves as 2, 3, 3, because whole subtrees (4, 2, 2) would occupy the busiest system for a third
+//!   longer.
 
 use std::ops::Range;
 
@@ -23,29 +26,29 @@ pub type ShardId = u32;
 /// Index of a SwarmX agent, `swarmx-<index>`.
 pub type SwarmId = u32;
 
-/// The agents a placement is made for.
+/// The available agents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementMembers {
-    /// Systems, in the order in which they take leaves.
+    /// Systems, in the order in which they are assigned leaves.
     pub systems: Vec<SystemId>,
     /// Number of MemoryX shards.
     pub shards: u32,
-    /// SwarmX agents at hand; the tree uses as many as it needs.
+    /// Available SwarmX agents. The tree uses as many as it needs.
     pub swarmx: Vec<SwarmId>,
-    /// Most children of a SwarmX node, at least 2.
+    /// Maximum children of a SwarmX node, at least 2.
     pub fan_out: u32,
-    /// Number of activation servers. Systems share them where there are fewer than systems; more are not asked, as a
-    /// system reads from one at a time.
+    /// Number of activation servers. Systems share servers if there are fewer servers than systems. Surplus servers are
+    /// not used, because a system reads from one server at a time.
     pub activation_servers: u32,
 }
 
-/// Who a SwarmX node serves.
+/// A child of a SwarmX node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmChild {
-    /// A system, by its place in [`Placement::systems`].
+    /// A system: its index in [`Placement::systems`].
     System(usize),
-    /// Another SwarmX node, by its place in [`Placement::swarm`].
+    /// Another SwarmX node: its index in [`Placement::swarm`].
     Swarm(usize),
 }
 
@@ -54,11 +57,11 @@ pub enum SwarmChild {
 pub struct SwarmNode {
     /// The agent.
     pub id: SwarmId,
-    /// Its parent's place in [`Placement::swarm`]; `None` for the root, which talks to every shard.
+    /// Index of its parent in [`Placement::swarm`]; `None` for the root, which is connected to every shard.
     pub parent: Option<usize>,
     /// Its children, leaves ascending.
     pub children: Vec<SwarmChild>,
-    /// The systems below it, as places in [`Placement::systems`].
+    /// The systems below it: a range of indices into [`Placement::systems`].
     pub systems: Range<usize>,
 }
 
@@ -67,9 +70,9 @@ pub struct SwarmNode {
 pub struct PlacedSystem {
     /// The agent.
     pub id: SystemId,
-    /// Its SwarmX node's place in [`Placement::swarm`].
+    /// Index of its SwarmX node in [`Placement::swarm`].
     pub parent: usize,
-    /// The activation server it asks for samples.
+    /// The activation server that sends its samples.
     pub activation: u32,
 }
 
@@ -78,11 +81,12 @@ pub struct PlacedSystem {
 pub struct Round {
     /// The leaves of the round.
     pub leaves: Range<u32>,
-    /// Each system's leaves, by its place in [`Placement::systems`]; contiguous, ascending, together all of `leaves`.
+    /// Leaves of each system, by its index in [`Placement::systems`]; contiguous, ascending, together equal to
+    /// `leaves`.
     pub owned: Vec<Range<u32>>,
 }
 
-/// See the module text.
+/// The assignment of work in one epoch; see the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// Systems, leaves ascending.
@@ -95,30 +99,30 @@ pub struct Placement {
     pub rounds: Vec<Round>,
     /// Rounds of an evaluation step.
     pub eval_rounds: Vec<Round>,
-    /// Tree over the training leaves.
+    /// The tree over the training leaves.
     pub tree: LeafTree,
 }
 
-/// Why there is no placement.
+/// Reason why there is no placement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// No system at hand.
+    /// No system is available.
     #[error("no system is available")]
     NoSystems,
-    /// No shard.
+    /// No MemoryX shard is available.
     #[error("no MemoryX shard is available")]
     NoShards,
-    /// A system would have nothing to do.
+    /// A system would have no leaves.
     #[error(
         "{systems} systems were asked for, but a batch has only {leaves} leaves to share; ask for at most {leaves}, or make more leaves with a smaller micro_batch_size"
     )]
     TooManySystems {
-        /// Systems asked for.
+        /// Requested systems.
         systems: usize,
-        /// K.
+        /// Leaves of the batch (K).
         leaves: u32,
     },
-    /// Far more rounds than any step has.
+    /// Too many rounds.
     #[error(
         "a batch of {leaves} leaves on {systems} systems, each of which holds {per_system} at once, would take {rounds} rounds a step; {most} are the most: give a smaller batch_size or an appliance with a larger wafer"
     )]
@@ -131,26 +135,26 @@ pub enum PlacementError {
         per_system: u32,
         /// Rounds needed.
         rounds: u64,
-        /// Most rounds on so many systems.
+        /// Maximum rounds for this number of systems.
         most: u64,
     },
-    /// The SwarmX tree can't be built.
+    /// There are too few SwarmX nodes for the tree.
     #[error(
         "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {have} are at hand"
     )]
     TooFewSwarmNodes {
         /// Systems to serve.
         systems: usize,
-        /// Children a node takes.
+        /// Maximum children of a node.
         fan_out: u32,
         /// Nodes needed.
         needed: usize,
-        /// Nodes at hand.
+        /// Nodes available.
         have: usize,
     },
 }
 
-/// SwarmX nodes needed for `systems` systems: a level for every power of the fan-out, up to one root.
+/// Returns the number of SwarmX nodes for `systems` systems: one level for every power of the fan-out, up to one root.
 pub fn swarm_nodes(systems: usize, fan_out: u32) -> usize {
     let fan_out = fan_out.max(2) as usize;
     let (mut level, mut nodes) = (systems.max(1), 0);
@@ -164,10 +168,10 @@ pub fn swarm_nodes(systems: usize, fan_out: u32) -> usize {
 }
 
 impl Placement {
-    /// Divides the plan's work among `members`.
+    /// Computes the placement of `plan` on `members`.
     ///
     /// # Errors
-    /// When a role is missing, there are more systems than leaves, or too few SwarmX agents.
+    /// A role has no agents, there are more systems than leaves, or too few SwarmX agents.
     pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
         let leaves = plan.leaves.count;
@@ -202,17 +206,18 @@ impl Placement {
         })
     }
 
-    /// The shard that owns `chunk`.
+    /// Returns the shard that owns `chunk`.
     pub const fn shard_of(&self, chunk: ChunkId) -> ShardId {
         (chunk % self.shards as usize) as ShardId
     }
 
-    /// The partial sums the system at `place` sends for every chunk of `round`.
+    /// Returns the partial sums that the system at index `place` sends for every chunk of `round`.
     pub fn system_nodes(&self, place: usize, round: usize) -> Vec<Node> {
         self.tree.cover(self.rounds[round].owned[place].clone())
     }
 
-    /// The partial sums the SwarmX node at `place` sends for every chunk of `round`, once it has joined its children's.
+    /// Returns the partial sums that the SwarmX node at index `place` sends for every chunk of `round`, after joining
+    /// those of its children.
     pub fn swarm_nodes(&self, place: usize, round: usize) -> Vec<Node> {
         let systems = self.swarm[place].systems.clone();
         let owned = &self.rounds[round].owned[systems];
@@ -222,7 +227,7 @@ impl Placement {
         }
     }
 
-    /// The partial sums `child` sends for every chunk of `round`.
+    /// Returns the partial sums that `child` sends for every chunk of `round`.
     pub fn child_nodes(&self, child: SwarmChild, round: usize) -> Vec<Node> {
         match child {
             SwarmChild::System(place) => self.system_nodes(place, round),
@@ -231,7 +236,7 @@ impl Placement {
     }
 }
 
-/// Most shares of systems in all rounds of a step together: keeps placements small.
+/// Maximum shares of systems in all rounds of a step. Bounds the size of a placement.
 const MAX_SHARES: u64 = 1 << 20;
 
 fn check_rounds(leaves: u32, systems: usize, per_system: u32) -> Result<(), PlacementError> {
@@ -244,11 +249,11 @@ fn check_rounds(leaves: u32, systems: usize, per_system: u32) -> Result<(), Plac
     }
 }
 
-/// One part in this many: how much larger a share, or how many more rounds, alignment with subtrees may cost.
+/// Alignment with subtrees may increase a share, or the number of rounds, by one part in this many.
 pub const ALIGNMENT_SLACK: u32 = 16;
 
-/// Rounds of `leaves` leaves in which no system holds more than `per_system`: nodes of the leaf tree, all of one depth,
-/// or, where these would be too many, as few contiguous ranges as there can be.
+/// Divides `leaves` leaves into rounds in which no system holds more than `per_system`: nodes of the leaf tree at one
+/// depth or, if these would be too many, as few contiguous ranges as possible.
 fn rounds(leaves: u32, systems: usize, per_system: u32) -> Vec<Round> {
     let tree = LeafTree::new(leaves);
     let most = u64::from(per_system.max(1)) * systems as u64;
@@ -274,12 +279,12 @@ fn child_nodes_or_self(node: Node) -> Vec<Node> {
     }
 }
 
-/// Shares of `leaves` for `systems` systems, none of more than `per_system` leaves: contiguous, ascending, and as equal
-/// as can be but for [`ALIGNMENT_SLACK`].
+/// Divides `leaves` among `systems` systems: contiguous, ascending ranges of at most `per_system` leaves, of equal size
+/// except for [`ALIGNMENT_SLACK`].
 fn share_leaves(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: u32) -> Vec<Range<u32>> {
     let (count, parts) = (u64::from(leaves.end - leaves.start), systems as u64);
     if count < parts {
-        // Some have nothing to do: spread them.
+        // Some systems have no leaves: distribute them evenly.
         let bound = |at: u64| leaves.start + (count * at).div_ceil(parts) as u32;
         return (0..parts).map(|at| bound(at)..bound(at + 1)).collect();
     }
@@ -288,15 +293,15 @@ fn share_leaves(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: 
     cut_range(tree, leaves, systems, most)
 }
 
-/// Cuts `range`, of at least `parts` leaves and at most `parts * most`, into `parts` ranges of at most `most` leaves,
-/// from left to right, each time at the boundary of the largest subtrees that leaves enough, and not too much, for the
-/// rest.
+/// Cuts `range`, of at least `parts` and at most `parts * most` leaves, into `parts` ranges of at most `most` leaves,
+/// from left to right. Each cut is at the boundary of the largest subtrees that leaves enough, and not too many, leaves
+/// for the remaining ranges.
 fn cut_range(tree: LeafTree, range: Range<u32>, parts: usize, most: u64) -> Vec<Range<u32>> {
     let end = u64::from(range.end);
     let mut start = u64::from(range.start);
     let mut ranges = Vec::with_capacity(parts);
     for rest in (0..parts as u64).rev() {
-        // A share much smaller than its equal part would make all others larger.
+        // A share much smaller than average would make all others larger.
         let equal = (end - start) / (rest + 1);
         let least = (start + (equal - equal / 4).max(1)).max(end.saturating_sub(rest * most));
         let highest = (start + most).min(end - rest);
@@ -307,9 +312,9 @@ fn cut_range(tree: LeafTree, range: Range<u32>, parts: usize, most: u64) -> Vec<
     ranges
 }
 
-/// The tree over `systems` systems, root first, and each system's parent.
+/// Builds the tree over `systems` systems, root first, and returns it with the parent of each system.
 fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode>, Vec<usize>) {
-    // Levels from the systems up; each entry is a node's children in the level below and its systems.
+    // Levels from the systems upward. Each entry has the node's children in the level below, and its systems.
     let mut levels: Vec<Vec<(Range<usize>, Range<usize>)>> = Vec::new();
     let mut below: Vec<Range<usize>> = (0..systems).map(|at| at..at + 1).collect();
     loop {
@@ -397,7 +402,7 @@ mod tests {
         }
     }
 
-    /// Where it costs no balance, every system owns one subtree and sends one sum.
+    /// If this does not cost balance, every system owns one subtree and sends one sum.
     #[test]
     fn shares_are_subtrees_where_that_costs_nothing() {
         for (leaves, systems) in [(16, 12), (24, 16), (18, 4), (48, 32), (96, 64), (1536, 512), (1000, 8), (20, 12)] {
@@ -408,7 +413,7 @@ mod tests {
         }
     }
 
-    /// Alignment makes the busiest system's share at most a sixteenth larger, and saves sums.
+    /// Alignment increases the share of the busiest system by at most one sixteenth, and reduces the number of sums.
     #[test]
     fn alignment_costs_a_bounded_balance() {
         let (mut aligned, mut even) = (0, 0);

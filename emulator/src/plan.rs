@@ -1,16 +1,17 @@
-//! The stream plan: what travels, in which order, and what it costs. A value with a hash.
+//! The stream plan: which chunks are sent in which order, and what a step costs. A value with a hash.
 //!
-//! The plan is the same for any number of systems, shards and SwarmX nodes; who does what is the
-//! [placement](crate::placement). Every agent compiles it from the same resolved job and compares the hash, so that a
-//! data frame needs only positions.
+//! The plan does not depend on the number of systems, shards and SwarmX nodes; the [placement](crate::placement)
+//! assigns work to agents. Every agent compiles the plan from the same resolved job and compares the hash, so that a
+//! data frame only needs positions.
 //!
 //! Order of one *round* of a training step, on every link:
-//! * down: [`StreamPlan::down_train`], the forward pass and then the backward pass, chunk by chunk; groups resident on
-//!   the wafer are not sent a second time, groups a backward pass does not read (an embedding table) not for it;
+//! * down: [`StreamPlan::down_train`], the forward pass and then the backward pass, chunk by chunk. Groups resident on
+//!   the wafer are sent only once. Groups that the backward pass does not read (an embedding table) are not sent for
+//!   it.
 //! * up: [`StreamPlan::up`], the gradients of each use of a group, last layer first.
 //!
-//! A step has as many rounds as the placement says, one after the other. An evaluation step has
-//! [`StreamPlan::down_eval`] only.
+//! The placement decides the number of rounds of a step; rounds follow one another. An evaluation step only has
+//! [`StreamPlan::down_eval`].
 
 use std::io::{BufWriter, Write as _};
 use std::ops::Range;
@@ -26,24 +27,24 @@ pub type GroupId = usize;
 /// Index into [`StreamPlan::chunks`]: plan order.
 pub type ChunkId = usize;
 
-/// Most elements of a chunk: 1 MiB of f32, the size at which a link costs least per byte.
+/// Default maximum elements of a chunk: 1 MiB of f32, the size with the lowest cost per byte on a link.
 pub const DEFAULT_CHUNK_ELEMENTS: usize = 1 << 18;
 
-/// Most elements that a link carries in one frame: 4 MiB of f32.
+/// Maximum elements of one frame: 4 MiB of f32.
 pub const MAX_FRAME_ELEMENTS: usize = 1 << 20;
 
-/// How weights travel.
+/// Encoding of weights on links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Encoding {
-    /// 4 bytes an element, little-endian.
+    /// 4 bytes per element, little-endian.
     F32,
-    /// 2 bytes an element, little-endian, rounded to nearest even.
+    /// 2 bytes per element, little-endian, rounded to nearest even.
     Bf16,
 }
 
 impl Encoding {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -52,13 +53,13 @@ impl Encoding {
     }
 }
 
-/// Tensors that are always used together, laid out one after the other without gaps: what a checkpoint file holds
-/// and chunks are cut from.
+/// Tensors that are always used together, laid out contiguously without gaps. A checkpoint file stores groups; chunks
+/// are pieces of groups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// Name: that of the layer of first use, or of the tensor where it is shared between layers.
+    /// Name of the layer of first use, or of the tensor if layers share it.
     pub name: String,
-    /// Members and the element range each takes in the group.
+    /// Tensors and the element range of each in the group.
     pub tensors: Vec<(TensorId, Range<usize>)>,
     /// Its chunks, in order.
     pub chunks: Range<ChunkId>,
@@ -66,10 +67,10 @@ pub struct Group {
     pub elements: usize,
 }
 
-/// A piece of a group: what travels in one frame.
+/// A piece of a group, sent in one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// The group it is cut from.
+    /// The group it is part of.
     pub group: GroupId,
     /// First element in the group.
     pub start: usize,
@@ -81,50 +82,50 @@ pub struct Chunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pass {
-    /// Layers first to last.
+    /// Layers in ascending order.
     Forward,
-    /// Layers last to first.
+    /// Layers in descending order.
     Backward,
 }
 
-/// One chunk's turn on the way down: `chunk` is needed by `layer` in `pass`.
+/// One slot of the weight stream: `chunk` is needed by `layer` in `pass`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DownSlot {
     /// Pass in which it is needed.
     pub pass: Pass,
-    /// Layer that first needs it.
+    /// First layer that needs it.
     pub layer: LayerId,
     /// The chunk.
     pub chunk: ChunkId,
 }
 
-/// One chunk's turn on the way up: the gradient of `chunk` from its use in `layer`.
+/// One slot of the gradient stream: the gradient of `chunk` from its use in `layer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpSlot {
-    /// The layer whose backward pass made it.
+    /// The layer whose backward pass computes it.
     pub layer: LayerId,
     /// The chunk.
     pub chunk: ChunkId,
 }
 
-/// What the plan says of one layer.
+/// The plan of one layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerPlan {
     /// Groups used, in order.
     pub groups: Vec<GroupId>,
-    /// Those of them whose weights the backward pass reads, in order; the others are not streamed for it.
+    /// The groups whose weights the backward pass reads, in order; the others are not streamed for it.
     pub backward_groups: Vec<GroupId>,
-    /// Recompute the layer's inside in the backward pass instead of saving it.
+    /// Whether the backward pass recomputes the layer's inner values instead of saving them.
     pub recompute: bool,
     /// Floating-point operations of the forward pass, per sample.
     pub forward_flops: u64,
-    /// Floating-point operations of the backward pass per sample, recomputation not counted.
+    /// Floating-point operations of the backward pass per sample, without recomputation.
     pub backward_flops: u64,
-    /// Floating-point operations per sample of the operators carried out again when the layer is recomputed; 0 if not.
+    /// Floating-point operations per sample of the operators that recomputation repeats; 0 if not recomputed.
     pub recompute_flops: u64,
-    /// Bytes kept between forward and backward per sample, as chosen by `recompute`.
+    /// Bytes held between forward and backward pass per sample, according to `recompute`.
     pub saved: MachineBytes,
-    /// Bytes of working memory while the layer computes, per leaf.
+    /// Bytes of working memory during computation, per leaf.
     pub working: MachineBytes,
 }
 
@@ -133,32 +134,32 @@ pub struct LayerPlan {
 pub struct MachineBytes {
     /// On the modelled wafer, in its number formats.
     pub wafer: u64,
-    /// In the emulating process, f32.
+    /// In the emulating process, in f32.
     pub host: u64,
 }
 
-/// How a batch is cut.
+/// Division of a batch into leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeafLayout {
-    /// K.
+    /// Number of leaves (K).
     pub count: u32,
     /// Samples of each leaf.
     pub samples: u32,
 }
 
 impl LeafLayout {
-    /// Samples of the whole batch.
+    /// Returns the samples of the whole batch.
     pub const fn batch(self) -> u64 {
         self.count as u64 * self.samples as u64
     }
 
-    /// The tree that sums their gradients.
+    /// Returns the tree that sums the gradients of the leaves.
     pub const fn tree(self) -> LeafTree {
         LeafTree::new(self.count)
     }
 }
 
-/// The plan. See the module text.
+/// The stream plan; see the module documentation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StreamPlan {
     /// The model.
@@ -171,21 +172,21 @@ pub struct StreamPlan {
     pub eval_leaves: LeafLayout,
     /// Groups, in order of first use.
     pub groups: Vec<Group>,
-    /// Chunks, in plan order: group after group.
+    /// Chunks in plan order: group by group.
     pub chunks: Vec<Chunk>,
-    /// One per layer of the graph.
+    /// Plans of the layers of the graph.
     pub layers: Vec<LayerPlan>,
     /// Groups that stay on the wafer from their forward to their backward use.
     pub resident: Vec<GroupId>,
-    /// How weights travel; groups of vectors are an exception, see [`StreamPlan::chunk_encoding`].
+    /// Encoding of weights on links. Groups of vectors are an exception, see [`StreamPlan::chunk_encoding`].
     pub encoding: Encoding,
-    /// Most leaves one system can hold at once; the placement makes rounds of a batch that needs more.
+    /// Maximum leaves that one system can hold at once. The placement divides a larger batch into rounds.
     pub leaves_per_round: u32,
-    /// Down order of a training round.
+    /// Order of weights in a training round.
     pub down_train: Vec<DownSlot>,
-    /// Down order of an evaluation round.
+    /// Order of weights in an evaluation round.
     pub down_eval: Vec<DownSlot>,
-    /// Up order of a training round.
+    /// Order of gradients in a training round.
     pub up: Vec<UpSlot>,
 }
 
@@ -200,11 +201,11 @@ impl std::fmt::Display for PlanHash {
 }
 
 impl StreamPlan {
-    /// The hash of everything the plan says.
+    /// Returns the hash of the whole plan.
     pub fn hash(&self) -> PlanHash {
-        // JSON is written a few bytes at a time, which a hasher is slow at.
+        // JSON is written a few bytes at a time, which is slow with a hasher.
         let mut writer = BufWriter::with_capacity(1 << 16, HashWriter(blake3::Hasher::new()));
-        // A plain tree of numbers and strings written into a hasher: neither can fail.
+        // Serializing a plain tree of numbers and strings into a hasher can't fail.
         let written = serde_json::to_writer(&mut writer, self).is_ok() && writer.flush().is_ok();
         debug_assert!(written);
         let mut first = [0; 8];
@@ -212,13 +213,13 @@ impl StreamPlan {
         PlanHash(u64::from_le_bytes(first))
     }
 
-    /// Number of trained scalars.
+    /// Returns the number of trained scalars.
     pub fn parameters(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.elements as u64).sum()
     }
 
-    /// Checks that links can carry its chunks; a plan of more than 1.1e12 parameters has larger ones and is for
-    /// planning only.
+    /// Checks that links can carry the plan's chunks. A plan of more than 1.1e12 parameters has larger chunks and is
+    /// for planning only.
     ///
     /// # Errors
     /// [`CompileError::TooLargeToStream`].
@@ -231,20 +232,20 @@ impl StreamPlan {
         }
     }
 
-    /// The element range of `chunk` in its group.
+    /// Returns the element range of `chunk` in its group.
     pub fn chunk_range(&self, chunk: ChunkId) -> Range<usize> {
         let Chunk { start, elements, .. } = self.chunks[chunk];
         start..start + elements
     }
 
-    /// How the weights of `chunk` travel: those of a group of vectors in f32, others in the plan's encoding.
+    /// Returns the encoding of the weights of `chunk`: f32 for a group of vectors, otherwise the plan's encoding.
     pub fn chunk_encoding(&self, chunk: ChunkId) -> Encoding {
         let group = &self.groups[self.chunks[chunk].group];
         let vectors = group.tensors.iter().all(|(tensor, _)| self.graph.tensors[*tensor].is_vector());
         if vectors { Encoding::F32 } else { self.encoding }
     }
 
-    /// The parts of tensors `chunk` is made of: tensor, first element in the tensor, range in the chunk.
+    /// Returns the parts of tensors in `chunk`: tensor, first element in the tensor, range in the chunk.
     pub fn chunk_pieces(&self, chunk: ChunkId) -> Vec<(TensorId, usize, Range<usize>)> {
         let range = self.chunk_range(chunk);
         let group = &self.groups[self.chunks[chunk].group];
@@ -258,8 +259,8 @@ impl StreamPlan {
             .collect()
     }
 
-    /// How many slots a window of `bytes` has: the most of which any run, in either direction and from one round into
-    /// the next, fits into it as f32. At least one: a chunk larger than the window must pass.
+    /// Returns how many slots fit into a window of `bytes` as f32, for the largest consecutive slots in either
+    /// direction, including across rounds. At least one: a chunk larger than the window must be sendable.
     pub fn slots_within(&self, bytes: u64) -> u64 {
         let bytes_of = |chunk: ChunkId| self.chunks[chunk].elements as u64 * 4;
         let down: Vec<u64> = self.down_train.iter().map(|slot| bytes_of(slot.chunk)).collect();
@@ -267,14 +268,14 @@ impl StreamPlan {
         shortest_run_exceeding(bytes, &down).min(shortest_run_exceeding(bytes, &up)).saturating_sub(1).max(1) as u64
     }
 
-    /// Whether `group` stays on the wafer between its uses.
+    /// Returns whether `group` stays on the wafer between its uses.
     pub fn is_resident(&self, group: GroupId) -> bool {
         self.resident.contains(&group)
     }
 }
 
-/// Length of the shortest run of `sizes`, which repeat without end, that sums to more than `limit`; one more than there
-/// are sizes if none does.
+/// Returns the length of the shortest run of `sizes`, repeated cyclically, that sums to more than `limit`; the number
+/// of sizes plus one if there is none.
 fn shortest_run_exceeding(limit: u64, sizes: &[u64]) -> usize {
     let (mut shortest, mut sum, mut from) = (sizes.len() + 1, 0, 0);
     for (at, size) in sizes.iter().chain(sizes).enumerate() {

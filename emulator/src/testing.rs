@@ -45,7 +45,7 @@ pub const TINY: Size = Size {
     tied: true,
     mixed: false,
 };
-/// Bytes of a wafer on which [`TINY`] is recomputed and goes in rounds.
+/// Bytes of a wafer on which [`TINY`] is recomputed and divided into rounds.
 pub const TINY_WAFER: u64 = 3 << 20;
 
 /// Bytes of a CS-2's wafer.

@@ -1,10 +1,10 @@
 //! The binary tree over leaf indices that fixes the order of every gradient sum.
 //!
 //! A batch is cut into K leaves. The tree halves `[0, K)` at the midpoint, down to single leaves; the gradient of a
-//! node is *left child + right child*, in f32. Whoever owns leaves `[a, b)` sends the sums of the maximal nodes
-//! inside that range ([`LeafTree::cover`]); whoever holds two siblings joins them ([`PartialSums`]).
+//! node is *left child + right child*, in f32. The owner of leaves `[a, b)` sends the sums of the maximal nodes inside
+//! that range ([`LeafTree::cover`]); a receiver of two siblings joins them ([`PartialSums`]).
 //!
-//! Invariant: the bits of the root's sum depend on K alone, never on who summed or in which order sums arrived.
+//! * The bits of the root's sum depend on K alone, not on which agent summed or in which order sums arrived.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -20,17 +20,17 @@ pub struct Node {
 }
 
 impl Node {
-    /// The node over `[start, end)`.
+    /// Returns the node over `[start, end)`.
     pub const fn new(start: u32, end: u32) -> Self {
         Self { start, end }
     }
 
-    /// Number of leaves below the node.
+    /// Returns the number of leaves below the node.
     pub const fn leaves(self) -> u32 {
         self.end - self.start
     }
 
-    /// The two halves, or `None` for a single leaf.
+    /// Returns the two halves, or `None` for a single leaf.
     pub const fn children(self) -> Option<(Node, Node)> {
         if self.end - self.start < 2 {
             return None;
@@ -39,7 +39,7 @@ impl Node {
         Some((Node::new(self.start, middle), Node::new(middle, self.end)))
     }
 
-    /// The leaf indices below the node.
+    /// Returns the leaf indices below the node.
     pub const fn range(self) -> Range<u32> {
         self.start..self.end
     }
@@ -51,12 +51,12 @@ impl std::fmt::Display for Node {
     }
 }
 
-/// How a node stands to the one it is joined with.
+/// The sibling and the parent of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Join {
-    /// The other half.
+    /// The node it is joined with.
     pub sibling: Node,
-    /// What the two make.
+    /// The result of joining the two.
     pub parent: Node,
 }
 
@@ -67,22 +67,22 @@ pub struct LeafTree {
 }
 
 impl LeafTree {
-    /// The tree over `leaves` leaves; none of it exists for zero leaves.
+    /// Creates the tree over `leaves` leaves; with zero leaves it has no nodes.
     pub const fn new(leaves: u32) -> Self {
         Self { leaves }
     }
 
-    /// K.
+    /// Returns the number of leaves (K).
     pub const fn leaves(self) -> u32 {
         self.leaves
     }
 
-    /// The node over all leaves.
+    /// Returns the node over all leaves.
     pub const fn root(self) -> Node {
         Node::new(0, self.leaves)
     }
 
-    /// The sibling and parent of `node`; `None` for the root and for ranges that are no node of this tree.
+    /// Returns the sibling and parent of `node`; `None` for the root and for ranges that are not nodes of this tree.
     pub fn join_of(self, node: Node) -> Option<Join> {
         let mut parent = self.root();
         while let Some((left, right)) = parent.children() {
@@ -97,13 +97,13 @@ impl LeafTree {
         None
     }
 
-    /// Whether `node` is a node of this tree.
+    /// Returns whether `node` is a node of this tree.
     pub fn contains(self, node: Node) -> bool {
         node.start < node.end && (node == self.root() || self.join_of(node).is_some())
     }
 
-    /// The one of `positions` that ends the largest subtrees: the shallowest midpoint among them; the first if there is
-    /// none, as with positions at the ends of the tree.
+    /// Returns the one of `positions` at which the largest subtrees end: the shallowest midpoint among them, or the
+    /// first position if none is a midpoint, as at the ends of the tree.
     pub fn boundary(self, positions: RangeInclusive<u32>) -> u32 {
         let mut node = self.root();
         while let Some((left, right)) = node.children() {
@@ -115,8 +115,8 @@ impl LeafTree {
         *positions.start()
     }
 
-    /// The maximal nodes inside `[range.start, range.end)`, left to right: what the owner of these leaves sends.
-    /// At most `2 log2 K` of them; none for an empty range.
+    /// Returns the maximal nodes inside `[range.start, range.end)`, left to right: the sums that the owner of these
+    /// leaves sends. At most `2 log2 K` nodes; none for an empty range.
     pub fn cover(self, range: Range<u32>) -> Vec<Node> {
         let mut nodes = Vec::new();
         if range.start < range.end && range.end <= self.leaves {
@@ -138,7 +138,7 @@ fn cover_into(node: Node, range: &Range<u32>, nodes: &mut Vec<Node>) {
     }
 }
 
-/// What went wrong when a partial sum was offered.
+/// Reason why a partial sum is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartialSumError {
     /// The range is not a node of the tree.
@@ -149,10 +149,10 @@ pub enum PartialSumError {
     Repeated(Node),
 }
 
-/// Partial sums of one gradient, joined as soon as two siblings are there.
+/// Partial sums of one gradient. Siblings are joined as soon as both are present.
 ///
-/// `T` is the sum's carrier (a buffer). Holds the maximal nodes seen so far, at most `log2 K + 1` when they arrive
-/// left to right.
+/// `T` holds a sum (a buffer). The set contains the maximal nodes so far, at most `log2 K + 1` if they arrive left to
+/// right.
 #[derive(Clone, Debug)]
 pub struct PartialSums<T> {
     tree: LeafTree,
@@ -160,15 +160,15 @@ pub struct PartialSums<T> {
 }
 
 impl<T> PartialSums<T> {
-    /// Nothing summed yet.
+    /// Creates an empty set of sums.
     pub const fn new(tree: LeafTree) -> Self {
         Self { tree, open_sums: Vec::new() }
     }
 
-    /// Adds the sum of `node`, joining siblings with `join(left, right) -> parent` for as long as there are any.
+    /// Adds the sum of `node` and joins siblings with `join(left, right) -> parent` while there are any.
     ///
     /// # Errors
-    /// `node` is not in the tree, or some leaf of it was counted before (a repeat is never added twice).
+    /// `node` is not in the tree, or one of its leaves was counted before (a repeated sum is never added twice).
     pub fn insert(&mut self, node: Node, value: T, mut join: impl FnMut(T, T) -> T) -> Result<(), PartialSumError> {
         if !self.tree.contains(node) {
             return Err(PartialSumError::NotANode(node, self.tree.leaves()));
@@ -187,24 +187,24 @@ impl<T> PartialSums<T> {
         Ok(())
     }
 
-    /// The number of open partial sums.
+    /// Returns the number of open partial sums.
     pub fn len(&self) -> usize {
         self.open_sums.len()
     }
 
-    /// Whether nothing is held.
+    /// Returns whether there are no partial sums.
     pub fn is_empty(&self) -> bool {
         self.open_sums.is_empty()
     }
 
-    /// Whether the held nodes are exactly the cover of `range`: nothing more can be joined inside it.
+    /// Returns whether the open nodes are exactly the cover of `range`: no more can be joined inside it.
     pub fn covers(&self, range: Range<u32>) -> bool {
         let cover = self.tree.cover(range);
         cover.len() == self.open_sums.len()
             && cover.iter().all(|node| self.open_sums.iter().any(|(held, _)| held == node))
     }
 
-    /// Takes everything held, left to right.
+    /// Removes and returns all sums, left to right.
     pub fn take(&mut self) -> Vec<(Node, T)> {
         let mut held = std::mem::take(&mut self.open_sums);
         held.sort_by_key(|(node, _)| *node);
@@ -222,7 +222,7 @@ mod tests {
             let tree = LeafTree::new(leaves);
             let direct = bracket(tree.root());
             for cut in 0..=leaves {
-                // Right part first: arrival order must not show.
+                // The right part first: arrival order must not affect the result.
                 let pieces = tree.cover(cut..leaves).into_iter().chain(tree.cover(0..cut));
                 let mut partials = PartialSums::new(tree);
                 for node in pieces {

@@ -1,43 +1,43 @@
-//! How fast the modelled wafer works: products, memory, fabric and network in seconds.
+//! Rates of the modelled wafer: products, memory, fabric and network, in seconds.
 //!
 //! Features lie along one side of the square grid of cores, `sqrt(cores)` long, and tokens along the other. Each weight
-//! that arrives is multiplied into all tokens at once, at the peak. Each number that a product makes is then summed
-//! over the cores that share its features: the sum visits one side of the grid, and every core on the way spends
-//! [`PARTIAL_SUM_CYCLES`] on it. That work does not shrink with the features a core has, so narrow products keep the
-//! wafer less busy: over `w` features by a factor of `w / (w + constant * side)`. The fabric carries the sums
-//! meanwhile, and takes over as the bound where it is slow.
+//! that arrives is multiplied with all tokens at once, at the peak rate. Each number of a product is then summed over
+//! the cores that share its features: the sum passes along one side of the grid, and every core on the way spends
+//! [`PARTIAL_SUM_CYCLES`] on it. That work does not decrease with the features per core, so narrow products utilize the
+//! wafer less: with `w` features by a factor of `w / (w + constant * side)`. The fabric carries the sums at the same
+//! time, and is the bound if it is slower.
 //!
-//! One constant is fitted, to the public figures that [`crate::time`] marks so: the appliance's `utilisation`, the
-//! share of this rate that public runs sustained. [`PARTIAL_SUM_CYCLES`] is derived from the maker's description of the
-//! core, and all else is the appliance's.
+//! One constant is fitted to the published results that [`crate::time`] marks for this: the appliance's `utilisation`,
+//! the share of this rate that public runs sustained. [`PARTIAL_SUM_CYCLES`] is derived from the vendor's description
+//! of the core. Everything else is a parameter of the appliance.
 
 use millrace_params::WaferSpec;
 
-/// Cycles that a core spends on a partial sum that passes through it, per number: the maker describes four cycles (one
-/// to copy the sum, one to clear it, two for a double-wide addition), and a double-wide operation of a core whose
-/// arithmetic is four numbers wide takes eight.
+/// Cycles that a core spends on each number of a partial sum that passes through it. The vendor describes four
+/// operations (one to copy the sum, one to clear it, two for a double-wide addition); a double-wide operation of a core
+/// with four-wide arithmetic takes eight cycles in total.
 pub const PARTIAL_SUM_CYCLES: f64 = 4.0 / 8.0;
 /// Bytes of a partial sum on the fabric.
 const PARTIAL_SUM_BYTES: f64 = 4.0;
 
-/// A wafer at work.
+/// Rates of a wafer, computed from its specification.
 #[derive(Clone, Copy, Debug)]
 pub struct WaferModel<'a> {
     spec: &'a WaferSpec,
 }
 
 impl<'a> WaferModel<'a> {
-    /// The wafer that `spec` describes.
+    /// Computes the rates of the wafer that `spec` describes.
     pub const fn new(spec: &'a WaferSpec) -> Self {
         Self { spec }
     }
 
-    /// Cores on one side of the grid.
+    /// Returns the number of cores on one side of the grid.
     fn side(self) -> f64 {
         (self.spec.cores as f64).sqrt()
     }
 
-    /// Seconds for `flops` operations in products that make `sums` numbers.
+    /// Returns the seconds for `flops` operations in products that compute `sums` numbers.
     pub fn product_seconds(self, flops: f64, sums: f64) -> f64 {
         let visits = sums * self.side();
         let multiplying = flops / self.spec.peak_flops;
@@ -46,17 +46,17 @@ impl<'a> WaferModel<'a> {
         (multiplying + adding).max(carrying) / self.spec.utilisation
     }
 
-    /// Seconds to read or write `bytes` of wafer memory.
+    /// Returns the seconds to read or write `bytes` of wafer memory.
     pub fn memory_seconds(self, bytes: f64) -> f64 {
         bytes / self.spec.memory_bandwidth
     }
 
-    /// Seconds to receive, or to send, `bytes` over the system's network.
+    /// Returns the seconds to receive, or to send, `bytes` over the system's network.
     pub fn link_seconds(self, bytes: f64) -> f64 {
         bytes / self.spec.link_bytes_per_s
     }
 
-    /// Seconds to receive `bytes` of weights and to pass them along one side of the grid, at the same time.
+    /// Returns the seconds to receive `bytes` of weights while forwarding them along one side of the grid.
     pub fn broadcast_seconds(self, bytes: f64) -> f64 {
         self.link_seconds(bytes).max(bytes * self.side() / self.spec.fabric_bandwidth)
     }
@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// A product of many rows over `width` features, as a share of the peak.
+    /// Returns the rate of a product of many rows over `width` features, as a share of the peak.
     fn efficiency(spec: &WaferSpec, width: f64) -> f64 {
         let (rows, flops) = (2048.0, 2.0 * 2048.0 * width * width);
         flops / spec.peak_flops / WaferModel::new(spec).product_seconds(flops, rows * width)
@@ -83,7 +83,7 @@ mod tests {
         assert!((0.99..1.0).contains(&efficiency(&spec, 1e6)));
     }
 
-    /// Every number of the wafer that the model reads slows it down when it is made worse.
+    /// Making any parameter of the wafer that the model reads worse increases the projected time.
     #[test]
     fn clock_cores_and_fabric_take_part() {
         let spec = ApplianceSpec::default().wafer;

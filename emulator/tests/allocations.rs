@@ -1,4 +1,4 @@
-//! After its first round a device allocates nothing.
+//! Checks that a device allocates nothing after its first round.
 
 mod common;
 
@@ -12,22 +12,22 @@ use millrace_emulator::device::Device;
 use millrace_emulator::plan::Pass;
 
 thread_local! {
-    /// Allocations of this thread; the test harness has threads of its own.
+    /// Allocations of this thread; the test harness has other threads.
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: passes every call on to the system's allocator and counts.
+// SAFETY: forwards every call to the system's allocator and counts it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { System.dealloc(memory, layout) }
     }
 }

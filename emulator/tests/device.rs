@@ -1,4 +1,4 @@
-//! The device's promises: the same bits however work is divided, evaluation, memory, refusals.
+//! Checks the guarantees of the device: identical bits for any division of work, evaluation, memory, and errors.
 
 mod common;
 
@@ -24,12 +24,12 @@ fn graph() -> millrace_emulator::graph::Graph {
     families::gpt(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
 }
 
-/// For each round, each device's leaves: first, and one past the last.
+/// The leaves of each device in each round: first, and one past the last.
 type Shares = &'static [&'static [(u32, u32)]];
 
 const WHOLE: Shares = &[&[(0, 6)]];
 
-/// Losses and gradients of a step whose leaves are shared out to devices, in rounds.
+/// Losses and gradients of a step whose leaves are distributed over devices, in rounds.
 fn run_on_devices(plan: &Arc<StreamPlan>, devices: &mut [CpuDevice], shares: Shares) -> (Vec<LeafLoss>, Vec<Vec<f32>>) {
     let (weights, samples) = (initial_weights(plan, 1), Samples::random(plan, WORDS, 2));
     let (mut losses, mut sums) = (Vec::new(), Vec::new());
@@ -84,13 +84,13 @@ fn the_same_bits_when_layers_are_recomputed() {
     assert_eq!(bits(&gradients), bits(&repeated));
 }
 
-/// The kernels claim it for all sets with fused multiply-add.
+/// The kernels guarantee it for all instruction sets with fused multiply-add.
 #[test]
 fn the_same_bits_with_avx2_and_avx512() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let of = |simd: Simd| run_on_devices(&plan, &mut [device_on(&plan, 1, simd)], WHOLE);
     let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
-    // What the system says of the CPU, so that a set that is not detected any more is noticed.
+    // What the system reports of the CPU, so that a set that is no longer detected is noticed.
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has = |flags: &[&str]| flags.iter().all(|flag| cpu.split_whitespace().any(|word| word == *flag));
     let avx2 = has(&["avx2", "fma"]);
@@ -149,7 +149,7 @@ fn evaluation_drops_nothing_and_counts_right_answers() {
         losses.iter().map(|leaf| leaf.tokens).sum::<u64>(),
         samples.labels.iter().filter(|l| **l >= 0).count() as u64
     );
-    // Labels that are the answers: try every word for one token, exactly one is right.
+    // Labels that are the most likely words: try every word for one token; exactly one is correct.
     let right = (0..WORDS as i32).map(|word| {
         let mut labels = vec![-1; samples.labels.len()];
         labels[17] = word;
@@ -159,7 +159,7 @@ fn evaluation_drops_nothing_and_counts_right_answers() {
     assert_eq!(right.sum::<u64>(), 1);
 }
 
-/// The arena is what the plan accounts for, and all else does not grow with the depth of the model.
+/// The arena has the size that the plan accounts for, and everything else does not grow with the depth of the model.
 #[test]
 fn memory_is_what_the_plan_says() {
     assert_eq!(ops::VOCABULARY_BLOCK, kernels::loss::VOCABULARY_BLOCK);
@@ -174,8 +174,8 @@ fn memory_is_what_the_plan_says() {
             (device.memory(), system_bytes(&plan, plan.leaves.count, true, &ApplianceSpec::default().link).host);
         let apart = memory.activations as f64 / expected.activations as f64 - 1.0;
         assert!(apart.abs() < 0.01, "{layers} layers: {} for {}", memory.activations, expected.activations);
-        // The next layer's weights, which the plan counts, come early only where links bring them; copies are padded to
-        // whole tiles, which shows with matrices as small as these.
+        // The weights of the next layer, which the plan counts, only arrive early with links; copies are padded to
+        // whole tiles, which is visible with matrices as small as these.
         let most = expected.weights.resident + expected.weights.window + expected.packed;
         assert!(memory.weights <= most + most / 5 && 2 * memory.weights > most, "{} for {most}", memory.weights);
         memory.weights + memory.gradients + memory.scratch
@@ -229,7 +229,7 @@ fn what_does_not_fit_is_refused_and_named() {
         assert!(error.contains(expected), "{error:?} does not name {expected:?}");
         assert!(matches!(device.forward(1), Err(DeviceError::Order { .. })));
     }
-    // And a round begins again as if nothing had been.
+    // A new round works as if the failed one had not happened.
     step(&mut device, &plan, &initial_weights(&plan, 1), &samples);
     assert_eq!(device.backward(0), Err(DeviceError::Order { pass: Pass::Backward, layer: 0 }));
     assert_eq!(device.gradient(1, 0, Node::new(0, 6)), None);

@@ -1,4 +1,4 @@
-//! Every operator's backward pass, and whole models', against differences of an f64 reference.
+//! Compares the backward pass of every operator, and of whole models, with differences of an f64 reference.
 
 mod common;
 
@@ -16,7 +16,7 @@ const ROWS: usize = 5;
 const WIDTH: usize = 12;
 const VOCABULARY: usize = 11;
 
-/// A graph under construction, with names made up as it goes.
+/// Builds a graph and generates names.
 struct TestGraphBuilder {
     builder: GraphBuilder,
     names: usize,
@@ -79,7 +79,7 @@ impl TestGraphBuilder {
     }
 }
 
-/// One graph for every operator, and some that families of today do not make.
+/// One graph for every operator, including forms that no current model family uses.
 fn graphs() -> Vec<(&'static str, Graph)> {
     let with = |name, make: &dyn Fn(&mut TestGraphBuilder, ValueId) -> ValueId| {
         let mut sketch = TestGraphBuilder::new();
@@ -154,7 +154,7 @@ fn check(name: &str, plan: &std::sync::Arc<StreamPlan>, words: usize, stride: us
     let weights = initial_weights(plan, 11);
     let samples = Samples::random(plan, words, 5);
     let (loss, gradients) = step(&mut device(plan, 1), plan, &weights, &samples);
-    // Each leaf apart, its sums joined outside: the same bits.
+    // Each leaf separately, its sums joined outside: the same bits.
     let mut device = device(plan, 2);
     let apart = (0..plan.leaves.count).flat_map(|leaf| round(&mut device, plan, &weights, &samples, leaf..leaf + 1).1);
     assert_eq!(total(plan, apart.collect()), gradients, "{name}");
@@ -221,7 +221,7 @@ fn whole_models() {
         ),
     ];
     for (name, mut spec) in cases {
-        // Weights of a size at which every part matters.
+        // Weights of a size at which every part affects the result.
         let normal = millrace_params::Initializer::Normal { mean: 0.0, std: 0.3 };
         spec.initializers = millrace_params::Initializers {
             embedding: normal,

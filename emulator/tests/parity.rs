@@ -1,4 +1,5 @@
-//! Training in process, device and optimizer kernels only, against PyTorch's recorded runs in `tests/parity/fixtures`.
+//! Trains in process, with device and optimizer kernels only, and compares with recorded PyTorch runs in
+//! `tests/parity/fixtures`.
 
 mod common;
 
@@ -108,7 +109,7 @@ impl Fixture {
     }
 }
 
-/// The Hugging Face name of a tensor, and whether it is stored the other way round there.
+/// Returns the Hugging Face name of a tensor, and whether it is transposed there.
 fn hugging_face(name: &str) -> (String, bool) {
     let pairs =
         [("attn.qkv", "attn.c_attn"), ("attn.proj", "attn.c_proj"), ("mlp.fc", "mlp.c_fc"), ("mlp.proj", "mlp.c_proj")];
@@ -122,7 +123,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
 
-/// What the groups hold, as tensors in Hugging Face's layout.
+/// Returns the content of the groups as tensors in Hugging Face's layout.
 fn tensors(plan: &StreamPlan, groups: &[Vec<f32>]) -> BTreeMap<String, Vec<f32>> {
     let mut tensors = BTreeMap::new();
     for (group, values) in plan.groups.iter().zip(groups) {
@@ -204,7 +205,7 @@ impl Optimizer {
     }
 }
 
-/// What a run showed.
+/// The results of a run.
 struct Run {
     plan: Arc<StreamPlan>,
     device: CpuDevice,
@@ -246,8 +247,7 @@ fn train(fixture: &Fixture, encoding: Encoding) -> Run {
     Run { plan, device, losses, norms, gradients: first, weights }
 }
 
-/// The weights as they travel: matrices in the plan's encoding; vectors (norms, biases) in f32, as autocast leaves
-/// them.
+/// Returns the weights as sent: matrices in the plan's encoding; vectors (norms, biases) in f32, as with autocast.
 fn wire(plan: &StreamPlan, weights: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mut wire = weights.to_vec();
     for (group, values) in plan.groups.iter().zip(&mut wire) {
@@ -264,7 +264,7 @@ fn worst(values: &[f64], truth: &[f64]) -> f64 {
     values.iter().zip(truth).map(|(value, truth)| ((value - truth) / truth).abs()).fold(0.0, f64::max)
 }
 
-/// Norm of the difference over the norm of the truth.
+/// Norm of the difference divided by the norm of the expected value.
 fn difference(values: &[f32], truth: &[f32]) -> (f64, f64) {
     let apart: Vec<f32> = values.iter().zip(truth).map(|(a, b)| a - b).collect();
     (norm(&apart), norm(truth))
@@ -286,7 +286,7 @@ fn twenty_steps_agree_with_pytorch_in_f32() {
         }
         for (tensor, values) in tensors(&run.plan, &run.weights) {
             let third = values.len() / 3;
-            // The key third of this bias is left to rounding noise.
+            // The key third of this bias is rounding noise.
             let counted = if tensor.ends_with("c_attn.bias") {
                 [&values[..third], &values[2 * third..]].concat()
             } else {
@@ -300,7 +300,7 @@ fn twenty_steps_agree_with_pytorch_in_f32() {
     }
 }
 
-/// The device tells losses, not logits: evaluation leaves that count one token each tell single log-probabilities.
+/// The device returns losses, not logits: evaluation leaves in which one token counts give single log-probabilities.
 fn check_logits(fixture: &Fixture, run: &mut Run) {
     let (plan, sequence, vocabulary) = (&run.plan, run.plan.sequence, fixture.config("vocab_size"));
     let logits = &fixture.recorded["logits"];
@@ -325,8 +325,8 @@ fn check_logits(fixture: &Fixture, run: &mut Run) {
     }
 }
 
-/// Rounding errors are compared as what they are, noise: their root mean square over steps and over tensors; a single
-/// tensor's may be a half more.
+/// Compares rounding errors statistically: their root mean square over steps and tensors; that of a single tensor may
+/// be half as large again.
 #[test]
 fn bf16_differs_from_f32_no_more_than_pytorchs_autocast_does() {
     let mean_square =

@@ -1,53 +1,54 @@
-//! How many bytes a sample needs, layer by layer: the [schedule](crate::schedule) in bytes of a machine.
+//! Computes the bytes of activation memory that each layer needs per sample, from its [schedule](crate::schedule).
 //!
-//! Each value is counted once. What lives between forward and backward passes is `saved` by the layer whose backward
-//! pass is the last to need it: its inputs, and what its operators save unless it is recomputed. Samples are there all
-//! along.
+//! Each value is counted once. A value that lives between a forward and a backward pass counts as `saved` in the layer
+//! whose backward pass reads it last. Saved are the inputs of a layer and, unless the layer is recomputed, what its
+//! operators save. Samples are held during all passes.
 
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::schedule::{Liveness, PassMemory, PassSchedule, StorageKind, StorageSlot};
 
-/// Bytes of extra numbers and tokens, on every machine.
+/// Bytes of an extra number or a token, on every machine.
 const ELEMENT_BYTES: u64 = 4;
 
 /// Bytes per sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LayerMemory {
-    /// Kept by this layer between its passes.
+    /// Held by this layer from its forward pass to its backward pass.
     pub saved: u64,
     /// Working memory of the forward pass.
     pub forward: u64,
     /// Working memory of the backward pass, recomputation included.
     pub backward: u64,
-    /// Kept for every leaf while this layer trains: samples, what is saved up to here and gradients that cross into it
-    /// or out of it.
+    /// Held for every leaf while this layer trains: samples, values saved so far, and gradients that enter or leave the
+    /// layer.
     pub held: u64,
-    /// Kept for every leaf while this layer evaluates: samples and the values that cross into or out of it.
+    /// Held for every leaf while this layer evaluates: samples and the values that enter or leave the layer.
     pub held_eval: u64,
     /// Working memory in an evaluation.
     pub working_eval: u64,
 }
 
 impl LayerMemory {
-    /// Working memory of the training pass that needs more.
+    /// Returns the larger of the working memories of the two training passes.
     pub fn working(&self) -> u64 {
         self.forward.max(self.backward)
     }
 }
 
-/// The memory of a valid graph on `N` machines, whose activations have so many bytes. Schedules of a large model take
-/// more memory than its graph, so there is one at a time, and each is made once for all machines.
+/// Computes the memory of a valid graph on `N` machines with the given bytes per activation. Only one schedule is in
+/// memory at a time, because the schedule of a large model is larger than its graph; each schedule is built once for
+/// all machines.
 pub(super) struct MemoryAnalysis<'a, const N: usize> {
     graph: &'a Graph,
     activation_bytes: [u64; N],
     evaluation: [Vec<PassMemory>; N],
 }
 
-/// The memory of training with some layers recomputed.
+/// Returns the memory of training if the layers marked in `recompute` are recomputed.
 pub(super) struct TrainingMemory<const N: usize> {
-    /// Of every layer on each machine.
+    /// Memory of each layer, for each machine.
     pub layers: [Vec<LayerMemory>; N],
-    /// Numbers that each layer keeps between its passes.
+    /// Elements that each layer holds between its passes.
     saved_elements: Vec<u64>,
 }
 
@@ -58,14 +59,14 @@ impl<'a, const N: usize> MemoryAnalysis<'a, N> {
         Self { graph, activation_bytes, evaluation }
     }
 
-    /// With the layers recomputed that `recompute` says.
+    /// Analyzes training with the layers recomputed that `recompute` marks.
     pub fn training(&self, recompute: &[bool]) -> TrainingMemory<N> {
         let schedule = PassSchedule::training(self.graph, recompute);
         let layers = std::array::from_fn(|machine| self.layers(&schedule, machine));
         TrainingMemory { layers, saved_elements: saved_bytes_by_layer(self.graph, &schedule, |piece| piece.elements) }
     }
 
-    /// For each layer, whether recomputing it inside keeps less than saving what its backward pass needs.
+    /// Returns for each layer whether recomputation holds less memory than saving what its backward pass needs.
     pub fn recompute_helps(&self, saving: &TrainingMemory<N>) -> Vec<bool> {
         let recomputing = self.training(&vec![true; self.graph.layers.len()]);
         recomputing.saved_elements.iter().zip(&saving.saved_elements).map(|(with, without)| with < without).collect()
@@ -91,7 +92,7 @@ impl<'a, const N: usize> MemoryAnalysis<'a, N> {
     }
 }
 
-/// Bytes of a piece of memory on a machine whose activations have `activation_bytes`.
+/// Returns the bytes of a storage slot on a machine with `activation_bytes` per activation.
 const fn size_of_piece(piece: &StorageSlot, activation_bytes: u64) -> u64 {
     match piece.kind {
         StorageKind::Values => piece.elements * activation_bytes,
@@ -99,7 +100,8 @@ const fn size_of_piece(piece: &StorageSlot, activation_bytes: u64) -> u64 {
     }
 }
 
-/// What each layer keeps from its forward to its backward pass; samples count where they are read first.
+/// Returns the bytes each layer holds from its forward to its backward pass. Samples count in the layer that reads them
+/// first.
 fn saved_bytes_by_layer(graph: &Graph, schedule: &PassSchedule, size: impl Fn(&StorageSlot) -> u64) -> Vec<u64> {
     let layers = graph.layers.len();
     let mut saved = vec![0; layers];
@@ -123,8 +125,8 @@ fn token_bytes(graph: &Graph, value: ValueId) -> u64 {
     graph.values[value].rows as u64 * ELEMENT_BYTES
 }
 
-/// For each layer, the operators that it carries out again in its backward pass when it is recomputed, in order: those
-/// that lead to something its backward pass needs. (Of a transformer block, not the last projection.)
+/// Returns for each layer the operators that its backward pass repeats if the layer is recomputed, in order: those that
+/// contribute to a value its backward pass needs. (In a transformer block this excludes the last projection.)
 pub fn recomputed_nodes(graph: &Graph) -> Vec<Vec<NodeId>> {
     let lives = Liveness::new(graph);
     (0..graph.layers.len()).map(|layer| lives.repeated(graph, layer)).collect()

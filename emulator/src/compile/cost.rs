@@ -1,21 +1,21 @@
-//! What planning itself costs, known before anything is built: a planner that serves many users refuses by it what is
-//! too much.
+//! Estimates the memory that planning a job takes, before anything is built. Servers reject jobs whose estimate is too
+//! large.
 
 use millrace_params::{ApplianceSpec, Job};
 
 use super::groups::MAX_CHUNKS;
 
-/// Bytes of a plan without layers: a graph's ends, a report.
+/// Bytes of a plan without layers: the first and last layers of the graph, and a report.
 const BASE_BYTES: u64 = 1 << 20;
-/// Bytes for a block of a transformer, measured: its operators and tensors by name, its schedule and its layers' plans.
+/// Bytes per transformer block, measured: its operators and tensors by name, its schedule and the plans of its layers.
 const BLOCK_BYTES: u64 = 24 << 10;
-/// Bytes for a chunk, measured: the chunk and its places in three orders of streaming.
+/// Bytes per chunk, measured: the chunk and its positions in three stream orders.
 const CHUNK_BYTES: u64 = 160;
-/// Groups of tensors in a block, each of which begins a chunk.
+/// Groups of tensors in a block. Each group begins a new chunk.
 const GROUPS_PER_BLOCK: u64 = 4;
 
-/// Bytes of memory that compiling and projecting `job` takes, estimated from above. The time grows with the same
-/// numbers: a gigabyte is about ten seconds of one core.
+/// Returns an upper estimate of the memory, in bytes, that compiling and projecting `job` takes. Time grows with the
+/// same quantities: one gigabyte corresponds to about ten seconds on one core.
 pub fn planning_bytes(job: &Job, appliance: &ApplianceSpec) -> u64 {
     let model = &job.model;
     let [blocks, hidden, filter, vocabulary, positions] = [
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
     use crate::compile::compile_job;
 
-    /// The sizes of what a plan is made of, counted in the plan itself, stay below the estimate.
+    /// The element counts of real plans stay below the estimate.
     #[test]
     fn the_estimate_covers_the_chunks_and_the_names_of_a_plan() {
         let appliance = ApplianceSpec::default();

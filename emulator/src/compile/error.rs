@@ -1,14 +1,14 @@
-//! Why there is no plan.
+//! Errors of the compiler.
 
 use crate::graph::GraphError;
 
-/// Why a job can't be compiled. `Display` is one sentence, [`CompileError::hint`] says what to do.
+/// Reason why a job can't be compiled. `Display` is one sentence; [`CompileError::hint`] returns the remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CompileError {
-    /// The model contradicts itself.
+    /// The model is inconsistent.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// A batch of no samples, a bound of zero, or more samples than any batch has.
+    /// A batch without samples, a leaf bound of zero, or more samples than supported.
     #[error("{input} has a batch of {samples} samples in leaves of at most {bound}; both must be from 1 to 2^24")]
     Batch {
         /// The input's key.
@@ -18,7 +18,7 @@ pub enum CompileError {
         /// Upper bound on a leaf's samples.
         bound: usize,
     },
-    /// Training and evaluation samples of different length.
+    /// Training and evaluation samples differ in length.
     #[error(
         "train_input has samples of {train} tokens and eval_input of {eval}; one plan streams the layers for both, so they must be equal"
     )]
@@ -42,7 +42,7 @@ pub enum CompileError {
     /// More parameters than the emulation can stream.
     #[error("a model of {parameters} parameters can be planned, but is too large for this emulation to stream")]
     TooLargeToStream {
-        /// Trained scalars.
+        /// Number of trained scalars.
         parameters: u64,
     },
     /// One sample is too large for the wafer.
@@ -51,11 +51,11 @@ pub enum CompileError {
         format_bytes(*.needed), format_bytes(*.weights), format_bytes(*.available)
     )]
     DoesNotFit {
-        /// The layer at which most is needed.
+        /// The layer that needs most memory.
         layer: String,
-        /// Bytes needed, everything recomputed.
+        /// Bytes needed with every layer recomputed.
         needed: u64,
-        /// Bytes of that which the windows of weights and gradients take.
+        /// Part of `needed` that the windows of weights and gradients take.
         weights: u64,
         /// Bytes of the wafer.
         available: u64,
@@ -63,7 +63,7 @@ pub enum CompileError {
 }
 
 impl CompileError {
-    /// What to do about it.
+    /// Returns what the user can do about the error.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Graph(GraphError::Op { source: crate::ops::OpError::TooFewPositions { .. }, .. }) => {
@@ -89,7 +89,7 @@ impl CompileError {
     }
 }
 
-/// Bytes for people: `40.0 GB`, powers of ten as hardware is sold.
+/// Formats a size for display, such as `40.0 GB`, in powers of ten as hardware is sold.
 pub(crate) fn format_bytes(bytes: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
     let mut value = bytes as f64;

@@ -1,4 +1,4 @@
-//! Making a job fit on the wafer.
+//! Searches for a division of the job that fits into wafer memory.
 
 use std::cell::LazyCell;
 
@@ -16,7 +16,7 @@ const GRADIENT_BYTES: u64 = 4;
 /// Bytes of a weight in the emulating process.
 const HOST_WEIGHT_BYTES: u64 = 4;
 
-/// What was decided.
+/// Result of the search.
 pub(super) struct Fit {
     pub train: LeafLayout,
     pub eval: LeafLayout,
@@ -25,38 +25,37 @@ pub(super) struct Fit {
     pub leaves_per_round: u32,
 }
 
-/// Numbers of weights that a system works with.
+/// Weight elements that a system holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightElements {
-    /// Of resident groups.
+    /// Elements of the resident groups.
     pub resident: u64,
-    /// The streamed groups of a layer and of the next one, where these are largest.
+    /// Elements of the streamed groups of a layer and its successor, for the pair where this sum is largest.
     pub two_layers: u64,
-    /// Of the largest layer, resident or not.
+    /// Elements of the largest layer, resident or not.
     pub largest_layer: u64,
 }
 
-/// Bytes that a system holds for weights and gradients, whatever its activations.
+/// Bytes that a system holds for weights and gradients, independent of its activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightBytes {
-    /// Weights that stay from forward to backward.
+    /// Weights that stay from the forward to the backward pass.
     pub resident: u64,
-    /// Weights on their way through: on the wafer a window of chunks, in the process the layer at work and the next
-    /// one.
+    /// Streamed weights. On the wafer: a window of chunks. In the process: the current and the next layer.
     pub window: u64,
-    /// Gradients, f32: on the wafer a window of chunks, in the process the open partial sums of the layer at work.
+    /// Gradients in f32. On the wafer: a window of chunks. In the process: the open partial sums of the current layer.
     pub gradients: u64,
 }
 
 impl WeightBytes {
-    /// All of it.
+    /// Returns the sum of all parts.
     pub const fn total(self) -> u64 {
         self.resident + self.window + self.gradients
     }
 }
 
 impl WeightElements {
-    /// Of `layers`, each a list of groups, with these groups resident.
+    /// Counts the weights of `layers`, each given as a list of groups, with these groups resident.
     pub fn new<'a>(
         layers: impl Iterator<Item = &'a [GroupId]>,
         elements: impl Fn(GroupId) -> u64,
@@ -72,11 +71,11 @@ impl WeightElements {
         Self { resident: resident.iter().map(|&group| elements(group)).sum(), two_layers, largest_layer }
     }
 
-    /// Bytes on the wafer: weights pass through a window of `window` elements, and gradients leave through another, a
-    /// chunk as soon as it is complete, however large the layer is.
+    /// Returns the bytes on the wafer. Weights pass through a window of `window` elements, gradients through another; a
+    /// chunk of gradients leaves as soon as it is complete. The size of a layer does not matter.
     ///
-    /// A real system adds up the gradients of all its samples in one accumulator, so partial sums, which exist only
-    /// because of the leaf tree, take no wafer memory.
+    /// A real system accumulates the gradients of all its samples in one buffer. Partial sums exist only because of the
+    /// leaf tree, so they take no wafer memory.
     pub fn on_wafer(self, weight_bytes: u64, window: u64) -> WeightBytes {
         WeightBytes {
             resident: self.resident.saturating_mul(weight_bytes),
@@ -85,10 +84,10 @@ impl WeightElements {
         }
     }
 
-    /// Bytes in the emulating process while it works on `leaves` leaves; it holds whole layers, in f32.
+    /// Returns the bytes in the emulating process with `leaves` leaves. The process holds whole layers, in f32.
     ///
-    /// Gradients: of the layer at work, each leaf's is joined with its siblings as soon as it is there. Of a contiguous
-    /// run of n leaves, at most 2 log2(n + 1) sums stay open while one more is computed, and never more than n.
+    /// The gradient of each leaf of the current layer is joined with its sibling as soon as it is computed. Of n
+    /// contiguous leaves at most 2 log2(n + 1) sums stay open while one more is computed, and never more than n.
     pub fn on_host(self, leaves: u32) -> WeightBytes {
         let leaves = u64::from(leaves);
         let sums = leaves.min(2 * u64::from((leaves + 1).next_power_of_two().ilog2()) + 1);
@@ -100,30 +99,30 @@ impl WeightElements {
     }
 }
 
-/// The search for what fits.
+/// Searches for a combination of resident groups, recomputation, rounds and leaf size that fits.
 pub(super) struct FitSearch<'a> {
     pub graph: &'a Graph,
     pub cut: &'a TensorGroups,
     pub encoding: Encoding,
     /// Bytes of the wafer.
     pub memory: u64,
-    /// Weights, and gradients, in flight on the wafer.
+    /// Elements of weights, and of gradients, in flight on the wafer.
     pub window: u64,
 }
 
-/// How many last layers stay on the wafer, best first.
+/// Candidates for the number of last layers that stay on the wafer, best first.
 const RESIDENT_LAYER_CANDIDATES: [usize; 3] = [2, 1, 0];
-/// One part in this many: how many fewer leaves a round may have for the sake of weights that stay.
+/// Resident weights may reduce the leaves of a round by one part in this many.
 const RESIDENT_SLACK: u32 = 16;
 
 impl FitSearch<'_> {
-    /// Tries what the module text of [`super`] says, in its order.
+    /// Tries the options in the order given in the module documentation of [`super`].
     pub fn fit(&self, train: BatchSpec, eval: BatchSpec) -> Result<Fit, CompileError> {
         let none = vec![false; self.graph.layers.len()];
         let bytes = wafer_activation_bytes(self.encoding);
         let analysis = MemoryAnalysis::new(self.graph, [bytes]);
         let saving = (analysis.training(&none), none);
-        // Not made where everything can be saved.
+        // Not computed if everything can be saved.
         let recomputing = LazyCell::new(|| {
             let flags = analysis.recompute_helps(&saving.0);
             (analysis.training(&flags), flags)
@@ -146,7 +145,7 @@ impl FitSearch<'_> {
                 };
                 let resident = self.max_resident_groups(is_cheap);
                 let (most, most_eval) = of_both(self.weights(&resident));
-                // A bound that is the whole batch of one kind must not force rounds on the other.
+                // If one batch is a single leaf within its bound, that must not force rounds on the other batch.
                 let unbound = leaves.count.max(eval.count);
                 let or_any = |most, leaves: LeafLayout| if most == leaves.count { unbound } else { most };
                 let leaves_per_round = or_any(most, leaves).min(or_any(most_eval, eval));
@@ -156,8 +155,8 @@ impl FitSearch<'_> {
         Err(self.does_not_fit_error(&recomputing.0.layers[0], Workload::Training))
     }
 
-    /// What fits of a job that only evaluates: nothing is kept, so nothing is recomputed, and the training batch, of
-    /// which no leaf is ever computed, is cut as if it fitted.
+    /// Returns what fits for a job that only evaluates. Nothing is saved, so nothing is recomputed. The training batch,
+    /// whose leaves are never computed, is cut as if it fitted.
     pub fn fit_evaluation(&self, train: BatchSpec, eval: BatchSpec) -> Result<Fit, CompileError> {
         let recompute = vec![false; self.graph.layers.len()];
         let bytes = wafer_activation_bytes(self.encoding);
@@ -173,16 +172,16 @@ impl FitSearch<'_> {
         Err(self.does_not_fit_error(&layers, Workload::Evaluation))
     }
 
-    /// The most groups that may stay on the wafer.
+    /// Returns the largest set of groups that may stay on the wafer.
     fn max_resident_groups(&self, is_cheap: impl Fn(WeightElements) -> bool) -> Vec<GroupId> {
         let candidates = RESIDENT_LAYER_CANDIDATES.map(|layers| self.resident_groups(layers));
         candidates.into_iter().find(|resident| is_cheap(self.weights(resident))).unwrap_or_default()
     }
 
-    /// The groups of the last `layers` layers, and those that several layers share, ascending.
+    /// Returns the groups of the last `layers` layers and those that several layers share, ascending.
     fn resident_groups(&self, layers: usize) -> Vec<GroupId> {
         let last = self.cut.layers.iter().rev().take(layers).flatten().copied();
-        // With one layer only, a shared group the loss does not use is streamed for each of its uses.
+        // If there is only one layer, a shared group that the loss does not use is streamed for each of its uses.
         let shared = self.cut.shared().filter(|_| layers > 1);
         let mut groups: Vec<GroupId> = last.chain(shared).collect();
         groups.sort_unstable();
@@ -195,7 +194,7 @@ impl FitSearch<'_> {
         WeightElements::new(layers, |group| self.cut.elements(group), resident)
     }
 
-    /// Bytes needed with `count` leaves of `samples` each, and the layer at which.
+    /// Returns the bytes needed for `count` leaves of `samples` each, and the layer that needs them.
     fn bytes_needed(
         &self,
         layers: &[LayerMemory],
@@ -218,13 +217,13 @@ impl FitSearch<'_> {
         (activations.saturating_add(self.weight_bytes(weights, pass).total()), at)
     }
 
-    /// Bytes of weights and gradients on the wafer.
+    /// Returns the bytes of weights and gradients on the wafer.
     fn weight_bytes(&self, weights: WeightElements, pass: Workload) -> WeightBytes {
         let bytes = weights.on_wafer(self.encoding.bytes() as u64, self.window);
         if pass == Workload::Evaluation { WeightBytes { gradients: 0, ..bytes } } else { bytes }
     }
 
-    /// The most of `leaves` that fit at once; 0 if not even one does.
+    /// Returns how many of `leaves` fit at once; 0 if not even one does.
     fn max_leaves(&self, layers: &[LayerMemory], weights: WeightElements, leaves: LeafLayout, pass: Workload) -> u32 {
         let fits = |count| self.bytes_needed(layers, weights, count, leaves.samples, pass).0 <= self.memory;
         let (mut most, mut too_many) = (0, leaves.count + 1);
@@ -235,7 +234,7 @@ impl FitSearch<'_> {
         most
     }
 
-    /// The largest evaluation leaves of which one fits, and how many do.
+    /// Returns the largest evaluation leaves of which at least one fits, and how many fit.
     fn eval_leaves(
         &self,
         layers: &[LayerMemory],

@@ -1,4 +1,4 @@
-//! Tensors to groups, groups to chunks.
+//! Combines tensors into groups and cuts groups into chunks.
 
 use std::ops::Range;
 
@@ -8,13 +8,14 @@ use crate::ops::operator;
 use crate::plan::StreamPlan;
 use crate::plan::{Chunk, DEFAULT_CHUNK_ELEMENTS, Encoding, Group, GroupId};
 
-/// Chunks begin at multiples of this many elements in their group: a cache line of f32 and a vector of every width.
+/// Chunks begin at multiples of this many elements in their group: a cache line of f32, and a multiple of every vector
+/// width.
 const CHUNK_ALIGNMENT_ELEMENTS: usize = 64;
-/// About as many chunks as a plan may have, however small they are asked to be and however large the model is: a plan
-/// must fit in memory. Beyond 2.7e11 parameters chunks are larger than asked for; see [`StreamPlan::check_streamable`].
+/// Approximate maximum number of chunks of a plan, independent of the requested chunk size, because a plan must fit in
+/// memory. Beyond 2.7e11 parameters chunks are larger than requested; see [`StreamPlan::check_streamable`].
 pub(super) const MAX_CHUNKS: usize = 1 << 20;
 
-/// The tensors of a graph in groups, not yet cut into chunks.
+/// The groups of a graph's tensors, not yet cut into chunks.
 pub(super) struct TensorGroups {
     groups: Vec<GroupBuilder>,
     /// The groups each layer uses, in order of first use in the graph.
@@ -24,15 +25,15 @@ pub(super) struct TensorGroups {
 struct GroupBuilder {
     name: String,
     tensors: Vec<TensorId>,
-    /// Layers that use them, ascending.
+    /// Layers that use the group, ascending.
     users: Vec<LayerId>,
-    /// Split off because vectors travel in another encoding than the rest.
+    /// Whether the group was split off because vectors are sent in another encoding than matrices.
     vectors: bool,
     elements: usize,
 }
 
 impl TensorGroups {
-    /// Groups the tensors that the same set of layers uses and that travel in the same encoding; the graph is valid.
+    /// Groups the tensors of a valid graph that are used by the same set of layers and sent in the same encoding.
     pub fn new(graph: &Graph, encoding: Encoding) -> Self {
         let mut users: Vec<Vec<LayerId>> = vec![Vec::new(); graph.tensors.len()];
         let mut by_first_use = Vec::new();
@@ -45,7 +46,7 @@ impl TensorGroups {
             }
         }
         let mut groups: Vec<GroupBuilder> = Vec::new();
-        // Groups whose first user is the layer at hand: only these can have the same users as the next tensor.
+        // Groups whose first user is the current layer: only these can have the same users as the next tensor.
         let mut recent = 0;
         for tensor in by_first_use {
             let users = std::mem::take(&mut users[tensor]);
@@ -69,8 +70,8 @@ impl TensorGroups {
         Self { groups, layers }
     }
 
-    /// The same groups for a graph whose layers were joined, layer `l` to `places[l]`: chunks, and with them the order
-    /// of every sum over chunks, don't depend on how finely a graph is cut.
+    /// Maps the groups to a graph whose layers were joined, layer `l` to `places[l]`. Chunks, and with them the order
+    /// of every sum over chunks, do not depend on how finely a graph is cut into layers.
     pub fn joined(mut self, places: &[LayerId]) -> Self {
         for group in &mut self.groups {
             group.users.iter_mut().for_each(|layer| *layer = places[*layer]);
@@ -80,17 +81,18 @@ impl TensorGroups {
         self
     }
 
-    /// Number of elements of a group.
+    /// Returns the number of elements of a group.
     pub fn elements(&self, group: GroupId) -> u64 {
         self.groups[group].elements as u64
     }
 
-    /// Groups that more than one layer uses.
+    /// Returns the groups that more than one layer uses.
     pub fn shared(&self) -> impl Iterator<Item = GroupId> {
         (0..self.groups.len()).filter(|&group| self.groups[group].users.len() > 1)
     }
 
-    /// The groups of `layer` whose weights its backward pass reads: all of them where it repeats the forward pass.
+    /// Returns the groups of `layer` whose weights its backward pass reads. If the layer is recomputed, these are all
+    /// of its groups.
     pub fn read_backward(&self, graph: &Graph, layer: LayerId, recompute: bool) -> Vec<GroupId> {
         let mut groups = self.layers[layer].clone();
         if !recompute {
@@ -109,7 +111,7 @@ impl TensorGroups {
         groups
     }
 
-    /// Lays the groups out and cuts them into chunks of at most `most` elements, or into about [`MAX_CHUNKS`].
+    /// Lays out the groups and cuts them into chunks of at most `most` elements, or into about [`MAX_CHUNKS`] chunks.
     pub fn into_chunks(self, graph: &Graph, most: usize) -> (Vec<Group>, Vec<Chunk>) {
         let all: usize = self.groups.iter().map(|members| members.elements).sum();
         let most =
@@ -129,7 +131,7 @@ impl TensorGroups {
     }
 }
 
-/// The groups of each of `count` layers.
+/// Returns the groups of each of `count` layers.
 fn by_layer(groups: &[GroupBuilder], count: usize) -> Vec<Vec<GroupId>> {
     let mut layers = vec![Vec::new(); count];
     for (id, group) in groups.iter().enumerate() {
@@ -140,7 +142,7 @@ fn by_layer(groups: &[GroupBuilder], count: usize) -> Vec<Vec<GroupId>> {
     layers
 }
 
-/// The name of a group whose first tensor is `tensor`.
+/// Returns the name of a group whose first tensor is `tensor`.
 fn name(graph: &Graph, tensor: TensorId, users: &[LayerId], vectors: bool) -> String {
     match users {
         [layer] if vectors => format!("{}.vectors", graph.layers[*layer].name),
@@ -159,7 +161,7 @@ fn lay_out(graph: &Graph, tensors: Vec<TensorId>) -> Vec<(TensorId, Range<usize>
     tensors.into_iter().map(place).collect()
 }
 
-/// Even pieces of `elements >= 1` elements, as few as pieces of at most `most` (a multiple of the alignment) allow.
+/// Cuts `elements >= 1` elements into equal pieces of at most `most` (a multiple of the alignment), as few as possible.
 fn even_pieces(elements: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = elements.div_ceil(most);
     let size = elements.div_ceil(count).next_multiple_of(CHUNK_ALIGNMENT_ELEMENTS);

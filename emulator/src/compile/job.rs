@@ -1,4 +1,4 @@
-//! The border to the params: a resolved job becomes a [`CompileRequest`].
+//! Converts a resolved job to a [`CompileRequest`].
 
 use millrace_params::{ApplianceSpec, InputSpec, Job, LinkSpec, Precision};
 
@@ -6,10 +6,10 @@ use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
-/// What a job asks the compiler for.
+/// Builds the compile request of a job.
 ///
 /// # Errors
-/// When the model contradicts itself, or its two inputs differ in length.
+/// The model is inconsistent, or its two inputs differ in sample length.
 pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<CompileRequest, CompileError> {
     let sequence = job.train_input.max_sequence_length;
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
@@ -33,12 +33,12 @@ pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<CompileRequest, C
     })
 }
 
-/// Most elements of a chunk over links like these.
+/// Returns the maximum elements of a chunk for these links.
 pub(super) fn chunk_elements(link: &LinkSpec) -> usize {
     usize::try_from(link.chunk_bytes / 4).unwrap_or(DEFAULT_CHUNK_ELEMENTS)
 }
 
-/// The plan of a job on an appliance, of which only the sizes of memories and chunks matter.
+/// Compiles the plan of a job on an appliance. Of the appliance only the sizes of memories and chunks matter.
 ///
 /// # Errors
 /// See [`request`] and [`compile`].
@@ -59,7 +59,7 @@ mod tests {
         Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job
     }
 
-    /// Every example is planned, with the parameters its name says, on a wafer that holds it and links that carry it.
+    /// Every example is planned on a wafer and links that can hold and stream it, with the parameter count in its name.
     #[test]
     fn the_examples_are_planned_as_they_are() {
         let appliance = ApplianceSpec::default();

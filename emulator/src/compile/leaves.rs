@@ -1,17 +1,17 @@
-//! Cutting a batch into leaves.
+//! Cuts a batch into leaves.
 
 use super::CompileError;
 use crate::plan::LeafLayout;
 
-/// More samples than any batch has; keeps the search for divisors short.
+/// Maximum samples of a batch. Keeps the search for divisors short.
 const MAX_SAMPLES: usize = 1 << 24;
 
-/// A batch and the bound on its leaves.
+/// A batch and the bound on the size of its leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSpec {
     /// Samples of the global batch.
     pub samples: usize,
-    /// Most samples of a leaf.
+    /// Maximum samples of a leaf.
     pub leaf_bound: usize,
 }
 
@@ -24,8 +24,8 @@ impl BatchSpec {
         Err(CompileError::Batch { input, samples: self.samples, bound: self.leaf_bound })
     }
 
-    /// The ways to cut the batch into equal leaves within the bound, largest leaf first; the last one has leaves of one
-    /// sample.
+    /// Returns the ways to cut the batch into equal leaves within the bound, largest leaf first. The last one has
+    /// leaves of one sample.
     pub(super) fn possible_leaves(self) -> impl Iterator<Item = LeafLayout> {
         let batch = self.samples as u32;
         let divisors = (1..=self.leaf_bound.min(self.samples) as u32).rev().filter(move |&d| batch.is_multiple_of(d));

@@ -1,18 +1,18 @@
-//! The compiler: a graph, two batches and a wafer in, a [stream plan](crate::plan) out.
+//! The compiler: computes a [stream plan](crate::plan) from a graph, two batches and a wafer.
 //!
-//! Invariants:
-//! * The plan is a function of the [`CompileRequest`] alone. Systems, shards and SwarmX nodes are unknown here, so
-//!   every number of them runs the same plan; what one system can hold at once ([`StreamPlan::leaves_per_round`]) is
-//!   the plan's, the rounds that follow from it are the placement's.
-//! * Layers are as fine as the graph's, so that little is waited for at both ends of a step. Where they are recomputed,
-//!   the parts of a block are joined: only what passes between layers is held then, and that is half as much.
-//! * The wafer holds activations, a window of weights and one of gradients, both counted in chunks, and what is kept
-//!   resident. How large a layer is does not matter.
-//! * What does not fit is made to fit in a fixed order: layers are recomputed inside; then the batch goes in rounds;
-//!   then a leaf gets smaller (a given `micro_batch_size` is an upper bound). Recomputation is chosen when one system
-//!   could not hold the whole batch without it. The last layers' weights, and those that layers share, stay on the
-//!   wafer where that costs at most a sixteenth of the leaves of a round. What fits in none of these ways is refused
-//!   with layer, bytes and remedy.
+//! * The plan is a function of the [`CompileRequest`] alone. Numbers of systems, shards and SwarmX nodes are unknown to
+//!   the compiler, so every combination runs the same plan. The number of leaves that one system can hold at once
+//!   ([`StreamPlan::leaves_per_round`]) is part of the plan; the resulting rounds are part of the placement.
+//! * The layers of the plan are those of the graph, so that the pipeline fills and drains quickly. If layers are
+//!   recomputed, the parts of a block are joined to one layer, because then only the values between layers are held,
+//!   which halves them.
+//! * The wafer holds activations, a window of weights, a window of gradients (both counted in chunks) and resident
+//!   weights. The size of a layer does not matter.
+//! * If a job does not fit, the compiler tries in this order: recompute layers; divide the batch into rounds; reduce
+//!   the leaf size (a given `micro_batch_size` is an upper bound). Recomputation is chosen if one system could not hold
+//!   the whole batch without it. Weights of the last layers, and weights that layers share, stay on the wafer if that
+//!   costs at most one sixteenth of the leaves of a round. A job that fits in none of these ways is rejected with
+//!   layer, bytes and remedy.
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
@@ -37,36 +37,37 @@ pub use job::{compile_job, request};
 pub use leaves::BatchSpec;
 pub use system::{PlanMemory, SystemBytes, SystemMemory, system_bytes};
 
-/// What a plan is compiled from.
+/// Input of the compiler.
 #[derive(Clone, Debug)]
 pub struct CompileRequest {
     /// The model.
     pub graph: Graph,
-    /// Training batch.
+    /// The training batch.
     pub train: BatchSpec,
-    /// Whether the job trains; where it does not, only its evaluation has to fit.
+    /// Whether the job trains. If not, only its evaluation has to fit.
     pub trains: bool,
-    /// Evaluation batch; `None` where the job does not evaluate, and the plan then repeats the training batch's leaves.
+    /// The evaluation batch; `None` if the job does not evaluate. The plan then repeats the leaves of the training
+    /// batch.
     pub eval: Option<BatchSpec>,
-    /// How weights travel, and the type of activations on the wafer.
+    /// Encoding of weights on links, and type of activations on the wafer.
     pub encoding: Encoding,
     /// Memory of the modelled wafer, bytes.
     pub wafer_memory: u64,
-    /// Most elements of a chunk, at most [`DEFAULT_CHUNK_ELEMENTS`].
+    /// Maximum elements of a chunk, at most [`DEFAULT_CHUNK_ELEMENTS`].
     pub chunk_elements: usize,
-    /// Chunks of weights, and as many of gradients, that are in flight on the wafer.
+    /// Chunks of weights in flight on the wafer, and the same number of chunks of gradients.
     pub window_chunks: usize,
-    /// Memory of all MemoryX shards of the modelled machine together, bytes.
+    /// Memory of all MemoryX shards of the modelled machine together, in bytes.
     pub memoryx_memory: u64,
 }
 
-/// Bytes that MemoryX holds for a parameter: weight, gradient and two moments in f32.
+/// Bytes that MemoryX holds per parameter: weight, gradient and two moments in f32.
 pub const MEMORYX_BYTES_PER_PARAMETER: u64 = 16;
 
 /// Compiles a plan.
 ///
 /// # Errors
-/// When the graph is no model, a batch is empty, or one sample does not fit on the wafer.
+/// The graph is invalid, a batch is empty, or one sample does not fit on the wafer.
 pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
     let CompileRequest {
         graph,
@@ -122,18 +123,18 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
     })
 }
 
-/// Weights, or gradients, in flight on the wafer.
+/// Elements of weights, or of gradients, in flight on the wafer.
 const fn window_elements(chunk_elements: usize, window_chunks: usize) -> u64 {
     let chunk = if chunk_elements < DEFAULT_CHUNK_ELEMENTS { chunk_elements } else { DEFAULT_CHUNK_ELEMENTS };
     (chunk as u64).saturating_mul(window_chunks as u64)
 }
 
-/// Bytes of an activation on the modelled wafer.
+/// Returns the bytes of an activation on the modelled wafer.
 pub(crate) const fn wafer_activation_bytes(encoding: Encoding) -> u64 {
     encoding.bytes() as u64
 }
 
-/// Bytes of an activation in the emulating process: always f32.
+/// Bytes of an activation in the emulating process, which always computes in f32.
 pub(crate) const HOST_ACTIVATION_BYTES: u64 = 4;
 
 fn layer_plans(graph: &Graph, cut: &groups::TensorGroups, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {

@@ -1,9 +1,9 @@
-//! What travels when.
+//! Computes the order in which chunks are streamed.
 
 use crate::graph::LayerId;
 use crate::plan::{DownSlot, Group, GroupId, LayerPlan, Pass, UpSlot};
 
-/// The three orders of a plan.
+/// The three stream orders of a plan.
 pub(super) struct StreamOrders {
     pub down_train: Vec<DownSlot>,
     pub down_eval: Vec<DownSlot>,

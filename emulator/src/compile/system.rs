@@ -1,4 +1,4 @@
-//! What a system holds while it works, of a finished plan.
+//! Computes the memory that a system needs to execute a plan.
 
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
@@ -9,40 +9,40 @@ use crate::graph::OpNode;
 use crate::ops::{Signature, operator};
 use crate::plan::StreamPlan;
 
-/// Bytes a system needs at its fullest, on one machine.
+/// Peak memory of a system on one machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemBytes {
     /// Weights and partial sums of gradients; independent of the number of layers.
     pub weights: WeightBytes,
-    /// Copies of the weights of the layer at work, in the order in which products read them; in the process only.
+    /// Copies of the current layer's weights in the layout that matrix products read; in the process only.
     pub packed: u64,
-    /// Activations of all leaves held at once, and the working memory of one.
+    /// Activations of all leaves held at once, and the working memory of one leaf.
     pub activations: u64,
 }
 
 impl SystemBytes {
-    /// All of it.
+    /// Returns the sum of all parts.
     pub const fn total(self) -> u64 {
         self.weights.total() + self.packed + self.activations
     }
 }
 
-/// The same on the modelled wafer and in the emulating process.
+/// Peak memory on the modelled wafer and in the emulating process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemMemory {
     /// On the wafer.
     pub wafer: SystemBytes,
-    /// In the process, where everything is f32.
+    /// In the process, in f32.
     pub host: SystemBytes,
 }
 
-/// What a system needs that holds `leaves` leaves of a training round, or of an evaluation round, behind links as in
-/// `link`.
+/// Returns the memory of a system that holds `leaves` leaves of a training round, or of an evaluation round, with links
+/// as in `link`.
 pub fn system_bytes(plan: &StreamPlan, leaves: u32, training: bool, link: &LinkSpec) -> SystemMemory {
     PlanMemory::new(plan).system_bytes(leaves, training, link)
 }
 
-/// The memory of every layer of a plan, on both machines.
+/// The memory of every layer of a plan on both machines, computed once.
 pub struct PlanMemory<'a> {
     plan: &'a StreamPlan,
     wafer: Vec<LayerMemory>,
@@ -50,7 +50,7 @@ pub struct PlanMemory<'a> {
 }
 
 impl<'a> PlanMemory<'a> {
-    /// Of `plan`.
+    /// Analyzes the layers of `plan`.
     pub fn new(plan: &'a StreamPlan) -> Self {
         let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
         let machines = [wafer_activation_bytes(plan.encoding), HOST_ACTIVATION_BYTES];
@@ -58,7 +58,7 @@ impl<'a> PlanMemory<'a> {
         Self { plan, wafer, host }
     }
 
-    /// As [`system_bytes`].
+    /// See [`system_bytes`].
     pub fn system_bytes(&self, leaves: u32, training: bool, link: &LinkSpec) -> SystemMemory {
         let plan = self.plan;
         let layers = plan.layers.iter().map(|layer| layer.groups.as_slice());
@@ -86,7 +86,8 @@ impl<'a> PlanMemory<'a> {
     }
 }
 
-/// Layers share the memory of their copies: forward ones, and in training backward ones.
+/// Layers share the memory of their packed copies: those of the forward pass, and in training those of the backward
+/// pass.
 fn packed_bytes(plan: &StreamPlan, training: bool) -> u64 {
     let graph = &plan.graph;
     let of = |node: &OpNode| operator(&node.op).packed(&Signature::of(graph, node));

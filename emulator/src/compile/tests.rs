@@ -8,7 +8,7 @@ use crate::testing::{
     CS2, GPT_20B, GPT2_117M, GPT2_124M, GPT3_1_3B, GPT3_6_7B, GPT3_13B, LINK, Size, TINY, TINY_WAFER, leaf_bound,
 };
 
-/// The examples' sizes: parameters as published.
+/// The example models have the published number of parameters.
 #[test]
 fn the_examples_compile_to_their_known_sizes() {
     // Embeddings (V + T) H, blocks 12 H^2 + 13 H, final norm 2 H.
@@ -24,8 +24,8 @@ fn the_examples_compile_to_their_known_sizes() {
         let plan = size.plan(size.batch, leaf_bound(size), CS2).unwrap();
         assert_eq!(plan.parameters(), *parameters, "{}", size.name);
         assert_eq!(plan.graph.parameters(), *parameters, "{}", size.name);
-        // Head, the tied table and the last layer: the parts of a block, in mixed precision each with its vectors
-        // apart.
+        // Head, the tied table and the last layer: the parts of a block. In mixed precision each has its vectors in a
+        // group of its own.
         let parts = if plan.layers.iter().any(|layer| layer.recompute) { 2 } else { 1 };
         let vectors = usize::from(plan.encoding == crate::plan::Encoding::Bf16);
         assert_eq!(plan.resident.len(), 2 + parts * (1 + vectors), "{}", size.name);
@@ -40,14 +40,15 @@ fn work_is_six_operations_a_parameter_and_token_plus_attention() {
         let positions = size.sequence * size.hidden;
         let tokens = size.sequence as f64;
         let dense = 6.0 * (plan.parameters() - positions as u64) as f64 * tokens;
-        // Scores and values, a multiply-add as two, three passes' worth, half of the square.
+        // Scores and values, two operations per multiply-add, three passes, half of the square.
         let attention = 6.0 * size.layers as f64 * (size.hidden * size.sequence) as f64 * tokens;
         let ratio = flops as f64 / (dense + attention);
         assert!((ratio - 1.0).abs() < 0.005, "{}: {ratio}", size.name);
     }
 }
 
-/// Replays a round on a wafer that forgets what it may: every use must find its weights there, nothing comes twice.
+/// Replays a round on a wafer that evicts what it may. Weights must be present at every use, and no chunk is sent
+/// twice.
 #[test]
 fn orders_bring_every_use_its_weights_exactly_once() {
     let mut sizes = vec![TINY, Size { tied: false, ..TINY }];
@@ -67,7 +68,7 @@ fn orders_bring_every_use_its_weights_exactly_once() {
                 let layer = &plan.layers[layer];
                 let used = if pass == Pass::Forward { &layer.groups } else { &layer.backward_groups };
                 assert!(used.iter().flat_map(|&group| chunks(group)).all(|chunk| there[chunk]), "{pass:?} {layer:?}");
-                // What is not resident is forgotten with its layer.
+                // A group that is not resident is evicted with its layer.
                 layer
                     .groups
                     .iter()
@@ -116,7 +117,8 @@ fn groups_hold_what_travels_together() {
     }
 }
 
-/// On ever smaller wafers: everything saved, recomputation, rounds, smaller leaves, refusal; and never back.
+/// Decreasing wafer sizes lead to: everything saved, recomputation, rounds, smaller leaves, rejection; never the
+/// reverse.
 #[test]
 fn a_shrinking_wafer_forces_recomputation_then_rounds_then_a_refusal() {
     let size = Size { layers: 6, ..TINY };
@@ -154,9 +156,9 @@ fn embed_and_other_layers_that_save_nothing_are_not_recomputed() {
     let saving = TINY.plan(16, 2, CS2).unwrap();
     let saved = |plan: &StreamPlan| plan.layers.iter().map(|layer| layer.saved.host).collect::<Vec<_>>();
     let row = TINY.hidden as u64 * 4;
-    // A recomputed block keeps its input; the two parts of a saved one also two normalised rows and sums, queries, keys
-    // and values (3), attention's output, the stream between, the inner layer before and after its activation (4 + 4),
-    // and 4 statistics and a log-sum-exp for each of 2 heads.
+    // A recomputed block keeps its input. The two parts of a saved block also keep two normalized rows and sums;
+    // queries, keys and values (3); the output of attention; the stream between the parts; the inner layer before and
+    // after its activation (4 + 4); 4 statistics; and a log-sum-exp for each of 2 heads.
     let rows = TINY.sequence as u64;
     assert_eq!(saved(&plan)[1], rows * row);
     assert_eq!(saved(&saving)[1..=2].iter().sum::<u64>(), rows * (row * (1 + 1 + 3 + 1 + 1 + 1 + 8) + 4 * (4 + 2)));
@@ -172,7 +174,7 @@ fn evaluation_leaves_are_cut_from_the_evaluation_batch() {
     assert!(error.to_string().contains("eval_input"), "{error}");
 }
 
-/// A job that only evaluates is refused only where its evaluation does not fit.
+/// A job that only evaluates is rejected only if its evaluation does not fit.
 #[test]
 fn an_evaluation_needs_no_room_to_train() {
     let eval = Some(BatchSpec { samples: 16, leaf_bound: 2 });
@@ -226,7 +228,7 @@ fn recomputation_repeats_only_what_the_backward_pass_needs() {
     assert_eq!(TINY.plan(16, 2, CS2).unwrap().layers[1].recompute_flops, 0);
 }
 
-/// A value that skips layers is held once, from its making to the last backward pass that reads it.
+/// A value that skips layers is held once, from its computation to the last backward pass that reads it.
 #[test]
 fn a_long_skip_is_held_as_long_as_it_is_read() {
     let (rows, width) = (8u64, 64u64);
@@ -248,14 +250,14 @@ fn a_long_skip_is_held_as_long_as_it_is_read() {
     let [memory] = activation_memory::MemoryAnalysis::new(&graph, [4]).training(&[false; 4]).layers;
     let (value, number) = (rows * width * 4, rows * 4);
     let saved: Vec<u64> = memory.iter().map(|layer| layer.saved).collect();
-    // Tokens; x; y; the sum that the loss reads, its log-sum-exps and labels. Nothing backward needs z.
+    // Tokens; x; y; the sum that the loss reads, with its log-sum-exps and labels. No backward pass needs z.
     assert_eq!(saved, [number, value, value, value + 2 * number]);
-    // Samples all along. While "last" works: x, y, the sum and what waits besides it, z or a gradient; while "third"
-    // works backward, x, y and the gradients of y and of the skipping x; "second", x and both; "first", that of x
-    // alone.
+    // Samples are held all the time. During "last": x, y, the sum, and either z or a gradient. During the backward pass
+    // of "third": x, y and the gradients of y and of the skipping x; of "second": x and both gradients; of "first": the
+    // gradient of x alone.
     let held: Vec<u64> = memory.iter().map(|layer| layer.held).collect();
     assert_eq!(held, [value, 3 * value, 4 * value, 4 * value + number].map(|values| values + 2 * number));
-    // Evaluating: x all along, and what passes between layers.
+    // Evaluation: x all the time, and the values between layers.
     let eval: Vec<u64> = memory.iter().map(|layer| layer.held_eval).collect();
     assert_eq!(eval, [value, 2 * value, 3 * value, 2 * value].map(|values| values + 2 * number));
 }

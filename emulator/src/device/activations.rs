@@ -1,4 +1,4 @@
-//! Activations of a round in one arena, laid out by the schedule, and the round's samples.
+//! Activations of a round in one arena, laid out by the schedule, and the samples of the round.
 
 use super::{DeviceError, LeafInput};
 use crate::graph::{Graph, LayerId, NodeId, OpKind, ValueId};
@@ -6,11 +6,11 @@ use crate::kernels::Buffer;
 use crate::plan::{LeafLayout, Pass};
 use crate::schedule::{ArenaLayout, Extent, PassSchedule, Step};
 
-/// One kind of round: what is done in it, and with what memory.
+/// Steps and memory of training rounds or of evaluation rounds.
 #[derive(Debug)]
 pub(super) struct RoundKind {
     pub schedule: PassSchedule,
-    /// How the plan cuts its batch.
+    /// How the plan cuts the batch of this kind.
     pub leaves: LeafLayout,
     layout: Option<ArenaLayout>,
 }
@@ -20,14 +20,14 @@ impl RoundKind {
         Self { schedule, leaves, layout: None }
     }
 
-    /// The layout for rounds of up to `leaves` leaves, made at the first of them.
+    /// The layout for rounds of up to `leaves` leaves, computed at the first such round.
     fn layout(&mut self, leaves: usize) -> &ArenaLayout {
         let samples = self.leaves.samples as usize;
         let schedule = &self.schedule;
         self.layout.get_or_insert_with(|| ArenaLayout::new(schedule, samples, leaves))
     }
 
-    /// The steps of one pass.
+    /// Returns the steps of one pass.
     pub fn steps(&self, pass: Pass, layer: LayerId) -> &[Step] {
         match pass {
             Pass::Forward => &self.schedule.forward[layer],
@@ -35,7 +35,7 @@ impl RoundKind {
         }
     }
 
-    /// Where each piece of memory lies; nothing before the first round.
+    /// Position of each storage slot; empty before the first round.
     pub fn extents(&self) -> &[Extent] {
         self.layout.as_ref().map_or(&[], |layout| &layout.extents)
     }
@@ -51,15 +51,15 @@ pub(super) struct RoundLeaf {
 /// Tokens and labels of a round.
 #[derive(Debug)]
 pub(super) struct RoundSamples {
-    /// The leaves.
+    /// The leaves of the round.
     pub leaves: Vec<RoundLeaf>,
     input_ids: Vec<i32>,
     labels: Vec<i32>,
-    /// Tokens of a leaf.
+    /// Tokens per leaf.
     width: usize,
-    /// Entries of the smallest tables that tokens and labels are looked up in.
+    /// Number of entries of the smallest tables that tokens and labels index.
     bounds: [usize; 2],
-    /// The values that hold them.
+    /// The graph values that hold tokens and labels.
     values: [ValueId; 2],
 }
 
@@ -84,7 +84,7 @@ impl RoundSamples {
         }
     }
 
-    /// Takes the samples of a round of leaves of `width` tokens.
+    /// Checks and copies the samples of a round whose leaves have `width` tokens.
     pub fn take(&mut self, leaves: &[LeafInput<'_>], width: usize) -> Result<(), DeviceError> {
         self.leaves.clear();
         self.input_ids.clear();
@@ -113,34 +113,34 @@ impl RoundSamples {
         Ok(())
     }
 
-    /// The tokens or labels of the leaf at place `at`.
+    /// Returns the tokens or labels of the leaf at position `at` of the round.
     pub fn of(&self, value: ValueId, at: usize) -> &[i32] {
         let all = if value == self.values[0] { &self.input_ids } else { &self.labels };
         &all[at * self.width..][..self.width]
     }
 
-    /// Bytes held.
+    /// Returns the bytes held.
     fn bytes(&self) -> usize {
         (self.input_ids.capacity() + self.labels.capacity()) * size_of::<i32>()
     }
 }
 
-/// The arena of the device, shared by all kinds of rounds.
+/// The activation arena of the device, shared by all kinds of rounds.
 #[derive(Debug, Default)]
 pub(super) struct Arena(Buffer);
 
 impl Arena {
-    /// Makes room for rounds of `kind` of up to `leaves` leaves.
+    /// Allocates memory for rounds of `kind` of up to `leaves` leaves.
     pub fn reserve(&mut self, kind: &mut RoundKind, leaves: usize) {
         self.0.resize(kind.layout(leaves).len);
     }
 
-    /// The numbers.
+    /// Returns the elements of the arena.
     pub fn numbers(&mut self) -> &mut [f32] {
         self.0.as_mut_slice()
     }
 
-    /// Bytes held, with those of the samples.
+    /// Returns the bytes held, including those of the samples.
     pub fn bytes(&self, samples: &RoundSamples) -> usize {
         self.0.bytes() + samples.bytes()
     }

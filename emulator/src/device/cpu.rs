@@ -1,4 +1,4 @@
-//! The device whose arithmetic runs on this machine's processor.
+//! The device that computes on the CPU of this machine.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,33 +23,34 @@ mod steps;
 
 use steps::StepRunner;
 
-/// How a [`CpuDevice`] is to work.
+/// Options of a [`CpuDevice`].
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceOptions {
-    /// The job's seed; with sample, operator and element it decides what dropout drops.
+    /// The job's seed. Seed, sample, operator and element determine the dropout masks.
     pub seed: u64,
-    /// Compute threads, at least one. The thread that calls the device is the only one of one, and waits for more.
+    /// Number of compute threads, at least one. With one thread, the calling thread computes; with more, it waits for
+    /// them.
     pub threads: usize,
     /// Instruction set.
     pub simd: Simd,
-    /// Most leaves of a round: memory is laid out for so many.
+    /// Maximum leaves of a round. Memory is laid out for this many.
     pub leaves: usize,
 }
 
 /// Seconds spent in one kind of operator.
 #[derive(Clone, Copy, Debug)]
 pub struct OperatorTime {
-    /// The operator.
+    /// Kind of operator.
     pub name: &'static str,
-    /// In forward steps, repeated ones included.
+    /// In forward steps, including recomputation.
     pub forward: Duration,
     /// In backward steps.
     pub backward: Duration,
-    /// Packing its weights.
+    /// Packing of its weights.
     pub packing: Duration,
 }
 
-/// What is known of every operator of the graph.
+/// Per-operator data of the graph, computed once.
 #[derive(Debug)]
 struct OperatorTable {
     executors: Vec<Box<dyn Executor>>,
@@ -69,7 +70,7 @@ struct Scratch {
     sums: LossSums,
 }
 
-/// See [`Device`] and the module text.
+/// A [`Device`] on the CPU; see the module documentation.
 #[derive(Debug)]
 pub struct CpuDevice {
     plan: Arc<StreamPlan>,
@@ -89,16 +90,17 @@ pub struct CpuDevice {
     times: Vec<OperatorTime>,
     losses: Vec<LeafLoss>,
     training: bool,
-    /// Passes of the round that are done.
+    /// Number of passes of the round that are finished.
     passes: usize,
     flops: u64,
 }
 
 impl CpuDevice {
-    /// A device for `plan`. Memory for activations, weights and gradients is taken as the first rounds need it.
+    /// Creates a device for `plan`. Memory for activations, weights and gradients is allocated when the first rounds
+    /// need it.
     ///
     /// # Errors
-    /// When threads can't be started, or an operator is more than the kernels can do.
+    /// Threads can't be started, or the kernels do not support an operator.
     pub fn new(plan: Arc<StreamPlan>, options: DeviceOptions) -> Result<Self, DeviceError> {
         let graph = &plan.graph;
         check(graph)?;
@@ -144,17 +146,17 @@ impl CpuDevice {
         })
     }
 
-    /// What decides the bits of this device's results.
+    /// Returns the profile that determines the bits of this device's results.
     pub fn profile(&self) -> NumericsProfile {
         NumericsProfile::new(self.options.simd.isa(), self.precision)
     }
 
-    /// Time spent so far, by kind of operator.
+    /// Returns the time spent so far, by kind of operator.
     pub fn times(&self) -> &[OperatorTime] {
         &self.times
     }
 
-    /// Checks and counts a pass.
+    /// Checks that a pass is next, and counts it.
     fn enter(&mut self, pass: Pass, layer: LayerId) -> Result<(), DeviceError> {
         let layers = self.plan.layers.len();
         let turn = match pass {
@@ -185,7 +187,7 @@ impl CpuDevice {
         self.flops += flops * samples as u64;
     }
 
-    /// Takes all leaves through one pass, packing weights first.
+    /// Computes one pass of all leaves, after packing the weights.
     fn pass(&mut self, pass: Pass, layer: LayerId) {
         let pool = Arc::clone(&self.pool);
         let cx = Context { simd: self.options.simd, pool: &pool, precision: self.precision };
@@ -205,7 +207,7 @@ impl CpuDevice {
         });
     }
 
-    /// Packs what the operators of a pass need.
+    /// Packs the weights that the operators of a pass need.
     fn pack(&mut self, cx: Context<'_>, pass: Pass, layer: LayerId) {
         let kind = &self.kinds[usize::from(self.training)];
         for step in kind.steps(pass, layer) {
@@ -221,7 +223,7 @@ impl CpuDevice {
         }
     }
 
-    /// Everything a step needs.
+    /// Collects the parts of the device that a step needs.
     fn runner<'a>(&'a mut self, cx: Context<'a>, layer: LayerId) -> StepRunner<'a> {
         let kind = &self.kinds[usize::from(self.training)];
         StepRunner {
@@ -243,13 +245,14 @@ impl CpuDevice {
         }
     }
 
-    /// Puts down a leaf's loss.
+    /// Records the loss of a leaf.
     fn record_loss(&mut self, leaf: usize, LossSums { loss, tokens, correct }: LossSums) {
         let bad_layer = if loss.is_finite() { None } else { self.find_bad_layer(leaf) };
         self.losses.push(LeafLoss { leaf: self.samples.leaves[leaf].leaf, loss, tokens, correct, bad_layer });
     }
 
-    /// The first layer of which something that is kept for the backward pass is not finite, else the last.
+    /// Returns the first layer with a non-finite value among those kept for the backward pass, otherwise the last
+    /// layer.
     fn find_bad_layer(&mut self, leaf: usize) -> Option<LayerId> {
         if !self.training {
             return None;
@@ -269,7 +272,7 @@ impl CpuDevice {
 
 impl Device for CpuDevice {
     fn begin(&mut self, training: bool, nodes: &[Node], leaves: &[LeafInput<'_>]) -> Result<(), DeviceError> {
-        // Until all is found right, no pass has its turn.
+        // Until all arguments are checked, no pass is allowed.
         self.passes = usize::MAX;
         self.losses.clear();
         self.weights.clear();
@@ -336,7 +339,8 @@ impl Device for CpuDevice {
     }
 }
 
-/// Whether `nodes` is [`LeafTree::cover`] of `range`: nodes of the tree that tile it, of which no two can be joined.
+/// Returns whether `nodes` is [`LeafTree::cover`] of `range`: nodes of the tree that tile it, no two of which can be
+/// joined.
 fn is_cover(tree: LeafTree, range: Range<u32>, nodes: &[Node]) -> bool {
     let end = nodes
         .iter()
@@ -350,7 +354,7 @@ fn format_nodes(nodes: &[Node]) -> String {
     if names.is_empty() { "of no leaves".to_owned() } else { names.join(" and ") }
 }
 
-/// Refuses what the kernels can't do.
+/// Rejects operators that the kernels do not support.
 fn check(graph: &Graph) -> Result<(), DeviceError> {
     for (id, node) in graph.nodes.iter().enumerate() {
         let refuse = |why: &str| Err(DeviceError::Plan(format!("operator {id} ({}) {why}", executor(&node.op).name())));

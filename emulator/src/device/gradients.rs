@@ -1,7 +1,7 @@
-//! Partial sums of gradients, joined along the leaf tree as leaves come in, left to right.
+//! Partial sums of gradients, joined along the leaf tree as leaves are computed, left to right.
 //!
-//! The gradient of a leaf that is the right half of its node is added to the left half's where it is made, if that has
-//! the bits of an addition afterwards; otherwise it is computed apart and added.
+//! If a leaf is the right half of its node, its gradient is accumulated directly into the gradient of the left half,
+//! provided that this has the same bits as a separate addition. Otherwise it is computed separately and added.
 
 use std::ops::Range;
 
@@ -15,25 +15,26 @@ use crate::tree::{LeafTree, Node};
 /// Elements that one thread adds at a time.
 const GRAIN: usize = 1 << 14;
 
-/// How the operators of a layer make the gradients of its groups.
+/// How the operators of a layer compute the gradients of its groups.
 #[derive(Debug)]
 pub(super) struct LayerGradients {
     /// The layer's groups.
     groups: Vec<GroupId>,
-    /// Whether a right half may be added where it is made: every tensor is used once, by an operator that adds exactly.
+    /// Whether a right half may be accumulated directly: every tensor is used once, by an operator whose accumulation
+    /// is exact.
     direct: bool,
-    /// For each node of the layer and each of its tensors.
+    /// Destinations of the gradients, for each node of the layer and each of its tensors.
     tensors: Vec<[Option<TensorPlace>; MAX_PARAMS]>,
 }
 
-/// Where an operator's gradient of a tensor goes.
+/// Destination of an operator's gradient of a tensor.
 #[derive(Clone, Debug)]
 struct TensorPlace {
-    /// Place of its group in the layer.
+    /// Position of its group in the layer.
     group: usize,
     /// Range in the group.
     range: Range<usize>,
-    /// Whether a later operator of the layer, and so an earlier step, has made a gradient of it already.
+    /// Whether an earlier step (of a later operator) has already written a gradient of this tensor.
     again: bool,
 }
 
@@ -63,7 +64,7 @@ impl LayerGradients {
     }
 }
 
-/// A partial sum: over which leaves, and in which of [`PartialGradients::memory`].
+/// A partial sum: the leaves it covers, and its index in [`PartialGradients::memory`].
 #[derive(Clone, Copy, Debug)]
 struct PartialSum {
     node: Node,
@@ -74,11 +75,11 @@ struct PartialSum {
 #[derive(Debug, Default)]
 struct OpenSums {
     sums: Vec<PartialSum>,
-    /// The leaf at work: where its gradient goes, and whether it is added there.
+    /// The current leaf: destination of its gradient, and whether the gradient is accumulated there.
     current: Option<(usize, Accumulate)>,
 }
 
-/// The sums of the layer whose backward pass was last.
+/// The partial sums of the layer whose backward pass ran last.
 #[derive(Debug)]
 pub(super) struct PartialGradients {
     tree: LeafTree,
@@ -86,7 +87,7 @@ pub(super) struct PartialGradients {
     /// For each group of the layer.
     open: Vec<OpenSums>,
     memory: Vec<Buffer>,
-    /// Which of them are in use.
+    /// Which buffers are in use.
     used: Vec<bool>,
 }
 
@@ -98,7 +99,7 @@ impl PartialGradients {
         Self { tree: plan.leaves.tree(), layer: None, open, memory: Vec::new(), used: Vec::new() }
     }
 
-    /// Forgets all sums, keeping the memory.
+    /// Discards all sums and keeps their memory for reuse.
     pub fn clear(&mut self) {
         self.layer = None;
         self.used.fill(false);
@@ -114,7 +115,7 @@ impl PartialGradients {
         self.layer = Some(layer);
     }
 
-    /// Finds memory for a leaf's gradients.
+    /// Allocates memory for the gradients of a leaf.
     pub fn begin_leaf(&mut self, plan: &StreamPlan, layer: &LayerGradients, leaf: u32) {
         let node = Node::new(leaf, leaf + 1);
         let left = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < leaf);
@@ -128,7 +129,7 @@ impl PartialGradients {
         }
     }
 
-    /// The memory for the gradients of one operator's tensors; `node` counts from the layer's first.
+    /// Returns the memory for the gradients of one operator's tensors; `node` counts from the first node of the layer.
     #[allow(clippy::expect_used, reason = "the plan's own ranges")]
     pub fn tensors(&mut self, layer: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MAX_PARAMS] {
         let place = |at: usize| {
@@ -158,7 +159,7 @@ impl PartialGradients {
         }
     }
 
-    /// Zeroes the gradients of an operator that nothing depends on.
+    /// Zeroes the gradients of an operator on whose output nothing depends.
     pub fn zero_unreached(&mut self, layer: &LayerGradients, node: usize) {
         for gradient in self.tensors(layer, node).into_iter().flatten() {
             if gradient.accumulate == Accumulate::Store {
@@ -167,7 +168,7 @@ impl PartialGradients {
         }
     }
 
-    /// Joins a leaf's finished gradients with the sums before it.
+    /// Joins the finished gradients of a leaf with the sums before it.
     pub fn end_leaf(&mut self, cx: Context<'_>, groups: usize, leaf: u32) {
         for at in 0..groups {
             let Some((memory, accumulate)) = self.open[at].current.take() else { continue };
@@ -191,7 +192,7 @@ impl PartialGradients {
         }
     }
 
-    /// The sum over `node` of `group` from its use in `layer`.
+    /// Returns the sum over `node` of the gradient of `group` from its use in `layer`.
     pub fn get(&self, plan: &StreamPlan, layer: LayerId, group: GroupId, node: Node) -> Option<&[f32]> {
         if self.layer != Some(layer) {
             return None;
@@ -201,7 +202,7 @@ impl PartialGradients {
         Some(self.memory[self.open[at].sums[sum].memory].as_slice())
     }
 
-    /// Bytes held.
+    /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
         self.memory.iter().map(Buffer::bytes).sum()
     }
@@ -210,7 +211,7 @@ impl PartialGradients {
         self.open[group].sums.iter().position(|sum| sum.node == node)
     }
 
-    /// The smallest unused piece of memory that can hold `elements`, or a new one.
+    /// Returns the smallest unused buffer that can hold `elements`, or a new one.
     fn take(&mut self, elements: usize) -> usize {
         let free = (0..self.memory.len()).filter(|&at| !self.used[at] && self.memory[at].capacity() >= elements);
         let best = free.min_by_key(|&at| self.memory[at].capacity());
@@ -224,7 +225,7 @@ impl PartialGradients {
         at
     }
 
-    /// left = left + right.
+    /// Adds `right` to `left`.
     fn add(&mut self, cx: Context<'_>, left: usize, right: usize) {
         let Ok([left, right]) = self.memory.get_disjoint_mut([left, right]) else { return };
         let (left, right) = (left.as_mut_slice(), right.as_slice());

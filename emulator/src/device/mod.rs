@@ -1,4 +1,4 @@
-//! The device seam: the one trait through which a system's agent drives the arithmetic.
+//! The [`Device`] trait, through which the agent of a system drives the computation.
 //!
 //! A round of a training step is [`Device::begin`], then for each layer in order `load` of the chunks that
 //! [`StreamPlan::down_train`](crate::plan::StreamPlan::down_train) names and [`Device::forward`]; then
@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! * Results are a function of plan, seed, weights and samples: not of the number of threads, of how leaves are divided
-//!   between devices and rounds (once their sums are joined along the leaf tree), nor of recomputation.
-//! * Nothing that arrives can make a device panic; what does not fit is a [`DeviceError`], and the round is lost.
+//!   between devices and rounds (once partial sums are joined along the leaf tree), nor of recomputation.
+//! * No input can make a device panic. Invalid input is a [`DeviceError`], and the round is lost.
 
 use crate::graph::LayerId;
 use crate::plan::{ChunkId, Encoding, Pass};
@@ -27,34 +27,34 @@ pub use cpu::{CpuDevice, DeviceOptions, OperatorTime};
 pub struct LeafInput<'a> {
     /// Its index in the batch.
     pub leaf: u32,
-    /// Number of its first sample since the start of the job; names the dropout masks.
+    /// Number of its first sample since the start of the job; the key of its dropout masks.
     pub first_sample: u64,
     /// Tokens, sample after sample.
     pub input_ids: &'a [i32],
-    /// Labels, sample after sample; a negative one does not count.
+    /// Labels, sample after sample; negative labels are ignored.
     pub labels: &'a [i32],
 }
 
-/// What one leaf came to.
+/// The results of one leaf.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LeafLoss {
     /// Its index in the batch.
     pub leaf: u32,
     /// Sum of the losses of its tokens.
     pub loss: f64,
-    /// Tokens that count.
+    /// Number of tokens that count.
     pub tokens: u64,
-    /// Of these, how many have no logit above that of their label.
+    /// Number of tokens whose label has the highest logit.
     pub correct: u64,
-    /// Where a loss is not finite: the first layer that made a number which is not. In an evaluation, where activations
-    /// are gone by then, always `None`.
+    /// If a loss is not finite: the first layer that computed a non-finite number. Always `None` in an evaluation,
+    /// which keeps no activations.
     pub bad_layer: Option<LayerId>,
 }
 
-/// Bytes that a device holds. It never holds less later, so these are also its peaks.
+/// Bytes that a device holds. They never decrease, so they are also peaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Weights, and the copies of them that products read.
+    /// Weights and their packed copies.
     pub weights: u64,
     /// Activations of all leaves, and the samples.
     pub activations: u64,
@@ -64,104 +64,105 @@ pub struct DeviceMemory {
     pub scratch: u64,
 }
 
-/// Something that computes layers of a plan for the leaves of a round. See the module text.
+/// Computes the layers of a plan for the leaves of a round. See the module documentation.
 pub trait Device: Send {
-    /// Starts a round with these leaves, contiguous and ascending; there may be none. `nodes` are the partial sums
-    /// wanted of a training round: the cover of its leaves. An evaluation has no dropout, keeps nothing and makes no
-    /// sums.
+    /// Starts a round with these leaves, contiguous and ascending; may be none. `nodes` are the partial sums that a
+    /// training round computes: the cover of its leaves. An evaluation applies no dropout, keeps nothing and computes
+    /// no sums.
     ///
     /// # Errors
-    /// When leaves, samples or nodes are not what the plan says, or a token is none of the vocabulary.
+    /// Leaves, samples or nodes do not match the plan, or a token is not in the vocabulary.
     fn begin(&mut self, training: bool, nodes: &[Node], leaves: &[LeafInput<'_>]) -> Result<(), DeviceError>;
 
-    /// Puts a chunk of weights on the wafer.
+    /// Loads a chunk of weights onto the wafer.
     ///
     /// # Errors
-    /// When there is no such chunk, or the payload has another length.
+    /// The chunk does not exist, or the payload has the wrong length.
     fn load(&mut self, chunk: ChunkId, encoding: Encoding, payload: &[u8]) -> Result<(), DeviceError>;
 
-    /// Computes a layer for all leaves of the round; afterwards its weights are gone, unless the plan says they stay.
+    /// Computes a layer for all leaves of the round. Its weights are released afterwards, unless they are resident.
     ///
     /// # Errors
-    /// When it is another layer's turn, or a chunk is missing.
+    /// Another layer is next, or a chunk is missing.
     fn forward(&mut self, layer: LayerId) -> Result<(), DeviceError>;
 
-    /// Computes a layer's gradients for all leaves of the round, summed along the leaf tree.
+    /// Computes the gradients of a layer for all leaves of the round, summed along the leaf tree.
     ///
     /// # Errors
-    /// When it is another layer's turn, or a chunk is missing.
+    /// Another layer is next, or a chunk is missing.
     fn backward(&mut self, layer: LayerId) -> Result<(), DeviceError>;
 
-    /// The gradient of `chunk` from its use in `layer`, summed over `node`: there from `backward(layer)` until the next
-    /// one.
+    /// Returns the gradient of `chunk` from its use in `layer`, summed over `node`. Available from `backward(layer)`
+    /// until the next backward pass.
     fn gradient(&self, layer: LayerId, chunk: ChunkId, node: Node) -> Option<&[f32]>;
 
-    /// One entry for each leaf of the round, once the last layer is computed; empty before.
+    /// Returns one result for each leaf of the round once the last layer is computed; empty before that.
     fn losses(&self) -> &[LeafLoss];
 
-    /// Bytes held.
+    /// Returns the bytes held.
     fn memory(&self) -> DeviceMemory;
 
-    /// Floating-point operations done so far, as the plan counts them: in products, without repeated ones.
+    /// Returns the floating-point operations of matrix products done so far, as the plan counts them: without
+    /// recomputation.
     fn flops(&self) -> u64;
 }
 
-/// Why a device refuses.
+/// Errors of a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The plan can't be carried out here.
+    /// This device can't execute the plan.
     #[error("the device cannot run this plan: {0}")]
     Plan(String),
     /// Threads could not be started, or an instruction set is missing.
     #[error("the device cannot start: {0}")]
     Start(String),
-    /// A round with leaves that the plan does not have, or not in order.
+    /// The leaves of a round do not exist in the plan, or are not contiguous.
     #[error(
         "a round was started with leaves {found}; they must be contiguous, at most {most}, and among the plan's {leaves}"
     )]
     Leaves {
-        /// What was given.
+        /// Leaves given.
         found: String,
-        /// Most leaves of a round.
+        /// Maximum leaves of a round.
         most: usize,
         /// Leaves of the plan.
         leaves: u32,
     },
-    /// A leaf with too many or too few tokens or labels.
+    /// A leaf has the wrong number of tokens or labels.
     #[error("leaf {leaf} came with {found} {what}, but the plan's leaves have {expected}")]
     Samples {
         /// The leaf.
         leaf: u32,
         /// Tokens or labels.
         what: &'static str,
-        /// How many the plan says.
+        /// Expected number.
         expected: usize,
-        /// How many came.
+        /// Number found.
         found: usize,
     },
-    /// A token or label beyond the vocabulary.
+    /// A token or label is outside the vocabulary.
     #[error("leaf {leaf} has {what} {token} at place {place}, but the vocabulary has {vocabulary} entries")]
     Token {
         /// The leaf.
         leaf: u32,
         /// Token or label.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         token: i32,
-        /// Where in the leaf.
+        /// Its position in the leaf.
         place: usize,
         /// Entries of the vocabulary.
         vocabulary: usize,
     },
-    /// Partial sums were asked for that aren't those of the leaves.
+    /// The requested partial sums are not the cover of the leaves.
     #[error("partial sums {wanted} were asked for, but the leaves of the round make {made}")]
     Nodes {
-        /// What was asked for.
+        /// Requested nodes.
         wanted: String,
-        /// What there will be.
+        /// Expected nodes.
         made: String,
     },
-    /// A chunk the plan does not have.
+    /// The plan has no such chunk.
     #[error("chunk {chunk} was loaded, but the plan has {chunks}")]
     UnknownChunk {
         /// The chunk.
@@ -169,25 +170,25 @@ pub enum DeviceError {
         /// Number of chunks.
         chunks: usize,
     },
-    /// A chunk of another length than the plan says.
+    /// The payload of a chunk has the wrong length.
     #[error("chunk {chunk} came with {found} bytes, but it has {expected}")]
     Payload {
         /// The chunk.
         chunk: ChunkId,
-        /// Bytes it has.
+        /// Expected bytes.
         expected: usize,
-        /// Bytes that came.
+        /// Bytes found.
         found: usize,
     },
-    /// A layer's turn came before its weights.
+    /// A layer is computed before its weights are loaded.
     #[error("can't compute layer {layer:?}: chunk {chunk} of its weights is missing")]
     MissingWeights {
         /// The layer.
         layer: String,
-        /// The first chunk missing.
+        /// The first missing chunk.
         chunk: ChunkId,
     },
-    /// A pass out of order.
+    /// A pass is requested out of order.
     #[error("{pass:?} of layer {layer} was requested out of order")]
     Order {
         /// Which pass.

@@ -1,7 +1,7 @@
-//! Weights in the order in which products read them, packed once for all leaves of a pass.
+//! Packed copies of weights in the layout that matrix products read, made once for all leaves of a pass.
 //!
-//! Layers share the memory: the slots of each begin at the first one, those of the forward pass before those of the
-//! backward pass. A slot that still holds what is wanted is not packed again.
+//! Layers share the memory. The slots of each layer begin at the first one, those of the forward pass before those of
+//! the backward pass. A slot that already holds the requested tensor is not packed again.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::kernels::{Context, PackedB};
 use crate::ops::execute::{Executor, MAX_PARAMS, NodeShape};
 use crate::plan::Pass;
 
-/// What a slot holds.
+/// Identifies the content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SlotTag {
     node: NodeId,
@@ -19,12 +19,12 @@ struct SlotTag {
     version: u64,
 }
 
-/// See the module text.
+/// Packed weights of one layer at a time; see the module documentation.
 #[derive(Debug)]
 pub(super) struct PackedWeights {
     slots: Vec<PackedB>,
     tags: Vec<Option<SlotTag>>,
-    /// Slots of each node, for the forward and the backward pass.
+    /// Slots of each node for the forward and the backward pass.
     places: Vec<[Range<usize>; 2]>,
 }
 
@@ -51,7 +51,7 @@ impl PackedWeights {
         Self { slots, tags: vec![None; most], places }
     }
 
-    /// Packs what `node` needs in `pass`, unless it is there.
+    /// Packs what `node` needs in `pass`, unless it is packed already.
     pub fn prepare(
         &mut self,
         cx: Context<'_>,
@@ -76,18 +76,18 @@ impl PackedWeights {
         self.tags[place].fill(tag);
     }
 
-    /// The slots of `node` for `pass`.
+    /// Returns the slots of `node` for `pass`.
     pub fn of(&self, node: NodeId, pass: Pass) -> &[PackedB] {
         &self.slots[self.places[node][pass as usize].clone()]
     }
 
-    /// Bytes held.
+    /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
         self.slots.iter().map(PackedB::bytes).sum()
     }
 }
 
-/// The tensors of a node; empty where there is none, or it is not there.
+/// Returns the tensors of a node; an empty slice for a tensor that does not exist or is not loaded.
 pub(super) fn tensors<'a>(graph: &Graph, weights: &'a LoadedWeights, node: NodeId) -> [&'a [f32]; MAX_PARAMS] {
     let params = &graph.nodes[node].params;
     std::array::from_fn(|at| params.get(at).map_or(&[][..], |&tensor| weights.tensor(tensor)))

@@ -1,29 +1,29 @@
-//! The weights on the wafer: groups filled chunk by chunk.
+//! The weights on the wafer. Groups are filled chunk by chunk.
 
 use super::DeviceError;
 use crate::graph::{LayerId, TensorId};
 use crate::kernels::{Buffer, Simd, convert};
 use crate::plan::{ChunkId, Encoding, GroupId, StreamPlan};
 
-/// The groups at hand.
+/// The loaded groups.
 ///
-/// A chunk may come again before its group was used and left (the stream of the next pass is ahead): each use takes one
-/// load of every chunk.
+/// The stream of the next pass may be ahead: a chunk can arrive again before its group was used and released. Each use
+/// consumes one load of every chunk.
 #[derive(Debug)]
 pub(super) struct LoadedWeights {
     groups: Vec<LoadedGroup>,
-    /// Loads of each chunk not used up yet.
+    /// Loads of each chunk that are not consumed yet.
     loads: Vec<u32>,
-    /// Memory of groups that have left.
+    /// Memory of released groups, for reuse.
     free: Vec<Buffer>,
-    /// Where each tensor lies: its group and range.
+    /// Group and range of each tensor.
     places: Vec<(GroupId, std::ops::Range<usize>)>,
 }
 
 #[derive(Debug, Default)]
 struct LoadedGroup {
     memory: Option<Buffer>,
-    /// Changes whenever the content may have: tells whether packed copies are still right.
+    /// Changes whenever the content may have changed; tells whether packed copies are still valid.
     version: u64,
 }
 
@@ -43,7 +43,7 @@ impl LoadedWeights {
         }
     }
 
-    /// Forgets everything, keeping the memory.
+    /// Releases all groups and keeps their memory for reuse.
     pub fn clear(&mut self) {
         self.loads.fill(0);
         for group in &mut self.groups {
@@ -78,7 +78,7 @@ impl LoadedWeights {
         Ok(())
     }
 
-    /// Checks that all chunks of `groups` are there.
+    /// Checks that all chunks of `groups` are loaded.
     pub fn require(&self, plan: &StreamPlan, layer: LayerId, groups: &[GroupId]) -> Result<(), DeviceError> {
         let mut chunks = groups.iter().flat_map(|&group| plan.groups[group].chunks.clone());
         match chunks.find(|&chunk| self.loads[chunk] == 0) {
@@ -87,7 +87,7 @@ impl LoadedWeights {
         }
     }
 
-    /// Ends one use of those of `groups` that do not stay on the wafer.
+    /// Consumes one use of each of `groups` that does not stay on the wafer.
     pub fn release(&mut self, plan: &StreamPlan, groups: &[GroupId]) {
         for &group in groups.iter().filter(|&&group| !plan.is_resident(group)) {
             let loads = &mut self.loads[plan.groups[group].chunks.clone()];
@@ -98,25 +98,25 @@ impl LoadedWeights {
         }
     }
 
-    /// A tensor; empty if its group is not there.
+    /// Returns the elements of a tensor; empty if its group is not loaded.
     pub fn tensor(&self, tensor: TensorId) -> &[f32] {
         let (group, range) = &self.places[tensor];
         self.groups[*group].memory.as_ref().map_or(&[], |memory| &memory.as_slice()[range.clone()])
     }
 
-    /// Which loading of its group a tensor comes from.
+    /// Returns which load of its group a tensor comes from.
     pub fn version(&self, tensor: TensorId) -> u64 {
         self.groups[self.places[tensor].0].version
     }
 
-    /// Bytes held.
+    /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
         let groups = self.groups.iter().filter_map(|group| group.memory.as_ref());
         groups.chain(&self.free).map(Buffer::bytes).sum()
     }
 }
 
-/// The smallest of `free` that can hold `elements`, or a new one; made that long.
+/// Takes the smallest of `free` that can hold `elements`, or allocates a new one, and resizes it.
 fn take_best(free: &mut Vec<Buffer>, elements: usize) -> Buffer {
     let best = (0..free.len()).filter(|&at| free[at].capacity() >= elements).min_by_key(|&at| free[at].capacity());
     let mut buffer = best.map_or_else(Buffer::new, |at| free.swap_remove(at));

@@ -1,4 +1,4 @@
-//! GPT-2 and GPT-3: decoder blocks that normalise their input, learned positions, tied or untied embeddings.
+//! GPT-2 and GPT-3: decoder blocks with normalized inputs, learned positions, and tied or untied embeddings.
 //!
 //! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, and `head`. Tensor names are those of the
 //! Hugging Face GPT-2 without its `transformer.` prefix, except that the projections are named for what they do and are
@@ -14,7 +14,7 @@ use crate::graph::{
 /// The graph of a GPT that reads samples of `sequence` tokens.
 ///
 /// # Errors
-/// When the sequence is longer than the position table, or the specification breaks one of its own rules.
+/// The sequence is longer than the position table, or the specification is inconsistent.
 pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     if spec.num_hidden_layers > MAX_BLOCKS {
         return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MAX_BLOCKS });
@@ -28,7 +28,7 @@ pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     gpt.builder.finish()
 }
 
-/// More blocks than any model has: a mistyped number must not exhaust memory.
+/// Maximum number of blocks. A mistyped number must not exhaust memory.
 const MAX_BLOCKS: usize = 10_000;
 
 const ZERO: TensorInit = TensorInit::Constant { value: 0.0 };
@@ -40,7 +40,7 @@ struct Gpt<'a> {
 }
 
 impl Gpt<'_> {
-    /// The layer `embed`: its token table and the beginning of the residual stream.
+    /// Adds the layer `embed`: the token table and the start of the residual stream.
     fn embed(&mut self) -> Result<(TensorId, ValueId), GraphError> {
         let (width, init) = (self.spec.hidden_size, init(self.spec.initializers.embedding));
         let vocabulary = [self.spec.vocab_size, width];
@@ -57,7 +57,7 @@ impl Gpt<'_> {
         Ok((table, stream))
     }
 
-    /// The layers of `h.<block>`: attention and feed-forward network, each added to the stream.
+    /// Adds the layers of `h.<block>`: attention and feed-forward network, each added to the residual stream.
     fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
         let name = format!("h.{block}");
         let at = |part: &str| format!("{name}.{part}");
@@ -94,7 +94,7 @@ impl Gpt<'_> {
         Ok(stream)
     }
 
-    /// The layer `head`: final normalisation and the loss over the vocabulary.
+    /// Adds the layer `head`: final normalization and the loss over the vocabulary.
     fn head(&mut self, table: TensorId, stream: ValueId) -> Result<(), GraphError> {
         let normal = self.layer_norm("ln_f", stream)?;
         let (entries, width) = (self.spec.vocab_size, self.spec.hidden_size);
@@ -204,7 +204,7 @@ mod tests {
             !(bias || name.starts_with("wpe") || name.starts_with("lm_head"))
         });
         assert_eq!(names(&graph), kept.collect::<Vec<_>>());
-        // No attention dropout but the one in the attention operator, of rate 0.
+        // The only attention dropout is the one inside the attention operator, of rate 0.
         assert_eq!(rates(&graph), [0.0]);
         let loss = graph.nodes.last().unwrap();
         assert_eq!(loss.params, [0], "the tied head uses the token table");

@@ -1,4 +1,4 @@
-//! Families of models: from a specification in the params to a graph of operators.
+//! Model families: build the graph of a model from its specification in the params.
 
 mod gpt;
 

@@ -1,19 +1,19 @@
-//! Building a graph operator by operator, shapes inferred.
+//! Builds a graph operator by operator and infers shapes.
 
 use super::{
     Graph, GraphError, Layer, OpKind, OpNode, Tensor, TensorId, TensorInit, TensorRole, Value, ValueId, ValueType,
 };
 use crate::ops::{Signature, operator};
 
-/// A graph under construction. Operators are added in the order in which they compute; [`GraphBuilder::end_layer`]
-/// cuts after the last one.
+/// A graph under construction. Operators are added in computation order; [`GraphBuilder::end_layer`] ends a layer after
+/// the last one.
 #[derive(Debug)]
 pub struct GraphBuilder {
     graph: Graph,
 }
 
 impl GraphBuilder {
-    /// A graph whose samples are `sequence` tokens and as many labels.
+    /// Creates a graph whose samples are `sequence` tokens and as many labels.
     pub fn new(sequence: usize) -> Self {
         let value = |name: &str| Value { name: name.to_owned(), rows: sequence, columns: 1, kind: ValueType::Token };
         let graph = Graph {
@@ -27,12 +27,12 @@ impl GraphBuilder {
         Self { graph }
     }
 
-    /// The value that holds a sample's tokens.
+    /// Returns the value that holds the tokens of a sample.
     pub const fn tokens(&self) -> ValueId {
         self.graph.tokens
     }
 
-    /// The value that holds a sample's labels.
+    /// Returns the value that holds the labels of a sample.
     pub const fn labels(&self) -> ValueId {
         self.graph.labels
     }
@@ -43,10 +43,10 @@ impl GraphBuilder {
         self.graph.tensors.len() - 1
     }
 
-    /// Adds an operator and the value it makes, called `name`.
+    /// Adds an operator and the value it computes, called `name`.
     ///
     /// # Errors
-    /// When the operator refuses what it is given, or makes no value.
+    /// The operator rejects its inputs, tensors or attributes, or it has no output.
     pub fn node(
         &mut self,
         op: OpKind,
@@ -66,10 +66,10 @@ impl GraphBuilder {
         Ok(output)
     }
 
-    /// Adds the operator that makes the loss.
+    /// Adds the loss operator.
     ///
     /// # Errors
-    /// When an index points nowhere; the rest is checked by [`GraphBuilder::finish`].
+    /// An index is out of range. [`GraphBuilder::finish`] checks the rest.
     pub fn loss(&mut self, op: OpKind, inputs: &[ValueId], params: &[TensorId]) -> Result<(), GraphError> {
         let node = self.checked(op, inputs, params)?;
         self.graph.nodes.push(node);
@@ -81,7 +81,7 @@ impl GraphBuilder {
         self.end(name.into(), None);
     }
 
-    /// Ends a layer that is a part of `block`.
+    /// Ends a layer that is part of `block`.
     pub fn end_block_layer(&mut self, block: &str, name: impl Into<String>) {
         self.end(name.into(), Some(block.to_owned()));
     }
@@ -91,7 +91,7 @@ impl GraphBuilder {
         self.graph.layers.push(Layer { name, nodes: start..self.graph.nodes.len(), block });
     }
 
-    /// The graph, validated.
+    /// Validates and returns the graph.
     ///
     /// # Errors
     /// See [`Graph::validate`].

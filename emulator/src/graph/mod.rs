@@ -1,9 +1,9 @@
 //! The model as a typed graph of operators, cut into layers.
 //!
-//! Built-in families emit it; an importer of other graphs may, too: nothing here knows of GPT. Values are matrices of
-//! `rows x columns` per sample (a token sequence of length T with H features is `T x H`); a leaf stacks its samples'
-//! rows. Tensors are the trained parameters. A layer is a contiguous run of operators whose weights travel together;
-//! a value made in one layer may be used in any later one, a tensor in any number of layers.
+//! Model families emit it, and importers of other formats can: nothing here is specific to GPT. Values are matrices of
+//! `rows x columns` per sample (a sequence of T tokens with H features is `T x H`); a leaf stacks the rows of its
+//! samples. Tensors are the trained parameters. A layer is a contiguous run of operators whose weights are streamed
+//! together. A value may be used in any later layer, a tensor in any number of layers.
 
 use std::ops::Range;
 
@@ -24,11 +24,11 @@ pub type NodeId = usize;
 /// Index into [`Graph::layers`].
 pub type LayerId = usize;
 
-/// How a tensor gets its first values: a pure function of (seed, tensor name, element index).
+/// The initial values of a tensor: a pure function of (seed, tensor name, element index).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum TensorInit {
-    /// Every element the same.
+    /// Every element has the same value.
     Constant {
         /// The value.
         value: f64,
@@ -60,22 +60,22 @@ pub enum TensorInit {
     },
 }
 
-/// What a tensor is for; decides about weight decay and export.
+/// The use of a tensor. Decides about weight decay and the layout of exports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorRole {
-    /// A matrix: decays.
+    /// A matrix; weight decay applies.
     Weight,
-    /// An embedding table: decays.
+    /// An embedding table; weight decay applies.
     Embedding,
-    /// Added per feature: never decays.
+    /// Added to each feature; no weight decay.
     Bias,
-    /// Gain or offset of a normalisation: never decays.
+    /// Gain or offset of a normalization; no weight decay.
     Norm,
 }
 
 impl TensorRole {
-    /// Whether weight decay applies.
+    /// Returns whether weight decay applies.
     pub const fn decays(self) -> bool {
         matches!(self, Self::Weight | Self::Embedding)
     }
@@ -88,20 +88,21 @@ pub struct Tensor {
     pub name: String,
     /// Dimensions, outermost first; linear weights are `[out, in]`.
     pub shape: Vec<usize>,
-    /// First values.
+    /// Initial values.
     pub init: TensorInit,
-    /// What it is for.
+    /// Its use.
     pub role: TensorRole,
 }
 
 impl Tensor {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it is a vector: a bias, a gain or an offset. These never travel in less than f32: they are added and
-    /// multiplied, not fed to a matrix product, and rounding them costs more than it saves.
+    /// Returns whether the tensor is a vector: a bias, a gain or an offset. Vectors are always sent in f32: they are
+    /// added and multiplied, not used in matrix products, and rounding them costs more accuracy than it saves
+    /// bandwidth.
     pub fn is_vector(&self) -> bool {
         self.shape.len() < 2
     }
@@ -117,10 +118,10 @@ pub enum ValueType {
     Float,
 }
 
-/// A value that flows between operators: `rows x columns` per sample.
+/// A value passed between operators: `rows x columns` per sample.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Value {
-    /// Name, for messages.
+    /// Name, for error messages.
     pub name: String,
     /// Rows per sample.
     pub rows: usize,
@@ -130,7 +131,7 @@ pub struct Value {
     pub kind: ValueType,
 }
 
-/// A pointwise non-linearity.
+/// A pointwise non-linear function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationKind {
@@ -140,7 +141,7 @@ pub enum ActivationKind {
     GeluTanh,
 }
 
-/// An operator. Inputs, outputs and parameters are positional, as each variant says.
+/// The kind of an operator. Inputs, outputs and parameters are positional, as documented at each variant.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "op")]
 pub enum OpKind {
@@ -183,54 +184,54 @@ pub enum OpKind {
     CrossEntropy,
 }
 
-/// An operator with what it reads, uses and writes.
+/// An operator with the values it reads and writes and the tensors it uses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpNode {
     /// The operator.
     pub op: OpKind,
-    /// Values read.
+    /// Values it reads.
     pub inputs: Vec<ValueId>,
-    /// Tensors used, in the operator's order.
+    /// Tensors it uses, in the order of the operator's parameters.
     pub params: Vec<TensorId>,
-    /// The value made; `None` for the loss.
+    /// The value it computes; `None` for the loss.
     pub output: Option<ValueId>,
 }
 
-/// A contiguous run of operators whose weights travel together.
+/// A contiguous run of operators whose weights are streamed together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
     /// Name, such as `embed`, `h.3.mlp`, `head`.
     pub name: String,
     /// Its operators.
     pub nodes: Range<NodeId>,
-    /// The block it is a part of: neighbours of one block may be joined to a layer of this name.
+    /// The block it is part of. Adjacent layers of one block may be joined to a layer of this name.
     pub block: Option<String>,
 }
 
-/// A model. See the module text.
+/// A model; see the module documentation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Graph {
     /// Trained parameters.
     pub tensors: Vec<Tensor>,
     /// Values.
     pub values: Vec<Value>,
-    /// Operators, each after those it reads from.
+    /// Operators, each after the operators whose outputs it reads.
     pub nodes: Vec<OpNode>,
-    /// The cut into layers: covers every node, in order.
+    /// Layers, which cover every node in order.
     pub layers: Vec<Layer>,
-    /// The value holding a sample's tokens.
+    /// The value that holds the tokens of a sample.
     pub tokens: ValueId,
-    /// The value holding a sample's labels.
+    /// The value that holds the labels of a sample.
     pub labels: ValueId,
 }
 
 impl Graph {
-    /// Number of trained scalars.
+    /// Returns the number of trained scalars.
     pub fn parameters(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.elements() as u64).sum()
     }
 
-    /// The graph with the parts of each block joined to one layer, and the joined layer of each former one.
+    /// Returns the graph with the parts of each block joined to one layer, and the joined layer of each original layer.
     pub fn joined(&self) -> (Graph, Vec<LayerId>) {
         let mut layers: Vec<Layer> = Vec::with_capacity(self.layers.len());
         let mut places = Vec::with_capacity(self.layers.len());
@@ -246,7 +247,7 @@ impl Graph {
         (Graph { layers, ..self.clone() }, places)
     }
 
-    /// The tensors a layer uses, each once, in order of first use.
+    /// Returns the tensors a layer uses, each once, in order of first use.
     pub fn layer_tensors(&self, layer: LayerId) -> Vec<TensorId> {
         let mut tensors = Vec::new();
         for node in &self.nodes[self.layers[layer].nodes.clone()] {

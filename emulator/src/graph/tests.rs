@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::TINY;
 
-/// Every way to break a graph, and what is said about it.
+/// Every way to break a graph, with the resulting message.
 #[test]
 fn what_breaks_a_graph_is_named() {
     type Break = fn(&mut Graph);

@@ -1,23 +1,23 @@
-//! The one check every graph passes before it is compiled, whoever made it.
+//! Validates a graph. Every graph passes this check before it is compiled, whatever its source.
 
 use std::collections::HashSet;
 
 use super::{Graph, Layer, NodeId, OpNode, TensorId, Value, ValueId, ValueType};
 use crate::ops::{OpError, Shape, Signature, operator};
 
-/// Most elements of a tensor, or of a value per sample: keeps every product of sizes far inside 64 bits.
+/// Maximum elements of a tensor, or of a value per sample. Keeps every product of sizes far below 2^64.
 const MAX_ELEMENTS: u64 = 1 << 40;
 
-/// Why a graph is no model.
+/// Reason why a graph is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GraphError {
     /// No operators, or no layers.
     #[error("the model has no {0}")]
     Empty(&'static str),
-    /// Two tensors of one name.
+    /// Two tensors have the same name.
     #[error("two tensors are called {0:?}; every tensor needs a name of its own")]
     RepeatedName(String),
-    /// A dimension of zero, or far too many elements.
+    /// A dimension is zero, or there are too many elements.
     #[error("{what} has dimensions {dimensions:?}; each must be at least 1 and their product at most 2^40")]
     Dimensions {
         /// The tensor or value.
@@ -25,22 +25,22 @@ pub enum GraphError {
         /// Its dimensions.
         dimensions: Vec<usize>,
     },
-    /// Tokens or labels that aren't one token a row.
+    /// Tokens or labels are not one per row.
     #[error("the {0} must be a value of tokens with one column")]
     NotTokens(&'static str),
-    /// An index that points nowhere.
+    /// An index is out of range.
     #[error("{at} refers to {what} {index}, but there are only {count}")]
     Index {
-        /// Where the index stands.
+        /// What contains the index.
         at: String,
-        /// What it points to.
+        /// What it refers to.
         what: &'static str,
         /// The index.
         index: usize,
         /// How many there are.
         count: usize,
     },
-    /// A value read before it is made, or never made.
+    /// A value is read before it is computed, or never computed.
     #[error("{at} reads {value:?}, which no earlier operator makes")]
     ReadBeforeMade {
         /// The operator.
@@ -48,7 +48,7 @@ pub enum GraphError {
         /// The value.
         value: String,
     },
-    /// A value made twice, or a token input made by an operator.
+    /// A value is computed twice, or the token input is computed by an operator.
     #[error("{at} makes {value:?}, which exists already")]
     MadeTwice {
         /// The operator.
@@ -56,61 +56,61 @@ pub enum GraphError {
         /// The value.
         value: String,
     },
-    /// The operator refuses its inputs, tensors or attributes.
+    /// An operator rejects its inputs, tensors or attributes.
     #[error("{at} does not fit: {source}")]
     Op {
         /// The operator.
         at: String,
-        /// What does not fit.
+        /// The reason.
         source: OpError,
     },
-    /// The declared output is not what the operator makes.
+    /// The declared output differs from the one the operator computes.
     #[error("{at} makes {made}, but the graph declares {declared}")]
     Output {
         /// The operator.
         at: String,
-        /// What it makes.
+        /// Shape that the operator computes.
         made: String,
-        /// What the graph says.
+        /// Shape that the graph declares.
         declared: String,
     },
-    /// Not exactly one loss, at the end.
+    /// There is not exactly one loss at the end.
     #[error("a model has one loss, made by its last operator; {0}")]
     Loss(String),
-    /// Layers that don't cover the operators in order.
+    /// Layers do not cover the operators in order.
     #[error("layer {layer:?} begins at operator {start}, but the one before ends at {expected}")]
     LayersNotContiguous {
         /// The layer.
         layer: String,
         /// Its first operator.
         start: NodeId,
-        /// Where it must begin.
+        /// Where it has to begin.
         expected: NodeId,
     },
-    /// More layers than any model has.
+    /// Too many layers.
     #[error("the model has {layers} layers; at most {most} are taken")]
     TooManyLayers {
-        /// Layers asked for.
+        /// Layers requested.
         layers: usize,
-        /// Most there may be.
+        /// Maximum number of layers.
         most: usize,
     },
-    /// A layer without operators.
+    /// A layer has no operators.
     #[error("layer {0:?} has no operators")]
     EmptyLayer(String),
-    /// A tensor no operator uses.
+    /// A tensor is not used by any operator.
     #[error("no operator uses tensor {0:?}")]
     UnusedTensor(String),
 }
 
 impl Graph {
-    /// Checks that the graph is a model: indices point somewhere, every value is made once and before it is read,
-    /// shapes agree, layers cover the operators in order, and the last operator makes the only loss.
+    /// Checks that the graph is valid: indices are in range, every value is computed once and before it is read, shapes
+    /// agree, layers cover the operators in order, and the last operator is the only loss.
     ///
-    /// A graph that passes can be compiled without any further check on its structure.
+    /// A valid graph can be compiled without further checks of its structure.
     ///
     /// # Errors
-    /// The first thing found wrong.
+    /// Returns the first violation found.
     pub fn validate(&self) -> Result<(), GraphError> {
         self.check_tensors()?;
         self.check_values()?;
@@ -118,7 +118,7 @@ impl Graph {
         self.check_nodes()
     }
 
-    /// How messages name an operator: its kind, place and layer.
+    /// Formats the operator for messages: kind, position and layer.
     fn node_name(&self, node: NodeId) -> String {
         let layer = self.layers.iter().find(|layer| layer.nodes.contains(&node)).map_or("?", |layer| &layer.name);
         let kind = self.nodes.get(node).map_or("operator", |node| operator(&node.op).name());

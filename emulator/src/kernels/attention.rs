@@ -1,11 +1,11 @@
-//! Causal multi-head attention that never holds the T x T matrix.
+//! Causal multi-head attention without a T x T matrix in memory.
 //!
 //! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
 //! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
 //! backward recomputes the probabilities from those. Blocks and kernel tiles above the diagonal are skipped.
 //!
-//! Pairs of (sample, head) are shared out between threads; inside a pair the order is fixed: key blocks in rising
-//! order, in each the query blocks in rising order (forward: the other way round).
+//! Pairs of (sample, head) are distributed over the threads. Within a pair the order is fixed: key blocks in ascending
+//! order, and within each the query blocks in ascending order (forward: the other way round).
 //!
 //! Dropout on probabilities is keyed by (sample key, head, query, key), see [`AttentionParams::sample_keys`].
 
@@ -21,13 +21,13 @@ use super::matrix::{MatMut, MatPtr, MatRef};
 use crate::numerics::GEMM_INNER_BLOCK;
 use crate::numerics::random::{DropoutMask, subkey};
 
-/// Queries of a block: a multiple of every kernel's rows.
+/// Queries per block: a multiple of the rows of every kernel.
 const QUERY_BLOCK: usize = 96;
-/// Keys of a block: a multiple of every kernel's columns, and of [`QUERY_BLOCK`]. Part of the numerics: the running
-/// sum is rescaled once a block.
+/// Keys per block: a multiple of the columns of every kernel, and of [`QUERY_BLOCK`]. Part of the numerics, because the
+/// running sum is rescaled once per block.
 const KEY_BLOCK: usize = 384;
 
-/// What attention to compute.
+/// Parameters of an attention operation.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionParams<'a> {
     /// Number of samples.
@@ -46,12 +46,12 @@ pub struct AttentionParams<'a> {
     pub sample_keys: &'a [u64],
 }
 
-/// Where queries, keys and values lie: row t of the tokens begins at `t * row_stride`, and in it queries at `q`, keys
-/// at `k`, values at `v`, each `heads * head_dim` long. Three separate matrices in one slice are described as well:
-/// `row_stride` is then their width and the offsets their beginnings.
+/// Layout of queries, keys and values: row t begins at `t * row_stride`; within a row, queries begin at `q`, keys at
+/// `k` and values at `v`, each `heads * head_dim` long. Three separate matrices in one slice can be described as well:
+/// `row_stride` is then their width, and the offsets their first elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QkvLayout {
-    /// Distance of rows.
+    /// Distance between rows.
     pub row_stride: usize,
     /// Offset of the queries.
     pub q: usize,
@@ -62,7 +62,7 @@ pub struct QkvLayout {
 }
 
 impl QkvLayout {
-    /// Rows of 3·`hidden`: queries, keys, values.
+    /// Creates the layout of rows of 3·`hidden`: queries, keys, values.
     pub const fn packed(hidden: usize) -> Self {
         QkvLayout { row_stride: 3 * hidden, q: 0, k: hidden, v: 2 * hidden }
     }
@@ -89,7 +89,8 @@ impl AttentionParams<'_> {
         assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
     }
 
-    /// The key of a head's dropout; that of query i is `subkey(_, i)`, its elements are the keys' numbers.
+    /// Returns the key of a head's dropout. The key of query i is `subkey(_, i)`, and the elements are the indices of
+    /// keys.
     fn head_dropout(&self, pair: usize) -> Option<(DropoutMask, u64)> {
         let (sample, head) = (pair / self.heads, pair % self.heads);
         self.dropout.filter(|d| !d.is_off()).map(|dropout| (dropout, subkey(self.sample_keys[sample], head as u64)))
@@ -128,13 +129,13 @@ impl AttentionWorkspace {
     }
 }
 
-/// Buffers of one thread; forward and backward name them as they need.
+/// Buffers of one thread, used differently by forward and backward pass.
 #[derive(Debug, Default)]
 struct HeadScratch {
     buffers: [Buffer; 13],
 }
 
-/// A matrix whose rows several threads write, each its own columns.
+/// A matrix to whose rows several threads write, each to its own columns.
 #[derive(Clone, Copy)]
 struct SharedRows {
     target: MatPtr,
@@ -148,14 +149,14 @@ impl SharedRows {
         SharedRows { target: matrix.target(), rows, cols }
     }
 
-    /// Part of a row.
+    /// Returns part of a row.
     ///
     /// # Safety
-    /// Nobody else uses that part while the slice lives, and the matrix outlives it.
+    /// No other reference to that part exists while the slice lives, and the matrix outlives it.
     #[allow(clippy::mut_from_ref)]
     unsafe fn segment(&self, row: usize, first: usize, len: usize) -> &mut [f32] {
         assert!(row < self.rows && first + len <= self.cols);
-        // SAFETY: inside the matrix by the assertion, free by the caller's promise.
+        // SAFETY: inside the matrix by the assertion; exclusive by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.target.at(row, first), len) }
     }
 }

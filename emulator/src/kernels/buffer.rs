@@ -4,13 +4,13 @@ use memmap2::MmapMut;
 
 /// Elements of f32 in 64 bytes.
 const ALIGNMENT_ELEMENTS: usize = 16;
-/// Elements from which on memory is mapped, to lie in huge pages.
+/// Number of elements from which memory is mapped, so that it can use huge pages.
 const MIN_MAPPED_ELEMENTS: usize = 1 << 20;
 /// Elements of f32 in 2 MiB.
 const HUGE_PAGE_ELEMENTS: usize = 512 * 1024;
 
-/// Where the elements are. Packing an operand touches another page with every row; with pages of 4 KiB looking these up
-/// costs a system about a twentieth of its time, most of all in a virtual machine.
+/// Storage of the elements. Packing an operand touches another page with every row. With pages of 4 KiB, TLB misses
+/// cost a system about a twentieth of its time, more in virtual machines.
 #[derive(Debug)]
 enum BufferMemory {
     Heap(Vec<f32>),
@@ -18,10 +18,10 @@ enum BufferMemory {
 }
 
 impl BufferMemory {
-    /// Zeros: at least `len` elements beyond the first one that is aligned.
+    /// Zeros: at least `len` elements after the first aligned one.
     fn new(len: usize) -> Self {
         let map = || MmapMut::map_anon((len + HUGE_PAGE_ELEMENTS) * size_of::<f32>()).ok();
-        // Memory that can't be mapped is asked for once more, so that its lack ends the process as any other.
+        // If memory can't be mapped, allocate it normally, so that lack of memory ends the process as usual.
         let Some(map) = (len >= MIN_MAPPED_ELEMENTS).then(map).flatten() else {
             return BufferMemory::Heap(vec![0.0; len + ALIGNMENT_ELEMENTS - 1]);
         };
@@ -34,7 +34,8 @@ impl BufferMemory {
     fn elements(&self) -> &[f32] {
         match self {
             BufferMemory::Heap(elements) => elements,
-            // SAFETY: a map begins at a page, so is aligned, lives as long as `self`, and any bytes are f32.
+            // SAFETY: a map begins at a page, so it is aligned; it lives as long as `self`; and any bytes are valid
+            // f32.
             BufferMemory::Mapped(map) => unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), map.len() / 4) },
         }
     }
@@ -49,14 +50,14 @@ impl BufferMemory {
         }
     }
 
-    /// The first element to use.
+    /// Index of the first element in use.
     fn start(&self) -> usize {
         let align = if matches!(self, BufferMemory::Heap(_)) { ALIGNMENT_ELEMENTS } else { HUGE_PAGE_ELEMENTS };
         self.elements().as_ptr().align_offset(align * size_of::<f32>()).min(align - 1)
     }
 }
 
-/// A growing array of f32 whose start is aligned to 64 bytes. Its content is scratch: growing forgets it.
+/// A growing array of f32 whose start is aligned to 64 bytes. It is scratch memory: growing discards the content.
 #[derive(Debug)]
 pub struct Buffer {
     memory: BufferMemory,
@@ -66,23 +67,23 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// An empty buffer; allocates nothing.
+    /// Creates an empty buffer without allocating.
     pub const fn new() -> Self {
         Buffer { memory: BufferMemory::Heap(Vec::new()), start: 0, len: 0, capacity: 0 }
     }
 
-    /// A buffer of `len` zeros.
+    /// Creates a buffer of `len` zeros.
     pub fn with_len(len: usize) -> Self {
         let mut buffer = Buffer::new();
         buffer.resize(len);
         buffer
     }
 
-    /// Makes the length `len`, and returns the elements, whose values are unspecified. Allocates only beyond the
-    /// largest length so far.
+    /// Sets the length to `len` and returns the elements, whose values are unspecified. Allocates only if `len` exceeds
+    /// the largest length so far.
     pub fn resize(&mut self, len: usize) -> &mut [f32] {
         if len > self.capacity {
-            // Dropped first, so that old and new never exist at once.
+            // Dropped first, so that old and new memory never exist at the same time.
             self.memory = BufferMemory::Heap(Vec::new());
             self.memory = BufferMemory::new(len);
             (self.start, self.capacity) = (self.memory.start(), len);
@@ -101,7 +102,7 @@ impl Buffer {
         &mut self.memory.elements_mut()[self.start..self.start + self.len]
     }
 
-    /// Elements it can hold without an allocation.
+    /// Returns the number of elements it can hold without an allocation.
     pub const fn capacity(&self) -> usize {
         self.capacity
     }

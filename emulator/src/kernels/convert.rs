@@ -1,17 +1,18 @@
-//! Between numbers and the little-endian bytes of a chunk, f32 or bf16.
+//! Converts between numbers and the little-endian bytes of a chunk, f32 or bf16.
 
 use super::isa::{Simd, simd_fn};
 use crate::numerics::bf16;
 
-/// Elements converted at once by [`f32_bytes`] and [`bf16_bytes`]: what the first cache holds beside its source.
+/// Elements converted at once by [`f32_bytes`] and [`bf16_bytes`]: fits into the first-level cache together with its
+/// source.
 const BLOCK: usize = 1024;
 
-/// The little-endian bytes of f32.
+/// Returns the little-endian bytes of f32.
 pub fn f32_bytes(simd: Simd, x: &[f32]) -> Vec<u8> {
     bytes_of::<{ 4 * BLOCK }>(x, |part, bytes| write_f32(simd, part, bytes))
 }
 
-/// The little-endian bytes of bf16, rounded to nearest, ties to even.
+/// Returns the little-endian bytes of bf16, rounded to nearest, ties to even.
 pub fn bf16_bytes(simd: Simd, x: &[f32]) -> Vec<u8> {
     bytes_of::<{ 2 * BLOCK }>(x, |part, bytes| write_bf16(simd, part, bytes))
 }
@@ -30,7 +31,7 @@ fn bytes_of<const BYTES: usize>(x: &[f32], write: impl Fn(&[f32], &mut [u8])) ->
 }
 
 simd_fn! {
-    /// Reads f32: a payload becomes a gradient.
+    /// Reads f32 values from a payload.
     ///
     /// # Panics
     /// If there are not four bytes for each element.
@@ -44,7 +45,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Adds f32: a payload joins a partial sum.
+    /// Adds the f32 values of a payload to `out`.
     ///
     /// # Panics
     /// If there are not four bytes for each element.
@@ -68,7 +69,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Reads bf16, which is exact.
+    /// Reads bf16 values, which is exact.
     ///
     /// # Panics
     /// If there are not two bytes for each element.

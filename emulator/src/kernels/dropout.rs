@@ -1,7 +1,7 @@
 //! Dropout by a keyed hash: the mask is a pure function of (key, element), never stored.
 //!
-//! Backward applies the same factors to the gradient, so [`apply`] serves both. `first` is the number, inside what the
-//! key names, of the slice's first element: a slice may be cut anywhere.
+//! The backward pass applies the same factors to the gradient, so [`apply`] serves both. `first` is the index of the
+//! slice's first element among the elements of the key: a slice may be cut anywhere.
 
 use super::isa::simd_fn;
 use crate::numerics::random::DropoutMask;

@@ -65,11 +65,11 @@ simd_fn! {
 
 simd_fn! {
     /// Adds to `sums` (or stores, if not `accumulate`) the sums over all rows of columns `first .. first + sums.len()`
-    /// of `x`, whose rows have `width` elements. Rows are added in rising order to zero, and the total to the former
-    /// content. The gradient of a bias; columns may be shared out between threads.
+    /// of `x`, whose rows have `width` elements. Rows are added in ascending order to zero, and the total to the
+    /// previous content. Used for the gradient of a bias; columns may be distributed over threads.
     ///
     /// # Panics
-    /// If `x` is not whole rows or the columns lie outside.
+    /// If `x` has an incomplete row, or the columns are out of range.
     pub fn column_sums(x: &[f32], width: usize, first: usize, sums: &mut [f32], accumulate: bool) {
         assert!(first + sums.len() <= width && x.len().is_multiple_of(width.max(1)));
         /// Columns summed at once, in registers.
@@ -98,8 +98,8 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Sum of squares in f64: sixteen lanes, each adding every sixteenth element in rising order, then summed by
-    /// halves. Not a number if any element is not.
+    /// Returns the sum of squares in f64: sixteen lanes, each adding every sixteenth element in ascending order, then
+    /// summed by halves. NaN if any element is NaN.
     pub fn squared_norm(x: &[f32]) -> f64 {
         let mut lanes = [0.0f64; REDUCTION_LANES];
         let (blocks, rest) = x.as_chunks::<REDUCTION_LANES>();

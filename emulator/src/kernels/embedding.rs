@@ -1,11 +1,11 @@
 //! Token and position embeddings.
 //!
-//! Token numbers come from data: one outside of the table is an error of the caller's checks, answered by a panic here
-//! and to be refused by [`check_tokens`] where data enters.
+//! Token numbers come from data. Check them with [`check_tokens`] where data enters; the kernels panic on a token
+//! outside of the table.
 
 use super::isa::simd_fn;
 
-/// The first token that is no row of a table of `vocabulary` rows, with its place.
+/// Returns the position and value of the first token outside of a table of `vocabulary` rows.
 pub fn check_tokens(tokens: &[i32], vocabulary: usize) -> Result<(), (usize, i32)> {
     let bad = |token: &i32| usize::try_from(*token).map_or(true, |token| token >= vocabulary);
     tokens.iter().position(bad).map_or(Ok(()), |place| Err((place, tokens[place])))
@@ -25,8 +25,9 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// `dtable[tokens[t]] += dy[t]`, tokens in rising order. `dtable` holds columns `first ..` of the table's gradient
-    /// as rows of `columns` elements, so that columns may be shared out between threads; `dy` has rows of `width`.
+    /// `dtable[tokens[t]] += dy[t]`, tokens in ascending order. `dtable` holds columns `first ..` of the table's
+    /// gradient as rows of `columns` elements, so that columns may be distributed over threads; `dy` has rows of
+    /// `width`.
     ///
     /// # Panics
     /// If a token is no row of the table, or lengths do not match.
@@ -67,8 +68,8 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// `dpositions[p]` += Σ over samples of `dy[sample, p]`: samples are added in rising order to zero, the total to
-    /// the former content (or stored, if not `accumulate`).
+    /// `dpositions[p]` += Σ over samples of `dy[sample, p]`: samples are added in ascending order to zero, and the
+    /// total to the previous content (or stored, if not `accumulate`).
     ///
     /// # Panics
     /// If `dy` is not whole samples of `dpositions.len()` elements.
@@ -125,7 +126,7 @@ mod tests {
         for (i, d) in dpositions.iter().enumerate() {
             assert_eq!(*d, 0.5 + (dy[i] + dy[length * width + i]));
         }
-        // Columns apart, as two threads would do it.
+        // Columns in two calls, as two threads would do it.
         let mut part = vec![0.5; vocabulary * 9];
         scatter_add(crate::kernels::Simd::detect(), &dy, width, &tokens, 10, 9, &mut part);
         for (part, whole) in part.chunks(9).zip(dtable.chunks(width)) {

@@ -1,11 +1,11 @@
-//! Flush-to-zero: denormal results and operands are taken as zero.
+//! Flush-to-zero: denormal results and operands are treated as zero.
 //!
-//! Arithmetic on denormals is up to two hundred times slower than on normal numbers, and gradients produce them. Every
-//! thread that computes therefore sets flush-to-zero first. The setting belongs to the thread and to the numerics
-//! profile, since it changes bits.
+//! Arithmetic on denormals is up to two hundred times slower than on normal numbers, and gradients contain them. Every
+//! compute thread therefore sets flush-to-zero first. The setting is per thread, and part of the numerics profile,
+//! because it changes bits.
 //!
-//! The compiler does not model this register; it may fold a constant expression with denormals kept. No kernel has
-//! such an expression, and a test holds the effect. On targets without the control it stays off, see [`is_enabled`].
+//! The compiler does not model this register; it may evaluate a constant expression with denormals. No kernel has such
+//! an expression, and a test checks the effect. Targets without this control do not flush, see [`is_enabled`].
 
 use std::marker::PhantomData;
 
@@ -62,12 +62,12 @@ mod control {
     pub fn write(_: u64) {}
 }
 
-/// Sets flush-to-zero for the rest of this thread's life.
+/// Sets flush-to-zero for the remaining lifetime of this thread.
 pub fn enable() {
     control::write(control::read() | control::FLUSH);
 }
 
-/// Whether this thread flushes denormals.
+/// Returns whether this thread flushes denormals.
 pub fn is_enabled() -> bool {
     control::FLUSH != 0 && control::read() & control::FLUSH == control::FLUSH
 }

@@ -1,12 +1,12 @@
-//! Matrix products: C = A·B or C = C + A·B, with a bias for each column if wanted.
+//! Matrix products: C = A·B or C = C + A·B, with an optional bias per column.
 //!
 //! Operands are strided views, so that transposed ones need no copy; a right operand that is used often (a layer's
 //! weights, once for every leaf) is packed once as [`PackedB`].
 //!
-//! Order of summation, the whole of it: the inner index is cut into blocks of [`GEMM_INNER_BLOCK`]; in a block each
-//! element is one chain of fused multiply-adds from zero in rising order; the blocks are added one after the other; the
-//! total is added to C if asked for; the bias is added last. Threads, tiles and instruction sets do not appear in it.
-//! So adding a product into C has the bits of computing it apart and adding the two.
+//! The order of summation is fixed: the inner index is cut into blocks of [`GEMM_INNER_BLOCK`]; in a block each element
+//! is one chain of fused multiply-adds from zero in ascending order; the blocks are added one after the other; the
+//! total is added to C if requested; the bias is added last. Threads, tiles and instruction sets do not affect it.
+//! Adding a product into C has therefore the same bits as computing it separately and adding the two.
 
 mod block;
 mod micro;
@@ -24,10 +24,10 @@ use super::matrix::{MatMut, MatRef};
 use super::pool::rows_mut;
 use crate::numerics::{GEMM_INNER_BLOCK, Isa, Precision};
 
-/// Columns packed as one piece of work.
+/// Columns packed in one work item.
 const PACK_GRAIN_LANES: usize = 384;
 
-/// What happens to the former content of C.
+/// What happens to the previous content of C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulate {
     /// It is overwritten.
@@ -46,7 +46,7 @@ pub struct PackedB {
 }
 
 impl PackedB {
-    /// An empty one, to be filled by [`PackedB::pack`].
+    /// Creates an empty operand, to be filled by [`PackedB::pack`].
     pub fn new() -> Self {
         let layout = PackLayout { lanes: 0, steps: 0, width: 1 };
         PackedB { panels: Buffer::new(), layout, isa: Isa::Portable, precision: Precision::F32 }
@@ -85,9 +85,9 @@ impl Default for PackedB {
 /// The right operand of a product.
 #[derive(Clone, Copy, Debug)]
 pub enum RightOperand<'a> {
-    /// Packed by the call.
+    /// To be packed by the call.
     View(MatRef<'a>),
-    /// Packed before.
+    /// Packed before the call.
     Packed(&'a PackedB),
 }
 
@@ -103,7 +103,7 @@ impl<'a> From<&'a PackedB> for RightOperand<'a> {
     }
 }
 
-/// Scratch memory of [`gemm`]; grows to the largest product asked for and stays.
+/// Scratch memory of [`gemm`]; grows to the largest product and is then reused.
 #[derive(Debug, Default)]
 pub struct GemmWorkspace {
     right: Buffer,

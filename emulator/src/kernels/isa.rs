@@ -1,43 +1,43 @@
-//! The instruction set in use, and the macro that compiles one body for each.
+//! The instruction set in use, and a macro that compiles one function body for each.
 
 use crate::numerics::Isa;
 
-/// Lanes of every reduction, whatever the width of the registers.
+/// Lanes of every reduction, independent of the register width.
 pub const REDUCTION_LANES: usize = 16;
 
 /// Proof that this CPU can run kernels compiled for [`Simd::isa`].
 ///
-/// The only ways to one are detection and a checked choice, which is what makes calling the compiled variants sound.
+/// Values come only from detection or a checked choice, which makes calls of the compiled variants sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Simd(Isa);
 
-/// The CPU lacks an instruction set that was asked for.
+/// The CPU lacks the requested instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this CPU has no {wanted}, its best is {best}: choose {best} or run on another machine")]
 pub struct Unavailable {
-    /// What was asked for.
+    /// Requested instruction set.
     pub wanted: Isa,
-    /// The best this CPU has.
+    /// Best instruction set of this CPU.
     pub best: Isa,
 }
 
 impl Simd {
-    /// The best this CPU has.
+    /// Detects the best instruction set of this CPU.
     pub fn detect() -> Self {
         Simd(Isa::detect())
     }
 
-    /// A chosen instruction set, for a job whose members share less than the best.
+    /// Selects an instruction set, for a job whose members support less than the best one.
     pub fn new(isa: Isa) -> Result<Self, Unavailable> {
         if isa.available() { Ok(Simd(isa)) } else { Err(Unavailable { wanted: isa, best: Isa::detect() }) }
     }
 
-    /// All that this CPU can run, lowest first.
+    /// Returns all instruction sets that this CPU can run, lowest first.
     pub fn all() -> impl Iterator<Item = Simd> {
         Isa::ALL.into_iter().filter_map(|isa| Simd::new(isa).ok())
     }
 
-    /// Which one it is.
+    /// Returns the instruction set.
     #[inline(always)]
     pub fn isa(self) -> Isa {
         self.0
@@ -57,7 +57,7 @@ pub(crate) fn sum_lanes(mut lanes: [f32; REDUCTION_LANES]) -> f32 {
     lanes[0]
 }
 
-/// The largest of the lanes; a NaN in any lane may or may not be returned.
+/// Returns the maximum of the lanes; a NaN in any lane may or may not be returned.
 #[inline(always)]
 pub(crate) fn max_lanes(mut lanes: [f32; REDUCTION_LANES]) -> f32 {
     let mut half = REDUCTION_LANES / 2;
@@ -72,8 +72,8 @@ pub(crate) fn max_lanes(mut lanes: [f32; REDUCTION_LANES]) -> f32 {
 
 /// Compiles a function once per instruction set and adds a first argument `simd: Simd` that chooses.
 ///
-/// The body must consist of code that inlines (loops over slices and arrays, `#[inline(always)]` functions), or it
-/// stays compiled for the baseline.
+/// The body must consist of code that is inlined (loops over slices and arrays, `#[inline(always)]` functions);
+/// otherwise it is compiled for the baseline.
 macro_rules! simd_fn {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -95,7 +95,7 @@ macro_rules! simd_fn {
             }
 
             match simd.isa() {
-                // SAFETY: a `Simd` of this instruction set exists only where the CPU has it.
+                // SAFETY: a `Simd` of this instruction set exists only if the CPU has it.
                 #[cfg(target_arch = "x86_64")]
                 $crate::numerics::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.

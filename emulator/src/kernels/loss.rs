@@ -1,8 +1,9 @@
-//! The classifier over the vocabulary with its cross-entropy, by blocks of the vocabulary.
+//! The classifier over the vocabulary with its cross-entropy, in blocks of the vocabulary.
 //!
-//! The loss of a token is ln Σ exp(logit) - logit of its label; a negative label leaves the token out. Logits exist
-//! for [`VOCABULARY_BLOCK`] words at a time, in memory that the caller gives. Forward goes through the blocks in rising
-//! order with a running maximum and sum; backward goes through them in falling order and makes the logits again.
+//! The loss of a token is ln Σ exp(logit) - logit of its label; tokens with a negative label are skipped. Logits exist
+//! for [`VOCABULARY_BLOCK`] words at a time, in memory of the caller. The forward pass iterates over the blocks in
+//! ascending order with a running maximum and sum; the backward pass iterates in descending order and recomputes the
+//! logits.
 //!
 //! Gradients are those of the *sum* of the tokens' losses.
 
@@ -13,10 +14,10 @@ use super::matrix::{MatMut, MatRef};
 use super::pool::{rows, rows_mut};
 use super::{Context, elementwise};
 
-/// Words of a block. Part of the numerics: sums over the vocabulary are cut here.
+/// Words per block. Part of the numerics, because it divides sums over the vocabulary.
 pub const VOCABULARY_BLOCK: usize = 2048;
 
-/// Rows handled as one piece of work.
+/// Rows per work item.
 const GRAIN_ROWS: usize = 16;
 
 /// A linear layer to the vocabulary: logits = x·Wᵀ + bias.
@@ -32,12 +33,12 @@ pub struct Classifier<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// What goes through the classifier.
+/// Input of the classifier.
 #[derive(Clone, Copy, Debug)]
 pub struct ClassifierInput<'a> {
     /// Their vectors, tokens x hidden.
     pub x: &'a [f32],
-    /// One for each token; a negative one leaves it out.
+    /// One per token; tokens with a negative label are skipped.
     pub labels: &'a [i32],
 }
 
@@ -48,24 +49,24 @@ pub struct LossSums {
     pub loss: f64,
     /// Tokens that count.
     pub tokens: u64,
-    /// Of these, how many have no logit above that of their label.
+    /// Number of tokens whose label has the highest logit.
     pub correct: u64,
 }
 
-/// Where the gradients go.
+/// Destinations of the gradients.
 #[derive(Debug)]
 pub struct LossGradients<'a> {
     /// Gradient of x, tokens x hidden.
     pub dx: &'a mut [f32],
-    /// Gradient of W, vocabulary x hidden; `None` if it is not wanted.
+    /// Gradient of W, vocabulary x hidden; `None` if not required.
     pub dweights: Option<&'a mut [f32]>,
     /// Gradient of the bias.
     pub dbias: Option<&'a mut [f32]>,
-    /// Whether `dweights` and `dbias` are stored or added to; `dx` is stored.
+    /// Whether `dweights` and `dbias` are stored or accumulated; `dx` is always stored.
     pub accumulate: Accumulate,
 }
 
-/// Scratch memory; grows to the largest use and stays.
+/// Scratch memory; grows to the largest use and is then reused.
 #[derive(Debug, Default)]
 pub struct LossWorkspace {
     tokens: Vec<TokenState>,
@@ -86,7 +87,7 @@ impl LossWorkspace {
     }
 }
 
-/// What is known of a token while blocks go by.
+/// Running values of a token over the blocks.
 #[derive(Clone, Copy, Debug)]
 struct TokenState {
     max: f32,
@@ -94,22 +95,22 @@ struct TokenState {
     label_logit: f32,
 }
 
-/// The first label that is neither negative nor a word, with its place.
+/// Returns position and value of the first label that is neither negative nor a word.
 pub fn check_labels(labels: &[i32], vocabulary: usize) -> Result<(), (usize, i32)> {
     let bad = |label: &i32| usize::try_from(*label).is_ok_and(|label| label >= vocabulary);
     labels.iter().position(bad).map_or(Ok(()), |place| Err((place, labels[place])))
 }
 
-/// Numbers of memory that the logits of `tokens` tokens need.
+/// Returns the number of elements that the logits of `tokens` tokens need.
 pub fn logits_len(tokens: usize, vocabulary: usize) -> usize {
     tokens * vocabulary.min(VOCABULARY_BLOCK)
 }
 
-/// Losses of the tokens; `lse` gets each one's ln Σ exp(logit) for [`backward`]. `logits` is memory of
-/// [`logits_len`] numbers.
+/// Computes the losses of the tokens. `lse` receives ln Σ exp(logit) of each token for [`backward`]. `logits` is memory
+/// of [`logits_len`] elements.
 ///
 /// # Panics
-/// If lengths do not match or a label is no word (see [`check_labels`]).
+/// If lengths do not match or a label is not a word (see [`check_labels`]).
 pub fn forward(
     cx: Context<'_>,
     classifier: &Classifier<'_>,
@@ -144,10 +145,11 @@ pub fn forward(
     sums
 }
 
-/// Gradients of the sum of losses, from what [`forward`] saved. `logits` is memory of [`logits_len`] numbers.
+/// Computes the gradients of the sum of losses from what [`forward`] saved. `logits` is memory of [`logits_len`]
+/// elements.
 ///
 /// # Panics
-/// If lengths do not match or a label is no word.
+/// If lengths do not match or a label is not a word.
 pub fn backward(
     cx: Context<'_>,
     classifier: &Classifier<'_>,
@@ -206,7 +208,7 @@ impl Classifier<'_> {
         (0..vocabulary).step_by(VOCABULARY_BLOCK).map(move |start| start..(start + VOCABULARY_BLOCK).min(vocabulary))
     }
 
-    /// Logits of the words of `block` for all tokens, at the beginning of `logits`.
+    /// Computes the logits of the words of `block` for all tokens, at the beginning of `logits`.
     fn logits<'l>(
         &self,
         cx: Context<'_>,
@@ -226,14 +228,14 @@ impl Classifier<'_> {
     }
 }
 
-/// The place of a label in the block of `width` words that begins at `first`.
+/// Returns the column of a label in the block of `width` words that begins at `first`.
 #[inline(always)]
 fn label_column(label: i32, first: usize, width: usize) -> Option<usize> {
     usize::try_from(label).ok().and_then(|label| label.checked_sub(first)).filter(|column| *column < width)
 }
 
 simd_fn! {
-    /// Takes a block's logits into the running maxima and sums.
+    /// Updates the running maxima and sums with the logits of a block.
     fn advance(logits: &[f32], width: usize, first: usize, labels: &[i32], tokens: &mut [TokenState]) {
         for ((row, label), token) in logits.chunks_exact(width).zip(labels).zip(tokens) {
             if let Some(column) = label_column(*label, first, width) {
@@ -263,8 +265,8 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Logits become the gradient of the sum of losses with respect to them: probabilities, less one at the label;
-    /// zero for a token left out.
+    /// Replaces logits by the gradient of the sum of losses with respect to them: probabilities, minus one at the
+    /// label; zero for a skipped token.
     fn logits_to_gradients(logits: &mut [f32], width: usize, first: usize, labels: &[i32], lse: &[f32]) {
         for ((row, label), lse) in logits.chunks_exact_mut(width).zip(labels).zip(lse) {
             if *label < 0 {

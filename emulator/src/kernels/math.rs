@@ -1,7 +1,7 @@
 //! Approximations of transcendental functions that vectorise: straight-line f32 arithmetic, no table, no branch.
 //!
-//! All are inlined into the kernels' loops. NaN passes through. Polynomials are minimax fits of our own in f64, rounded
-//! to f32; the tests hold each function against f64 over its whole range.
+//! All functions are inlined into the kernels' loops. NaN propagates. Polynomials are minimax fits computed in f64 and
+//! rounded to f32; the tests compare each function with f64 over its whole range.
 
 /// 1.5 * 2^23: adding it to a small number leaves the nearest integer in the low bits of the mantissa.
 const ROUNDING_BIAS: f32 = 12_582_912.0;
@@ -9,9 +9,9 @@ const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts; the product of the first with an integer below 2^9 is exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
-/// Below this, e^x is no normal number: taken as 0.
+/// Below this, e^x is not a normal number and is replaced by 0.
 const EXP_MIN_INPUT: f32 = -87.336_54;
-/// Above this, e^x is held at e^88, 1.65e38, far above anything that is not an error already.
+/// Above this, e^x is clamped to e^88, 1.65e38, which exceeds any meaningful value.
 const EXP_MAX_INPUT: f32 = 88.0;
 
 /// x = n ln 2 + r: returns (2^n, (e^r - 1)), for x between the two bounds.
@@ -33,7 +33,7 @@ fn exp_parts(x: f32) -> (f32, f32) {
 /// e^x within 2 ulp; 0 below -87.34, e^88 above 88.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Comparisons are written so that NaN falls through.
+    // Comparisons are written so that NaN propagates.
     let held = if x > EXP_MAX_INPUT { EXP_MAX_INPUT } else { x };
     let (power, minus_one) = exp_parts(held);
     let value = minus_one.mul_add(power, power);
@@ -56,9 +56,9 @@ pub(crate) fn tanh(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn normal(x: f32) -> (f32, f32) {
     const INV_SQRT_TAU: f32 = 0.398_942_3;
-    // Beyond 14 the density is no normal number; held there, so that infinity does not become NaN.
+    // Beyond 14 the density is not a normal number; clamped there, so that infinity does not become NaN.
     let y = if x.abs() > 14.0 { 14.0 } else { x.abs() };
-    // e^(-x²/2); the rounding error of the square would be magnified by the exponential, so it is put back.
+    // e^(-x²/2); the exponential would magnify the rounding error of the square, so the error is added back.
     let square = y * y;
     let error = y.mul_add(y, -square);
     let gauss = exp(-0.5 * square) * error.mul_add(-0.5, 1.0);

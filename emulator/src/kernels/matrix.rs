@@ -11,16 +11,16 @@ pub struct MatRef<'a> {
 }
 
 impl<'a> MatRef<'a> {
-    /// A view with any strides.
+    /// Creates a view with any strides.
     ///
     /// # Panics
-    /// If the last element lies outside of `data`.
+    /// If the last element is outside of `data`.
     pub fn new(data: &'a [f32], rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> Self {
         check_extent(data.len(), rows, cols, row_stride, col_stride);
         MatRef { data, rows, cols, row_stride, col_stride }
     }
 
-    /// Rows one after the other without a gap.
+    /// Creates a view of contiguous rows.
     ///
     /// # Panics
     /// If `data` is too short.
@@ -28,7 +28,7 @@ impl<'a> MatRef<'a> {
         MatRef::new(data, rows, cols, cols, 1)
     }
 
-    /// The transposed matrix: same memory, strides exchanged.
+    /// Returns the transposed matrix: same memory, exchanged strides.
     pub fn t(self) -> Self {
         MatRef {
             rows: self.cols,
@@ -70,7 +70,7 @@ impl<'a> MatRef<'a> {
     /// Row `row` of a matrix of contiguous rows.
     ///
     /// # Panics
-    /// If the row does not exist or its elements are not side by side.
+    /// If the row does not exist or its elements are not contiguous.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         assert!(row < self.rows && self.col_stride == 1);
@@ -103,7 +103,7 @@ impl<'a> MatMut<'a> {
     /// A view of rows `row_stride` apart.
     ///
     /// # Panics
-    /// If the last element lies outside of `data`, or rows overlap.
+    /// If the last element is outside of `data`, or rows overlap.
     pub fn new(data: &'a mut [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
         check_extent(data.len(), rows, cols, row_stride, 1);
         assert!(rows <= 1 || row_stride >= cols, "rows of {cols} elements overlap at a stride of {row_stride}");
@@ -134,7 +134,7 @@ impl<'a> MatMut<'a> {
         self.data.chunks_mut(self.row_stride.max(1)).take(rows).map(move |row| &mut row[..cols])
     }
 
-    /// Where the elements lie, for writing tiles from several threads.
+    /// Returns a pointer to the elements, for writing tiles from several threads.
     pub(crate) fn target(&mut self) -> MatPtr {
         MatPtr { data: self.data.as_mut_ptr(), row_stride: self.row_stride }
     }
@@ -156,23 +156,23 @@ impl MatPtr {
     /// Address of element (row, col).
     ///
     /// # Safety
-    /// The element must lie inside the matrix.
+    /// The element must be inside the matrix.
     #[inline(always)]
     pub(crate) unsafe fn at(self, row: usize, col: usize) -> *mut f32 {
-        // SAFETY: inside one allocation, by the caller's promise.
+        // SAFETY: inside one allocation, by the caller's contract.
         unsafe { self.data.add(row * self.row_stride + col) }
     }
 
-    /// The matrix seen from element (row, col) on.
+    /// Returns the matrix from element (row, col).
     ///
     /// # Safety
-    /// The element must lie inside the matrix.
+    /// The element must be inside the matrix.
     pub(crate) unsafe fn offset(self, row: usize, col: usize) -> MatPtr {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         MatPtr { data: unsafe { self.at(row, col) }, ..self }
     }
 
-    /// Distance of rows.
+    /// Returns the distance between rows.
     pub(crate) fn row_stride(self) -> usize {
         self.row_stride
     }

@@ -1,7 +1,7 @@
-//! Layer normalisation over the last dimension.
+//! Layer normalization over the last dimension.
 //!
-//! y = (x - mean) · rstd · gamma + beta with rstd = 1/√(variance + epsilon), the variance that of the row itself
-//! (divided by its length). Forward saves mean and rstd of each row; backward recomputes the rest.
+//! y = (x - mean) · rstd · gamma + beta with rstd = 1/√(variance + epsilon), where the variance of a row is divided by
+//! its length. The forward pass saves mean and rstd of each row; the backward pass recomputes the rest.
 
 use super::isa::{REDUCTION_LANES, simd_fn, sum_lanes};
 
@@ -24,7 +24,7 @@ fn lane_sum<const N: usize>(inputs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) ->
 }
 
 simd_fn! {
-    /// Normalises rows of `gamma.len()` elements; `mean` and `rstd` get one value for each row. Without `beta` nothing
+    /// Normalizes rows of `gamma.len()` elements. `mean` and `rstd` receive one value per row. Without `beta` nothing
     /// is added.
     ///
     /// # Panics
@@ -101,8 +101,8 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Gradients of gamma and beta for columns `first .. first + dgamma.len()`: sums over rows in rising order from
-    /// zero, then stored or added. `dbeta` may be empty. Columns may be shared out between threads.
+    /// Computes the gradients of gamma and beta for columns `first .. first + dgamma.len()`: sums over rows in
+    /// ascending order from zero, then stored or added. `dbeta` may be empty. Columns may be distributed over threads.
     ///
     /// # Panics
     /// If lengths do not match or the columns lie outside.

@@ -1,8 +1,8 @@
 //! One-pass parameter updates, the formulas of `torch.optim`.
 //!
-//! Each call reads gradient, weights and moments once and writes weights and moments once: the update is bound by
-//! memory. `gradient_scale` multiplies the gradient first (loss scaling and clipping by the global norm). Steps count
-//! from one. Arithmetic is f32; the scalars are computed once a call in f64.
+//! Each call reads gradient, weights and moments once and writes weights and moments once: updates are bound by memory
+//! bandwidth. `gradient_scale` multiplies the gradient first (loss scaling and clipping by the global norm). Steps
+//! count from one. Arithmetic is f32; the scalars are computed in f64, once per call.
 
 use super::isa::simd_fn;
 
@@ -36,7 +36,7 @@ pub enum DecayTarget {
     Decoupled,
 }
 
-/// The scalars of an Adam update as the loop needs them.
+/// The scalars of an Adam update in the form that the loop needs.
 #[derive(Clone, Copy)]
 struct AdamScalars {
     gradient_scale: f32,
@@ -110,11 +110,11 @@ pub struct SgdStep {
     pub learning_rate: f64,
     /// Decay of the momentum; 0 for none, which needs no buffer.
     pub momentum: f64,
-    /// Share of the gradient kept out of the momentum.
+    /// Share of the gradient that is not added to the momentum (dampening).
     pub dampening: f64,
     /// Weight decay, added to the gradient.
     pub weight_decay: f64,
-    /// Whether the step looks ahead along the momentum.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
     /// Number of this step, from 1: the first one fills the momentum with the gradient, without dampening.
     pub step: u64,

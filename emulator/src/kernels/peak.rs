@@ -1,4 +1,4 @@
-//! The measured limit: how many fused multiply-adds this machine does a second, registers only.
+//! Measures the peak rate: how many fused multiply-adds per second this machine computes in registers.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -40,7 +40,7 @@ fn avx2(rounds: usize, factor: f32) {
 fn burst(simd: Simd, rounds: usize) {
     let factor = black_box(0.999);
     match simd.isa() {
-        // SAFETY: a `Simd` of this instruction set exists only where the CPU has it.
+        // SAFETY: a `Simd` of this instruction set exists only if the CPU has it.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512(rounds, factor) },
         // SAFETY: as above.
@@ -62,12 +62,13 @@ fn flops_per_round(simd: Simd) -> f64 {
     (2 * CHAINS * lanes) as f64
 }
 
-/// Peak of f32 multiply-adds of the whole pool in GFLOP/s: the best of `bursts` bursts of some milliseconds each.
+/// Measures the peak of f32 multiply-adds of the whole pool in GFLOP/s: the best of `bursts` bursts of a few
+/// milliseconds.
 ///
-/// The clock of many CPUs falls under load: ask in between other measurements, and compare within one run.
+/// The clock of many CPUs decreases under load: measure in between other measurements, and compare within one run.
 pub fn fma_gflops(simd: Simd, pool: &ComputeThreads, bursts: usize) -> f64 {
     const ROUNDS: usize = 50_000;
-    // More tiles than threads, so that one late start does not count for all.
+    // More tiles than threads, so that one thread that starts late does not determine the result.
     let tiles = pool.threads() * 8;
     let flops = flops_per_round(simd) * (ROUNDS * tiles) as f64;
     let rate = |_| {

@@ -1,13 +1,13 @@
-//! A fixed team of threads that flush denormals, and work cut into numbered tiles.
+//! A fixed pool of threads that flush denormals, and work divided into numbered tiles.
 //!
-//! Which thread computes a tile is left to chance; a tile's result must not depend on it. A pool of one thread runs
-//! everything inline. No call allocates.
+//! The thread that computes a tile is not determined, so the result of a tile must not depend on it. A pool of one
+//! thread runs everything inline. No call allocates.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ftz;
 
-/// A team of threads.
+/// A pool of compute threads.
 #[derive(Debug)]
 pub struct ComputeThreads {
     /// `None` for one thread: the caller's.
@@ -24,7 +24,7 @@ pub struct PoolError {
 }
 
 impl ComputeThreads {
-    /// A team of `threads` (at least one). With more than one, the caller's thread only waits.
+    /// Creates a pool of `threads` (at least one). With more than one, the calling thread only waits.
     pub fn new(threads: usize) -> Result<Self, PoolError> {
         let threads = threads.max(1);
         if threads == 1 {
@@ -39,19 +39,19 @@ impl ComputeThreads {
         Ok(ComputeThreads { workers: Some(workers), threads })
     }
 
-    /// The team of one: the caller's thread.
+    /// Creates a pool of one thread: the caller's.
     pub const fn inline() -> Self {
         ComputeThreads { workers: None, threads: 1 }
     }
 
-    /// Size of the team.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Runs `f` on a thread of the team, denormals flushed.
+    /// Runs `f` on a thread of the pool, with denormals flushed.
     ///
-    /// A whole step belongs in here: calls of the other methods from inside hand work over without waking a sleeper.
+    /// Run a whole step in one call: calls of the other methods from inside `f` do not have to wake up a thread.
     pub fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match &self.workers {
             Some(workers) => workers.install(f),
@@ -70,7 +70,7 @@ impl ComputeThreads {
         self.run_tiles(&mut units[..self.threads.min(MAX_TILES_PER_SPLIT)], tiles, &|(): &mut (), tile| f(tile));
     }
 
-    /// Calls `f(state, tile)` for every tile in `0..tiles`; no two running calls share a state.
+    /// Calls `f(state, tile)` for every tile in `0..tiles`; no two concurrent calls share a state.
     ///
     /// # Panics
     /// If there are fewer states than threads.
@@ -92,7 +92,7 @@ impl ComputeThreads {
         self.install(|| run_worker(&mut states[..team], &next, tiles, f));
     }
 
-    /// Cuts `data` into runs of at most `grain` rows and calls `f(first row, run)` for each.
+    /// Divides `data` into runs of at most `grain` rows and calls `f(first row, run)` for each.
     pub fn for_each_rows<D: SplitRows>(&self, rows: usize, grain: usize, data: D, f: impl Fn(usize, D) + Sync) {
         let grain = grain.max(1);
         if self.threads == 1 || rows <= grain {
@@ -103,7 +103,7 @@ impl ComputeThreads {
     }
 }
 
-/// Each state belongs to one thread, which takes the next tile until there is none.
+/// Each state belongs to one thread, which takes the next tile until none is left.
 fn run_worker<S: Send>(states: &mut [S], next: &AtomicUsize, tiles: usize, f: &(impl Fn(&mut S, usize) + Sync)) {
     if let [state] = states {
         loop {

@@ -1,4 +1,4 @@
-//! What the kernels' tests share.
+//! Shared functions of the kernels' tests.
 
 use super::isa::Simd;
 use crate::numerics::init::Initializer;
@@ -10,7 +10,7 @@ pub(crate) fn uniform(len: usize, low: f64, high: f64, key: u64) -> Vec<f32> {
     values
 }
 
-/// The result of `f`, after checking that every instruction set of this CPU gives the same bits.
+/// Returns the result of `f`, after checking that every instruction set of this CPU gives the same bits.
 pub(crate) fn every_simd<R: PartialEq + std::fmt::Debug>(f: impl Fn(Simd) -> R) -> R {
     let expected = f(Simd::detect());
     for simd in Simd::all() {
@@ -28,7 +28,7 @@ pub(crate) fn central_difference(f: impl Fn(f64) -> f64, x: f64) -> f64 {
     (4.0 * narrow - wide) / 3.0
 }
 
-/// Fails unless each value is within `tolerance` (relative to the largest expected magnitude) of what is expected.
+/// Asserts that each value is within `tolerance` (relative to the largest expected magnitude) of the expected value.
 #[track_caller]
 pub(crate) fn assert_close(values: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(values.len(), expected.len());

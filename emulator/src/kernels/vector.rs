@@ -1,11 +1,11 @@
-//! Registers of f32 as a trait, for the few kernels that must choose their registers themselves, and hints to caches.
+//! A trait for registers of f32, for the few kernels that allocate registers explicitly, and prefetch hints.
 //!
-//! The methods of the wide implementations compile only inside a function that has their instruction set; they are
-//! inlined there, and nothing else may call them.
+//! The methods of the wide implementations compile only inside a function with their instruction set; they are inlined
+//! there and must not be called elsewhere.
 
 /// A register of f32 lanes.
 pub(crate) trait Vector: Copy {
-    /// How many.
+    /// Number of lanes.
     const LANES: usize;
 
     /// All lanes `x`.
@@ -39,7 +39,7 @@ pub(crate) trait Vector: Copy {
 /// Elements of a cache line.
 pub(crate) const CACHE_LINE_ELEMENTS: usize = 16;
 
-/// A hint to fetch the cache line of `p`, which may be any address, into the first-level cache.
+/// Prefetches the cache line of `p`, which may be any address, into the first-level cache.
 #[inline(always)]
 pub(crate) fn prefetch(p: *const f32) {
     // SAFETY: a prefetch never faults, and SSE is part of x86-64.
@@ -52,7 +52,7 @@ pub(crate) fn prefetch(p: *const f32) {
     let _ = p;
 }
 
-/// As [`prefetch`], into the second-level cache.
+/// Like [`prefetch`], into the second-level cache.
 #[inline(always)]
 pub(crate) fn prefetch_l2(p: *const f32) {
     // SAFETY: a prefetch never faults, and SSE is part of x86-64.
@@ -65,7 +65,7 @@ pub(crate) fn prefetch_l2(p: *const f32) {
     let _ = p;
 }
 
-/// Four lanes in an array, for the compiler to map onto what the target has.
+/// Four lanes in an array, which the compiler maps to vector instructions of the target.
 #[derive(Clone, Copy)]
 pub(crate) struct PortableVector([f32; 4]);
 
@@ -115,7 +115,7 @@ mod x86 {
     use super::Vector;
 
     // SAFETY (of all blocks below): only functions that have the instruction set call these methods; addresses are
-    // good for the lanes used, by the trait's contract.
+    // valid for the lanes used, by the trait's contract.
 
     #[inline(always)]
     fn mask16(n: usize) -> __mmask16 {

@@ -1,6 +1,6 @@
 //! bf16: the upper half of an f32.
 //!
-//! Conversion from f32 rounds to nearest, ties to even; a NaN stays a (quiet) NaN. Conversion back is exact.
+//! Conversion from f32 rounds to nearest, ties to even; a NaN remains a (quiet) NaN. Conversion to f32 is exact.
 
 /// `x` rounded to bf16, as its 16 bits.
 #[inline(always)]
@@ -8,7 +8,7 @@ pub const fn from_f32(x: f32) -> u16 {
     (round_bits(x.to_bits()) >> 16) as u16
 }
 
-/// The f32 that a bf16 stands for.
+/// Returns the f32 value of a bf16.
 #[inline(always)]
 pub const fn to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::random::{hash64, key, to_open_unit};
 
-/// Operator number under which initial values are drawn, so that no dropout key equals a tensor's.
+/// Operator number for drawing initial values, so that no dropout key equals a tensor's key.
 const INIT_OPERATOR_ID: u64 = u64::MAX;
 
 /// The key of tensor `tensor` (its number in the plan) under `seed`.
@@ -52,7 +52,7 @@ pub enum Initializer {
 }
 
 impl Initializer {
-    /// Writes elements `first .. first + out.len()` of the tensor that `key` names.
+    /// Writes elements `first .. first + out.len()` of the tensor with key `key`.
     pub fn fill(&self, key: u64, first: u64, out: &mut [f32]) {
         match *self {
             Initializer::Constant { value } => out.fill(value as f32),
@@ -62,7 +62,7 @@ impl Initializer {
                 let (below, above) = (normal_cdf((low - mean) / std), normal_cdf((high - mean) / std));
                 draw(key, first, out, |u| {
                     let value = mean + std * normal_quantile(below + (above - below) * u);
-                    // Rounding of the two functions may step over a bound by an ulp.
+                    // Rounding of the two functions may exceed a bound by an ulp.
                     value.max(low).min(high)
                 });
             }

@@ -1,4 +1,4 @@
-//! The choices that decide the bits of a run, and their name.
+//! The numerics profile: the choices that determine the bits of a run, and their name.
 
 use std::fmt;
 
@@ -8,16 +8,17 @@ use crate::plan::{Chunk, StreamPlan};
 
 /// Length of the blocks into which GEMM cuts its inner dimension.
 ///
-/// Inside a block every output element is one chain of fused multiply-adds in rising order of the inner index; the
-/// block's value is then added to the output. The constant is part of the numerics: it is never derived from a cache
+/// Inside a block every output element is one chain of fused multiply-adds in ascending order of the inner index; the
+/// value of the block is then added to the output. The constant is part of the numerics and never derived from a cache
 /// size. 1,024 covers the tokens of a default leaf, so that a weight gradient is a single chain.
 pub const GEMM_INNER_BLOCK: usize = 1024;
 
-/// Instruction set a kernel is compiled for, in rising order: the best that several machines share is the minimum.
+/// Instruction set a kernel is compiled for, in ascending order: the best one that several machines share is the
+/// minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
-    /// Whatever the target guarantees (SSE2 on x86-64, NEON on aarch64).
+    /// The baseline of the target (SSE2 on x86-64, NEON on aarch64).
     Portable,
     /// AVX2 with FMA.
     Avx2,
@@ -29,7 +30,7 @@ impl Isa {
     /// Every instruction set, lowest first.
     pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
 
-    /// The best instruction set of the CPU this runs on.
+    /// Detects the best instruction set of this CPU.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -49,7 +50,7 @@ impl Isa {
         Isa::Portable
     }
 
-    /// Whether this CPU can run code compiled for `self`.
+    /// Returns whether this CPU can run code compiled for `self`.
     pub fn available(self) -> bool {
         self <= Isa::detect()
     }
@@ -65,11 +66,11 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Precision of the operands of matrix products. Accumulation, sums and everything elementwise is f32 in both.
+/// Precision of the operands of matrix products. Accumulation, sums and elementwise operations are f32 in both cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// Operands as they are.
+    /// Operands in f32.
     #[default]
     F32,
     /// Operands rounded to bf16 (nearest, ties to even); a product of two bf16 is exact in f32.
@@ -85,9 +86,9 @@ impl fmt::Display for Precision {
     }
 }
 
-/// Two runs with equal profiles, plans and seeds end in the same bytes.
+/// Two runs with equal profiles, plans and seeds produce the same bytes.
 ///
-/// A job pins one profile for all its processes and its checkpoints carry it.
+/// A job fixes one profile for all its processes, and its checkpoints record it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NumericsProfile {
@@ -99,17 +100,17 @@ pub struct NumericsProfile {
     pub flush_to_zero: bool,
     /// Operands of matrix products.
     pub precision: Precision,
-    /// Samples of a training leaf: sums over a batch are made of sums over leaves. `None` where it is not known, as in
-    /// profiles of 0.1.0 and of imported weights.
+    /// Samples of a training leaf: sums over a batch are sums over leaves. `None` if unknown, as in profiles of 0.1.0
+    /// and of imported weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leaf_samples: Option<u32>,
-    /// Elements of the largest chunk: the gradient's norm is a sum over chunks. `None` as for `leaf_samples`.
+    /// Elements of the largest chunk: the norm of the gradient is a sum over chunks. `None` as for `leaf_samples`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk_elements: Option<u32>,
 }
 
 impl NumericsProfile {
-    /// The profile of this build on `isa`: fixed inner block, denormals flushed; of no plan yet.
+    /// Returns the profile of this build on `isa`: fixed inner block, denormals flushed; without a plan.
     pub const fn new(isa: Isa, precision: Precision) -> Self {
         let (leaf_samples, chunk_elements) = (None, None);
         NumericsProfile {
@@ -122,14 +123,14 @@ impl NumericsProfile {
         }
     }
 
-    /// The profile of runs of `plan`.
+    /// Returns the profile of runs of `plan`.
     #[must_use]
     pub fn for_plan(self, plan: &StreamPlan) -> Self {
         let (leaf_samples, chunk_elements) = (Some(plan.leaves.samples), largest_chunk(&plan.chunks));
         NumericsProfile { leaf_samples, chunk_elements, ..self }
     }
 
-    /// Whether two runs compute alike, as far as both profiles say.
+    /// Returns whether two runs compute the same bits, as far as both profiles are known.
     pub fn agrees_with(&self, other: &Self) -> bool {
         let cuts = |profile: &Self| [profile.leaf_samples, profile.chunk_elements];
         let known = cuts(self).into_iter().zip(cuts(other));
@@ -139,9 +140,9 @@ impl NumericsProfile {
     }
 }
 
-/// Elements of the largest of these chunks. Groups of the same sizes are cut alike if and only if their largest chunks
-/// have as many elements: groups are cut into as few even pieces as a bound allows, and the largest piece, taken as the
-/// bound, gives the same number of pieces.
+/// Returns the elements of the largest of these chunks. Groups of the same sizes are cut identically if and only if
+/// their largest chunks have the same size: groups are cut into as few equal pieces as a bound allows, and the largest
+/// piece, used as the bound, gives the same number of pieces.
 pub fn largest_chunk(chunks: &[Chunk]) -> Option<u32> {
     chunks.iter().map(|chunk| chunk.elements).max().and_then(|elements| u32::try_from(elements).ok())
 }

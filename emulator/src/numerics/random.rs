@@ -1,8 +1,8 @@
 //! Counter-based random numbers: a hash of (key, element), no state.
 //!
-//! A *key* names one use of randomness (this seed, this sample, this operator), an *element* the place inside it.
-//! [`hash`] works on 32-bit lanes only, so that sixteen elements are hashed at once by vector instructions; it is
-//! meant for masks. [`hash64`] is for the few values that need more bits.
+//! A *key* identifies one use of randomness (this seed, this sample, this operator), an *element* the position in it.
+//! [`hash`] uses 32-bit lanes only, so that vector instructions hash sixteen elements at once; it is meant for masks.
+//! [`hash64`] is for the few values that need more bits.
 
 /// Finaliser of SplitMix64: a bijection of 64 bits whose every input bit flips about half of the output bits.
 #[inline(always)]
@@ -21,7 +21,7 @@ pub const fn key(seed: u64, sample: u64, op: u64) -> u64 {
     subkey(subkey(mix64(seed.wrapping_add(SPLITMIX64_INCREMENT)), sample), op)
 }
 
-/// The key of part `part` (an attention head, a row) of what `key` names.
+/// Returns the key of part `part` (an attention head, a row) of the use `key`.
 #[inline(always)]
 pub const fn subkey(key: u64, part: u64) -> u64 {
     // The two rounds keep subkey(subkey(k, a), b) from depending on a and b only through their combination.
@@ -53,7 +53,7 @@ pub const fn to_open_unit(bits: u64) -> f64 {
     ((bits >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
 }
 
-/// Which elements a dropout of some rate keeps, and by what the kept ones are multiplied.
+/// Dropout at a given rate: the elements it keeps and their factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutMask {
     /// An element is kept if its hash is at least this.
@@ -65,7 +65,7 @@ pub struct DropoutMask {
 impl DropoutMask {
     /// Dropout that zeroes a share `rate` of the elements; `None` unless 0 <= rate < 1.
     pub fn new(rate: f64) -> Option<Self> {
-        // The comparison also refuses NaN.
+        // The comparison also rejects NaN.
         if !(0.0..1.0).contains(&rate) {
             return None;
         }
@@ -73,7 +73,7 @@ impl DropoutMask {
         Some(DropoutMask { threshold, scale: (1.0 / (1.0 - rate)) as f32 })
     }
 
-    /// Whether nothing is dropped.
+    /// Returns whether nothing is dropped.
     pub const fn is_off(self) -> bool {
         self.threshold == 0
     }

@@ -3,7 +3,7 @@
 use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::{ActivationKind, ValueType};
 
-/// See the module text. Saves its input, of which the derivative is a function.
+/// See the module documentation. Saves its input, which determines the derivative.
 #[derive(Clone, Copy, Debug)]
 pub struct Activation {
     /// Which function.
@@ -81,7 +81,7 @@ mod run {
         }
     }
 
-    /// Applies a function of separate operands in place, a little at a time.
+    /// Applies a function of separate operands in place, in small blocks.
     fn in_place(simd: Simd, function: fn(Simd, &[f32], &mut [f32]), x: &mut [f32]) {
         let mut copy = [0.0; 512];
         for part in x.chunks_mut(copy.len()) {

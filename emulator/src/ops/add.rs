@@ -3,7 +3,7 @@
 use super::{GradientForm, OpError, Operator, Shape, Signature};
 use crate::graph::ValueType;
 
-/// See the module text. The gradient of both inputs is that of the output.
+/// See the module documentation. The gradient of both inputs is that of the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Add;
 

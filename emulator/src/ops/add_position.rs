@@ -3,8 +3,8 @@
 use super::{GradientForm, OpError, Operator, Shape, Signature};
 use crate::graph::ValueType;
 
-/// See the module text. The backward pass needs nothing but the gradient, which passes through unchanged; the table's
-/// gradient is its sum over samples.
+/// See the module documentation. The backward pass needs only the gradient, which passes unchanged; the gradient of the
+/// table is its sum over samples.
 #[derive(Clone, Copy, Debug)]
 pub struct AddPosition;
 

@@ -1,11 +1,11 @@
-//! `(qkv [rows x 3H]) -> [rows x H]`: causal multi-head attention; columns are queries, keys, values, each cut into
-//! heads. Scores and probabilities exist in tiles only, never as a whole `rows x rows` matrix.
+//! `(qkv [rows x 3H]) -> [rows x H]`: causal multi-head attention; columns are queries, keys, values, each divided into
+//! heads. Scores and probabilities exist as tiles only, never as a whole `rows x rows` matrix.
 
 use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature, check_rate};
 use crate::graph::ValueType;
 
-/// See the module text. Saves input, output and the log-sum-exp of each row and head; the backward pass makes the
-/// probabilities again, tile by tile.
+/// See the module documentation. Saves input, output and the log-sum-exp of each row and head; the backward pass
+/// recomputes the probabilities, tile by tile.
 #[derive(Clone, Copy, Debug)]
 pub struct CausalAttention {
     /// Number of heads; divides H.
@@ -36,13 +36,13 @@ impl Operator for CausalAttention {
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {
-        // Row i attends to i + 1 rows; of each pair a product of H for the score and one for the value.
+        // Row i attends to i + 1 rows. Each pair takes a product of H for the score and one for the value.
         let (rows, columns) = io.input(0);
         let pairs = rows.saturating_mul(rows + 1) / 2;
         let width = columns / 3;
         let forward = 4u64.saturating_mul(pairs).saturating_mul(width);
-        // A head's features lie on 1 / heads of the cores that the whole width lies on, so the sums of its scores cost
-        // that much less: all heads' together as much as one number a pair. Values and the gradients of queries, keys
+        // The features of a head are on 1 / heads of the cores of the whole width, so the sums of its scores cost
+        // proportionally less: all heads together cost one number per pair. Values and the gradients of queries, keys
         // and values are summed over rows.
         let (row, pair) = (rows.saturating_mul(width), pairs);
         Flops {

@@ -4,11 +4,11 @@
 use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
-/// Vocabulary entries whose logits exist at a time.
+/// Vocabulary entries whose logits exist at the same time.
 pub const VOCABULARY_BLOCK: usize = 2048;
 
-/// See the module text. Saves its inputs and the log-sum-exp of each row; the backward pass makes the logits again,
-/// block by block.
+/// See the module documentation. Saves its inputs and the log-sum-exp of each row; the backward pass recomputes the
+/// logits, block by block.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy;
 

@@ -3,8 +3,8 @@
 use super::{GradientForm, OpError, Operator, Shape, Signature, check_rate};
 use crate::graph::ValueType;
 
-/// See the module text. The mask is a function of (seed, sample, node, element), so that the backward pass makes it
-/// again instead of saving it.
+/// See the module documentation. The mask is a function of (seed, sample, node, element); the backward pass recomputes
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     /// Probability of zero, in `[0, 1)`.
@@ -60,7 +60,7 @@ mod run {
         }
     }
 
-    /// Multiplies each sample's elements, numbered within it, by their factors.
+    /// Multiplies the elements of each sample, numbered within the sample, by their factors.
     fn apply(kit: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &mut [f32]) {
         let simd = kit.cx.simd;
         let sample = x.len() / kit.samples;
@@ -71,7 +71,7 @@ mod run {
         }
     }
 
-    /// The same from one place to another.
+    /// Like `apply`, from a source to a destination.
     fn apply_from(kit: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &[f32], y: &mut [f32]) {
         let simd = kit.cx.simd;
         let sample = x.len() / kit.samples;

@@ -3,8 +3,8 @@
 use super::{OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
-/// See the module text. The backward pass adds rows of the gradient into rows of the table's gradient and reads no
-/// weights.
+/// See the module documentation. The backward pass adds rows of the gradient to rows of the table's gradient and reads
+/// no weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Embedding;
 
@@ -56,7 +56,7 @@ mod run {
             embedding::scatter_add(kit.cx.simd, io.gradient, width, io.inputs[0].tokens(), 0, width, table.data);
         }
 
-        /// Tokens are added one by one to what is there.
+        /// Tokens are added one by one to the previous content.
         fn is_accumulation_exact(&self) -> bool {
             false
         }

@@ -1,4 +1,4 @@
-//! Carrying operators out: what a device hands to an operator, and what it asks of it.
+//! Execution of operators: the arguments and methods that a device uses.
 //!
 //! An operator works on one leaf at a time: the rows of its samples, one sample after the other. It allocates nothing,
 //! and its result does not depend on the number of threads.
@@ -12,25 +12,25 @@ use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
 
-/// Most inputs of an operator.
+/// Maximum inputs of an operator.
 pub const MAX_INPUTS: usize = 2;
-/// Most tensors of an operator.
+/// Maximum tensors of an operator.
 pub const MAX_PARAMS: usize = 2;
 
-/// Rows that one thread takes at a time in work between the products.
+/// Rows per thread and work item in operations between the products.
 pub(super) const ROW_GRAIN: usize = 32;
 
-/// Shapes of what an operator works on, per sample.
+/// Shapes of an operator's operands, per sample.
 #[derive(Clone, Debug)]
 pub struct NodeShape {
-    /// Of its inputs.
+    /// Shapes of its inputs.
     pub inputs: Vec<Shape>,
     /// Dimensions of its tensors.
     pub params: Vec<Vec<usize>>,
 }
 
 impl NodeShape {
-    /// The shapes of a valid graph's node.
+    /// Returns the shapes of a node of a valid graph.
     pub fn of(graph: &Graph, node: &OpNode) -> Self {
         let Signature { inputs, params } = Signature::of(graph, node);
         Self { inputs, params: params.into_iter().map(<[usize]>::to_vec).collect() }
@@ -52,16 +52,16 @@ impl NodeShape {
     }
 }
 
-/// What an operator computes with.
+/// Resources of an operator.
 #[derive(Debug)]
 pub struct OperatorContext<'a> {
     /// Instruction set, threads, precision of products.
     pub cx: Context<'a>,
-    /// Whether dropout drops and sums are saved for a backward pass.
+    /// Whether dropout is applied and sums are saved for a backward pass.
     pub training: bool,
     /// Number of samples in the leaf.
     pub samples: usize,
-    /// The operator's dropout key for each of them.
+    /// The operator's dropout key of each sample.
     pub keys: &'a [u64],
     /// Scratch memory of matrix products.
     pub products: &'a mut GemmWorkspace,
@@ -69,39 +69,39 @@ pub struct OperatorContext<'a> {
     pub attention: &'a mut AttentionWorkspace,
     /// Scratch memory of the loss.
     pub loss: &'a mut LossWorkspace,
-    /// Where a loss puts its sums.
+    /// Destination of the sums of a loss.
     pub sums: &'a mut LossSums,
 }
 
 /// An input of an operator.
 #[derive(Clone, Copy, Debug)]
 pub enum OperatorInput<'a> {
-    /// Not needed, not there.
+    /// Not needed, or not available.
     Absent,
     /// Token numbers.
     Tokens(&'a [i32]),
     /// Activations.
     Values(&'a [f32]),
-    /// Activations that lie where the output is to be written.
+    /// Activations in the memory that the output is written to.
     Overwritten,
 }
 
 impl<'a> OperatorInput<'a> {
-    /// The activations; empty if there are none apart from the output.
+    /// Returns the activations; empty if there are none, or they are in the output's memory.
     pub(super) fn values(self) -> &'a [f32] {
         if let OperatorInput::Values(values) = self { values } else { &[] }
     }
 
-    /// The tokens; empty if there are none.
+    /// Returns the tokens; empty if there are none.
     pub(super) fn tokens(self) -> &'a [i32] {
         if let OperatorInput::Tokens(tokens) = self { tokens } else { &[] }
     }
 }
 
-/// Weights of an operator: its tensors, and these again in the order in which products read them.
+/// Weights of an operator: its tensors, and packed copies of them.
 #[derive(Clone, Copy, Debug)]
 pub struct OperatorWeights<'a> {
-    /// The tensors; empty where the operator has none, or does not read it in this pass.
+    /// The tensors; empty if the operator has none, or does not read them in this pass.
     pub tensors: [&'a [f32]; MAX_PARAMS],
     /// Packed by [`Executor::pack_forward`].
     pub forward: &'a [PackedB],
@@ -110,7 +110,7 @@ pub struct OperatorWeights<'a> {
 }
 
 impl<'a> OperatorWeights<'a> {
-    /// The second tensor, where the operator has one.
+    /// Returns the second tensor, if the operator has one.
     pub(super) fn bias(&self, shape: &NodeShape) -> Option<&'a [f32]> {
         (shape.params.len() > 1).then_some(self.tensors[1])
     }
@@ -125,34 +125,34 @@ pub struct ForwardArgs<'a> {
     pub inputs: [OperatorInput<'a>; MAX_INPUTS],
     /// Tensors.
     pub weights: OperatorWeights<'a>,
-    /// Written; empty for a loss.
+    /// Destination of the output; empty for a loss.
     pub output: &'a mut [f32],
-    /// Written: the numbers to be saved.
+    /// Destination of the numbers to save.
     pub extra: &'a mut [f32],
-    /// Scratch memory, as large as [`Operator::scratch`] says.
+    /// Scratch memory of the size of [`Operator::scratch`].
     pub scratch: &'a mut [f32],
 }
 
-/// Where the gradient of an input goes.
+/// Destination of the gradient of an input.
 #[derive(Debug)]
 pub enum TargetMut<'a> {
-    /// It is not made, or written over the gradient of the output.
+    /// Not computed, or overwrites the gradient of the output.
     None,
-    /// Here.
+    /// This memory.
     Memory(&'a mut [f32], Accumulate),
 }
 
-/// Where the gradient of a tensor goes.
+/// Destination of the gradient of a tensor.
 #[derive(Debug)]
 pub struct TensorGradient<'a> {
     /// The gradient.
     pub data: &'a mut [f32],
-    /// Stored, or added to what is there.
+    /// Whether to store the gradient or add it to the previous content.
     pub accumulate: Accumulate,
 }
 
 impl TensorGradient<'_> {
-    /// Whether it is added to what is there.
+    /// Returns whether the gradient is added to the previous content.
     pub(super) fn adds(&self) -> bool {
         self.accumulate == Accumulate::Add
     }
@@ -167,39 +167,39 @@ pub struct BackwardArgs<'a> {
     pub inputs: [OperatorInput<'a>; MAX_INPUTS],
     /// Tensors.
     pub weights: OperatorWeights<'a>,
-    /// The output, where the operator saves it.
+    /// The output, if the operator saves it.
     pub output: &'a [f32],
     /// The numbers saved by the forward step.
     pub extra: &'a [f32],
     /// Scratch memory.
     pub scratch: &'a mut [f32],
-    /// The gradient of the output, to be written over by that of the input where [`Operator::gradient`] says so; empty
-    /// for a loss.
+    /// The gradient of the output, overwritten by that of the input if [`Operator::gradient`] says so; empty for a
+    /// loss.
     pub gradient: &'a mut [f32],
-    /// Where gradients of inputs go.
+    /// Destinations of the gradients of inputs.
     pub targets: [TargetMut<'a>; MAX_INPUTS],
-    /// Where gradients of tensors go. Those of a loss are all stored or all added.
+    /// Destinations of the gradients of tensors. Those of a loss are all stored or all added.
     pub tensors: [Option<TensorGradient<'a>>; MAX_PARAMS],
 }
 
-/// The dynamic half of an operator.
+/// The execution of an operator.
 pub trait Executor: Operator {
-    /// Whether the kernels can do this.
+    /// Checks that the kernels support this operator with these shapes.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why they do not.
     fn check_supported(&self, shape: &NodeShape) -> Result<(), String> {
         let _ = shape;
         Ok(())
     }
 
-    /// Number of packed operands of the forward pass.
+    /// Returns the number of packed operands of the forward pass.
     fn forward_packs(&self, shape: &NodeShape) -> usize {
         let _ = shape;
         0
     }
 
-    /// Number of packed operands of the backward pass.
+    /// Returns the number of packed operands of the backward pass.
     fn backward_packs(&self, shape: &NodeShape) -> usize {
         let _ = shape;
         0
@@ -218,18 +218,19 @@ pub trait Executor: Operator {
     /// Computes the output.
     fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>);
 
-    /// Computes gradients of inputs and tensors. Where the gradient of an input replaces it, called twice: for the
-    /// tensors without targets, then for the target without inputs and tensors. Never called for an operator all of
-    /// whose input gradients are [`Same`](super::GradientForm::Same) and that has no tensors.
+    /// Computes the gradients of inputs and tensors. If the gradient of an input overwrites it, this is called twice:
+    /// first for the tensors without targets, then for the target without inputs and tensors. Not called for an
+    /// operator without tensors whose input gradients are all [`Same`](super::GradientForm::Same).
     fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>);
 
-    /// Whether adding the gradient of a tensor to what is there has the bits of computing it apart and adding that.
+    /// Returns whether accumulating the gradient of a tensor has the same bits as computing it separately and adding
+    /// it.
     fn is_accumulation_exact(&self) -> bool {
         true
     }
 }
 
-/// The operator that carries out `op`, to be executed.
+/// Returns the executor of `op`.
 pub fn executor(op: &OpKind) -> Box<dyn Executor> {
     match *op {
         OpKind::Embedding => Box::new(Embedding),

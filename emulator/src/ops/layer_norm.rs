@@ -1,10 +1,9 @@
-//! `(x; gain [H], offset [H]) -> [rows x H]`: each row shifted and scaled to mean 0 and variance 1, times gain, plus
-//! offset.
+//! `(x; gain [H], offset [H]) -> [rows x H]`: each row normalized to mean 0 and variance 1, times gain, plus offset.
 
 use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
-/// See the module text. Saves its input with mean and reciprocal deviation of each row.
+/// See the module documentation. Saves its input with mean and reciprocal deviation of each row.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNorm {
     /// Added to the variance.
@@ -48,7 +47,7 @@ mod run {
     use crate::kernels::pool::{rows, rows_mut};
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN, TargetMut};
 
-    /// Columns of parameter gradients that one thread takes at a time.
+    /// Columns of parameter gradients per thread and work item.
     const COLUMN_GRAIN: usize = 64;
 
     impl Executor for LayerNorm {
@@ -74,7 +73,7 @@ mod run {
                 let (adds, offset_adds) = (gain.adds(), offset.adds());
                 let data = (rows_mut(gain.data, 1), rows_mut(offset.data, 1));
                 kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, data, |first, (gain, offset)| {
-                    // One of them may be another norm's, too, and have a gradient already.
+                    // One of them may be shared with another norm and already have a gradient.
                     let together: &mut [f32] = if adds == offset_adds {
                         offset.data
                     } else {

@@ -3,7 +3,8 @@
 use super::{Flops, GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
-/// See the module text. Backward: `dx = dy weight`, `dweight = dy^T x`, `dbias` the sum of the rows of `dy`.
+/// See the module documentation. Backward: `dx = dy weight`, `dweight = dy^T x`; `dbias` is the sum of the rows of
+/// `dy`.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear;
 
@@ -55,7 +56,7 @@ mod run {
         BackwardArgs, Executor, ForwardArgs, MAX_PARAMS, NodeShape, OperatorContext, TargetMut, TensorGradient,
     };
 
-    /// Columns of a bias' gradient that one thread takes at a time.
+    /// Columns of a bias gradient per thread and work item.
     const COLUMN_GRAIN: usize = 192;
 
     impl Executor for Linear {

@@ -1,14 +1,15 @@
-//! One file per operator, with everything that is particular to it.
+//! Operators: one file per operator, with everything specific to it.
 //!
-//! [`Operator`] is what the compiler asks: shapes, work, what the backward pass needs of the forward pass. Outside
-//! this module only the graph's families build an [`OpKind`], and only `device/activations.rs` looks at which one it
-//! is; a new operator is a variant of [`OpKind`] (or a new form of one), a file here and a line in [`operator`].
+//! [`Operator`] has the static properties that the compiler needs: shapes, work, and what the backward pass needs from
+//! the forward pass. Outside of this module only model families construct an [`OpKind`], and only
+//! `device/activations.rs` matches on it. A new operator is a variant of [`OpKind`], a file here and a line in
+//! [`operator`].
 //!
-//! What an operator *saves* is a contract with the [schedule](crate::schedule): of a layer that is not recomputed,
-//! exactly the values named by [`SavedForBackward`] and [`SavedForBackward::floats`] extra numbers a sample live from
-//! the forward to the backward pass. Dropout masks are never saved, they are a function of their key.
+//! What an operator *saves* is a contract with the [schedule](crate::schedule): in a layer that is not recomputed,
+//! exactly the values named by [`SavedForBackward`] and [`SavedForBackward::floats`] extra numbers per sample are kept
+//! from the forward to the backward pass. Dropout masks are never saved, because they are a function of their key.
 //!
-//! How an operator is carried out stands in its file, too, behind the feature `kernels`; see `execute`.
+//! The execution of an operator is in the same file, behind the feature `kernels`; see `execute`.
 
 use crate::graph::{Graph, LayerId, NodeId, OpKind, OpNode, ValueType};
 
@@ -51,12 +52,12 @@ impl Shape {
         Self { rows, columns, kind: ValueType::Float }
     }
 
-    /// Numbers of tokens, one per row.
+    /// Token numbers, one per row.
     pub const fn tokens(rows: usize) -> Self {
         Self { rows, columns: 1, kind: ValueType::Token }
     }
 
-    /// Elements of one sample.
+    /// Returns the elements of one sample.
     pub const fn elements(self) -> u64 {
         self.rows as u64 * self.columns as u64
     }
@@ -69,17 +70,17 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// What an operator is given.
+/// The inputs and tensors of an operator.
 #[derive(Clone, Debug)]
 pub struct Signature<'a> {
-    /// Shapes of the values read.
+    /// Shapes of the values it reads.
     pub inputs: Vec<Shape>,
-    /// Dimensions of the tensors used.
+    /// Dimensions of the tensors it uses.
     pub params: Vec<&'a [usize]>,
 }
 
 impl<'a> Signature<'a> {
-    /// The signature of `node`, whose indices must be inside `graph` (as [`Graph::validate`] proves).
+    /// Returns the signature of `node`, whose indices must be in range of `graph` (see [`Graph::validate`]).
     pub fn of(graph: &'a Graph, node: &OpNode) -> Self {
         let shape = |&value: &usize| {
             let value = &graph.values[value];
@@ -91,7 +92,7 @@ impl<'a> Signature<'a> {
         }
     }
 
-    /// The inputs, if there are exactly `N` of these kinds.
+    /// Returns the inputs, if there are exactly `N` of these element types.
     fn inputs<const N: usize>(&self, kinds: [ValueType; N]) -> Result<[Shape; N], OpError> {
         let inputs: [Shape; N] =
             self.inputs.as_slice().try_into().map_err(|_| OpError::Inputs { expected: N, found: self.inputs.len() })?;
@@ -101,7 +102,7 @@ impl<'a> Signature<'a> {
         }
     }
 
-    /// Checks that there are the tensors `expected`, of which the last ones from `required` on may be missing.
+    /// Checks that the tensors are `expected`; those from index `required` on may be missing.
     fn params(&self, expected: &[&[usize]], required: usize) -> Result<(), OpError> {
         if self.params.len() < required || self.params.len() > expected.len() {
             return Err(OpError::Params { least: required, most: expected.len(), found: self.params.len() });
@@ -123,7 +124,7 @@ impl<'a> Signature<'a> {
         }
     }
 
-    /// Dimensions of tensor `param`, `(0, 0)` where [`Operator::output`] would refuse.
+    /// Returns the dimensions of tensor `param`, or `(0, 0)` if [`Operator::output`] would reject it.
     fn matrix(&self, param: usize) -> (u64, u64) {
         match self.params.get(param) {
             Some(&[rows, columns]) => (*rows as u64, *columns as u64),
@@ -131,52 +132,52 @@ impl<'a> Signature<'a> {
         }
     }
 
-    /// Rows and columns of input `input`, `(0, 0)` where [`Operator::output`] would refuse.
+    /// Returns rows and columns of input `input`, or `(0, 0)` if [`Operator::output`] would reject it.
     fn input(&self, input: usize) -> (u64, u64) {
         self.inputs.get(input).map_or((0, 0), |shape| (shape.rows as u64, shape.columns as u64))
     }
 }
 
-/// Why an operator refuses what it is given.
+/// Reason why an operator rejects its signature.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum OpError {
     /// Wrong number of values.
     #[error("it reads {expected} values, not {found}")]
     Inputs {
-        /// Values it takes.
+        /// Number of values it takes.
         expected: usize,
-        /// Values given.
+        /// Number of values given.
         found: usize,
     },
-    /// Tokens where activations belong, or the reverse.
+    /// Tokens instead of activations, or the reverse.
     #[error("its input {input} must be of type {expected:?}")]
     InputKind {
         /// Position of the value.
         input: usize,
-        /// What it must be.
+        /// Expected element type.
         expected: ValueType,
     },
-    /// Two values that must agree do not.
+    /// Two values that must agree differ.
     #[error("its input {input} must be {expected}, not {found}")]
     InputShape {
         /// Position of the value.
         input: usize,
-        /// What it must be.
+        /// Expected shape.
         expected: Shape,
-        /// What it is.
+        /// Shape given.
         found: Shape,
     },
     /// Wrong number of tensors.
     #[error("it uses {least} to {most} tensors, not {found}")]
     Params {
-        /// Fewest it takes.
+        /// Minimum number of tensors.
         least: usize,
-        /// Most it takes.
+        /// Maximum number of tensors.
         most: usize,
-        /// Tensors given.
+        /// Number of tensors given.
         found: usize,
     },
-    /// A tensor that must be a matrix is none.
+    /// A tensor must be a matrix and is not.
     #[error("its tensor {param} must have two dimensions, not {found:?}")]
     NotAMatrix {
         /// Position of the tensor.
@@ -189,12 +190,12 @@ pub enum OpError {
     ParamShape {
         /// Position of the tensor.
         param: usize,
-        /// What it must be.
+        /// Expected dimensions.
         expected: Vec<usize>,
-        /// What it is.
+        /// Dimensions given.
         found: Vec<usize>,
     },
-    /// A position table that ends before the sequence does.
+    /// A position table is shorter than the sequence.
     #[error("its table has {positions} positions, too few for {rows} rows")]
     TooFewPositions {
         /// Rows of the table.
@@ -202,7 +203,7 @@ pub enum OpError {
         /// Rows of a sample.
         rows: usize,
     },
-    /// Columns that can't be cut into heads.
+    /// Columns can't be divided into heads.
     #[error("{columns} columns are no queries, keys and values of {heads} equal heads")]
     Heads {
         /// Columns of the input.
@@ -210,38 +211,38 @@ pub enum OpError {
         /// Number of heads.
         heads: usize,
     },
-    /// An attribute out of its range.
+    /// An attribute is out of range.
     #[error("its {name} is {value}, but must be {range}")]
     Attribute {
         /// The attribute.
         name: &'static str,
         /// Its value.
         value: f32,
-        /// What it may be.
+        /// Allowed range.
         range: &'static str,
     },
 }
 
 /// Work of an operator on one sample.
 ///
-/// Only matrix products count, a multiply-add as two operations: pointwise work is bound by memory, and this is how the
-/// field counts. Products of the backward pass that merely repeat the forward pass (attention scores, logits) are not
-/// counted, so a rate made of these numbers is never flattered by recomputation.
+/// Only matrix products count, a multiply-add as two operations: pointwise work is bound by memory bandwidth, and this
+/// is the convention of the field. Products of the backward pass that repeat the forward pass (attention scores,
+/// logits) are not counted, so recomputation does not increase a rate based on these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flops {
-    /// Of the forward pass.
+    /// Operations of the forward pass.
     pub forward: u64,
-    /// Of the backward pass.
+    /// Operations of the backward pass.
     pub backward: u64,
-    /// Numbers of the forward pass that are summed over the cores which share a feature dimension.
+    /// Numbers of the forward pass that are summed over the cores that share a feature dimension.
     pub forward_sums: u64,
-    /// The same of the backward pass; gradients of tensors are not among them, as all samples share these.
+    /// The same for the backward pass, without gradients of tensors, which all samples share.
     pub backward_sums: u64,
 }
 
 impl Flops {
-    /// The product of `rows x inputs` with a matrix that makes `outputs` columns of it; its backward pass is two such
-    /// products, of which that with the matrix sums over `outputs`.
+    /// Returns the work of a product of `rows x inputs` with a matrix, with `outputs` result columns. Its backward pass
+    /// is two such products; the one with the matrix sums over `outputs`.
     fn product(rows: u64, inputs: u64, outputs: u64) -> Self {
         let forward = [rows, inputs, outputs].into_iter().fold(2u64, u64::saturating_mul);
         Self {
@@ -253,43 +254,43 @@ impl Flops {
     }
 }
 
-/// What the backward pass of an operator needs besides the gradient of its output.
+/// What the backward pass of an operator needs in addition to the gradient of its output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SavedForBackward {
-    /// Positions of the inputs needed.
+    /// Whether each input is needed.
     pub inputs: &'static [usize],
     /// Whether the output is needed.
     pub output: bool,
-    /// Extra f32 numbers a sample (means, log-sum-exps).
+    /// Extra f32 numbers per sample (means, log-sum-exps).
     pub floats: u64,
 }
 
-/// How the backward pass of an operator makes the gradient of one of its inputs.
+/// How the backward pass of an operator computes the gradient of one of its inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientForm {
-    /// There is none.
+    /// There is no gradient.
     None,
-    /// It is the gradient of the output, unchanged: nothing is computed.
+    /// The gradient of the output, unchanged: nothing is computed.
     Same,
-    /// It is written over the gradient of the output.
+    /// Overwrites the gradient of the output.
     Overwrite,
-    /// It is written to memory of its own.
+    /// Written to separate memory.
     Store,
-    /// It is written to memory of its own, or added to what is there.
+    /// Written to separate memory, or added to its previous content.
     StoreOrAdd,
 }
 
-/// Everything static about an operator. Shapes are per sample; see the module text for what *saved* means.
+/// The static properties of an operator. Shapes are per sample; the module documentation defines *saved*.
 ///
-/// All methods but [`Operator::output`] may assume a signature which that one accepts.
+/// All methods except [`Operator::output`] may assume a signature that `output` accepts.
 pub trait Operator: std::fmt::Debug + Send + Sync {
-    /// Name, for messages.
+    /// Name, for error messages.
     fn name(&self) -> &'static str;
 
     /// Shape of the output, `None` for a loss.
     ///
     /// # Errors
-    /// When values, tensors or attributes do not go together.
+    /// Values, tensors or attributes do not match.
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError>;
 
     /// Work on one sample.
@@ -298,56 +299,57 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         Flops::default()
     }
 
-    /// What the backward pass needs of the forward pass.
+    /// Returns what the backward pass needs from the forward pass.
     fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let _ = io;
         SavedForBackward::default()
     }
 
-    /// Whether the backward pass makes a gradient of input `input`.
+    /// Returns whether the backward pass computes a gradient of input `input`.
     fn has_input_gradient(&self, input: usize) -> bool {
         let _ = input;
         true
     }
 
-    /// How the backward pass makes the gradient of input `input`.
+    /// Returns how the backward pass computes the gradient of input `input`.
     fn gradient(&self, input: usize) -> GradientForm {
         if self.has_input_gradient(input) { GradientForm::Store } else { GradientForm::None }
     }
 
-    /// Whether the gradient of input 0 may be written over that input: its backward pass makes the gradients of
-    /// tensors, for which it reads the input, and that of the input, for which it does not, one after the other.
+    /// Returns whether the gradient of input 0 may overwrite that input. The backward pass then first computes the
+    /// gradients of tensors, for which it reads the input, and afterwards the gradient of the input, for which it does
+    /// not.
     fn gradient_replaces_input(&self) -> bool {
         false
     }
 
-    /// Inputs whose memory the output may take, where nobody else needs them: an input is read before, element by
-    /// element, its place is written.
+    /// Returns the inputs that the output may overwrite if nothing reads them later. Each element of such an input is
+    /// read before its position is written.
     fn in_place_inputs(&self) -> &'static [usize] {
         &[]
     }
 
-    /// Whether the backward pass reads tensor `param` itself, besides making its gradient.
+    /// Returns whether the backward pass reads tensor `param` itself, in addition to computing its gradient.
     fn backward_reads_param(&self, param: usize) -> bool {
         let _ = param;
         false
     }
 
-    /// Weights that products read from a copy in the order in which they take them, which the emulation makes once for
-    /// all leaves of a pass: so many numbers for each direction.
+    /// Returns the number of packed weight elements of each direction. The emulation packs them once for all leaves of
+    /// a pass.
     fn packed(&self, io: &Signature<'_>) -> u64 {
         let _ = io;
         0
     }
 
-    /// f32 numbers a sample needed only while the operator computes, in the pass that needs more of them.
+    /// Returns the f32 numbers per sample needed only during computation, in the pass that needs more of them.
     fn scratch(&self, io: &Signature<'_>) -> u64 {
         let _ = io;
         0
     }
 }
 
-/// The operator that carries out `op`.
+/// Returns the operator of `op`.
 pub fn operator(op: &OpKind) -> Box<dyn Operator> {
     match *op {
         OpKind::Embedding => Box::new(Embedding),
@@ -362,13 +364,13 @@ pub fn operator(op: &OpKind) -> Box<dyn Operator> {
     }
 }
 
-/// Work of a valid graph's operator on one sample.
+/// Returns the work of an operator of a valid graph on one sample.
 pub fn node_flops(graph: &Graph, node: NodeId) -> Flops {
     let node = &graph.nodes[node];
     operator(&node.op).flops(&Signature::of(graph, node))
 }
 
-/// Work of all operators of a valid graph's layer on one sample.
+/// Returns the work of all operators of a layer of a valid graph on one sample.
 pub fn layer_flops(graph: &Graph, layer: LayerId) -> Flops {
     let nodes = graph.layers[layer].nodes.clone().map(|node| node_flops(graph, node));
     nodes.fold(Flops::default(), |sum, flops| Flops {
@@ -379,7 +381,7 @@ pub fn layer_flops(graph: &Graph, layer: LayerId) -> Flops {
     })
 }
 
-/// Checks a probability of zeroing: in `[0, 1)`.
+/// Checks that a dropout probability is in `[0, 1)`.
 fn check_rate(name: &'static str, rate: f32) -> Result<(), OpError> {
     if (0.0..1.0).contains(&rate) {
         return Ok(());

@@ -1,7 +1,7 @@
 use super::*;
 use crate::graph::ActivationKind;
 
-/// Shape rules as a table: operator, inputs, tensors, what comes out (`Err` holds a part of the message).
+/// Shape rules as a table: operator, inputs, tensors, output (`Err` holds a part of the message).
 #[test]
 fn operators_accept_what_fits_and_name_what_does_not() {
     let (x, wide) = (Shape::float(8, 4), Shape::float(8, 12));

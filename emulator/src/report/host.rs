@@ -1,5 +1,5 @@
-//! What a step costs the machine that emulates it: an estimate from counted operations and bytes, and from the
-//! machine's rates. It is no projection of a real system.
+//! Estimates how long a step takes on the machine that emulates it, from counted operations and bytes and from the
+//! machine's rates. This is not a projection of a real system.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,53 +8,53 @@ use crate::compile::format_bytes;
 use crate::placement::Placement;
 use crate::plan::{LayerPlan, StreamPlan};
 
-/// Share of the FMA peak, measured in registers, that a whole step of training reaches: between the 0.45 of models of
-/// 10 million parameters and the 0.7 of models of 124 million, with one or two compute threads on CPUs with AVX-512.
+/// Share of the FMA peak, measured in registers, that a training step reaches: between 0.45 (models of 10 million
+/// parameters) and 0.7 (124 million), with one or two compute threads on CPUs with AVX-512.
 const SUSTAINED_PEAK_FRACTION: f64 = 0.5;
-/// Seconds of one core that a byte costs on a link between two processes, both ends together: 0.4 s a gigabyte,
-/// measured over loopback.
+/// Core seconds per byte on a link between two processes, both ends together: 0.4 s per gigabyte, measured over
+/// loopback.
 const LINK_CORE_SECONDS_PER_BYTE: f64 = 0.4e-9;
 
-/// Seconds that a chunk on its way through a step waits for processes to be woken, one after the other, on any number of
-/// cores.
+/// Seconds that a chunk waits in a step until the processes on its path are woken, on any number of cores.
 const CHUNK_SECONDS: f64 = 40e-6;
-/// Seconds of one core that a message between two processes costs, whatever its length.
+/// Core seconds per message between two processes, independent of its length.
 const MESSAGE_CORE_SECONDS: f64 = 20e-6;
-/// Seconds of one core that a system takes to begin, report and commit a step. This and the two above are fitted to steps
-/// of models of 2 and 24 layers, too small for arithmetic and bytes to count, on 1 to 8 systems on a Xeon of two cores.
+/// Core seconds that a system takes to begin, report and commit a step. This constant and the two above are fitted to
+/// steps of models of 2 and 24 layers, too small for arithmetic and bytes to matter, with 1 to 8 systems on a Xeon with
+/// two cores.
 const SYSTEM_CORE_SECONDS: f64 = 1e-3;
 
-/// What the processes of a run do in a training step, all together.
+/// Work of all processes of a run in a training step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostWork {
-    /// Floating-point operations, repeated ones included.
+    /// Floating-point operations, including recomputation.
     pub flops: u64,
     /// Bytes over all links.
     pub link_bytes: u64,
-    /// Chunks of weights and gradients that are streamed, one after the other.
+    /// Chunks of weights and gradients, which are streamed one after the other.
     #[serde(default)]
     pub chunks: u64,
-    /// Messages over all links that carry them.
+    /// Messages over all links for these chunks.
     #[serde(default)]
     pub messages: u64,
-    /// Systems.
+    /// Number of systems.
     #[serde(default)]
     pub systems: u64,
 }
 
-/// How fast a machine does it.
+/// Rates of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostRate {
-    /// Floating-point operations a second, all cores together.
+    /// Floating-point operations per second, all cores together.
     pub flops_per_second: f64,
-    /// Bytes a second over all links, where all cores do nothing else.
+    /// Bytes per second over all links, if all cores do nothing else.
     pub link_bytes_per_second: f64,
-    /// Cores.
+    /// Number of cores.
     pub cores: f64,
 }
 
 impl HostRate {
-    /// Of a machine with this FMA peak, in FLOP/s, and so many cores.
+    /// Returns the rates of a machine with this FMA peak, in FLOP/s, and this number of cores.
     pub fn of_machine(peak_flops_per_second: f64, cores: usize) -> Self {
         Self {
             flops_per_second: SUSTAINED_PEAK_FRACTION * peak_flops_per_second,
@@ -65,7 +65,7 @@ impl HostRate {
 }
 
 impl HostWork {
-    /// Of a step of `plan` under `placement`, with its traffic.
+    /// Returns the work of a step of `plan` under `placement` with this traffic.
     pub fn new(plan: &StreamPlan, placement: &Placement, traffic: &Traffic) -> Self {
         let of = |layer: &LayerPlan| {
             layer.forward_flops.saturating_add(layer.backward_flops).saturating_add(layer.recompute_flops)
@@ -81,8 +81,8 @@ impl HostWork {
         }
     }
 
-    /// Estimates the seconds of a step on a machine of this rate that does nothing else: computing and moving share its
-    /// cores, and chunks wait for each process that they pass.
+    /// Estimates the seconds of a step on an otherwise idle machine with these rates. Computation and transfer share
+    /// its cores, and chunks wait for each process on their path.
     pub fn seconds(self, rate: HostRate) -> f64 {
         let computing = self.flops as f64 / rate.flops_per_second;
         let moving = self.link_bytes as f64 / rate.link_bytes_per_second;
@@ -91,12 +91,12 @@ impl HostWork {
     }
 }
 
-/// A size for people: `40.0 GB`, in powers of ten, as hardware is sold.
+/// Formats a size for display, such as `40.0 GB`, in powers of ten as hardware is sold.
 pub fn format_size(size: u64) -> String {
     format_bytes(size)
 }
 
-/// A time for people, as rough as an estimate is: `0.02 s`, `45 s`, `14 min`, `3.5 h`, `12 days`.
+/// Formats a time with the precision of an estimate: `0.02 s`, `45 s`, `14 min`, `3.5 h`, `12 days`.
 pub fn format_rough_duration(seconds: f64) -> String {
     const MINUTE: f64 = 60.0;
     const HOUR: f64 = 60.0 * MINUTE;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_estimate_is_not_told_more_precisely_than_it_is() {
+    fn estimates_are_rounded() {
         for (seconds, text) in [
             (0.0, "0.01 s"),
             (0.254, "0.25 s"),

@@ -1,7 +1,7 @@
-//! What a plan means, for people and programs: the answer of `plan`, and what a scheduler of jobs asks.
+//! Reports on a plan for users and programs: the output of `plan`, and the input of the scheduler.
 //!
-//! Three kinds of numbers, never mixed: bytes and seconds of the modelled machine (`wafer`, `projection`), bytes of
-//! this emulation (`host`), and the work of the emulation itself (`host_work`), which a machine's rates make an
+//! Three kinds of numbers are kept apart: bytes and seconds of the modelled machine (`wafer`, `projection`), bytes of
+//! this emulation (`host`), and the work of the emulation (`host_work`), from which the rates of a machine give an
 //! estimate of seconds.
 
 use millrace_params::ApplianceSpec;
@@ -21,16 +21,16 @@ pub use roles::{PROCESS_OVERHEAD_BYTES, RoleBytes, max_leaves_at_once};
 pub use text::format_thousands;
 pub use traffic::{Traffic, traffic};
 
-/// The report of a plan on a number of systems. Serialises to the answer of `plan --json`.
+/// Report on a plan for a number of systems. Serialized as the output of `plan --json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanReport {
-    /// The plan's hash, as logs write it.
+    /// Hash of the plan, as written in logs.
     pub plan: String,
     /// Trained scalars.
     pub parameters: u64,
     /// Tokens of a sample.
     pub sequence: usize,
-    /// How weights travel.
+    /// Encoding of weights on links.
     pub encoding: Encoding,
     /// Leaves of a training step; `count` is K.
     pub leaves: LeafLayout,
@@ -38,9 +38,10 @@ pub struct PlanReport {
     pub eval_leaves: LeafLayout,
     /// Levels of the tree that sums the leaves.
     pub tree_depth: u32,
-    /// Most leaves of a training step that a system holds at once on so many systems. The wafer may have room for more.
+    /// Maximum leaves of a training step that a system holds at once with this number of systems. The wafer may have
+    /// room for more.
     pub leaves_per_round: u32,
-    /// The most systems that have something to do in a training step: K.
+    /// Maximum number of systems that have leaves in a training step: K.
     pub largest_num_csx: u32,
     /// Layers, first to last.
     pub layers: Vec<LayerReport>,
@@ -52,21 +53,21 @@ pub struct PlanReport {
     pub recompute: bool,
     /// Counted floating-point operations of a training step.
     pub step_flops: u64,
-    /// Operations carried out twice, besides.
+    /// Operations repeated by recomputation, in addition.
     pub recompute_flops: u64,
-    /// What follows from the number of systems.
+    /// Values that depend on the number of systems.
     pub placement: PlacementReport,
     /// Memory of each role.
     pub bytes: RoleBytes,
     /// Memory of all processes of the emulation together, bytes.
     pub host_bytes: u64,
-    /// What the emulation does in a training step.
+    /// Work of the emulation in a training step.
     pub host_work: HostWork,
-    /// Payload bytes of a step, zeros included.
+    /// Payload bytes of a step, including zeros.
     pub traffic: Traffic,
-    /// Projected time on real systems.
+    /// Projected time of a step on real systems.
     pub projection: Projection,
-    /// What the projection gives for public figures of real systems.
+    /// Projection errors for published results of real systems.
     pub anchors: Vec<ProjectionError>,
 }
 
@@ -79,7 +80,7 @@ pub struct LayerReport {
     pub parameters: u64,
     /// Chunks of the groups it uses.
     pub chunks: usize,
-    /// Whether its inside is recomputed.
+    /// Whether its inner values are recomputed.
     pub recompute: bool,
     /// Counted operations per sample, forward and backward.
     pub flops: u64,
@@ -89,7 +90,7 @@ pub struct LayerReport {
     pub working: MachineBytes,
 }
 
-/// What follows from the number of systems.
+/// The part of a [`PlanReport`] that depends on the number of systems.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementReport {
     /// Systems.
@@ -108,7 +109,7 @@ impl PlanReport {
     /// Reports on `plan` for `systems` systems of `appliance`.
     ///
     /// # Errors
-    /// When there can be no such placement.
+    /// There is no placement for this number of systems.
     pub fn new(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Self, PlacementError> {
         let placement = nominal_placement(plan, appliance, systems)?;
         let bytes = RoleBytes::new(plan, &placement, &appliance.link);

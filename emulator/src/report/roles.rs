@@ -1,4 +1,4 @@
-//! How many bytes of memory each role needs in this emulation, and a system on the modelled machine.
+//! Computes the memory that each role needs in this emulation, and a system on the modelled machine.
 
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
@@ -7,30 +7,30 @@ use crate::compile::{MEMORYX_BYTES_PER_PARAMETER, PlanMemory, SystemMemory};
 use crate::placement::{Placement, Round, SwarmChild};
 use crate::plan::{GroupId, StreamPlan};
 
-/// Batches an activation server holds ready for each of its systems.
+/// Batches that an activation server prepares for each of its systems.
 const PREFETCHED_BATCHES: u64 = 2;
-/// What a process holds before it has any data: code, runtime, buffers of its connections.
+/// Memory of a process without data: code, runtime and connection buffers.
 pub const PROCESS_OVERHEAD_BYTES: u64 = 32 << 20;
 
-/// Bytes per agent of each role; host bytes are data only, [`PROCESS_OVERHEAD_BYTES`] come on top.
+/// Bytes per agent of each role. Host bytes count data only; add [`PROCESS_OVERHEAD_BYTES`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoleBytes {
     /// All MemoryX shards together.
     pub memoryx: u64,
     /// Each shard.
     pub memoryx_shards: Vec<u64>,
-    /// The SwarmX node that needs most: its windows.
+    /// The SwarmX node with the largest windows.
     pub swarmx: u64,
     /// The activation server that needs most.
     pub activation: u64,
-    /// The system that needs most: the modelled wafer's bytes and the process's.
+    /// The system that needs most: bytes of the modelled wafer and of the process.
     pub cs2: SystemMemory,
-    /// What every process needs besides.
+    /// Additional bytes of every process.
     pub process: u64,
 }
 
 impl RoleBytes {
-    /// What the roles need for `plan` under `placement`, with links as in `link`.
+    /// Computes the memory of each role for `plan` under `placement`, with links as in `link`.
     pub fn new(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> Self {
         let memoryx_shards = shard_bytes(plan, placement);
         Self {
@@ -43,8 +43,8 @@ impl RoleBytes {
         }
     }
 
-    /// Memory of all processes of a run together: the coordinator, and under `placement` shards, SwarmX nodes, systems,
-    /// and an activation server for each of these.
+    /// Returns the memory of all processes of a run: the coordinator, and the shards, SwarmX nodes and systems of
+    /// `placement` with one activation server per system.
     pub fn on_host(&self, placement: &Placement) -> u64 {
         let (systems, swarmx) = (placement.systems.len() as u64, placement.swarm.len() as u64);
         let processes = 1 + u64::from(placement.shards) + swarmx + 2 * systems;
@@ -57,8 +57,8 @@ impl RoleBytes {
     }
 }
 
-/// Weights, moments and gradients of each shard's chunks, and the partial sums that rounds keep open: those over the
-/// leaves so far, each use of a group having a tree of its own; the first of them is the gradient itself.
+/// Returns the bytes of weights, moments and gradients of each shard's chunks, and of the partial sums that stay open
+/// between rounds. Each use of a group has its own tree of sums; the first sum is the gradient itself.
 fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     let mut uses = vec![0u64; plan.groups.len()];
     plan.layers.iter().flat_map(|layer| &layer.groups).for_each(|&group| uses[group] += 1);
@@ -72,15 +72,15 @@ fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     shards
 }
 
-/// The most partial sums that a shard holds of a gradient between two rounds.
+/// Returns the maximum number of partial sums of a gradient that a shard holds between two rounds.
 fn max_open_sums(placement: &Placement) -> u64 {
     let tree = placement.tree;
     let ends = placement.rounds.iter().map(|round| round.leaves.end).filter(|&end| end < tree.leaves());
     ends.map(|end| tree.cover(0..end).len() as u64).max().unwrap_or(0)
 }
 
-/// Windows of the busiest node: of weights from each of its parents, and of each child's partial sums, of which a slot
-/// may have several.
+/// Returns the bytes of the windows of the busiest node: weights from each parent, and partial sums from each child. A
+/// slot may have several partial sums.
 fn swarm_bytes(placement: &Placement, link: &LinkSpec) -> u64 {
     let sums = |children: &[SwarmChild], round| {
         children.iter().map(|&child| placement.child_nodes(child, round).len() as u64).sum::<u64>()
@@ -109,7 +109,7 @@ fn activation_bytes(plan: &StreamPlan, placement: &Placement) -> u64 {
     samples.into_values().max().unwrap_or(0)
 }
 
-/// The most leaves that a system holds at once.
+/// Returns the maximum number of leaves that a system holds at once.
 pub fn max_leaves_at_once(rounds: &[Round]) -> u32 {
     rounds.iter().flat_map(|round| &round.owned).map(|owned| owned.end - owned.start).max().unwrap_or(0)
 }

@@ -31,12 +31,12 @@ fn memoryx_holds_sixteen_bytes_a_parameter_and_four_for_each_open_sum() {
     let ends = placement.rounds[..placement.rounds.len() - 1].iter().map(|round| round.leaves.end);
     let depth = ends.map(|end| rounds.leaves.tree().cover(0..end).len()).max().unwrap() as u64;
     assert!(depth > 1);
-    // Every group keeps `depth` sums open, the tied table for each of its two uses; one of them is the gradient.
+    // Every group has `depth` open sums, the tied table for each of its two uses; one of them is the gradient.
     let extra = 4 * (depth - 1) * rounds.parameters() + 4 * depth * shared;
     assert_eq!(report.bytes.memoryx, 16 * rounds.parameters() + extra);
 }
 
-/// A system's bytes without activations do not depend on the number of layers.
+/// The bytes of a system without activations do not depend on the number of layers.
 #[test]
 fn a_system_holds_as_many_weights_at_six_layers_as_at_24() {
     let appliance = ApplianceSpec::default();
@@ -59,7 +59,7 @@ fn traffic_counts_every_use_over_every_link_and_round() {
         .map(|slot| plan.chunks[slot.chunk].elements as u64)
         .sum();
     let table = plan.graph.tensors[0].elements() as u64;
-    // One SwarmX node, two systems: three links; each half of the leaves is one node of the tree.
+    // One SwarmX node and two systems: three links. Each half of the leaves is one node of the tree.
     let two = PlanReport::new(&plan, &appliance, 2).unwrap().traffic;
     assert_eq!(two.links, 3);
     assert_eq!(two.weights_down, 3 * 4 * (elements + streamed_twice));
@@ -94,7 +94,7 @@ fn report_text_is_complete_and_json_round_trips() {
     let json = serde_json::to_string(&report).unwrap();
     let read: PlanReport = serde_json::from_str(&json).unwrap();
     assert_eq!(serde_json::to_string(&read).unwrap(), json);
-    // Text and JSON have one figure of it: what systems hold, not what the wafer has room for.
+    // Text and JSON show the same number: leaves that systems hold, not leaves that fit on the wafer.
     assert_eq!(report.leaves_per_round, 4);
     assert!(plan.leaves_per_round > 4 && text.contains("at most 4 of 8 leaves"), "{text}");
     assert!(json.contains("\"leaves_per_round\":4,"), "{json}");

@@ -1,4 +1,4 @@
-//! The report as a page of text.
+//! Formats the report as text.
 
 use std::fmt;
 
@@ -56,7 +56,7 @@ impl PlanReport {
         let mut shown: Vec<&LayerReport> = Vec::new();
         let mut repeated = 0;
         for layer in &self.layers {
-            // Blocks are alike: the lines of one for all of them.
+            // Blocks are identical: one set of lines for all of them.
             let alike = |other: &&LayerReport| LayerReport { name: layer.name.clone(), ..(*other).clone() } == *layer;
             if shown.iter().any(alike) {
                 repeated += 1;
@@ -120,7 +120,7 @@ impl PlanReport {
         )
     }
 
-    /// What bounds the rate, and how busy links are.
+    /// Writes the bottleneck and the utilization of links.
     fn bound(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let time = &self.projection;
         let (bound, share) = time.bound();
@@ -210,7 +210,7 @@ fn pluralize(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A number for people: `124,439,808`.
+/// Formats a number with separators: `124,439,808`.
 pub fn format_thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -223,7 +223,7 @@ pub fn format_thousands(number: u64) -> String {
     text
 }
 
-/// Seconds for people: `226 ms`, `1.48 s`.
+/// Formats seconds: `226 ms`, `1.48 s`.
 fn format_seconds(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),

@@ -1,5 +1,5 @@
-//! How many payload bytes a step moves if every number travels, zeros included: what windows and links are measured
-//! for. A gradient that is mostly zero takes less.
+//! Computes the payload bytes of a step if every number is sent, including zeros. Windows and links are sized for this.
+//! A gradient that is mostly zero takes less.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +11,16 @@ const GRADIENT_BYTES: u64 = 4;
 /// Bytes of a token on the wire.
 const TOKEN_BYTES: u64 = 4;
 
-/// Payload bytes of a step over all links together, headers not counted.
+/// Payload bytes of a step over all links together, without headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Links that carry weights down and gradients up.
+    /// Number of links that carry weights down and gradients up.
     pub links: u64,
-    /// Weights of a training step, over every link and round.
+    /// Weights of a training step, over all links and rounds.
     pub weights_down: u64,
-    /// Partial sums of gradients with all their zeros, over every link and round.
+    /// Partial sums of gradients including zeros, over all links and rounds.
     pub gradients_up: u64,
-    /// Most partial sums of a gradient that a link carries in a round: one where every share is a subtree of the
+    /// Maximum partial sums of a gradient that a link carries in a round. It is one if every share is a subtree of the
     /// leaves.
     #[serde(rename = "most_sums")]
     pub max_partial_sums: u32,
@@ -33,16 +33,16 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Bytes of a training step.
+    /// Returns the bytes of a training step.
     pub const fn training_step(&self) -> u64 {
         self.weights_down + self.gradients_up + self.samples
     }
 }
 
-/// What `plan` sends under `placement`.
+/// Computes the traffic of `plan` under `placement`.
 ///
-/// Down: each slot once over MemoryX's link to the root (all shards together), over each link between SwarmX nodes and
-/// over each link to a system. Up: each slot as many times as the sender has partial sums.
+/// Down: each slot once over the link from MemoryX to the root (all shards together), over each link between SwarmX
+/// nodes and over each link to a system. Up: each slot once for every partial sum of the sender.
 pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
     let links = (placement.swarm.len() + placement.systems.len()) as u64;
     let down = |slots: &[DownSlot], rounds: usize| {

@@ -1,4 +1,4 @@
-//! Building a schedule: one walk forward over the graph and one back.
+//! Builds a schedule by one forward and one backward traversal of the graph.
 
 use super::{
     BackwardStep, ForwardStep, GradientTarget, InputSource, Liveness, PassSchedule, Step, StorageId, StorageKind,
@@ -7,10 +7,10 @@ use super::{
 use crate::graph::{Graph, LayerId, NodeId, ValueId, ValueType};
 use crate::ops::{GradientForm, Operator, Signature, operator};
 
-/// What a forward walk is for; decides what lives on after it.
+/// Purpose of a forward traversal; decides what is kept after it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ForwardPurpose {
-    /// The forward pass of training, everything needed backward saved.
+    /// The forward pass of training; everything the backward pass needs is saved.
     Saving,
     /// The forward pass of training of a recomputed layer.
     Discarding,
@@ -24,13 +24,13 @@ pub(super) struct ScheduleBuilder<'a> {
     graph: &'a Graph,
     lives: Liveness,
     storage: Vec<StorageSlot>,
-    /// Where each value lies now.
+    /// Current storage of each value.
     place: Vec<Option<StorageId>>,
-    /// Where each node's extra numbers lie now.
+    /// Current storage of the extra numbers of each node.
     extra: Vec<Option<StorageId>>,
-    /// Where each value's gradient lies, from its first contribution until its maker's backward step.
+    /// Storage of each value's gradient, from its first contribution to the backward step of its producer.
     gradient: Vec<Option<StorageId>>,
-    /// How many gradients lie in each piece of memory.
+    /// Number of gradients that share each storage slot.
     shares: Vec<u32>,
     pass: usize,
     steps: Vec<Step>,
@@ -88,7 +88,7 @@ impl<'a> ScheduleBuilder<'a> {
         std::mem::take(&mut self.steps)
     }
 
-    /// The forward steps of `nodes`, all of one layer.
+    /// Adds the forward steps of `nodes`, which belong to one layer.
     fn forward(&mut self, layer: LayerId, nodes: impl Iterator<Item = NodeId>, walk: ForwardPurpose) {
         let nodes: Vec<NodeId> = nodes.collect();
         let needed =
@@ -126,7 +126,7 @@ impl<'a> ScheduleBuilder<'a> {
         }
     }
 
-    /// The backward steps of one node.
+    /// Adds the backward steps of one node.
     fn backward(&mut self, id: NodeId) {
         let node = &self.graph.nodes[id];
         let operator = operator(&node.op);
@@ -137,7 +137,7 @@ impl<'a> ScheduleBuilder<'a> {
             }
             return;
         }
-        // A gradient is written over at the end, and only if nobody else shares its memory.
+        // The gradient of the output is overwritten at the end, and only if no other gradient shares its storage.
         let forms: Vec<GradientForm> = (0..node.inputs.len()).map(|at| operator.gradient(at)).collect();
         let gradient = match gradient {
             Some(shared) if forms.contains(&GradientForm::Overwrite) => Some(self.make_exclusive(shared)),
@@ -166,16 +166,16 @@ impl<'a> ScheduleBuilder<'a> {
         }
     }
 
-    /// The memory of `input`, where the first contribution to its gradient may be written over it: the operator `id`
-    /// allows it, and no backward step still to come reads the input.
+    /// Returns the storage of `input` if the first contribution to its gradient may overwrite it: the operator `id`
+    /// allows it, and no later backward step reads the input.
     fn replaceable(&self, id: NodeId, input: ValueId, form: GradientForm) -> Option<StorageId> {
         let node = &self.graph.nodes[id];
         let allowed = form == GradientForm::StoreOrAdd && operator(&node.op).gradient_replaces_input();
         if !allowed || self.gradient[input].is_some() || self.lives.readers(input).first() != Some(&id) {
             return None;
         }
-        // Its maker's backward step is still to come, in this layer or, where it belongs to an earlier one, in another
-        // pass.
+        // The backward step of its producer comes later: in this layer or, if it belongs to an earlier layer, in
+        // another pass.
         let maker = &self.graph.nodes[self.lives.producer(input)?];
         let saved = operator(&maker.op).saved(&Signature::of(self.graph, maker));
         if saved.output || self.lives.defining_layer(input) != self.lives.layer_of(id) {
@@ -185,8 +185,8 @@ impl<'a> ScheduleBuilder<'a> {
         }
     }
 
-    /// Decides where a step writes the gradient of `input`. What must be joined with earlier contributions by a step of
-    /// its own is put down in `later`.
+    /// Decides where a step writes the gradient of `input`. Contributions that need a step of their own are appended to
+    /// `later`.
     fn target(
         &mut self,
         input: ValueId,
@@ -209,7 +209,7 @@ impl<'a> ScheduleBuilder<'a> {
                 self.gradient[input] = own;
                 own.map_or(GradientTarget::None, GradientTarget::Add)
             }
-            // What is the same as, or written over, nothing is stored.
+            // A gradient that equals another one, or overwrites it, is not stored.
             _ => {
                 let made = self.allocate(self.elements(input));
                 later.push((input, made));
@@ -237,7 +237,7 @@ impl<'a> ScheduleBuilder<'a> {
         self.push(Step::Backward(BackwardStep { node: id, inputs, output, extra, scratch, gradient, targets }));
     }
 
-    /// Adds what lies in `made` to the gradient of `input`.
+    /// Adds the gradient in `made` to the gradient of `input`.
     fn contribute(&mut self, input: ValueId, made: StorageId) {
         match self.gradient[input].take() {
             None => {
@@ -252,7 +252,7 @@ impl<'a> ScheduleBuilder<'a> {
         }
     }
 
-    /// Memory with the gradient in `shared` that one gradient has alone: that itself, or a copy.
+    /// Returns storage that holds the gradient in `shared` exclusively: `shared` itself, or a copy.
     fn make_exclusive(&mut self, shared: StorageId) -> StorageId {
         if self.shares[shared] <= 1 {
             return shared;
@@ -291,7 +291,7 @@ impl<'a> ScheduleBuilder<'a> {
         (elements > 0).then(|| self.allocate_kind(kind, elements))
     }
 
-    /// Appends a step; whatever it touches lives until then.
+    /// Appends a step and extends the lifetime of all storage it touches to it.
     fn push(&mut self, step: Step) {
         let (pass, at) = (self.pass, self.steps.len());
         let storage = &mut self.storage;

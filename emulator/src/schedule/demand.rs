@@ -1,22 +1,22 @@
-//! How much memory each pass needs.
+//! Computes how much memory each pass needs.
 
 use super::{PassSchedule, StorageSlot};
 
-/// Memory of one pass, in whatever unit was asked for.
+/// Memory of one pass, in the unit of `size`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassMemory {
-    /// For every leaf of the round.
+    /// Held for every leaf of the round.
     pub held: u64,
-    /// For the leaf at work.
+    /// Used for the current leaf.
     pub working: u64,
 }
 
 impl PassSchedule {
-    /// What each pass needs at its fullest, in the order in which passes happen; `size` of a piece is that of one
+    /// Returns the peak memory of each pass, in the order of execution. `size` returns the size of a slot for one
     /// sample.
     pub fn demand(&self, size: impl Fn(&StorageSlot) -> u64) -> Vec<PassMemory> {
         let passes = self.forward.len() + self.backward.len();
-        // Changes of what is held from pass to pass, and of what is worked with from step to step.
+        // Changes of held memory from pass to pass, and of working memory from step to step.
         let mut held = vec![0i128; passes + 1];
         let steps = self.forward.iter().chain(self.backward.iter().rev());
         let mut working: Vec<Vec<i128>> = steps.map(|steps| vec![0; steps.len() + 1]).collect();
@@ -35,7 +35,7 @@ impl PassSchedule {
     }
 }
 
-/// Running sums.
+/// Returns running sums.
 fn sums(changes: &[i128]) -> impl Iterator<Item = u64> {
     changes.iter().scan(0i128, |sum, change| {
         *sum += change;

@@ -1,23 +1,23 @@
-//! Where in one arena each piece of memory lies.
+//! Assigns each storage slot a position in one arena.
 
 use super::{PassSchedule, StorageSlot};
 
-/// Pieces begin at multiples of this many numbers: a cache line.
+/// Slots begin at multiples of this many elements: a cache line.
 const ALIGNMENT: usize = 16;
 
-/// A piece's place in the arena, in numbers.
+/// Position of a slot in the arena, in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it begins.
+    /// First element.
     pub start: usize,
-    /// Numbers of one leaf.
+    /// Elements of one leaf.
     pub leaf: usize,
-    /// Distance from leaf to leaf; 0 where it holds one leaf at a time.
+    /// Distance between leaves; 0 if the slot holds one leaf at a time.
     pub stride: usize,
 }
 
 impl Extent {
-    /// The range that holds the leaf at place `leaf` of the round.
+    /// Returns the range of the leaf at position `leaf` of the round.
     pub const fn of_leaf(self, leaf: usize) -> std::ops::Range<usize> {
         let start = self.start + leaf * self.stride;
         start..start + self.leaf
@@ -27,17 +27,17 @@ impl Extent {
 /// An arena for rounds of up to `leaves` leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaLayout {
-    /// Most leaves of a round.
+    /// Maximum leaves of a round.
     pub leaves: usize,
-    /// One place for each piece of the schedule's storage.
+    /// One region for each slot of the schedule.
     pub extents: Vec<Extent>,
-    /// Size of the arena, in numbers.
+    /// Size of the arena, in elements.
     pub len: usize,
 }
 
 impl ArenaLayout {
-    /// Places the memory of `schedule` for rounds of `leaves` leaves of `samples` samples: the largest piece first,
-    /// each at the lowest place that is free throughout its life.
+    /// Lays out the slots of `schedule` for rounds of `leaves` leaves of `samples` samples: the largest slot first,
+    /// each at the lowest position that is free during its whole lifetime.
     pub fn new(schedule: &PassSchedule, samples: usize, leaves: usize) -> Self {
         let mut extents: Vec<Extent> = schedule.storage.iter().map(|piece| extent(piece, samples)).collect();
         let size = |extent: Extent| if extent.stride == 0 { extent.leaf } else { extent.stride * leaves };
@@ -71,7 +71,7 @@ fn extent(piece: &StorageSlot, samples: usize) -> Extent {
     Extent { start: 0, leaf, stride: if piece.every_leaf() { leaf.next_multiple_of(ALIGNMENT) } else { 0 } }
 }
 
-/// Whether two pieces are ever alive at the same time.
+/// Returns whether two slots are ever alive at the same time.
 fn overlap_in_time(a: &StorageSlot, b: &StorageSlot) -> bool {
     let overlap = |a: (usize, usize), b: (usize, usize)| a.0 <= b.1 && b.0 <= a.1;
     overlap(a.passes, b.passes) && (a.every_leaf() || b.every_leaf() || overlap(a.steps, b.steps))

@@ -1,13 +1,13 @@
-//! By whom each value is made and read.
+//! Determines which operators compute and read each value.
 
 use crate::graph::{Graph, LayerId, NodeId, ValueId};
 use crate::ops::{Signature, operator};
 
-/// Makers and readers of every value of a valid graph.
+/// Producers and readers of every value of a valid graph.
 pub(crate) struct Liveness {
     /// Layer of each node.
     layer_of: Vec<LayerId>,
-    /// Maker of each value, `None` for tokens and labels.
+    /// Producer of each value, `None` for tokens and labels.
     maker: Vec<Option<NodeId>>,
     /// Nodes that read each value, ascending.
     readers: Vec<Vec<NodeId>>,
@@ -30,32 +30,32 @@ impl Liveness {
         Self { layer_of, maker, readers }
     }
 
-    /// The operator that makes `value`; `None` for tokens and labels.
+    /// Returns the operator that computes `value`; `None` for tokens and labels.
     pub fn producer(&self, value: ValueId) -> Option<NodeId> {
         self.maker[value]
     }
 
-    /// The layer of an operator.
+    /// Returns the layer of an operator.
     pub fn layer_of(&self, node: NodeId) -> Option<LayerId> {
         self.layer_of.get(node).copied()
     }
 
-    /// The layer that makes `value`; `None` for tokens and labels.
+    /// Returns the layer that computes `value`; `None` for tokens and labels.
     pub fn defining_layer(&self, value: ValueId) -> Option<LayerId> {
         self.maker[value].map(|node| self.layer_of[node])
     }
 
-    /// Nodes that read `value`, ascending.
+    /// Returns the nodes that read `value`, ascending.
     pub fn readers(&self, value: ValueId) -> &[NodeId] {
         &self.readers[value]
     }
 
-    /// Whether a later layer than its maker's reads `value`.
+    /// Returns whether a layer after the producer's reads `value`.
     pub fn crosses(&self, value: ValueId) -> bool {
         self.readers[value].last().map(|&node| self.layer_of[node]) > self.defining_layer(value)
     }
 
-    /// Values made in `layer` that its backward pass needs, ascending.
+    /// Returns the values computed in `layer` that its backward pass needs, ascending.
     pub fn needed_backward(&self, graph: &Graph, layer: LayerId) -> Vec<ValueId> {
         let mut needed = Vec::new();
         for node in &graph.nodes[graph.layers[layer].nodes.clone()] {
@@ -69,8 +69,8 @@ impl Liveness {
         needed
     }
 
-    /// The nodes that a recomputed layer carries out again in its backward pass, in order: those that lead to a value
-    /// or to numbers that it needs. (Of a transformer block, not the last projection.)
+    /// Returns the nodes that a recomputed layer repeats in its backward pass, in order: those that contribute to a
+    /// value or to extra numbers that it needs. (In a transformer block this excludes the last projection.)
     pub fn repeated(&self, graph: &Graph, layer: LayerId) -> Vec<NodeId> {
         let mut wanted = self.needed_backward(graph, layer);
         let mut nodes = Vec::new();

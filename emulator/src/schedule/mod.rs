@@ -1,18 +1,18 @@
-//! What each pass over each layer does, step by step, and where values lie meanwhile.
+//! The steps of each pass over each layer, and the storage of values between them.
 //!
-//! A schedule follows from the graph and from which layers are recomputed; it is the one source of both the memory that
-//! a plan accounts for and the steps a device carries out.
+//! A schedule follows from the graph and the set of recomputed layers. Both the memory that a plan accounts for and the
+//! steps that a device executes are derived from it.
 //!
-//! Invariants:
-//! * A *pass* is one direction through one layer; all of a system's leaves go through it, one after the other. Memory
-//!   touched in one pass only holds one leaf at a time; memory touched in several holds every leaf of the round.
-//! * What lives on from the forward to the backward pass of a layer that is not recomputed: its inputs, what its
-//!   operators say they save, nothing else. A recomputed layer keeps its inputs only and carries out those forward
-//!   steps again that lead to something needed; the numbers that a loss saves (one a row) are kept even then.
-//! * An operator writes over its input where it can and nobody needs that input any more, and a gradient over the input
-//!   that it is the gradient of where the operator was the last to need that; gradients that are equal share
-//!   their memory until one of them is written to.
-//! * The gradient of a value used several times is summed in the order of the backward pass: last use first.
+//! * A *pass* is one direction through one layer; all leaves of a system go through it, one after the other. Storage
+//!   touched in only one pass holds one leaf at a time; storage touched in several passes holds every leaf of the
+//!   round.
+//! * A layer that is not recomputed keeps from its forward to its backward pass exactly its inputs and what its
+//!   operators declare to save. A recomputed layer keeps only its inputs and repeats the forward steps that contribute
+//!   to something needed. The numbers that a loss saves (one per row) are kept in both cases.
+//! * An operator overwrites its input if it supports that and nothing reads the input later. A gradient overwrites the
+//!   input it belongs to if the operator was the last reader of that input. Equal gradients share storage until one of
+//!   them is modified.
+//! * The gradient of a value with several uses is summed in the order of the backward pass: last use first.
 
 use crate::graph::{Graph, LayerId, NodeId, ValueId};
 
@@ -28,7 +28,7 @@ pub(crate) use liveness::Liveness;
 /// Index into [`PassSchedule::storage`].
 pub type StorageId = usize;
 
-/// What a piece of memory is for.
+/// The content of a storage slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageKind {
     /// Activations and their gradients, in the machine's number format.
@@ -40,48 +40,48 @@ pub enum StorageKind {
 /// A piece of activation memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageSlot {
-    /// What it is for.
+    /// Its content.
     pub kind: StorageKind,
-    /// Numbers a sample.
+    /// Elements per sample.
     pub elements: u64,
-    /// First and last pass that touches it.
+    /// First and last pass that touch it.
     pub passes: (usize, usize),
-    /// First and last step in its pass, where that is only one.
+    /// First and last step in its pass, if only one pass touches it.
     pub steps: (usize, usize),
 }
 
 impl StorageSlot {
-    /// Whether it holds every leaf of the round rather than the one being worked on.
+    /// Returns whether it holds every leaf of the round rather than only the current one.
     pub const fn every_leaf(&self) -> bool {
         self.passes.0 != self.passes.1
     }
 }
 
-/// Where a step finds an input.
+/// Source of an input of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputSource {
-    /// It is not needed.
+    /// The input is not needed.
     Absent,
-    /// The samples' tokens or labels: that value.
+    /// The tokens or labels of the samples: the given value.
     Tokens(ValueId),
-    /// In this memory.
+    /// The given slot.
     Stored(StorageId),
-    /// In the memory that the output is written to.
+    /// The slot that the output is written to.
     Overwritten,
 }
 
-/// What becomes of the gradient of an input.
+/// Destination of the gradient of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientTarget {
-    /// The step makes none.
+    /// The step computes no gradient.
     None,
-    /// It is written over the gradient of the output.
+    /// The gradient overwrites the gradient of the output.
     Overwrite,
-    /// It is stored here.
+    /// The gradient is stored in this slot.
     Store(StorageId),
-    /// It is added to what is here.
+    /// The gradient is added to this slot.
     Add(StorageId),
-    /// It is stored here, where the input lies, once the gradients of tensors are made.
+    /// The gradient is stored in this slot, which holds the input, after the gradients of tensors are computed.
     Replace(StorageId),
 }
 
@@ -92,7 +92,7 @@ pub struct ForwardStep {
     pub node: NodeId,
     /// Its inputs.
     pub inputs: Vec<InputSource>,
-    /// Its output, `None` for a loss.
+    /// Its output; `None` for a loss.
     pub output: Option<StorageId>,
     /// The extra numbers it saves.
     pub extra: Option<StorageId>,
@@ -105,15 +105,15 @@ pub struct ForwardStep {
 pub struct BackwardStep {
     /// The operator.
     pub node: NodeId,
-    /// Those of its inputs that it saves.
+    /// The inputs that it saved.
     pub inputs: Vec<InputSource>,
-    /// Its output, if it saves that.
+    /// Its output, if it saved it.
     pub output: Option<StorageId>,
     /// The extra numbers saved by the forward step.
     pub extra: Option<StorageId>,
     /// Its scratch memory.
     pub scratch: Option<StorageId>,
-    /// The gradient of its output, `None` for a loss.
+    /// The gradient of its output; `None` for a loss.
     pub gradient: Option<StorageId>,
     /// The gradients of its inputs.
     pub targets: Vec<GradientTarget>,
@@ -126,47 +126,48 @@ pub enum Step {
     Forward(ForwardStep),
     /// An operator computes gradients of inputs and tensors.
     Backward(BackwardStep),
-    /// The gradients of this operator's tensors are zero: no later operator depends on it.
+    /// Zeroes the gradients of this operator's tensors: no later operator depends on it.
     Unreached(NodeId),
     /// `to = from`.
     Copy {
-        /// Read.
+        /// Source.
         from: StorageId,
-        /// Written.
+        /// Destination.
         to: StorageId,
     },
     /// `to = to + from`.
     Add {
-        /// Read.
+        /// Source.
         from: StorageId,
-        /// Added to.
+        /// Destination.
         to: StorageId,
     },
 }
 
-/// Every pass of a training or evaluation round. See the module text.
+/// Every pass of a training or evaluation round; see the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassSchedule {
-    /// Steps of each layer's forward pass.
+    /// Steps of the forward pass of each layer.
     pub forward: Vec<Vec<Step>>,
-    /// Steps of each layer's backward pass; empty for an evaluation.
+    /// Steps of the backward pass of each layer; empty for an evaluation.
     pub backward: Vec<Vec<Step>>,
-    /// The memory the steps use.
+    /// The storage that the steps use.
     pub storage: Vec<StorageSlot>,
 }
 
 impl PassSchedule {
-    /// Training with these layers recomputed; the graph is valid and there is one flag a layer.
+    /// Builds the schedule of training with the marked layers recomputed. The graph is valid, and there is one flag per
+    /// layer.
     pub fn training(graph: &Graph, recompute: &[bool]) -> Self {
         build::ScheduleBuilder::new(graph).training(recompute)
     }
 
-    /// Evaluation: the forward passes alone; the graph is valid.
+    /// Builds the schedule of an evaluation: forward passes only. The graph is valid.
     pub fn evaluation(graph: &Graph) -> Self {
         build::ScheduleBuilder::new(graph).evaluation()
     }
 
-    /// Number of the pass of `layer` backward, counting all passes in the order in which they happen.
+    /// Returns the number of the backward pass of `layer`, counting all passes in execution order.
     pub fn backward_pass(&self, layer: LayerId) -> usize {
         2 * self.forward.len() - 1 - layer
     }

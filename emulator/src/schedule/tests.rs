@@ -2,7 +2,7 @@ use super::*;
 use crate::graph::{GraphBuilder, OpKind, TensorInit, TensorRole};
 use crate::testing::TINY;
 
-/// A stream that skips layers, is added to itself and dropped out, in an order of sizes that tempts a bad layout.
+/// A stream that skips layers, is added to itself and has dropout, with sizes in an order that provokes bad layouts.
 fn skip_connection_graph() -> Graph {
     let mut builder = GraphBuilder::new(16);
     let mut names = 0;
@@ -23,7 +23,7 @@ fn skip_connection_graph() -> Graph {
     let y = node(b, OpKind::Add, &[y, x], None);
     b.end_layer("b");
     let z = node(b, OpKind::Add, &[y, y], None);
-    // Leads nowhere.
+    // An output that nothing reads.
     node(b, OpKind::CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }, &[wide], None);
     b.end_layer("c");
     let narrow = node(b, OpKind::Linear, &[z], Some([32, 16]));
@@ -37,7 +37,7 @@ fn schedules() -> Vec<PassSchedule> {
     let (fine, skipping) = (TINY.graph(), skip_connection_graph());
     let (joined, _) = fine.joined();
     let training = |graph: &Graph, recompute| PassSchedule::training(graph, &vec![recompute; graph.layers.len()]);
-    // Only joined layers are recomputed, and those of a graph that has no parts.
+    // Only joined layers, and layers of a graph without blocks, are recomputed.
     let trained = [(&fine, false), (&joined, false), (&joined, true), (&skipping, false), (&skipping, true)];
     let trained = trained.map(|(graph, recompute)| training(graph, recompute));
     trained.into_iter().chain([&fine, &joined, &skipping].map(PassSchedule::evaluation)).collect()
@@ -77,7 +77,7 @@ fn a_block_copies_no_gradient_and_passes_the_streams_on_in_place() {
     let schedule = PassSchedule::training(&TINY.graph().joined().0, &[false; 4]);
     let moved = |step: &&Step| matches!(step, Step::Copy { .. } | Step::Add { .. });
     assert_eq!(schedule.backward.iter().flatten().filter(moved).count(), 0);
-    // One piece of memory carries the gradient of the stream from the loss to the embedding.
+    // One slot holds the gradient of the stream from the loss to the embedding.
     let first = schedule.backward_pass(3);
     let carried = |piece: &&StorageSlot| piece.passes == (first, schedule.backward_pass(0));
     assert_eq!(schedule.storage.iter().filter(carried).count(), 1);

@@ -1,15 +1,15 @@
-//! How long the modelled machine would take: a projection, never a measurement.
+//! Projects how long the modelled machine takes for a step. This is a projection, not a measurement.
 //!
-//! A step is its rounds one after the other, and the commit. In a round every system works on its leaves layer by
-//! layer. The weights of a layer stream in while it computes and its gradients leave meanwhile, chunk by chunk, so that
-//! a pass over a layer takes as long as the slowest of these. What can't be hidden: the tree's hops, and MemoryX's
-//! update of the first layer, since it updates each layer just ahead of streaming it. See [`crate::wafer`] for the
-//! rates.
+//! A step consists of its rounds, one after the other, and the commit. In a round every system computes its leaves
+//! layer by layer. Meanwhile the weights of the next layers stream in and gradients stream out, chunk by chunk, so that
+//! a pass over a layer takes as long as the slowest of these. Two things are not overlapped: the hops of the tree, and
+//! the update of the first layer in MemoryX, which updates each layer just before streaming it. [`crate::wafer`] has
+//! the rates.
 //!
-//! Down each link travel the weights of every pass; the backward pass of a recomputed layer takes them twice, as the
-//! wafer holds no layer. Up travels one gradient of each parameter, 32 bits, in each round: a real system adds up the
-//! gradients of all its samples, and SwarmX those of its children. That an emulated system may have to send several
-//! partial sums of the leaf tree is not the modelled machine's; [`Traffic`](crate::report::Traffic) counts these.
+//! Each link carries down the weights of every pass, twice for the backward pass of a recomputed layer, because the
+//! wafer does not keep a layer. It carries up one f32 gradient of each parameter per round: a real system accumulates
+//! the gradients of all its samples, and SwarmX those of its children. The partial sums of the leaf tree exist only in
+//! the emulation; [`Traffic`](crate::report::Traffic) counts them.
 
 use std::collections::BTreeMap;
 
@@ -28,31 +28,31 @@ pub use published_results::{
     PUBLISHED_RESULTS, ProjectionError, PublishedModel, PublishedResult, PublishedResultUse, projection_errors,
 };
 
-/// Bytes that MemoryX moves to update one parameter: weight, two moments and gradient read, the first three written.
+/// Bytes that MemoryX moves to update one parameter: reads weight, two moments and gradient; writes the first three.
 const UPDATE_BYTES: f64 = 28.0;
 /// Bytes of a gradient on the wire.
 const GRADIENT_BYTES: f64 = 4.0;
-/// Seconds for a SwarmX node to pass on what has arrived: switch, copy and queue of a 100 GbE network (an estimate).
+/// Seconds for a SwarmX node to forward a chunk: switch, copy and queue of a 100 GbE network (estimate).
 const HOP_SECONDS: f64 = 10e-6;
-/// Seconds for the two phases of a commit: four messages (an estimate).
+/// Seconds for the two phases of a commit: four messages (estimate).
 const COMMIT_SECONDS: f64 = 400e-6;
 
-/// Projected time of a training step. All rates and seconds are of the modelled machine.
+/// Projected time of a training step. All rates and seconds refer to the modelled machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Projection {
     /// Systems that share the batch.
     pub systems: u32,
     /// Seconds of a step.
     pub step_seconds: f64,
-    /// Of these, seconds in which the busiest system computes.
+    /// Part of `seconds` in which the busiest system computes.
     pub compute_seconds: f64,
-    /// Seconds in which it waits for links: the sum of `waits` but for MemoryX's.
+    /// Seconds in which it waits for links: the sum of `waits` without MemoryX.
     pub link_seconds: f64,
     /// Seconds between the last gradient and the next step's first weights.
     pub boundary_seconds: f64,
-    /// What the busiest system waits for in a step.
+    /// Waits of the busiest system in a step.
     pub waits: WaitSeconds,
-    /// Seconds of a step in which a link carries weights down: all links carry the same.
+    /// Seconds of a step in which a link carries weights down. All links carry the same weights.
     pub weights_link_seconds: f64,
     /// Seconds of a step in which a link carries gradients up.
     pub gradients_link_seconds: f64,
@@ -60,11 +60,11 @@ pub struct Projection {
     pub samples_per_second: f64,
     /// Tokens of all systems together, per second.
     pub tokens_per_second: f64,
-    /// Counted operations (no recomputation) over the peak of all systems.
+    /// Counted operations (without recomputation) divided by the peak of all systems.
     pub utilisation: f64,
 }
 
-/// Seconds of a step in which a system waits, by what for.
+/// Seconds of a step in which a system waits, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WaitSeconds {
     /// Weights on the links down.
@@ -77,23 +77,23 @@ pub struct WaitSeconds {
     pub hops: f64,
 }
 
-/// What a step is bound by.
+/// The bottleneck of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bottleneck {
-    /// The systems' arithmetic.
+    /// The compute rate of the systems.
     Compute,
     /// Weights on the links from MemoryX through SwarmX to the systems.
     WeightsDown,
     /// Gradients on the links from the systems through SwarmX to MemoryX.
     GradientsUp,
-    /// MemoryX's memory, in which weights are updated.
+    /// The memory of MemoryX, in which weights are updated.
     MemoryX,
-    /// The tree's hops and the commit: what a step takes however small the model is.
+    /// The hops of the tree and the commit: the time of a step with an arbitrarily small model.
     Latency,
 }
 
-/// Share of a step that waiting for one thing must take before that, and not compute, is called its bound.
+/// A wait is the bottleneck of a step, instead of compute, if it takes at least this share of it.
 const MIN_BOTTLENECK_SHARE: f64 = 0.05;
 
 impl WaitSeconds {
@@ -110,8 +110,8 @@ impl WaitSeconds {
 }
 
 impl Projection {
-    /// What bounds the rate, and the share of a step by which a machine without that bound would be faster; for compute
-    /// the share of a step that it takes.
+    /// Returns the bottleneck, and the share of a step that would be saved without it. For compute, returns the share
+    /// of the step that it takes.
     pub fn bound(&self) -> (Bottleneck, f64) {
         let waits = [
             (Bottleneck::WeightsDown, self.waits.weights),
@@ -133,7 +133,7 @@ impl Projection {
 /// Projects a step of `plan` on `systems` systems of `appliance`.
 ///
 /// # Errors
-/// When there can be no such placement: no systems, or more than leaves.
+/// There is no placement: no systems, or more systems than leaves.
 pub fn project_step(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Projection, PlacementError> {
     Ok(project_placement(plan, appliance, &nominal_placement(plan, appliance, systems)?))
 }
@@ -152,7 +152,7 @@ pub fn project_placement(plan: &StreamPlan, appliance: &ApplianceSpec, placement
         waits.add(&waited, rounds as f64);
     }
     if let Some(first) = placement.rounds.first() {
-        // The first round's weights are updated just ahead of it.
+        // The weights of the first round are updated just before they are sent.
         let leaves = first.owned.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         waits.add(&model.round(leaves, false).1, -1.0);
         waits.add(&model.round(leaves, true).1, 1.0);
@@ -179,16 +179,16 @@ pub fn project_placement(plan: &StreamPlan, appliance: &ApplianceSpec, placement
     }
 }
 
-/// A placement on `systems` systems with as many SwarmX nodes as they need.
+/// Computes a placement on `systems` systems with as many SwarmX nodes as they need.
 ///
 /// # Errors
-/// As [`Placement::new`].
+/// See [`Placement::new`].
 pub fn nominal_placement(
     plan: &StreamPlan,
     appliance: &ApplianceSpec,
     systems: u32,
 ) -> Result<Placement, PlacementError> {
-    // More systems than leaves are refused before any list of them is made.
+    // Reject more systems than leaves before allocating lists of them.
     if systems > plan.leaves.count {
         return Err(PlacementError::TooManySystems { systems: systems as usize, leaves: plan.leaves.count });
     }
@@ -203,14 +203,14 @@ pub fn nominal_placement(
     Placement::new(plan, &members)
 }
 
-/// Per layer of the plan, what does not depend on the round.
+/// The values of a layer that do not depend on the round.
 #[derive(Clone, Copy, Default)]
 struct LayerTime {
     /// Seconds a sample takes forward.
     forward: f64,
     /// Seconds a sample takes backward, recomputation included.
     backward: f64,
-    /// Seconds that the gradients of its tensors take to be summed over the wafer, whatever the samples.
+    /// Seconds to sum the gradients of its tensors over the wafer, for any number of samples.
     summing: f64,
     /// Weight bytes streamed for the forward pass.
     down_forward: f64,
@@ -226,7 +226,7 @@ struct TimeModel<'a> {
     memoryx_bandwidth: f64,
     weight_bytes: f64,
     layers: Vec<LayerTime>,
-    /// SwarmX nodes between MemoryX and a system.
+    /// Returns the number of SwarmX nodes between MemoryX and a system.
     depth: f64,
 }
 
@@ -248,12 +248,13 @@ impl<'a> TimeModel<'a> {
         }
     }
 
-    /// Seconds for a chunk to pass all SwarmX nodes, each of which waits for the whole of it.
+    /// Returns the seconds for a chunk to pass all SwarmX nodes, each of which receives it completely before
+    /// forwarding.
     fn hops(&self) -> f64 {
         self.depth * (HOP_SECONDS + self.wafer.link_seconds((DEFAULT_CHUNK_ELEMENTS as f64) * self.weight_bytes))
     }
 
-    /// Seconds of a round in which a system with `leaves` leaves computes, and what it waits for.
+    /// Returns the seconds of a round in which a system with `leaves` leaves computes, and its waits.
     fn round(&self, leaves: usize, updated: bool) -> (f64, WaitSeconds) {
         let samples = leaves as f64 * self.leaf_samples;
         let mut waits = WaitSeconds { hops: 2.0 * self.hops(), ..WaitSeconds::default() };
@@ -278,14 +279,14 @@ impl<'a> TimeModel<'a> {
         (busy, waits)
     }
 
-    /// The commit, and the update of the first layer.
+    /// Returns the seconds of the commit and of the update of the first layer.
     fn boundary(&self) -> f64 {
         let first = self.layers.first().map_or(0.0, |layer| layer.down_forward) / self.weight_bytes;
         COMMIT_SECONDS + first * UPDATE_BYTES / self.memoryx_bandwidth
     }
 }
 
-/// The times of all layers: products at the wafer's rate, and every value once through its memory.
+/// Returns the times of all layers: products at the wafer's rate, and every value read or written once.
 fn layer_times(plan: &StreamPlan, wafer: WaferModel<'_>) -> Vec<LayerTime> {
     let graph = &plan.graph;
     let mut layers = vec![LayerTime::default(); plan.layers.len()];
@@ -314,7 +315,7 @@ fn layer_times(plan: &StreamPlan, wafer: WaferModel<'_>) -> Vec<LayerTime> {
         let layer = &mut layers[slot.layer];
         match slot.pass {
             Pass::Forward => layer.down_forward += bytes,
-            // Once to compute the layer again, once for gradients.
+            // Twice: to recompute the layer, and for the gradients.
             Pass::Backward if plan.layers[slot.layer].recompute => layer.down_backward += 2.0 * bytes,
             Pass::Backward => layer.down_backward += bytes,
         }

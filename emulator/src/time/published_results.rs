@@ -1,8 +1,9 @@
-//! Public figures of the real machine, and how far the time model is from them.
+//! Published results of the real machine, and the error of the time model for each.
 //!
-//! Three of them fit the model's one free constant, the default appliance's `utilisation`: the one for which the mean
-//! of their errors' logarithms is zero. The others only check the model. The same model runs up to 1.3 times faster in
-//! one release of the real machine's software than in the one before, so that errors below 15% mean nothing.
+//! Three of them determine the model's only fitted constant, the default appliance's `utilisation`: the value for which
+//! the mean of the logarithms of their errors is zero. The others only check the model. The same model runs up to 1.3
+//! times faster with one software release of the real machine than with the previous one, so errors below 15% are not
+//! significant.
 
 use std::sync::OnceLock;
 
@@ -19,7 +20,7 @@ use crate::graph::{
 };
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
-/// What a public figure is used for.
+/// The use of a published result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PublishedResultUse {
@@ -29,7 +30,7 @@ pub enum PublishedResultUse {
     Check,
 }
 
-/// The architecture of a run whose speed was published.
+/// The architecture of a published run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishedModel {
     /// A GPT-2 or GPT-3: learned positions, one branch after the other, output weights shared with the embedding.
@@ -45,12 +46,12 @@ pub enum PublishedModel {
     GptJ,
 }
 
-/// A run whose speed was published.
+/// A run with published speed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PublishedResult {
-    /// What ran.
+    /// What was trained.
     pub name: &'static str,
-    /// What it is used for.
+    /// Whether the result is used to fit or to check the model.
     pub used_for: PublishedResultUse,
     /// The model.
     pub model: PublishedModel,
@@ -62,12 +63,12 @@ pub struct PublishedResult {
     pub samples_per_second: f64,
 }
 
-/// Tokens of a sample in every public figure.
+/// Tokens per sample in every published result.
 const SEQUENCE: usize = 2048;
 /// Vocabulary of GPT-2 and GPT-3.
 const GPT_VOCABULARY: usize = 50_257;
 
-/// Public figures of CS-2 systems training GPTs.
+/// Published results of CS-2 systems training GPTs.
 pub const PUBLISHED_RESULTS: [PublishedResult; 4] = [
     PublishedResult {
         name: "GPT-2 117M on 1 CS-2",
@@ -104,12 +105,12 @@ pub const PUBLISHED_RESULTS: [PublishedResult; 4] = [
     },
 ];
 
-/// The model's answer to an [`PublishedResult`].
+/// The projection for a [`PublishedResult`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProjectionError {
-    /// What ran.
+    /// What was trained.
     pub name: String,
-    /// What it is used for.
+    /// Whether the result was used to fit or to check the model.
     pub used_for: PublishedResultUse,
     /// Measured on the real machine, samples per second.
     pub measured: f64,
@@ -119,7 +120,7 @@ pub struct ProjectionError {
     pub error: f64,
 }
 
-/// Projects every anchor on CS-2s; computed once in a process.
+/// Projects every published result on CS-2 systems. Computed once per process.
 pub fn projection_errors() -> &'static [ProjectionError] {
     static ERRORS: OnceLock<Vec<ProjectionError>> = OnceLock::new();
     ERRORS.get_or_init(|| {
@@ -129,7 +130,7 @@ pub fn projection_errors() -> &'static [ProjectionError] {
 }
 
 impl PublishedResult {
-    /// How far the model is from it on the systems of `appliance`.
+    /// Computes the error of the projection for the systems of `appliance`.
     pub(super) fn error(&self, appliance: &ApplianceSpec) -> Option<ProjectionError> {
         let projection = project_step(&self.plan(appliance)?, appliance, self.systems).ok()?;
         let (measured, projected) = (self.samples_per_second, projection.samples_per_second);
@@ -137,7 +138,7 @@ impl PublishedResult {
         Some(ProjectionError { name: self.name.to_owned(), used_for: self.used_for, measured, projected, error })
     }
 
-    /// Its plan, in mixed precision and leaves of one sample.
+    /// Compiles its plan, in mixed precision with leaves of one sample.
     pub fn plan(&self, appliance: &ApplianceSpec) -> Option<StreamPlan> {
         let graph = match self.model {
             PublishedModel::Gpt { layers, hidden, heads } => families::gpt(&gpt(layers, hidden, heads), SEQUENCE),
@@ -158,7 +159,7 @@ impl PublishedResult {
     }
 }
 
-/// A GPT-2 or GPT-3, with initial values that don't matter.
+/// Builds a GPT-2 or GPT-3. Initial values are irrelevant here.
 fn gpt(layers: usize, hidden: usize, heads: usize) -> ModelSpec {
     let zero = Initializer::Constant { val: 0.0 };
     ModelSpec {
@@ -189,8 +190,8 @@ fn gpt(layers: usize, hidden: usize, heads: usize) -> ModelSpec {
     }
 }
 
-/// GPT-J 6B: attention and feed-forward network side by side from one norm, an output layer of its own with a bias. Its
-/// rotary positions, for which there is no operator, are left out: they have no weights and are no product.
+/// Builds GPT-J 6B: attention and feed-forward network in parallel after one norm, and a separate output layer with a
+/// bias. Rotary positions are omitted, because there is no operator for them; they have no weights and no products.
 pub(super) fn gpt_j() -> Result<Graph, GraphError> {
     let (width, heads, vocabulary) = (4096, 16, 50_400);
     let mut model = GptJ { builder: GraphBuilder::new(SEQUENCE) };

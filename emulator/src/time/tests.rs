@@ -3,14 +3,15 @@ use super::*;
 use crate::compile::{compile, system_bytes};
 use crate::testing::{CS2, GPT3_1_3B, GPT3_6_7B, GPT3_13B, GPT3_175B, LINK, Size};
 
-/// As good as the public figures are: the same model moves by 1.3 between two releases of the real machine's software.
+/// The tolerance of the published results: speed of one model changes by 1.3 between two releases of the real machine's
+/// software.
 const TOLERANCE: f64 = 0.15;
 
 fn errors(used_for: PublishedResultUse) -> Vec<&'static ProjectionError> {
     projection_errors().iter().filter(|error| error.used_for == used_for).collect()
 }
 
-/// Fitting: GPT-2 117M, GPT-3 1.3B and GPT-J on two systems decide the utilisation and nothing else.
+/// Fit: GPT-2 117M, GPT-3 1.3B and GPT-J on two systems determine the utilization and nothing else.
 #[test]
 fn utilization_is_the_fit_to_published_results() {
     let fitted = errors(PublishedResultUse::Fit);
@@ -22,7 +23,7 @@ fn utilization_is_the_fit_to_published_results() {
     }
 }
 
-/// Checking: what took no part in the fit.
+/// Check: results that are not part of the fit.
 #[test]
 fn projection_matches_held_out_results() {
     let checked = errors(PublishedResultUse::Check);
@@ -30,7 +31,7 @@ fn projection_matches_held_out_results() {
     for ProjectionError { name, error, .. } in checked {
         assert!(error.abs() < TOLERANCE, "{name}: {:+.1}%", 100.0 * error);
     }
-    // Published of GPT-3 XL: n systems are n times as fast, up to 16.
+    // Published for GPT-3 XL: n systems are n times as fast, up to 16.
     let plan = GPT3_1_3B.plan(GPT3_1_3B.batch, 1, CS2).unwrap();
     for systems in [2, 4, 8, 16] {
         let error = efficiency(&plan, systems) - 1.0;
@@ -49,7 +50,7 @@ fn gpt_j_has_its_own_shape() {
     assert_eq!(flops, products + 28 * 2 * tokens * (tokens + 1) * width);
 }
 
-/// The rate on `systems` systems, over as many times the rate on one.
+/// The rate on `systems` systems divided by `systems` times the rate on one.
 fn efficiency(plan: &StreamPlan, systems: u32) -> f64 {
     let appliance = ApplianceSpec::default();
     let rate = |systems| project_step(plan, &appliance, systems).unwrap().samples_per_second;
@@ -59,7 +60,7 @@ fn efficiency(plan: &StreamPlan, systems: u32) -> f64 {
 #[test]
 fn sixteen_systems_reach_95_percent_from_1_3b_on() {
     for size in [GPT3_1_3B, GPT3_6_7B, GPT3_13B] {
-        // A batch that the largest number of systems shares evenly.
+        // A batch that divides evenly among the largest number of systems.
         let plan = size.plan(1024, 1, CS2).unwrap();
         for systems in [2, 4, 8, 16] {
             let efficiency = efficiency(&plan, systems);
@@ -100,7 +101,7 @@ fn a_layer_may_be_larger_than_the_wafer() {
     assert!(block.unwrap() as u64 * 2 > CS2);
 }
 
-/// 1e14 parameters, of which a plan takes no more memory than of 1e12; too many to be streamed here.
+/// 1e14 parameters: the plan takes no more memory than one of 1e12, but can't be streamed here.
 #[test]
 fn a_hundred_trillion_parameters_are_planned() {
     let size = Size { name: "100T", layers: 311, hidden: 163_840, heads: 1280, sequence: 256, ..GPT3_175B };
@@ -123,12 +124,12 @@ fn parts_add_up_and_slower_links_show() {
     appliance.wafer.link_bytes_per_s /= 100.0;
     let slow = project_step(&plan, &appliance, 2).unwrap();
     assert_eq!(slow.compute_seconds, fast.compute_seconds);
-    // bf16 weights down, then f32 gradients up while weights come down again: 1.5 GB/s bound the step from below.
+    // bf16 weights down, then f32 gradients up while weights are sent again: 1.5 GB/s bound the step from below.
     assert!(slow.step_seconds > plan.parameters() as f64 * (2.0 + 4.0) / 1.5e9, "{slow:?}");
     assert!(project_step(&plan, &appliance, 17).is_err() && project_step(&plan, &appliance, 0).is_err());
 }
 
-/// Every rate of the appliance that the model has is one that it uses.
+/// The model uses every rate of the appliance that it has a field for.
 #[test]
 fn every_rate_of_the_appliance_takes_part() {
     let plan = GPT3_1_3B.plan(64, 1, CS2).unwrap();
@@ -151,7 +152,7 @@ fn every_rate_of_the_appliance_takes_part() {
     }
 }
 
-/// What is made slow is what the projection names.
+/// The projection names the slowest part as the bottleneck.
 #[test]
 fn the_bound_is_named_with_its_share() {
     let (saving, recomputing) = (GPT3_1_3B.plan(4, 1, CS2).unwrap(), GPT3_1_3B.plan(512, 1, CS2).unwrap());
@@ -167,7 +168,7 @@ fn the_bound_is_named_with_its_share() {
     let slow_links = |appliance: &mut ApplianceSpec| appliance.wafer.link_bytes_per_s /= 1000.0;
     assert_eq!(of(&recomputing, |_| ()), Bottleneck::Compute);
     assert_eq!(of(&crate::testing::TINY.plan(16, 2, CS2).unwrap(), |_| ()), Bottleneck::Latency);
-    // Weights of recomputed layers come three times, gradients leave once and are twice as wide.
+    // Weights of recomputed layers are sent three times; gradients are sent once and are twice as wide.
     assert_eq!(of(&recomputing, slow_links), Bottleneck::WeightsDown);
     assert_eq!(of(&saving, slow_links), Bottleneck::GradientsUp);
     assert_eq!(of(&recomputing, |appliance| appliance.memoryx.memory_bandwidth /= 1000.0), Bottleneck::MemoryX);

@@ -1,4 +1,4 @@
-//! What the tests of the device share: models, a driver of rounds, sums over the leaf tree.
+//! Shared parts of the device tests: models, a driver of rounds, sums over the leaf tree.
 #![allow(dead_code)] // each test uses a part
 
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use millrace_params::{
 
 pub mod reference;
 
-/// A wafer on which everything fits.
+/// Memory of a wafer on which everything fits.
 pub const LARGE: u64 = 1 << 40;
 
-/// A small GPT; tests change what they are about.
+/// A small GPT; tests modify the relevant fields.
 pub fn spec(layers: usize, hidden: usize, heads: usize, vocabulary: usize, positions: usize) -> ModelSpec {
     let normal = ParamInitializer::Normal { mean: 0.0, std: 0.02 };
     ModelSpec {
@@ -52,18 +52,18 @@ pub fn spec(layers: usize, hidden: usize, heads: usize, vocabulary: usize, posit
     }
 }
 
-/// `spec` with this dropout everywhere.
+/// Returns `spec` with this dropout rate everywhere.
 pub fn with_dropout(mut spec: ModelSpec, rate: f64) -> ModelSpec {
     (spec.dropout_rate, spec.embedding_dropout_rate, spec.attention_dropout_rate) = (rate, rate, rate);
     spec
 }
 
-/// The plan of a GPT.
+/// Compiles the plan of a GPT.
 pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: BatchSpec, wafer: u64) -> Arc<StreamPlan> {
     plan(families::gpt(spec, sequence).unwrap(), batch, Encoding::F32, wafer)
 }
 
-/// The plan of any graph.
+/// Compiles the plan of any graph.
 pub fn plan(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u64) -> Arc<StreamPlan> {
     let request = CompileRequest {
         graph,
@@ -79,8 +79,8 @@ pub fn plan(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u6
     Arc::new(compile(request).unwrap())
 }
 
-/// The plan of a graph on the largest of ever smaller wafers on which some layer is recomputed; that of a graph which
-/// recomputation does not help is as on a large one.
+/// Compiles the plan of a graph on the largest wafer, of decreasing sizes, on which some layer is recomputed. If
+/// recomputation does not help the graph, the plan is that of a large wafer.
 pub fn recomputing(graph: Graph, train: BatchSpec) -> Arc<StreamPlan> {
     let mut wafer = LARGE;
     loop {
@@ -104,7 +104,7 @@ pub fn recomputing(graph: Graph, train: BatchSpec) -> Arc<StreamPlan> {
     }
 }
 
-/// First values of every group.
+/// Initial values of every group.
 pub fn initial_weights(plan: &StreamPlan, seed: u64) -> Vec<Vec<f32>> {
     let group = |group: &millrace_emulator::plan::Group| {
         let mut values = vec![0.0; group.elements];
@@ -124,7 +124,7 @@ pub fn initial_weights(plan: &StreamPlan, seed: u64) -> Vec<Vec<f32>> {
     plan.groups.iter().map(group).collect()
 }
 
-/// Samples of a whole batch: tokens, labels one place on.
+/// Samples of a whole batch: tokens, and labels shifted by one.
 pub struct Samples {
     pub input_ids: Vec<i32>,
     pub labels: Vec<i32>,
@@ -133,7 +133,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Random tokens; one label in eight does not count.
+    /// Random tokens; one label in eight is negative.
     pub fn random(plan: &StreamPlan, vocabulary: usize, seed: u64) -> Self {
         let count = plan.leaves.batch() as usize * plan.sequence;
         let mut values = vec![0.0; count + 1];
@@ -182,7 +182,7 @@ pub fn device_on(plan: &Arc<StreamPlan>, threads: usize, simd: Simd) -> CpuDevic
     CpuDevice::new(Arc::clone(plan), DeviceOptions { seed: 7, threads, simd, leaves }).unwrap()
 }
 
-/// Loads the chunks of one pass over one layer, in the plan's encoding.
+/// Loads the chunks of one pass of one layer, in the plan's encoding.
 pub fn load(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], pass: Pass, layer: usize) {
     load_as(plan.encoding, device, plan, weights, pass, layer);
 }
@@ -206,10 +206,10 @@ fn load_as(
     }
 }
 
-/// What a training round sends up: for each use of each chunk the partial sums.
+/// The up stream of a training round: partial sums for each use of each chunk.
 pub type UpStream = Vec<(usize, ChunkId, Node, Vec<f32>)>;
 
-/// A training round of the leaves `range`, weights coming in the plan's encoding.
+/// Runs a training round of the leaves `range` with weights in the plan's encoding.
 pub fn round(
     device: &mut CpuDevice,
     plan: &StreamPlan,
@@ -220,7 +220,7 @@ pub fn round(
     round_as(plan.encoding, device, plan, weights, samples, range)
 }
 
-/// The same with weights coming in `encoding`.
+/// Like `round`, with weights in `encoding`.
 pub fn round_as(
     encoding: Encoding,
     device: &mut CpuDevice,
@@ -277,7 +277,7 @@ pub fn total(plan: &StreamPlan, sums: UpStream) -> Vec<Vec<f32>> {
     groups
 }
 
-/// Loss and gradients of a whole step on one device.
+/// Runs a whole step on one device; returns loss and gradients.
 pub fn step(
     device: &mut CpuDevice,
     plan: &StreamPlan,

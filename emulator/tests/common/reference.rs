@@ -1,18 +1,18 @@
-//! Every operator in f64, the plainest way, and gradients by differences.
+//! Reference implementation of every operator in f64, and gradients by differences.
 
 use std::collections::HashMap;
 
 use millrace_emulator::graph::{ActivationKind, Graph, OpKind, OpNode};
 use millrace_emulator::numerics::random::{DropoutMask, key, subkey};
 
-/// Samples the loss is computed for.
+/// Samples of a reference computation.
 pub struct Batch<'a> {
     pub input_ids: &'a [i32],
     pub labels: &'a [i32],
     /// Number of the first sample.
     pub first: u64,
     pub seed: u64,
-    /// Whether dropout drops.
+    /// Whether dropout is applied.
     pub training: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Carrying out the steps of a pass for one leaf.
+//! Executes the steps of a pass for one leaf.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::ops::execute::{self, MAX_INPUTS, OperatorContext, OperatorInput, Targ
 use crate::plan::{Pass, StreamPlan};
 use crate::schedule::{BackwardStep, ForwardStep, GradientTarget, InputSource, Step, StorageId};
 
-/// Numbers that one thread copies or adds at a time.
+/// Elements that one thread copies or adds at a time.
 const GRAIN_ELEMENTS: usize = 1 << 14;
 
 /// Parts of a device, borrowed for one leaf.
@@ -39,19 +39,19 @@ pub(super) struct StepRunner<'a> {
     pub seed: u64,
 }
 
-/// How much of a backward step is carried out in one call of its operator.
+/// The part of a backward step that one call of its operator computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BackwardPart {
-    /// All of it.
+    /// The whole step.
     Whole,
     /// The gradients of tensors, which read the input.
     Tensors,
-    /// The gradient that is then written over the input.
+    /// The gradient of the input, which overwrites the input.
     ReplacedInput,
 }
 
 impl StepRunner<'_> {
-    /// All steps of a pass for the leaf at place `leaf` of the round; returns what a loss said of it.
+    /// Executes all steps of a pass for the leaf at position `leaf` of the round. Returns the sums of a loss operator.
     pub fn leaf(mut self, pass: Pass, leaf: usize) -> LossSums {
         let (kind, layer) = (self.kind, self.layer);
         self.scratch.sums = LossSums::default();
@@ -151,7 +151,7 @@ impl StepRunner<'_> {
         self.operators.executors[node].backward(&mut kit, io);
     }
 
-    /// `to` becomes something of `from` and itself.
+    /// Computes `to` from `from` and the previous content of `to`.
     fn join(
         &mut self,
         from: StorageId,
@@ -167,17 +167,17 @@ impl StepRunner<'_> {
             .for_each_rows(from.len(), GRAIN_ELEMENTS, data, |_, (from, to)| f(self.cx.simd, from.data, to.data));
     }
 
-    /// Place of a node in its layer.
+    /// Returns the position of a node in its layer.
     fn place(&self, node: NodeId) -> usize {
         node - self.plan.graph.layers[self.layer].nodes.start
     }
 
-    /// Where a piece of memory lies; nowhere for none.
+    /// Returns the range of a storage slot; empty for `None`.
     fn range(&self, storage: Option<StorageId>, leaf: usize) -> Range<usize> {
         storage.map_or(0..0, |storage| self.kind.extents()[storage].of_leaf(leaf))
     }
 
-    /// Where the inputs lie; a repeated one only once.
+    /// Returns the ranges of the inputs; a repeated input appears once.
     fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_INPUTS] {
         std::array::from_fn(|at| match sources.get(at) {
             Some(InputSource::Stored(storage)) if !sources[..at].contains(&sources[at]) => {
@@ -188,13 +188,13 @@ impl StepRunner<'_> {
     }
 }
 
-/// Pieces of the arena, all to be written at once.
+/// Borrows several ranges of the arena mutably.
 #[allow(clippy::expect_used, reason = "the plan's own ranges, checked when the arena is laid out")]
 fn split<const N: usize>(arena: &mut [f32], ranges: [Range<usize>; N]) -> [&mut [f32]; N] {
     arena.get_disjoint_mut(ranges).expect("pieces of memory alive at one time do not overlap")
 }
 
-/// The inputs as the operator takes them; `a` and `b` are those that lie in the arena.
+/// Returns the inputs in the form the operator takes; `a` and `b` are those in the arena.
 fn read<'a>(
     sources: &[InputSource],
     samples: &'a RoundSamples,

@@ -39,7 +39,7 @@ pub fn backward(
     }
     let dim = attention.head_dim;
     let inputs = BackwardInputs { qkv, layout, out, lse, dout };
-    // The three parts of a row may lie in different rows of the slice, so it is addressed as one row.
+    // The three parts of a row may be in different rows of the slice, so it is addressed as one row.
     let elements = dqkv.len();
     let dqkv = SharedRows::new(dqkv, 1, elements, elements);
     let scratch = workspace.for_threads(cx.pool.threads());
@@ -69,7 +69,7 @@ struct BackwardInputs<'a> {
     dout: &'a [f32],
 }
 
-/// One sample's head; returns dQ, dK, dV, tokens x head_dim each.
+/// Computes one head of one sample; returns dQ, dK, dV, tokens x head_dim each.
 fn backward_pair<'s>(
     simd: Simd,
     precision: Precision,
@@ -91,7 +91,7 @@ fn backward_pair<'s>(
     let do_left = left_rows(simd, precision, dout, do_left);
     let k_cols = PanelBlock::pack_right(simd, precision, k.t(), k_cols.resize(rights));
     let v_cols = PanelBlock::pack_right(simd, precision, v.t(), v_cols.resize(rights));
-    // By blocks of rows: these are the inner index of the products they enter.
+    // In blocks of rows, because rows are the inner index of the products they enter.
     let k_rows = RowBlocks::pack(simd, precision, k, KEY_BLOCK, k_rows);
     let q_rows = RowBlocks::pack(simd, precision, q, QUERY_BLOCK, q_rows);
     let do_rows = RowBlocks::pack(simd, precision, dout, QUERY_BLOCK, do_rows);

@@ -1,4 +1,4 @@
-//! One block of queries against one block of keys.
+//! Products of one block of queries with one block of keys.
 
 use super::KEY_BLOCK;
 use crate::kernels::buffer::Buffer;
@@ -7,8 +7,8 @@ use crate::kernels::isa::{Simd, simd_fn};
 use crate::kernels::matrix::{MatMut, MatRef};
 use crate::numerics::{Precision, bf16};
 
-/// Queries `q_first .. q_first + rows` against keys `k_first .. k_first + keys`, of which the last is at most the last
-/// query. Scores and probabilities lie in rows [`KEY_BLOCK`] apart.
+/// Queries `q_first .. q_first + rows` and keys `k_first .. k_first + keys`; the last key is not after the last query.
+/// Rows of scores and probabilities are [`KEY_BLOCK`] apart.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionBlock {
     pub q_first: usize,
@@ -32,8 +32,8 @@ impl AttentionBlock {
         block_product(simd, queries, keys, rows, cols, &mut out, Accumulate::Store, below);
     }
 
-    /// out += P B for a P of queries x keys that is zero above the diagonal, B of keys x head. `out` are the block's
-    /// query rows.
+    /// out += P B for a P of queries x keys that is zero above the diagonal, and B of keys x head. `out` are the query
+    /// rows of the block.
     pub(super) fn times_keys(self, simd: Simd, p: &[f32], b: PanelBlock<'_>, dim: usize, out: &mut [f32]) {
         let height = LeftOperand::height(simd);
         let mut out = MatMut::row_major(out, self.rows, dim);
@@ -42,8 +42,8 @@ impl AttentionBlock {
         block_product(simd, p, b, 0..self.rows, 0..dim, &mut out, Accumulate::Add, upto);
     }
 
-    /// out += Pᵀ B for a P of queries x keys that is zero above the diagonal, B of queries x head. `out` are the
-    /// block's key rows.
+    /// out += Pᵀ B for a P of queries x keys that is zero above the diagonal, and B of queries x head. `out` are the
+    /// key rows of the block.
     pub(super) fn times_queries(self, simd: Simd, p: &[f32], b: PanelBlock<'_>, dim: usize, out: &mut [f32]) {
         let mut out = MatMut::row_major(out, self.keys, dim);
         let p = LeftOperand::strided(p, self.rows, 1, KEY_BLOCK);
@@ -51,14 +51,14 @@ impl AttentionBlock {
         block_product(simd, p, b, 0..self.keys, 0..dim, &mut out, Accumulate::Add, from);
     }
 
-    /// Keys that query row `row` of the block may see: at least one.
+    /// Returns the number of keys that query row `row` of the block attends to: at least one.
     #[inline(always)]
     pub(super) fn visible(self, row: usize) -> usize {
         self.keys.min(self.q_first + row + 1 - self.k_first)
     }
 }
 
-/// A matrix packed as right operands, one for each block of its rows.
+/// A matrix packed as right operands, one for each block of rows.
 #[derive(Clone, Copy)]
 pub(super) struct RowBlocks<'a> {
     simd: Simd,
@@ -101,7 +101,7 @@ simd_fn! {
     }
 }
 
-/// A head's queries as a left operand, rounded to `precision`.
+/// Returns a head's queries as a left operand, rounded to `precision`.
 pub(super) fn left_rows<'a>(simd: Simd, precision: Precision, m: MatRef<'_>, out: &'a mut Buffer) -> LeftOperand<'a> {
     let (rows, cols) = (m.rows(), m.cols());
     let out = out.resize(rows.next_multiple_of(LeftOperand::height(simd)) * cols);

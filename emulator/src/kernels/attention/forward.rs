@@ -9,8 +9,9 @@ use crate::kernels::{Context, elementwise};
 use crate::numerics::random::{DropoutMask, subkey};
 use crate::numerics::{Precision, bf16};
 
-/// out = softmax(scale · Q Kᵀ, causal) V for every sample and head; `out` has rows of [`AttentionParams::hidden`]
-/// elements, `lse` gets [`AttentionParams::saved_len`] logarithms of sums of exponentials.
+/// Computes out = softmax(scale · Q Kᵀ, causal) V for every sample and head. `out` has rows of
+/// [`AttentionParams::hidden`] elements; `lse` receives [`AttentionParams::saved_len`] logarithms of sums of
+/// exponentials.
 ///
 /// # Panics
 /// If lengths do not match.
@@ -49,11 +50,11 @@ pub fn forward(
 struct OnlineSoftmax {
     max: [f32; QUERY_BLOCK],
     sum: [f32; QUERY_BLOCK],
-    /// By what the values summed so far are to be multiplied.
+    /// Factor for the values summed so far.
     rescale: [f32; QUERY_BLOCK],
 }
 
-/// One sample's head. `put(token, factor, values)` receives the rows of the output.
+/// Computes one head of one sample. `put(token, factor, values)` receives the rows of the output.
 #[allow(clippy::too_many_arguments)]
 fn forward_pair(
     cx: Context<'_>,
@@ -105,8 +106,8 @@ fn forward_pair(
 }
 
 simd_fn! {
-    /// Scores become exp(scale · score - running maximum), zero above the diagonal, with dropout if any and
-    /// rounded to `precision`; the running sums are those before dropout and rounding.
+    /// Replaces scores by exp(scale · score - running maximum), zero above the diagonal, with dropout if any and
+    /// rounded to `precision`. The running sums are those before dropout and rounding.
     fn softmax_rows(
         block: AttentionBlock,
         scale: f32,

@@ -1,4 +1,4 @@
-//! Attention against f64, every instruction set and team against each other.
+//! Compares attention with f64, and instruction sets and thread counts with each other.
 
 use super::*;
 use crate::kernels::testing::{assert_close, every_simd, gradient, uniform};
@@ -129,10 +129,10 @@ fn bf16_rounds_the_operands() {
     let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
     let rounded: Vec<f64> = qkv.iter().map(|x| f64::from(bf16::round(*x))).collect();
     let [out, lse, dqkv] = every_simd(|simd| run(simd, 1, Precision::Bf16, &a, &qkv, &dout));
-    // What is left is the rounding of the probabilities: half an ulp of bf16 each.
+    // The remaining error is the rounding of the probabilities: half an ulp of bf16 each.
     assert_close(&out, &reference(&a, &rounded), 4e-3);
     assert_close(&dqkv, &reference_gradient(&a, &rounded, &dout), 8e-3);
-    // Rounding before changes nothing: the logarithms depend on rounded operands only.
+    // Rounding the operands before the call changes nothing: the logarithms depend on rounded operands only.
     qkv.iter_mut().for_each(|x| *x = bf16::round(*x));
     assert_eq!(lse, run(Simd::detect(), 1, Precision::F32, &a, &qkv, &dout)[1]);
 }

@@ -18,13 +18,13 @@ pub(crate) struct PanelBlock<'a> {
 }
 
 impl<'a> PanelBlock<'a> {
-    /// Elements that a right operand of `steps` rows and `lanes` columns takes.
+    /// Returns the elements that a right operand of `steps` rows and `lanes` columns takes.
     pub(crate) fn right_len(simd: Simd, lanes: usize, steps: usize) -> usize {
         PackLayout { lanes, steps, width: MicroKernel::of(simd).nr }.len()
     }
 
-    /// Packs a right operand of at most [`GEMM_INNER_BLOCK`] rows on the calling thread; `out` has the length needed at
-    /// least.
+    /// Packs a right operand of at most [`GEMM_INNER_BLOCK`] rows on the calling thread. `out` has at least the
+    /// required length.
     pub(crate) fn pack_right(simd: Simd, precision: Precision, b: MatRef<'_>, out: &'a mut [f32]) -> Self {
         let source = PackSource::right(b);
         let layout = source.layout(MicroKernel::of(simd).nr);
@@ -36,18 +36,18 @@ impl<'a> PanelBlock<'a> {
         PanelBlock { data, width: layout.width, steps: layout.steps }
     }
 
-    /// What [`PanelBlock::pack_right`] left in `data`, seen again.
+    /// Returns a view of what [`PanelBlock::pack_right`] wrote to `data`.
     pub(crate) fn packed_right(simd: Simd, lanes: usize, steps: usize, data: &'a [f32]) -> Self {
         let layout = PackLayout { lanes, steps, width: MicroKernel::of(simd).nr };
         PanelBlock { data: &data[..layout.len()], width: layout.width, steps }
     }
 }
 
-/// A left operand: packed panels, or a matrix as it lies, which suits one that the cache holds.
+/// A left operand: packed panels, or an unpacked matrix, which is faster if the cache holds it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeftOperand<'a> {
     data: &'a [f32],
-    /// Distance of lanes where a panel begins, and inside of a panel.
+    /// Distance between lanes at the start of a panel, and within a panel.
     lane: (usize, usize),
     step: usize,
     steps: usize,
@@ -60,8 +60,8 @@ impl<'a> From<PanelBlock<'a>> for LeftOperand<'a> {
 }
 
 impl<'a> LeftOperand<'a> {
-    /// A matrix in `data`: element (lane, step) is `data[lane * lane_stride + step * step_stride]`. Kernels read whole
-    /// tiles, so `data` reaches to the end of the last one, of [`LeftOperand::height`] lanes.
+    /// Creates a view of a matrix in `data`: element (lane, step) is `data[lane * lane_stride + step * step_stride]`.
+    /// Kernels read whole tiles, so `data` extends to the end of the last tile, of [`LeftOperand::height`] lanes.
     pub(crate) fn strided(data: &'a [f32], steps: usize, lane_stride: usize, step_stride: usize) -> Self {
         LeftOperand { data, lane: (lane_stride, lane_stride), step: step_stride, steps }
     }
@@ -76,7 +76,7 @@ impl<'a> LeftOperand<'a> {
         self.steps
     }
 
-    /// `mr` lanes from lane `lane` on and `count` steps from step `step` on.
+    /// Returns `mr` lanes from lane `lane` and `count` steps from step `step`.
     #[inline(always)]
     fn at(&self, lane: usize, mr: usize, step: usize, count: usize) -> *const f32 {
         let from = &self.data[lane * self.lane.0 + step * self.step..];
@@ -85,11 +85,11 @@ impl<'a> LeftOperand<'a> {
     }
 }
 
-/// What of a kernel tile is to be computed, for products with triangular operands or results.
+/// The part of a kernel tile to compute, for products with triangular operands or results.
 pub(crate) struct TileRegion {
-    /// Steps that count; none skips the tile.
+    /// Steps to compute; an empty range skips the tile.
     pub steps: Range<usize>,
-    /// Columns wanted; more may be computed.
+    /// Columns required; more may be computed.
     pub cols: usize,
 }
 
@@ -101,8 +101,8 @@ impl TileRegion {
     }
 }
 
-/// C = A·B or C + A·B for rows `rows` of A and columns `cols` of B, on the calling thread. `part_of(row, col)` says
-/// what is wanted of the kernel tile that begins there.
+/// C = A·B or C + A·B for rows `rows` of A and columns `cols` of B, on the calling thread. `part_of(row, col)` returns
+/// the required part of the kernel tile that begins there.
 ///
 /// # Panics
 /// If C has not the shape of the ranges, or these do not begin at panels.
@@ -125,11 +125,11 @@ pub(crate) fn block_product(
     unsafe { sweep(micro, left, right, rows, cols, c.target(), add, None, part_of) }
 }
 
-/// All kernel tiles of a product of packed blocks.
+/// Computes all kernel tiles of a product of packed blocks.
 ///
 /// # Safety
 /// `rows` and `cols` begin at panels of `left` and `right`; `c` points at the element (rows.start, cols.start) of a
-/// matrix that has all of them, and nobody else uses that part of it meanwhile.
+/// matrix that contains all of them, and no other reference to that part exists during the call.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn sweep(
     micro: MicroKernel,
@@ -144,7 +144,7 @@ pub(super) unsafe fn sweep(
 ) {
     assert!(right.width == micro.nr && bias.is_none_or(|bias| bias.len() >= cols.len()));
     for col in cols.clone().step_by(micro.nr) {
-        // While the rows pass over this panel of B, they fetch the next one, each its share.
+        // While the rows iterate over this panel of B, each prefetches its share of the next one.
         let next_panel = right.data.as_ptr().wrapping_add((col + micro.nr) * right.steps);
         for row in rows.clone().step_by(micro.mr) {
             let TileRegion { steps, cols: wanted } = part_of(row, col);
@@ -155,8 +155,8 @@ pub(super) unsafe fn sweep(
             let a = left.at(row, micro.mr, steps.start, steps.len());
             let b = &right.data[col * right.steps + steps.start * micro.nr..];
             assert!(steps.end <= left.steps && steps.end <= right.steps && b.len() >= steps.len() * micro.nr);
-            // SAFETY: both operands are long enough, by the assertions; the elements of C exist and are free, by the
-            // caller's promise; the kernel came with a `Simd`.
+            // SAFETY: both operands are long enough, by the assertions; the elements of C exist and are exclusive, by
+            // the caller's contract; the kernel was created with a `Simd`.
             unsafe {
                 micro.run(&Tile {
                     k: steps.len(),

@@ -10,7 +10,7 @@ use crate::kernels::isa::Simd;
 use crate::kernels::vector::{CACHE_LINE_ELEMENTS, PortableVector, Vector, prefetch, prefetch_l2};
 use crate::numerics::Isa;
 
-/// One call's work.
+/// Arguments of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tile {
     /// Steps of the inner index.
@@ -21,11 +21,11 @@ pub(crate) struct Tile {
     pub a_strides: (usize, usize),
     /// Panel of B: `k` groups of `nr` elements.
     pub b: *const f32,
-    /// What the second-level cache should fetch meanwhile, a line every four steps; any address.
+    /// Address to prefetch into the second-level cache, one line every four steps; may be invalid.
     pub next: *const f32,
     /// First element of the tile in C.
     pub c: *mut f32,
-    /// Distance of C's rows.
+    /// Distance between rows of C.
     pub c_stride: usize,
     /// Rows of the tile that exist, 1 to `mr`.
     pub rows: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Tile {
     pub bias: *const f32,
 }
 
-/// The kernel of an instruction set and the shape it wants.
+/// The kernel of an instruction set and its tile shape.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MicroKernel {
     /// Rows of a panel of A.
@@ -63,9 +63,9 @@ impl MicroKernel {
     /// Computes one tile.
     ///
     /// # Safety
-    /// The CPU has the instruction set this was made for; `mr` lanes of `k` steps are readable at `a`, whatever `rows`,
-    /// and `k * nr` elements at `b`; rows and columns given exist in C and nobody else uses them meanwhile; `bias` is
-    /// null or points to `cols` elements.
+    /// The CPU has the instruction set of this kernel; `mr` lanes of `k` steps are readable at `a`, independent of
+    /// `rows`, and `k * nr` elements at `b`; the given rows and columns exist in C, and no other reference to them
+    /// exists during the call; `bias` is null or points to `cols` elements.
     #[inline(always)]
     pub(crate) unsafe fn run(&self, tile: &Tile) {
         // SAFETY: passed on from the caller.
@@ -80,13 +80,13 @@ impl MicroKernel {
 /// panel.
 #[inline(always)]
 unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool>(tile: &Tile, nr: usize) {
-    /// Steps taken between two looks at the counter.
+    /// Steps per check of the loop counter.
     const UNROLL_STEPS: usize = 4;
     /// Elements of A fetched ahead: 512 bytes.
     const PREFETCH_ELEMENTS: usize = 128;
     let mut acc = [[V::splat(0.0); NV]; MR];
     let (mut a, mut b, mut next, mut left) = (tile.a, tile.b, tile.next, tile.k);
-    // Constants where they can be: addresses are then part of the instructions.
+    // Constants if possible, so that addresses are part of the instructions.
     let (lane, step_a) = if PACKED { (1, MR) } else { tile.a_strides };
     let mut row = 0;
     // SAFETY (of the block): `step` is called `tile.k` times and reads `MR` and `nr` elements each time; prefetched
@@ -118,8 +118,8 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
         for i in 0..left {
             step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
         }
-        // The sums go through memory: they stay in registers up to here only if every index to them is a constant
-        // after unrolling, and the loop below is too large to be unrolled.
+        // The sums go through memory: they only stay in registers until here if every index is a constant after
+        // unrolling, and the loop below is too large to be unrolled.
         let mut sums = MaybeUninit::<[[V; NV]; MR]>::uninit();
         for (i, sum) in acc.as_flattened().iter().enumerate() {
             sums.as_mut_ptr().cast::<V>().add(i).write(*sum);

@@ -1,8 +1,8 @@
-//! Packing: an operand rewritten in the order in which the innermost kernel reads it.
+//! Packs an operand in the order in which the innermost kernel reads it.
 //!
-//! Both operands are seen as *lanes* (rows of A, columns of B) times *steps* of the inner index. The packed form is
-//! blocks of [`GEMM_INNER_BLOCK`] steps; in a block, panels of `width` lanes; in a panel, one group of `width` elements
-//! for each step. Lanes past the end of the last panel are zeros.
+//! Both operands consist of *lanes* (rows of A, columns of B) times *steps* of the inner index. The packed form has
+//! blocks of [`GEMM_INNER_BLOCK`] steps; a block has panels of `width` lanes; a panel has one group of `width` elements
+//! per step. Lanes after the end of the last panel are zero.
 
 use crate::kernels::isa::{Simd, simd_fn};
 use crate::kernels::matrix::MatRef;
@@ -36,7 +36,7 @@ impl PackLayout {
         GEMM_INNER_BLOCK.min(self.steps - start)
     }
 
-    /// Where panel `panel` of the block that begins at step `start` lies.
+    /// Returns the range of panel `panel` of the block that begins at step `start`.
     pub(crate) fn offset(self, start: usize, panel: usize) -> usize {
         self.panels() * self.width * start + panel * self.width * self.block_steps(start)
     }
@@ -75,7 +75,7 @@ impl<'a> PackSource<'a> {
 }
 
 /// Packs panels `first .. first + count` of the block of steps that begins at `start` into `out`, which is exactly
-/// their place in the packed form.
+/// their range of the packed form.
 pub(crate) fn pack_panels(
     simd: Simd,
     precision: Precision,
@@ -102,7 +102,7 @@ pub(crate) fn pack_panels(
     }
 }
 
-/// What a packing function works on.
+/// Arguments of a packing function.
 #[derive(Clone, Copy)]
 struct PackBlock<'a> {
     source: PackSource<'a>,
@@ -113,14 +113,15 @@ struct PackBlock<'a> {
 }
 
 impl<'a> PackBlock<'a> {
-    /// Lanes of panel `panel`, counted from the first one to pack: where they begin and how many exist.
+    /// Returns the first lane of panel `panel`, counted from the first one to pack, and the number of its lanes that
+    /// exist.
     #[inline(always)]
     fn lanes(&self, panel: usize) -> (usize, usize) {
         let lane = (self.first + panel) * self.width;
         (lane, self.width.min(self.source.lanes - lane))
     }
 
-    /// The source from element (lane, start + step) on.
+    /// Returns the source from element (lane, start + step).
     #[inline(always)]
     fn from(&self, lane: usize, step: usize) -> &'a [f32] {
         &self.source.data[lane * self.source.lane_stride + (self.start + step) * self.source.step_stride..]
@@ -135,11 +136,11 @@ simd_fn! {
     }
 }
 
-/// Steps packed for all panels before the next ones: source rows are read on while their pages are at hand.
+/// Steps packed for all panels before the next ones, so that source rows are read while their pages are in the TLB.
 const STRIP_STEPS: usize = 8;
 
 simd_fn! {
-    /// Lanes lie side by side: each step's group is a copy.
+    /// Lanes are contiguous: each step's group is a copy.
     fn copy_panels(block: PackBlock<'_>, out: &mut [f32]) {
         match block.width {
             48 => copy_groups::<48>(block, out),
@@ -161,7 +162,7 @@ fn copy_groups<const W: usize>(block: PackBlock<'_>, out: &mut [f32]) {
         let count = STRIP_STEPS.min(block.steps - strip);
         let rows: [&[f32]; STRIP_STEPS] =
             std::array::from_fn(|i| if i < count { &block.from(lane, strip + i)[..lanes] } else { &[] });
-        // The rows of the strip after the next one: they are too far apart for the CPU to foresee.
+        // Prefetches rows of the strip after the next one: they are too far apart for the hardware prefetcher.
         for step in (strip + 2 * STRIP_STEPS..strip + 3 * STRIP_STEPS).take_while(|step| *step < block.steps) {
             let row = block.from(lane, step).as_ptr();
             (0..lanes).step_by(CACHE_LINE_ELEMENTS).for_each(|i| prefetch(row.wrapping_add(i)));
@@ -182,7 +183,7 @@ fn copy_groups<const W: usize>(block: PackBlock<'_>, out: &mut [f32]) {
     }
 }
 
-/// Copies a few elements by eights, cheaper than a call of the general copy.
+/// Copies a few elements in groups of eight, which is cheaper than a general copy.
 #[inline(always)]
 fn copy_short(source: &[f32], out: &mut [f32]) {
     let (eights, rest) = source.as_chunks::<8>();
@@ -194,7 +195,7 @@ fn copy_short(source: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Any width, any strides: slow but right.
+/// Handles any width and any strides: slow but general.
 #[inline(always)]
 fn gather_groups(block: PackBlock<'_>, out: &mut [f32]) {
     for (panel, out) in out.chunks_exact_mut(block.width * block.steps).enumerate() {
@@ -208,7 +209,7 @@ fn gather_groups(block: PackBlock<'_>, out: &mut [f32]) {
     }
 }
 
-/// Steps lie side by side: groups are columns of the source.
+/// Steps are contiguous: groups are columns of the source.
 fn transpose_panels(simd: Simd, block: PackBlock<'_>, out: &mut [f32]) {
     for (panel, out) in out.chunks_exact_mut(block.width * block.steps).enumerate() {
         let (lane, lanes) = block.lanes(panel);
@@ -219,7 +220,7 @@ fn transpose_panels(simd: Simd, block: PackBlock<'_>, out: &mut [f32]) {
                 let row = |i: usize| &block.from(lane + first + i.min(group - 1), 0)[..block.steps];
                 done = transpose_rows(simd, std::array::from_fn(row), block.width, &mut out[first..]);
             }
-            // What is left over: the last steps, and lanes that do not exist.
+            // The remainder: the last steps, and lanes that do not exist.
             for i in first..first + group {
                 let column = out[i..].iter_mut().step_by(block.width).skip(done);
                 if i < lanes {
@@ -235,8 +236,8 @@ fn transpose_panels(simd: Simd, block: PackBlock<'_>, out: &mut [f32]) {
 /// Lanes and steps of the squares that are transposed in registers.
 const SQUARE_LANES: usize = 8;
 
-/// Writes columns of `rows` as groups of eight, `width` apart; returns how many. With `width` below eight a group's end
-/// is written over by the next one, so some steps at the end are left to the caller.
+/// Writes columns of `rows` as groups of eight, `width` apart; returns how many. If `width` is below eight, the next
+/// group overwrites the end of a group, so the caller has to write some steps at the end.
 fn transpose_rows(simd: Simd, rows: [&[f32]; SQUARE_LANES], width: usize, out: &mut [f32]) -> usize {
     let steps = rows[0].len();
     assert!(rows.iter().all(|row| row.len() == steps));
@@ -244,8 +245,8 @@ fn transpose_rows(simd: Simd, rows: [&[f32]; SQUARE_LANES], width: usize, out: &
     let fitting = if out.len() < SQUARE_LANES { 0 } else { steps.min((out.len() - SQUARE_LANES) / width + 1) };
     let squares = fitting / SQUARE_LANES;
     match simd.isa() {
-        // SAFETY: a `Simd` above portable exists only where the CPU has AVX2; rows have `squares * 8` elements, and
-        // `out` has eight more from the beginning of the last group on.
+        // SAFETY: a `Simd` above portable exists only if the CPU has AVX2; rows have `squares * 8` elements, and `out`
+        // has eight more from the beginning of the last group.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx2 => unsafe {
             x86::transpose_squares(rows.map(<[f32]>::as_ptr), squares, width, out.as_mut_ptr());
@@ -265,10 +266,10 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     pub unsafe fn transpose_squares(mut rows: [*const f32; 8], squares: usize, width: usize, mut out: *mut f32) {
         for _ in 0..squares {
-            // SAFETY: by the caller's promise.
+            // SAFETY: by the caller's contract.
             unsafe {
                 for half in 0..2 {
-                    // Rows i and i + 4 share a register: what is left is to transpose 4 x 4 in each half of it.
+                    // Rows i and i + 4 share a register, which leaves a 4 x 4 transposition in each half of it.
                     let pair = |i: usize| {
                         let low = _mm256_castps128_ps256(_mm_loadu_ps(rows[i].add(4 * half)));
                         _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(rows[i + 4].add(4 * half)))

@@ -1,4 +1,4 @@
-//! A whole product: C cut into tiles that threads take, each over the whole inner dimension.
+//! A whole product: C is cut into tiles, each computed by one thread over the whole inner dimension.
 
 use std::ops::Range;
 
@@ -14,13 +14,13 @@ use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Elements of A that a tile uses in one block of steps: half of a second-level cache of 1 MiB.
 const MAX_TILE_LEFT_ELEMENTS: usize = 128 * 1024;
-/// Columns of a tile at most. A tile packs its part of A itself, where the cache still holds it, so wide is good.
+/// Maximum columns of a tile. A tile packs its part of A itself while the cache still holds it, so wide tiles are good.
 const MAX_TILE_COLS: usize = 3072;
-/// With several threads tiles get smaller until there are enough of them: columns first, down to this, then rows.
+/// With several threads tiles become smaller until there are enough of them: first columns, down to this, then rows.
 const MIN_TILE_COLS: usize = 768;
-/// Rows of a tile that is cut for the threads' sake.
+/// Minimum rows of a tile that is cut to occupy all threads.
 const MIN_TILE_ROWS: usize = 48;
-/// Tiles for each thread.
+/// Tiles per thread.
 const TILES_PER_THREAD: usize = 4;
 
 /// Scratch memory of a thread.
@@ -36,7 +36,7 @@ impl ThreadScratch {
     }
 }
 
-/// A product whose right operand is packed. None of its dimensions is zero.
+/// A product with a packed right operand. No dimension is zero.
 pub(super) struct Product<'a> {
     cx: Context<'a>,
     micro: MicroKernel,
@@ -63,10 +63,11 @@ impl<'a> Product<'a> {
         Product { cx, micro, left, left_layout: left.layout(micro.mr), right, right_layout, c, accumulate, bias }
     }
 
-    /// Computes all tiles on the threads of `pool`; `scratch` becomes one for each.
+    /// Computes all tiles on the threads of `pool`, with one `scratch` per thread.
     ///
     /// # Safety
-    /// C has all rows of the left and columns of the right operand, and nobody else uses it meanwhile.
+    /// C has all rows of the left and columns of the right operand, and no other reference to it exists during the
+    /// call.
     pub(super) unsafe fn run(&self, pool: &ComputeThreads, scratch: &mut Vec<ThreadScratch>) {
         let (tile_rows, tile_cols) = self.tile_shape(pool.threads());
         let (m, n) = (self.left_layout.lanes, self.right_layout.lanes);
@@ -82,7 +83,7 @@ impl<'a> Product<'a> {
         });
     }
 
-    /// Rows and columns of a tile: evenly cut, so that the last one is no remnant, and enough for all threads.
+    /// Returns rows and columns of a tile: of equal size, and enough tiles for all threads.
     fn tile_shape(&self, threads: usize) -> (usize, usize) {
         let (m, n) = (self.left_layout.lanes, self.right_layout.lanes);
         let (mr, nr) = (self.micro.mr, self.micro.nr);
@@ -103,25 +104,26 @@ impl<'a> Product<'a> {
         (even(m, down, mr), even(n, across, nr))
     }
 
-    /// One tile over the whole inner dimension.
+    /// Computes one tile over the whole inner dimension.
     ///
     /// # Safety
-    /// `rows` and `cols` lie inside C, begin at panels, and nobody else uses that part of C meanwhile.
+    /// `rows` and `cols` are inside C, begin at panels, and no other reference to that part of C exists during the
+    /// call.
     unsafe fn tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut ThreadScratch) {
         let ThreadScratch { left, apart } = scratch;
         let steps = self.left_layout.steps;
         let add = self.accumulate == Accumulate::Add;
         if add && steps > GEMM_INNER_BLOCK {
-            // The blocks are added up apart, since (c + x) + y differs from c + (x + y).
+            // The blocks are added up separately, because (c + x) + y differs from c + (x + y).
             let (height, width) = (rows.len(), cols.len());
             let mut apart = MatMut::row_major(apart.resize(height * width), height, width);
             let target = apart.target();
             for start in (0..steps).step_by(GEMM_INNER_BLOCK) {
-                // SAFETY: the buffer has the tile's shape and is this call's alone.
+                // SAFETY: the buffer has the shape of the tile and is exclusive to this call.
                 unsafe { self.block(start, rows.clone(), cols.clone(), target, start > 0, None, left) };
             }
             for (row, sum) in rows.zip(apart.iter_rows()) {
-                // SAFETY: a row of the tile, used by this call alone.
+                // SAFETY: a row of the tile, exclusive to this call.
                 let c = unsafe { std::slice::from_raw_parts_mut(self.c.at(row, cols.start), width) };
                 elementwise::add_assign(self.cx.simd, c, sum);
                 if let Some(bias) = self.bias {
@@ -130,12 +132,12 @@ impl<'a> Product<'a> {
             }
             return;
         }
-        // SAFETY: inside C by the caller's promise.
+        // SAFETY: inside C by the caller's contract.
         let corner = unsafe { self.c.offset(rows.start, cols.start) };
         for start in (0..steps).step_by(GEMM_INNER_BLOCK) {
             let last = start + GEMM_INNER_BLOCK >= steps;
             let bias = self.bias.filter(|_| last).map(|bias| &bias[cols.clone()]);
-            // SAFETY: the tile is inside C and this call's alone.
+            // SAFETY: the tile is inside C and exclusive to this call.
             unsafe { self.block(start, rows.clone(), cols.clone(), corner, add || start > 0, bias, left) };
         }
     }

@@ -1,4 +1,4 @@
-//! Loss and gradients against f64, blocks against each other.
+//! Compares loss and gradients with f64, and block sizes with each other.
 
 use super::*;
 use crate::kernels::testing::{assert_close, every_simd, gradient, uniform};
