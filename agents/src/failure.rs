@@ -86,19 +86,19 @@ impl Failure {
     }
 
     /// The failure as an agent reports it to its coordinator.
-    pub fn report(&self) -> message::Report {
-        message::Report::Failed { reason: self.to_string(), cause: self.kind() }
+    pub fn report(&self) -> message::AgentReport {
+        message::AgentReport::Failed { reason: self.to_string(), cause: self.kind() }
     }
 
     /// What kind of failure it is to the coordinator that hears of it.
-    pub const fn kind(&self) -> message::Cause {
+    pub const fn kind(&self) -> message::FailureCause {
         match self.reason() {
-            Reason::BadParams => message::Cause::BadInput,
-            Reason::NonFiniteLoss => message::Cause::NotFinite,
-            Reason::ShardLost => message::Cause::ShardLost,
-            Reason::OutOfSpace => message::Cause::NoSpace,
+            Reason::BadParams => message::FailureCause::BadInput,
+            Reason::NonFiniteLoss => message::FailureCause::NotFinite,
+            Reason::ShardLost => message::FailureCause::ShardLost,
+            Reason::OutOfSpace => message::FailureCause::NoSpace,
             Reason::Succeeded | Reason::Interrupted | Reason::ModelDirInUse | Reason::Superseded | Reason::Failed => {
-                message::Cause::Other
+                message::FailureCause::Other
             }
         }
     }

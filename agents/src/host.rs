@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
-use millrace_emulator::report::{HostRate, HostWork, format_size, format_rough_duration};
+use millrace_emulator::report::{HostRate, HostWork, format_rough_duration, format_size};
 use schemars::JsonSchema;
 use serde::Serialize;
 

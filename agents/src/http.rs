@@ -13,8 +13,8 @@ use tokio::net::TcpListener;
 use crate::failure::Failure;
 use crate::launch::announce_ready;
 
-/// Whether the role is ready. A coordinator is once agents may join it, and every other role while it has joined its job
-/// and all its links are up.
+/// Whether the role is ready. A coordinator is once agents may join it, and every other role while it has joined its
+/// job and all its links are up.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     ready: Arc<AtomicBool>,

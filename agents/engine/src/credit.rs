@@ -7,29 +7,29 @@
 //! a receiver that grants what it can't have room for; so what waits between the two is bounded by windows, whatever a
 //! peer does.
 
-use crate::frame::Place;
+use crate::frame::FrameKey;
 
 /// The sender's side.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Allowance {
+pub struct SendCredit {
     granted: u64,
     used: u64,
 }
 
-impl Allowance {
+impl SendCredit {
     /// Takes note of a running total.
     pub fn grant(&mut self, total: u64) {
         self.granted = self.granted.max(total);
     }
 
     /// Whether another slot may be sent.
-    pub const fn open(&self) -> bool {
+    pub const fn has_credit(&self) -> bool {
         self.used < self.granted
     }
 
     /// Sends one slot; answers whether it was allowed.
     pub const fn spend(&mut self) -> bool {
-        if !self.open() {
+        if !self.has_credit() {
             return false;
         }
         self.used += 1;
@@ -39,12 +39,12 @@ impl Allowance {
 
 /// The receiver's side: a window of `size` slots.
 #[derive(Clone, Copy, Debug)]
-pub struct Window {
+pub struct ReceiveWindow {
     size: u64,
     done: u64,
 }
 
-impl Window {
+impl ReceiveWindow {
     /// A window of `size >= 1` slots.
     pub const fn new(size: u64) -> Self {
         Self { size: if size == 0 { 1 } else { size }, done: 0 }
@@ -64,18 +64,18 @@ impl Window {
 
 /// Most frames of one slot: a run of leaves is covered by at most two nodes a level of the tree, and leaves are
 /// numbered by 32 bits.
-pub const MOST_FRAMES_OF_SLOT: u64 = 64;
+pub const MAX_FRAMES_PER_SLOT: u64 = 64;
 
 /// A peer that breaks the rules of a link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CreditError {
     /// More slots were sent than granted.
     #[error(
-        "a frame came beyond the credits of the link: of turn {turn}, round {round}, slot {slot} after {granted} slots"
+        "a frame came beyond the credits of the link: of iteration {iteration}, round {round}, slot {slot} after {granted} slots"
     )]
-    Overrun {
+    NoCredit {
         /// Turn of the frame.
-        turn: u64,
+        iteration: u64,
         /// Round of the frame.
         round: u32,
         /// Slot of the frame.
@@ -84,11 +84,11 @@ pub enum CreditError {
         granted: u64,
     },
     /// More frames came for a slot than any slot has.
-    #[error("more than {MOST_FRAMES_OF_SLOT} frames came for one slot")]
-    CrowdedSlot,
+    #[error("more than {MAX_FRAMES_PER_SLOT} frames came for one slot")]
+    TooManyFrames,
     /// A grant that grants nothing more.
     #[error("a grant of {total} slots came after one of {before}")]
-    NotRising {
+    NotIncreasing {
         /// The new total.
         total: u64,
         /// The total before.
@@ -96,7 +96,7 @@ pub enum CreditError {
     },
     /// A grant of more than fits into a window beyond what was sent.
     #[error("a grant of {total} slots came when {sent} had been sent; a window has {window}")]
-    TooFar {
+    BeyondWindow {
         /// The new total.
         total: u64,
         /// Slots whose first frame has been sent.
@@ -115,7 +115,7 @@ pub struct SlotCount {
 }
 
 impl SlotCount {
-    /// A frame of `(turn, round, slot)`; returns the slots so far, this one included.
+    /// A frame of `(iteration, round, slot)`; returns the slots so far, this one included.
     pub fn frame(&mut self, slot: (u64, u32, u32)) -> u64 {
         if self.last.replace(slot) == Some(slot) {
             self.frames += 1;
@@ -135,13 +135,13 @@ impl FrameCheck {
     ///
     /// # Errors
     /// It exceeds the credits.
-    pub fn frame(&mut self, place: &Place, granted: u64) -> Result<(), CreditError> {
-        let Place { turn, round, slot, .. } = *place;
-        if self.0.frame((turn, round, slot)) > granted {
-            return Err(CreditError::Overrun { turn, round, slot, granted });
+    pub fn frame(&mut self, key: &FrameKey, granted: u64) -> Result<(), CreditError> {
+        let FrameKey { iteration, round, slot, .. } = *key;
+        if self.0.frame((iteration, round, slot)) > granted {
+            return Err(CreditError::NoCredit { iteration, round, slot, granted });
         }
-        if self.0.frames > MOST_FRAMES_OF_SLOT {
-            return Err(CreditError::CrowdedSlot);
+        if self.0.frames > MAX_FRAMES_PER_SLOT {
+            return Err(CreditError::TooManyFrames);
         }
         Ok(())
     }
@@ -168,10 +168,10 @@ impl GrantCheck {
     pub const fn grant(&mut self, total: u64, sent: u64) -> Result<(), CreditError> {
         let (before, window) = (self.last, self.window);
         if total <= before {
-            return Err(CreditError::NotRising { total, before });
+            return Err(CreditError::NotIncreasing { total, before });
         }
         if total > sent.saturating_add(window) {
-            return Err(CreditError::TooFar { total, sent, window });
+            return Err(CreditError::BeyondWindow { total, sent, window });
         }
         self.last = total;
         Ok(())
@@ -186,21 +186,22 @@ mod tests {
     use crate::types::Epoch;
 
     #[test]
-    fn frames_and_grants_beyond_the_window_are_found() {
-        let place = |slot| Place { epoch: Epoch::default(), turn: 0, round: 0, slot, chunk: 0, node: Node::new(0, 1) };
+    fn frames_and_grants_beyond_the_window_are_rejected() {
+        let key =
+            |slot| FrameKey { epoch: Epoch::default(), iteration: 0, round: 0, slot, chunk: 0, node: Node::new(0, 1) };
         let mut check = FrameCheck::default();
         for slot in [0, 0, 0, 1] {
-            assert_eq!(check.frame(&place(slot), 2), Ok(()));
+            assert_eq!(check.frame(&key(slot), 2), Ok(()));
         }
-        assert!(matches!(check.frame(&place(2), 2), Err(CreditError::Overrun { slot: 2, granted: 2, .. })));
+        assert!(matches!(check.frame(&key(2), 2), Err(CreditError::NoCredit { slot: 2, granted: 2, .. })));
         let mut check = FrameCheck::default();
-        (0..MOST_FRAMES_OF_SLOT).for_each(|_| assert_eq!(check.frame(&place(0), 1), Ok(())));
-        assert_eq!(check.frame(&place(0), 1), Err(CreditError::CrowdedSlot));
+        (0..MAX_FRAMES_PER_SLOT).for_each(|_| assert_eq!(check.frame(&key(0), 1), Ok(())));
+        assert_eq!(check.frame(&key(0), 1), Err(CreditError::TooManyFrames));
 
         let mut check = GrantCheck::new(3);
         assert_eq!((check.grant(3, 0), check.grant(4, 1), check.grant(8, 5)), (Ok(()), Ok(()), Ok(())));
-        assert_eq!(check.grant(8, 9), Err(CreditError::NotRising { total: 8, before: 8 }));
-        assert_eq!(check.grant(10, 6), Err(CreditError::TooFar { total: 10, sent: 6, window: 3 }));
+        assert_eq!(check.grant(8, 9), Err(CreditError::NotIncreasing { total: 8, before: 8 }));
+        assert_eq!(check.grant(10, 6), Err(CreditError::BeyondWindow { total: 10, sent: 6, window: 3 }));
         assert!(check.grant(u64::MAX, u64::MAX).is_ok());
     }
 }

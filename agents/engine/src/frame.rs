@@ -8,12 +8,12 @@ use crate::types::Epoch;
 
 /// Where a frame belongs. Plan hash, encoding, length and checksum are checked by the link before a machine sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FrameKey {
     /// Epoch of the sender.
     pub epoch: Epoch,
     /// Turn within the epoch.
-    pub turn: u64,
-    /// Round within the turn.
+    pub iteration: u64,
+    /// Round within the iteration.
     pub round: u32,
     /// Slot within the round: index into the plan's order for this direction.
     pub slot: u32,
@@ -27,7 +27,7 @@ pub struct Place {
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// Where it belongs.
-    pub place: Place,
+    pub key: FrameKey,
     /// The numbers.
     pub payload: Payload,
     /// The payload's checksum, where a link has checked it: a payload that is passed on keeps the one it was sent with.
@@ -36,8 +36,8 @@ pub struct Frame {
 
 impl Frame {
     /// A frame made here.
-    pub fn new(place: Place, payload: impl Into<Payload>) -> Self {
-        Self { place, payload: payload.into(), checksum: None }
+    pub fn new(key: FrameKey, payload: impl Into<Payload>) -> Self {
+        Self { key, payload: payload.into(), checksum: None }
     }
 }
 
@@ -45,20 +45,20 @@ impl Frame {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Not the frame that comes next in plan order.
-    #[error("expected turn {want_turn} round {want_round} slot {want_slot} on this link, got {got:?}")]
+    #[error("expected iteration {want_iteration} round {want_round} slot {want_slot} on this link, got {got:?}")]
     OutOfOrder {
         /// Turn expected.
-        want_turn: u64,
+        want_iteration: u64,
         /// Round expected.
         want_round: u32,
         /// Slot expected.
         want_slot: u32,
         /// What came.
-        got: Place,
+        got: FrameKey,
     },
     /// A frame nobody asked for.
-    #[error("a frame came before the coordinator opened its turn: {0:?}")]
-    NotOpened(Place),
+    #[error("a frame came before the coordinator opened its iteration: {0:?}")]
+    IterationNotOpened(FrameKey),
     /// A sum that is not as long as its chunk.
     #[error("a partial sum of chunk {chunk} has not the {elements} numbers of the plan")]
     Length {

@@ -6,10 +6,10 @@
 //!
 //! * [`coordinator`]: membership, epochs, steps, the two-phase commit, checkpoints.
 //! * [`shard`]: a MemoryX shard: what to stream, what to gather, what it has promised.
-//! * [`store`]: a shard's chunks: when an update is applied, what a snapshot holds.
+//! * [`chunk_store`]: a shard's chunks: when an update is applied, what a snapshot holds.
 //! * [`swarm`]: a SwarmX node: copies chunks down, joins partial sums on the way up.
 //! * [`system`]: a CS-2: in which order it receives, computes and sends.
-//! * [`course`], [`credit`]: positions on a link and the credits that admit them.
+//! * [`slots`], [`credit`]: positions on a link and the credits that admit them.
 //! * [`frame`], [`payload`]: what links carry; sums of partial sums, with and without their zeros.
 //!
 //! Invariants: no machine looks at a clock, a socket or a random number; a message of an older epoch changes nothing; a
@@ -17,14 +17,14 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+pub mod chunk_store;
 pub mod coordinator;
-pub mod course;
 pub mod credit;
 pub mod frame;
 pub mod message;
 pub mod payload;
 pub mod shard;
-pub mod store;
+pub mod slots;
 pub mod swarm;
 pub mod system;
 pub mod types;

@@ -6,7 +6,7 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::ChunkId;
 use serde::{Deserialize, Serialize};
 
-use crate::types::{AgentId, CommitRecord, Epoch, LeafResult, Turn};
+use crate::types::{AgentId, CommitRecord, Epoch, Iteration, LeafResult};
 
 /// What a shard holds, told on joining.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct ShardState {
 
 /// Where a shard takes its parameters from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
+pub enum ParameterSource {
     /// Initial values, a pure function of the job.
     Initial,
     /// A checkpoint directory.
@@ -37,7 +37,7 @@ pub enum Source {
     },
 }
 
-impl Source {
+impl ParameterSource {
     /// Updates in the parameters it gives.
     pub const fn step(&self) -> u64 {
         match self {
@@ -49,7 +49,7 @@ impl Source {
 
 /// A checkpoint to be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct SnapshotRequest {
     /// Updates in it.
     pub step: u64,
     /// Directory to write into; published by the coordinator.
@@ -61,7 +61,7 @@ pub type ChunkDigests = Vec<[u8; 32]>;
 
 /// What kind of failure ends a run, for programs that act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cause {
+pub enum FailureCause {
     /// The user's input.
     BadInput,
     /// A loss or a gradient that is not finite.
@@ -76,17 +76,18 @@ pub enum Cause {
 
 /// From the coordinator to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Order {
+pub enum AgentCommand {
     /// Fill the parameters (shards).
-    Load(Source),
-    /// Take your place in a new epoch; forget every turn of older ones. Answer [`Report::Linked`] when every link is up.
-    Configure(Box<Configure>),
-    /// Do this turn after those opened before (every role).
+    Load(ParameterSource),
+    /// Take your place in a new epoch; forget every iteration of older ones. Answer [`AgentReport::Linked`] when every
+    /// link is up.
+    Configure(Box<EpochConfig>),
+    /// Do this iteration after those opened before (every role).
     Open {
         /// The epoch.
         epoch: Epoch,
-        /// The turn.
-        turn: Turn,
+        /// The iteration.
+        iteration: Iteration,
     },
     /// Record this commit and make it the pending update (shards). Harmless when recorded already.
     Commit {
@@ -96,14 +97,14 @@ pub enum Order {
     /// Write your chunks as of `step`, while going on (shards). May be repeated when the control stream broke: the same
     /// one is not begun again but answered on the new stream, another one replaces it. A checkpoint that the new stream
     /// has not ordered is not spoken of there: its directory may be gone.
-    Snapshot(Snapshot),
+    Snapshot(SnapshotRequest),
     /// End gracefully.
     Finish,
 }
 
 /// A new epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Configure {
+pub struct EpochConfig {
     /// Its number.
     pub epoch: Epoch,
     /// Who does what.
@@ -114,7 +115,7 @@ pub struct Configure {
 
 /// From an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Report {
+pub enum AgentReport {
     /// Parameters are there (shards).
     Loaded {
         /// The state after loading.
@@ -125,12 +126,12 @@ pub enum Report {
         /// The epoch.
         epoch: Epoch,
     },
-    /// Losses of some leaves of a turn (systems).
+    /// Losses of some leaves of an iteration (systems).
     Leaves {
         /// The epoch.
         epoch: Epoch,
-        /// The turn.
-        turn: u64,
+        /// The iteration.
+        iteration: u64,
         /// Each leaf once.
         results: Vec<LeafResult>,
     },
@@ -151,18 +152,18 @@ pub enum Report {
     /// The chunks of a checkpoint are on disk (shards).
     Written {
         /// As it was ordered.
-        snapshot: Snapshot,
+        snapshot: SnapshotRequest,
         /// Digests of each own chunk.
         digests: Vec<(ChunkId, ChunkDigests)>,
     },
     /// The chunks of a checkpoint could not be written (shards).
-    NotWritten {
+    WriteFailed {
         /// As it was ordered.
-        snapshot: Snapshot,
+        snapshot: SnapshotRequest,
         /// Why, in one sentence.
         reason: String,
         /// What kind of failure.
-        cause: Cause,
+        cause: FailureCause,
     },
     /// A link to `peer` broke. The coordinator decides what it means.
     LinkLost {
@@ -176,6 +177,6 @@ pub enum Report {
         /// Why, in one sentence.
         reason: String,
         /// What kind of failure.
-        cause: Cause,
+        cause: FailureCause,
     },
 }

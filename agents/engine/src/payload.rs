@@ -1,38 +1,38 @@
 //! What a frame carries: numbers, or a partial sum without its zeros.
 //!
 //! The gradient of an embedding's lookup has a row for each word of the vocabulary, of which a leaf's tokens touch few.
-//! Such a sum is cut into spans of [`SPAN`] numbers, and one that is mostly zero travels as the spans that are not and a
-//! bitmap that says which. Nothing is rounded or forgotten: a span is left out only where every bit of it is zero (-0.0
-//! is kept), and whatever is added to one that was left out is added to +0.0, since the thread's arithmetic may change
-//! what it is added to (-0.0, denormals, signalling NaNs).
+//! Such a sum is too_short into blocks of [`SPARSE_BLOCK_ELEMENTS`] numbers, and one that is mostly zero travels as the
+//! blocks that are not and a bitmap that says which. Nothing is rounded or forgotten: a block is left out only where
+//! every bit of it is zero (-0.0 is kept), and whatever is added to one that was left out is added to +0.0, since the
+//! thread's arithmetic may change what it is added to (-0.0, denormals, signalling NaNs).
 //!
 //! Invariant: sums of sparse payloads have the bits of the sums of the dense ones.
 
 use bytes::{Bytes, BytesMut};
 
-/// Numbers of a span; the last of a sum may have fewer.
-pub const SPAN: usize = 64;
-const SPAN_BYTES: usize = 4 * SPAN;
-/// The spans that one byte of the bitmap speaks of, in numbers and bytes.
-const OCTET: usize = 8 * SPAN;
-const OCTET_BYTES: usize = 4 * OCTET;
-static ZEROS: [u8; SPAN_BYTES] = [0; SPAN_BYTES];
+/// Numbers of a block; the last of a sum may have fewer.
+pub const SPARSE_BLOCK_ELEMENTS: usize = 64;
+const SPARSE_BLOCK_BYTES: usize = 4 * SPARSE_BLOCK_ELEMENTS;
+/// The blocks that one byte of the bitmap speaks of, in numbers and bytes.
+const BITMAP_BYTE_ELEMENTS: usize = 8 * SPARSE_BLOCK_ELEMENTS;
+const BITMAP_BYTE_DATA_BYTES: usize = 4 * BITMAP_BYTE_ELEMENTS;
+static ZEROS: [u8; SPARSE_BLOCK_BYTES] = [0; SPARSE_BLOCK_BYTES];
 
 /// The numbers of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// All of them, little-endian: weights as the plan encodes them, a partial sum in f32.
     Dense(Bytes),
-    /// A partial sum without its spans of zeros.
-    Sparse(Sparse),
+    /// A partial sum without its blocks of zeros.
+    Sparse(BlockSparse),
 }
 
-/// A partial sum as it travels without its spans of zeros.
+/// A partial sum as it travels without its blocks of zeros.
 ///
-/// The bytes are: the other spans in order, f32 little-endian; a bitmap with one bit a span, from the lowest bit of the
-/// first byte on, set where the span is there; the number of elements, u32 little-endian.
+/// The bytes are: the other blocks in order, f32 little-endian; a bitmap with one bit a block, from the lowest bit of
+/// the first byte on, set where the block is there; the number of elements, u32 little-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sparse {
+pub struct BlockSparse {
     elements: usize,
     bytes: Bytes,
 }
@@ -46,15 +46,15 @@ pub enum PayloadError {
         /// Bytes of the payload.
         bytes: usize,
     },
-    /// A bit of a span that doesn't exist.
-    #[error("a sparse sum of {elements} numbers has a span behind its end")]
-    Beyond {
+    /// A bit of a block that doesn't exist.
+    #[error("a sparse sum of {elements} numbers has a block behind its end")]
+    BlockBeyondEnd {
         /// Elements it claims to have.
         elements: usize,
     },
-    /// The spans are not as long as the bitmap says.
-    #[error("a sparse sum has {got} bytes of spans, its bitmap says {want}")]
-    Spans {
+    /// The blocks are not as long as the bitmap says.
+    #[error("a sparse sum has {got} bytes of blocks, its bitmap says {want}")]
+    BlockBytes {
         /// Bytes there.
         got: usize,
         /// Bytes by the bitmap.
@@ -69,49 +69,52 @@ impl From<Bytes> for Payload {
 }
 
 impl Payload {
-    /// The payload of a partial sum: sparse where at most half of its spans have a number that is not +0.0.
+    /// The payload of a partial sum: sparse where at most half of its blocks have a number that is not +0.0.
     ///
-    /// Reads `sum` once: as long as no span is left out, what was written is the dense payload's beginning, and a sum that
-    /// turns out not to be mostly zero late is written again from its start.
-    pub fn of_sum(sum: &[f32]) -> Self {
-        let spans = sum.len().div_ceil(SPAN);
-        let (mut kept, mut bitmap) = (0, Vec::with_capacity(spans.div_ceil(8)));
-        let (mut out, mut buffer) = (Vec::with_capacity(4 * sum.len()), [0; OCTET_BYTES]);
-        for (octet, part) in sum.chunks(OCTET).enumerate() {
-            let set = part.chunks(SPAN).enumerate().fold(0u8, |set, (at, span)| set | u8::from(!is_zero(span)) << at);
-            if set.count_ones() as usize == part.len().div_ceil(SPAN) {
+    /// Reads `sum` once: as long as no block is left out, what was written is the dense payload's beginning, and a sum
+    /// that turns out not to be mostly zero late is written again from its start.
+    pub fn from_sum(sum: &[f32]) -> Self {
+        let blocks = sum.len().div_ceil(SPARSE_BLOCK_ELEMENTS);
+        let (mut kept, mut bitmap) = (0, Vec::with_capacity(blocks.div_ceil(8)));
+        let (mut out, mut buffer) = (Vec::with_capacity(4 * sum.len()), [0; BITMAP_BYTE_DATA_BYTES]);
+        for (group, part) in sum.chunks(BITMAP_BYTE_ELEMENTS).enumerate() {
+            let set = part
+                .chunks(SPARSE_BLOCK_ELEMENTS)
+                .enumerate()
+                .fold(0u8, |set, (at, block)| set | u8::from(!is_zero(block)) << at);
+            if set.count_ones() as usize == part.len().div_ceil(SPARSE_BLOCK_ELEMENTS) {
                 write(part, &mut buffer, &mut out);
             } else {
-                let spans = part.chunks(SPAN).enumerate().filter(|(at, _)| set >> at & 1 == 1);
-                spans.for_each(|(_, span)| write(span, &mut buffer, &mut out));
+                let blocks = part.chunks(SPARSE_BLOCK_ELEMENTS).enumerate().filter(|(at, _)| set >> at & 1 == 1);
+                blocks.for_each(|(_, block)| write(block, &mut buffer, &mut out));
             }
             bitmap.push(set);
             kept += set.count_ones() as usize;
-            if 2 * kept > spans {
-                let mut written = OCTET * octet + part.len();
+            if 2 * kept > blocks {
+                let mut written = BITMAP_BYTE_ELEMENTS * group + part.len();
                 if out.len() != 4 * written {
                     out.clear();
                     written = 0;
                 }
-                sum[written..].chunks(OCTET).for_each(|part| write(part, &mut buffer, &mut out));
+                sum[written..].chunks(BITMAP_BYTE_ELEMENTS).for_each(|part| write(part, &mut buffer, &mut out));
                 return Self::Dense(out.into());
             }
         }
         out.extend_from_slice(&bitmap);
         out.extend_from_slice(&(sum.len() as u32).to_le_bytes());
         out.shrink_to_fit();
-        Self::Sparse(Sparse { elements: sum.len(), bytes: out.into() })
+        Self::Sparse(BlockSparse { elements: sum.len(), bytes: out.into() })
     }
 
     /// The bytes that travel.
     pub fn into_bytes(self) -> Bytes {
         match self {
-            Self::Dense(bytes) | Self::Sparse(Sparse { bytes, .. }) => bytes,
+            Self::Dense(bytes) | Self::Sparse(BlockSparse { bytes, .. }) => bytes,
         }
     }
 
     /// Whether this is a partial sum of so many numbers.
-    pub fn is_sum_of(&self, elements: usize) -> bool {
+    pub fn has_elements(&self, elements: usize) -> bool {
         match self {
             Self::Dense(bytes) => bytes.len() == 4 * elements,
             Self::Sparse(sparse) => sparse.elements == elements,
@@ -119,18 +122,18 @@ impl Payload {
     }
 
     /// `self + right` of two partial sums of as many numbers, element by element; of different numbers the shorter sum
-    /// (callers have compared them with [`Payload::is_sum_of`]).
+    /// (callers have compared them with [`Payload::has_elements`]).
     #[must_use]
     pub fn join(self, right: Self) -> Self {
         match (self, right) {
             (Self::Sparse(left), Self::Sparse(right)) => left.join(&right),
             (Self::Dense(left), Self::Dense(right)) => {
-                let mut sum = to_mut(left);
+                let mut sum = into_mut(left);
                 add_into(&mut sum, &right);
                 Self::Dense(sum.freeze())
             }
             (Self::Dense(dense), Self::Sparse(sparse)) | (Self::Sparse(sparse), Self::Dense(dense)) => {
-                let mut sum = to_mut(dense);
+                let mut sum = into_mut(dense);
                 sparse.add_to(&mut sum);
                 Self::Dense(sum.freeze())
             }
@@ -138,79 +141,81 @@ impl Payload {
     }
 }
 
-impl Sparse {
+impl BlockSparse {
     /// A sparse sum out of the bytes of [`Payload::into_bytes`].
     ///
     /// # Errors
     /// The bytes contradict each other.
     pub fn parse(bytes: Bytes) -> Result<Self, PayloadError> {
-        let cut = PayloadError::Bitmap { bytes: bytes.len() };
-        let (rest, count) = bytes.split_last_chunk::<4>().ok_or(cut)?;
+        let too_short = PayloadError::Bitmap { bytes: bytes.len() };
+        let (rest, count) = bytes.split_last_chunk::<4>().ok_or(too_short)?;
         let elements = u32::from_le_bytes(*count) as usize;
-        let spans = elements.div_ceil(SPAN);
-        let at = rest.len().checked_sub(spans.div_ceil(8)).ok_or(cut)?;
+        let blocks = elements.div_ceil(SPARSE_BLOCK_ELEMENTS);
+        let at = rest.len().checked_sub(blocks.div_ceil(8)).ok_or(too_short)?;
         let (numbers, bitmap) = rest.split_at(at);
-        if (spans..8 * bitmap.len()).any(|span| is_set(bitmap, span)) {
-            return Err(PayloadError::Beyond { elements });
+        if (blocks..8 * bitmap.len()).any(|block| is_set(bitmap, block)) {
+            return Err(PayloadError::BlockBeyondEnd { elements });
         }
         let kept: usize = bitmap.iter().map(|set| set.count_ones() as usize).sum();
-        let last_is_kept = spans.checked_sub(1).is_some_and(|last| is_set(bitmap, last));
-        let missing = if last_is_kept { spans * SPAN_BYTES - 4 * elements } else { 0 };
-        let want = kept * SPAN_BYTES - missing;
+        let last_is_kept = blocks.checked_sub(1).is_some_and(|last| is_set(bitmap, last));
+        let missing = if last_is_kept { blocks * SPARSE_BLOCK_BYTES - 4 * elements } else { 0 };
+        let want = kept * SPARSE_BLOCK_BYTES - missing;
         if numbers.len() != want {
-            return Err(PayloadError::Spans { got: numbers.len(), want });
+            return Err(PayloadError::BlockBytes { got: numbers.len(), want });
         }
         Ok(Self { elements, bytes })
     }
 
-    /// The spans that are kept, one after the other, and the bitmap.
-    fn parts(&self) -> (&[u8], &[u8]) {
-        let bitmap = self.elements.div_ceil(SPAN).div_ceil(8);
+    /// The blocks that are kept, one after the other, and the bitmap.
+    fn bitmap_and_blocks(&self) -> (&[u8], &[u8]) {
+        let bitmap = self.elements.div_ceil(SPARSE_BLOCK_ELEMENTS).div_ceil(8);
         let end = self.bytes.len().saturating_sub(4);
         self.bytes.get(..end).unwrap_or_default().split_at(end.saturating_sub(bitmap))
     }
 
-    /// Every span in order, `None` for one that was left out.
-    fn kept(&self) -> impl Iterator<Item = Option<&[u8]>> {
-        let (mut numbers, bitmap) = self.parts();
+    /// Every block in order, `None` for one that was left out.
+    fn stored_blocks(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        let (mut numbers, bitmap) = self.bitmap_and_blocks();
         let bits = bitmap.iter().flat_map(|set| (0..8).map(move |at| set >> at & 1 == 1));
-        bits.take(self.elements.div_ceil(SPAN)).map(move |kept| {
+        bits.take(self.elements.div_ceil(SPARSE_BLOCK_ELEMENTS)).map(move |kept| {
             kept.then(|| {
-                let (span, rest) = numbers.split_at(numbers.len().min(SPAN_BYTES));
+                let (block, rest) = numbers.split_at(numbers.len().min(SPARSE_BLOCK_BYTES));
                 numbers = rest;
-                span
+                block
             })
         })
     }
 
-    /// Every span in order, [`SPAN`] f32 little-endian and in the last what is left; zeros for one that was left out.
-    pub fn spans(&self) -> impl Iterator<Item = &[u8]> {
+    /// Every block in order, [`SPARSE_BLOCK_ELEMENTS`] f32 little-endian and in the last what is left; zeros for one
+    /// that was left out.
+    pub fn blocks(&self) -> impl Iterator<Item = &[u8]> {
         let mut left = 4 * self.elements;
-        self.kept().map(move |span| {
-            let length = left.min(SPAN_BYTES);
+        self.stored_blocks().map(move |block| {
+            let length = left.min(SPARSE_BLOCK_BYTES);
             left -= length;
-            span.unwrap_or(&ZEROS[..length])
+            block.unwrap_or(&ZEROS[..length])
         })
     }
 
     /// `dense += self`; addition commutes, so this is also `self + dense`.
     fn add_to(&self, dense: &mut [u8]) {
-        dense.chunks_mut(SPAN_BYTES).zip(self.spans()).for_each(|(dense, span)| add_into(dense, span));
+        dense.chunks_mut(SPARSE_BLOCK_BYTES).zip(self.blocks()).for_each(|(dense, block)| add_into(dense, block));
     }
 
     /// `self + right`, sparse where that is mostly zero.
     fn join(&self, right: &Self) -> Payload {
-        let spans = self.elements.div_ceil(SPAN);
-        let union = self.parts().1.iter().zip(right.parts().1).map(|(left, right)| left | right);
+        let blocks = self.elements.div_ceil(SPARSE_BLOCK_ELEMENTS);
+        let union =
+            self.bitmap_and_blocks().1.iter().zip(right.bitmap_and_blocks().1).map(|(left, right)| left | right);
         let kept: usize = union.clone().map(|set| set.count_ones() as usize).sum();
-        if 2 * kept > spans {
+        if 2 * kept > blocks {
             let mut sum = BytesMut::with_capacity(4 * self.elements);
-            self.spans().for_each(|span| sum.extend_from_slice(span));
+            self.blocks().for_each(|block| sum.extend_from_slice(block));
             right.add_to(&mut sum);
             return Payload::Dense(sum.freeze());
         }
-        let mut sum = BytesMut::with_capacity(kept * SPAN_BYTES + spans.div_ceil(8) + 4);
-        let both = self.kept().zip(right.kept()).zip(self.spans().zip(right.spans()));
+        let mut sum = BytesMut::with_capacity(kept * SPARSE_BLOCK_BYTES + blocks.div_ceil(8) + 4);
+        let both = self.stored_blocks().zip(right.stored_blocks()).zip(self.blocks().zip(right.blocks()));
         for ((left_kept, right_kept), (left, right)) in both {
             if left_kept.is_some() || right_kept.is_some() {
                 let at = sum.len();
@@ -224,24 +229,24 @@ impl Sparse {
     }
 }
 
-fn is_set(bitmap: &[u8], span: usize) -> bool {
-    bitmap.get(span / 8).is_some_and(|set| set >> (span % 8) & 1 == 1)
+fn is_set(bitmap: &[u8], block: usize) -> bool {
+    bitmap.get(block / 8).is_some_and(|set| set >> (block % 8) & 1 == 1)
 }
 
-/// Whether all bits of a span are zero. Most spans that have other numbers begin with one.
-fn is_zero(span: &[f32]) -> bool {
+/// Whether all bits of a block are zero. Most blocks that have other numbers begin with one.
+fn is_zero(block: &[f32]) -> bool {
     let bits = |all: u32, x: &f32| all | x.to_bits();
-    span.first().is_none_or(|x| x.to_bits() == 0) && span.iter().fold(0, bits) == 0
+    block.first().is_none_or(|x| x.to_bits() == 0) && block.iter().fold(0, bits) == 0
 }
 
-/// Appends at most an octet of spans, by way of `buffer`: fresh memory is written once, never zeroed before.
-fn write(numbers: &[f32], buffer: &mut [u8; OCTET_BYTES], out: &mut Vec<u8>) {
+/// Appends at most an group of blocks, by way of `buffer`: fresh memory is written once, never zeroed before.
+fn write(numbers: &[f32], buffer: &mut [u8; BITMAP_BYTE_DATA_BYTES], out: &mut Vec<u8>) {
     let (words, _) = buffer.as_chunks_mut::<4>();
     words.iter_mut().zip(numbers).for_each(|(word, x)| *word = x.to_le_bytes());
-    out.extend_from_slice(&buffer[..4 * numbers.len().min(OCTET)]);
+    out.extend_from_slice(&buffer[..4 * numbers.len().min(BITMAP_BYTE_ELEMENTS)]);
 }
 
-fn to_mut(bytes: Bytes) -> BytesMut {
+fn into_mut(bytes: Bytes) -> BytesMut {
     bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]))
 }
 
@@ -260,16 +265,26 @@ mod tests {
 
     use super::*;
 
-    /// Sums of none, one and many spans, whole and not.
-    const LENGTHS: [usize; 9] = [0, 1, SPAN - 1, SPAN, SPAN + 1, OCTET, OCTET + 7, 3 * OCTET - SPAN, 5 * OCTET + 63];
+    /// Sums of none, one and many blocks, whole and not.
+    const LENGTHS: [usize; 9] = [
+        0,
+        1,
+        SPARSE_BLOCK_ELEMENTS - 1,
+        SPARSE_BLOCK_ELEMENTS,
+        SPARSE_BLOCK_ELEMENTS + 1,
+        BITMAP_BYTE_ELEMENTS,
+        BITMAP_BYTE_ELEMENTS + 7,
+        3 * BITMAP_BYTE_ELEMENTS - SPARSE_BLOCK_ELEMENTS,
+        5 * BITMAP_BYTE_ELEMENTS + 63,
+    ];
     /// What arithmetic treats in its own way.
     const SPECIAL: [f32; 6] = [0.0, -0.0, f32::from_bits(1), -f32::MIN_POSITIVE / 2.0, f32::NAN, -1.0];
 
-    /// A sum in which of a hundred spans so many have a number, special ones among them.
+    /// A sum in which of a hundred blocks so many have a number, special ones among them.
     fn sum(key: u64, length: usize, filled: u64) -> Vec<f32> {
         let number = |element: usize| {
             let hash = hash64(key, element as u64);
-            let empty = hash64(!key, (element / SPAN) as u64) % 100 >= filled;
+            let empty = hash64(!key, (element / SPARSE_BLOCK_ELEMENTS) as u64) % 100 >= filled;
             match hash % 8 {
                 _ if empty => 0.0,
                 0..6 => SPECIAL[hash as usize % 8],
@@ -287,45 +302,45 @@ mod tests {
     fn expand(payload: &Payload) -> Vec<u8> {
         match payload {
             Payload::Dense(bytes) => bytes.to_vec(),
-            Payload::Sparse(sparse) => sparse.spans().flatten().copied().collect(),
+            Payload::Sparse(sparse) => sparse.blocks().flatten().copied().collect(),
         }
     }
 
     #[test]
-    fn a_sum_survives_its_wire_form_and_is_sparse_when_mostly_zero() {
+    fn partial_sum_round_trips_and_is_sparse_when_mostly_zero() {
         let mut sparse = 0;
         for (length, filled) in
             LENGTHS.iter().flat_map(|length| [0, 5, 30, 49, 60, 100].map(|filled| (*length, filled)))
         {
             let sum = sum(filled, length, filled);
-            let payload = Payload::of_sum(&sum);
-            assert_eq!(expand(&payload), expand(&dense(&sum)), "{length} numbers, {filled}% of the spans");
-            assert!(payload.is_sum_of(length) && !payload.is_sum_of(length + 1));
-            let kept = sum.chunks(SPAN).filter(|span| span.iter().any(|x| x.to_bits() != 0)).count();
-            assert_eq!(matches!(payload, Payload::Sparse(_)), 2 * kept <= length.div_ceil(SPAN));
+            let payload = Payload::from_sum(&sum);
+            assert_eq!(expand(&payload), expand(&dense(&sum)), "{length} numbers, {filled}% of the blocks");
+            assert!(payload.has_elements(length) && !payload.has_elements(length + 1));
+            let kept = sum.chunks(SPARSE_BLOCK_ELEMENTS).filter(|block| block.iter().any(|x| x.to_bits() != 0)).count();
+            assert_eq!(matches!(payload, Payload::Sparse(_)), 2 * kept <= length.div_ceil(SPARSE_BLOCK_ELEMENTS));
             if let Payload::Sparse(before) = &payload {
                 sparse += 1;
-                assert_eq!(Sparse::parse(payload.clone().into_bytes()).as_ref(), Ok(before));
-                assert!(before.bytes.len() <= 2 * length + SPAN_BYTES + length / OCTET + 5);
+                assert_eq!(BlockSparse::parse(payload.clone().into_bytes()).as_ref(), Ok(before));
+                assert!(before.bytes.len() <= 2 * length + SPARSE_BLOCK_BYTES + length / BITMAP_BYTE_ELEMENTS + 5);
             }
         }
         assert!((LENGTHS.len()..5 * LENGTHS.len()).contains(&sparse), "{sparse} sums were sparse");
     }
 
     #[test]
-    fn joining_has_the_bits_of_dense_addition_whatever_the_forms() {
+    fn joining_is_bit_identical_to_dense_addition() {
         let mut forms = [0; 4];
         for (seed, length) in (0..8).flat_map(|seed| LENGTHS.map(|length| (seed, length))) {
             for (left, right) in [(4, 4), (40, 40), (4, 100), (100, 4), (100, 100)] {
                 let [left, right] = [sum(2 * seed, length, left), sum(2 * seed + 1, length, right)];
-                let [sparse_left, sparse_right] = [&left, &right].map(|sum| Payload::of_sum(sum));
+                let [sparse_left, sparse_right] = [&left, &right].map(|sum| Payload::from_sum(sum));
                 let both_sparse = matches!((&sparse_left, &sparse_right), (Payload::Sparse(_), Payload::Sparse(_)));
                 let joined = sparse_left.join(sparse_right);
                 assert_eq!(expand(&joined), expand(&dense(&left).join(dense(&right))), "seed {seed}, {length} numbers");
                 let still_sparse = matches!(joined, Payload::Sparse(_));
                 forms[2 * usize::from(both_sparse) + usize::from(still_sparse)] += 1;
                 if let Payload::Sparse(sum) = joined {
-                    assert_eq!(Sparse::parse(sum.bytes.clone()), Ok(sum));
+                    assert_eq!(BlockSparse::parse(sum.bytes.clone()), Ok(sum));
                 }
             }
         }
@@ -334,16 +349,16 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_contradict_each_other_are_refused() {
-        let length = OCTET + SPAN + 5;
+    fn inconsistent_bytes_are_rejected() {
+        let length = BITMAP_BYTE_ELEMENTS + SPARSE_BLOCK_ELEMENTS + 5;
         let mut numbers = vec![0.0; length];
         (numbers[0], numbers[length - 1]) = (1.0, 2.0);
-        let good = Payload::of_sum(&numbers).into_bytes();
-        let parse = |bytes: &[u8]| Sparse::parse(Bytes::copy_from_slice(bytes));
+        let good = Payload::from_sum(&numbers).into_bytes();
+        let parse = |bytes: &[u8]| BlockSparse::parse(Bytes::copy_from_slice(bytes));
         assert!(parse(&good).is_ok());
-        for cut in 0..good.len() {
-            assert!(parse(&good[..cut]).is_err(), "cut to {cut} bytes");
-            assert!(parse(&good[good.len() - cut..]).is_err(), "the last {cut} bytes");
+        for too_short in 0..good.len() {
+            assert!(parse(&good[..too_short]).is_err(), "too_short to {too_short} bytes");
+            assert!(parse(&good[good.len() - too_short..]).is_err(), "the last {too_short} bytes");
         }
         let (bitmap, count) = (good.len() - 6, good.len() - 4);
         let with = |at: usize, value: u8| {
@@ -351,18 +366,21 @@ mod tests {
             bytes[at] = value;
             parse(&bytes).err()
         };
-        let want = SPAN_BYTES + 20;
-        assert_eq!(with(bitmap, 0), Some(PayloadError::Spans { got: want, want: 20 }));
-        assert_eq!(with(bitmap + 1, 1), Some(PayloadError::Spans { got: want, want: 2 * SPAN_BYTES }));
-        assert_eq!(with(bitmap + 1, 4 | 2), Some(PayloadError::Beyond { elements: length }));
-        assert_eq!(with(count, 4 + SPAN as u8), Some(PayloadError::Spans { got: want, want: want - 4 }));
+        let want = SPARSE_BLOCK_BYTES + 20;
+        assert_eq!(with(bitmap, 0), Some(PayloadError::BlockBytes { got: want, want: 20 }));
+        assert_eq!(with(bitmap + 1, 1), Some(PayloadError::BlockBytes { got: want, want: 2 * SPARSE_BLOCK_BYTES }));
+        assert_eq!(with(bitmap + 1, 4 | 2), Some(PayloadError::BlockBeyondEnd { elements: length }));
+        assert_eq!(
+            with(count, 4 + SPARSE_BLOCK_ELEMENTS as u8),
+            Some(PayloadError::BlockBytes { got: want, want: want - 4 })
+        );
         assert_eq!(with(count + 3, 0xff), Some(PayloadError::Bitmap { bytes: good.len() }));
         // Any lie that is noticed too late would panic here.
         for (at, value) in (0..good.len()).flat_map(|at| (0..=255).map(move |value| (at, value))) {
             let mut bytes = good.to_vec();
             bytes[at] = value;
             if let Ok(sum) = parse(&bytes) {
-                assert_eq!(sum.spans().map(<[u8]>::len).sum::<usize>(), 4 * sum.elements);
+                assert_eq!(sum.blocks().map(<[u8]>::len).sum::<usize>(), 4 * sum.elements);
             }
         }
     }

@@ -13,24 +13,24 @@ use millrace_emulator::placement::{Placement, ShardId};
 use millrace_emulator::plan::{ChunkId, StreamPlan};
 use millrace_emulator::tree::{Node, PartialSums};
 
-use crate::course::{At, Courses, Cursor, Direction};
-use crate::credit::{Allowance, Window};
-use crate::frame::{Frame, FrameError, Place};
-use crate::message::{Report, ShardState};
+use crate::credit::{ReceiveWindow, SendCredit};
+use crate::frame::{Frame, FrameError, FrameKey};
+use crate::message::{AgentReport, ShardState};
 use crate::payload::Payload;
-use crate::swarm::expect;
-use crate::types::{CommitRecord, Epoch, Task, Turn};
+use crate::slots::{Direction, Slot, SlotCursor, SlotSequences};
+use crate::swarm::check_expected;
+use crate::types::{CommitRecord, Epoch, Iteration, IterationKind};
 
 /// What a shard wants done.
 #[derive(Clone, Debug)]
-pub enum Command {
+pub enum ShardCommand {
     /// Read the chunk (applying its pending update first) and send it.
-    Send(Place),
+    Send(FrameKey),
     /// Grant the root a running total of gradient slots.
     Grant(u64),
     /// Put the sum over all leaves of one use into the chunk's gradient. After the last use answer with
-    /// [`Shard::gathered`], at once or later, but always, in the order of the commands, and even where the turn has been
-    /// abandoned meanwhile.
+    /// [`Shard::gathered`], at once or later, but always, in the order of the commands, and even where the iteration
+    /// has been abandoned meanwhile.
     Gather {
         /// The chunk.
         chunk: ChunkId,
@@ -44,7 +44,7 @@ pub enum Command {
     /// Make the gathered gradients the pending update of this commit.
     Commit(CommitRecord),
     /// Tell the coordinator.
-    Report(Report),
+    Report(AgentReport),
 }
 
 /// Why a shard can't go on.
@@ -55,15 +55,15 @@ pub enum ShardError {
     Frame(#[from] FrameError),
     /// The coordinator asks for weights this shard hasn't got.
     #[error("the coordinator opened {task:?}, but this shard holds the weights of step {committed}")]
-    WrongWeights {
+    StaleWeights {
         /// What was opened.
-        task: Task,
+        task: IterationKind,
         /// Updates committed here.
         committed: u64,
     },
     /// A commit of a step that isn't prepared here.
     #[error("the coordinator commits step {step}, but this shard has committed {committed} and prepared {prepared:?}")]
-    Unprepared {
+    NotPrepared {
         /// The commit's step.
         step: u64,
         /// Updates committed here.
@@ -74,13 +74,13 @@ pub enum ShardError {
 }
 
 /// The part that lives for one epoch.
-struct Link {
+struct EpochState {
     epoch: Epoch,
     placement: Arc<Placement>,
-    down: Cursor,
-    up: Cursor,
-    allowance: Allowance,
-    window: Window,
+    down: SlotCursor,
+    up: SlotCursor,
+    credit: SendCredit,
+    window: ReceiveWindow,
     /// Frames of the slot being filled.
     slot_frames: usize,
     /// What the root sends, per round.
@@ -92,18 +92,18 @@ pub struct Shard {
     id: ShardId,
     plan: Arc<StreamPlan>,
     state: ShardState,
-    link: Option<Link>,
-    gathering: Option<u64>,
+    link: Option<EpochState>,
+    gradients_in_progress: Option<u64>,
     /// Open partial sums by chunk and use.
     partials: BTreeMap<(ChunkId, usize), PartialSums<Payload>>,
     /// Uses summed so far, by chunk.
     uses: Vec<u32>,
     uses_of: Vec<u32>,
-    /// By chunk, whole gradients not yet answered by [`Shard::gathered`], those of abandoned turns included.
+    /// By chunk, whole gradients not yet answered by [`Shard::gathered`], those of abandoned iterations included.
     unanswered: Vec<u32>,
     /// Squared norms of the chunks gathered whole.
     norms: BTreeMap<ChunkId, f64>,
-    own: usize,
+    owned_chunks: usize,
 }
 
 impl Shard {
@@ -117,19 +117,19 @@ impl Shard {
             id,
             state: ShardState::default(),
             link: None,
-            gathering: None,
+            gradients_in_progress: None,
             partials: BTreeMap::new(),
             uses: vec![0; plan.chunks.len()],
             uses_of,
             unanswered: vec![0; plan.chunks.len()],
             norms: BTreeMap::new(),
-            own: 0,
+            owned_chunks: 0,
             plan,
         }
     }
 
     /// The most partial sums open for one use of a chunk: at most one more than the levels above the rounds.
-    pub fn open_sums(&self) -> usize {
+    pub fn max_open_sums(&self) -> usize {
         self.partials.values().map(PartialSums::len).max().unwrap_or(0)
     }
 
@@ -139,50 +139,51 @@ impl Shard {
     }
 
     /// Parameters are in the store, with `step` updates applied.
-    pub fn loaded(&mut self, step: u64) -> Report {
+    pub fn on_loaded(&mut self, step: u64) -> AgentReport {
         self.state = ShardState { loaded: true, committed: step, record: None, prepared: None };
-        Report::Loaded { state: self.state }
+        AgentReport::Loaded { state: self.state }
     }
 
     /// A new epoch. Gradients of a prepared step are kept, those of an unfinished one forgotten.
-    pub fn configure(&mut self, placement: Arc<Placement>, epoch: Epoch, window: u64) -> Vec<Command> {
-        let courses = |direction| Cursor::new(Courses::new(&self.plan, &placement, direction, Some(self.id)));
-        let link = Link {
+    pub fn configure(&mut self, placement: Arc<Placement>, epoch: Epoch, window: u64) -> Vec<ShardCommand> {
+        let courses = |direction| SlotCursor::new(SlotSequences::new(&self.plan, &placement, direction, Some(self.id)));
+        let link = EpochState {
             epoch,
             down: courses(Direction::Down),
             up: courses(Direction::Up),
-            allowance: Allowance::default(),
-            window: Window::new(window),
+            credit: SendCredit::default(),
+            window: ReceiveWindow::new(window),
             slot_frames: 0,
             nodes: (0..placement.rounds.len()).map(|round| placement.swarm_nodes(0, round)).collect(),
             placement,
         };
-        self.own = (0..self.plan.chunks.len()).filter(|&chunk| link.placement.shard_of(chunk) == self.id).count();
-        let first = Command::Grant(link.window.total());
+        self.owned_chunks =
+            (0..self.plan.chunks.len()).filter(|&chunk| link.placement.shard_of(chunk) == self.id).count();
+        let first = ShardCommand::Grant(link.window.total());
         self.link = Some(link);
-        self.gathering = None;
+        self.gradients_in_progress = None;
         self.partials.clear();
         vec![first]
     }
 
-    /// The coordinator opened a turn.
+    /// The coordinator opened an iteration.
     ///
     /// # Errors
     /// When the weights it needs are not these.
-    pub fn open(&mut self, epoch: Epoch, turn: Turn, out: &mut Vec<Command>) -> Result<(), ShardError> {
+    pub fn open(&mut self, epoch: Epoch, iteration: Iteration, out: &mut Vec<ShardCommand>) -> Result<(), ShardError> {
         let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) else { return Ok(()) };
-        if turn.task.weights_at() != self.state.committed {
-            return Err(ShardError::WrongWeights { task: turn.task, committed: self.state.committed });
+        if iteration.task.required_step() != self.state.committed {
+            return Err(ShardError::StaleWeights { task: iteration.task, committed: self.state.committed });
         }
-        link.down.open(turn);
-        link.up.open(turn);
-        if let Task::Train { step } = turn.task {
+        link.down.open(iteration);
+        link.up.open(iteration);
+        if let IterationKind::Train { step } = iteration.task {
             self.state.prepared = None;
-            self.gathering = Some(step);
+            self.gradients_in_progress = Some(step);
             self.partials.clear();
             self.uses.fill(0);
             self.norms.clear();
-            if self.own == 0 {
+            if self.owned_chunks == 0 {
                 self.prepare(out);
             }
         }
@@ -191,22 +192,29 @@ impl Shard {
     }
 
     /// The root granted weight slots.
-    pub fn grant(&mut self, epoch: Epoch, total: u64, out: &mut Vec<Command>) {
+    pub fn grant(&mut self, epoch: Epoch, total: u64, out: &mut Vec<ShardCommand>) {
         if let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) {
-            link.allowance.grant(total);
+            link.credit.grant(total);
             self.pump_down(out);
         }
     }
 
-    fn pump_down(&mut self, out: &mut Vec<Command>) {
+    fn pump_down(&mut self, out: &mut Vec<ShardCommand>) {
         let Some(link) = &mut self.link else { return };
         let node = self.plan.leaves.tree().root();
-        while let Some((turn, at)) = link.down.next() {
-            if !link.allowance.spend() {
+        while let Some((iteration, at)) = link.down.next() {
+            if !link.credit.spend() {
                 break;
             }
-            let At { round, slot, chunk, .. } = at;
-            out.push(Command::Send(Place { epoch: link.epoch, turn: turn.serial, round, slot, chunk, node }));
+            let Slot { round, slot, chunk, .. } = at;
+            out.push(ShardCommand::Send(FrameKey {
+                epoch: link.epoch,
+                iteration: iteration.number,
+                round,
+                slot,
+                chunk,
+                node,
+            }));
             link.down.advance();
         }
     }
@@ -215,71 +223,71 @@ impl Shard {
     ///
     /// # Errors
     /// It is not the next of the plan, or its leaves don't fit.
-    pub fn gradient(&mut self, frame: Frame, out: &mut Vec<Command>) -> Result<(), ShardError> {
-        let Frame { place, payload, .. } = frame;
-        let Some(link) = self.link.as_mut().filter(|link| link.epoch == place.epoch) else { return Ok(()) };
-        let (turn, at) = link.up.next().ok_or(FrameError::NotOpened(place))?;
-        expect(&place, turn, at)?;
+    pub fn gradient(&mut self, frame: Frame, out: &mut Vec<ShardCommand>) -> Result<(), ShardError> {
+        let Frame { key, payload, .. } = frame;
+        let Some(link) = self.link.as_mut().filter(|link| link.epoch == key.epoch) else { return Ok(()) };
+        let (iteration, at) = link.up.next().ok_or(FrameError::IterationNotOpened(key))?;
+        check_expected(&key, iteration, at)?;
         let elements = self.plan.chunks[at.chunk].elements;
-        if !payload.is_sum_of(elements) {
+        if !payload.has_elements(elements) {
             return Err(FrameError::Length { chunk: at.chunk, elements }.into());
         }
         link.slot_frames += 1;
         if link.slot_frames >= link.nodes[at.round as usize].len() {
             link.slot_frames = 0;
             link.up.advance();
-            out.push(Command::Grant(link.window.consume()));
+            out.push(ShardCommand::Grant(link.window.consume()));
         }
         let tree = link.placement.tree;
         let chunk = at.chunk;
         let sums = self.partials.entry((chunk, at.layer)).or_insert_with(|| PartialSums::new(tree));
-        sums.insert(place.node, payload, Payload::join).map_err(|source| FrameError::Partial { chunk, source })?;
+        sums.insert(key.node, payload, Payload::join).map_err(|source| FrameError::Partial { chunk, source })?;
         if sums.covers(tree.root().range()) {
             let sum = sums.take().pop();
             self.partials.remove(&(chunk, at.layer));
             self.uses[chunk] += 1;
             let (first, last) = (self.uses[chunk] == 1, self.uses[chunk] == self.uses_of[chunk]);
             self.unanswered[chunk] += u32::from(last);
-            out.extend(sum.map(|(_, sum)| Command::Gather { chunk, first, last, sum }));
+            out.extend(sum.map(|(_, sum)| ShardCommand::Gather { chunk, first, last, sum }));
         }
         Ok(())
     }
 
-    /// The store has the whole gradient of `chunk`, with this squared norm. An answer of an abandoned turn, however
-    /// late, changes nothing.
-    pub fn gathered(&mut self, chunk: ChunkId, norm: f64, out: &mut Vec<Command>) {
+    /// The store has the whole gradient of `chunk`, with this squared norm. An answer of an abandoned iteration,
+    /// however late, changes nothing.
+    pub fn gathered(&mut self, chunk: ChunkId, norm: f64, out: &mut Vec<ShardCommand>) {
         let Some(unanswered) = self.unanswered.get_mut(chunk) else { return };
         *unanswered = unanswered.saturating_sub(1);
         let latest = *unanswered == 0 && self.uses[chunk] == self.uses_of[chunk];
-        if self.gathering.is_none() || !latest {
+        if self.gradients_in_progress.is_none() || !latest {
             return;
         }
         self.norms.insert(chunk, norm);
-        if self.norms.len() == self.own {
+        if self.norms.len() == self.owned_chunks {
             self.prepare(out);
         }
     }
 
-    fn prepare(&mut self, out: &mut Vec<Command>) {
-        let (Some(step), Some(link)) = (self.gathering.take(), &self.link) else { return };
+    fn prepare(&mut self, out: &mut Vec<ShardCommand>) {
+        let (Some(step), Some(link)) = (self.gradients_in_progress.take(), &self.link) else { return };
         self.state.prepared = Some(step);
         let norms = std::mem::take(&mut self.norms).into_iter().collect();
-        out.push(Command::Report(Report::Prepared { epoch: link.epoch, step, norms }));
+        out.push(ShardCommand::Report(AgentReport::Prepared { epoch: link.epoch, step, norms }));
     }
 
     /// The coordinator's decision; recorded once, acknowledged every time.
     ///
     /// # Errors
     /// When this shard never prepared the step: then the two don't speak of the same job.
-    pub fn commit(&mut self, record: CommitRecord, out: &mut Vec<Command>) -> Result<(), ShardError> {
+    pub fn commit(&mut self, record: CommitRecord, out: &mut Vec<ShardCommand>) -> Result<(), ShardError> {
         let ShardState { committed, prepared, .. } = self.state;
         if record.step == committed + 1 && prepared == Some(record.step) {
             self.state = ShardState { loaded: true, committed: record.step, record: Some(record), prepared: None };
-            out.push(Command::Commit(record));
+            out.push(ShardCommand::Commit(record));
         } else if record.step != committed {
-            return Err(ShardError::Unprepared { step: record.step, committed, prepared });
+            return Err(ShardError::NotPrepared { step: record.step, committed, prepared });
         }
-        out.push(Command::Report(Report::Committed { step: record.step }));
+        out.push(ShardCommand::Report(AgentReport::Committed { step: record.step }));
         Ok(())
     }
 }

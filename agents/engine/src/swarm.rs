@@ -12,15 +12,15 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 use millrace_emulator::tree::{LeafTree, Node, PartialSumError, PartialSums};
 
-use crate::course::{At, Courses, Cursor, Direction};
-use crate::credit::{Allowance, Window};
-use crate::frame::{Frame, FrameError, Place};
+use crate::credit::{ReceiveWindow, SendCredit};
+use crate::frame::{Frame, FrameError, FrameKey};
 use crate::payload::Payload;
-use crate::types::{Epoch, Turn};
+use crate::slots::{Direction, Slot, SlotCursor, SlotSequences};
+use crate::types::{Epoch, Iteration};
 
 /// What a node wants done.
 #[derive(Clone, Debug)]
-pub enum Command {
+pub enum SwarmCommand {
     /// Send a weight frame to the child at this place in the node's list.
     Down(usize, Frame),
     /// Send a partial sum to the parent link at this place.
@@ -43,7 +43,7 @@ pub enum Neighbour {
 /// A frame that can't be right, and who sent it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{source}")]
-pub struct LinkFault {
+pub struct LinkError {
     /// The sender.
     pub from: Neighbour,
     /// What is wrong.
@@ -52,14 +52,14 @@ pub struct LinkFault {
 
 struct Parent {
     frames: VecDeque<Frame>,
-    window: Window,
-    allowance: Allowance,
+    window: ReceiveWindow,
+    credit: SendCredit,
 }
 
 struct Child {
     frames: VecDeque<Frame>,
-    window: Window,
-    allowance: Allowance,
+    window: ReceiveWindow,
+    credit: SendCredit,
     /// What it sends, per round.
     nodes: Vec<Vec<Node>>,
 }
@@ -73,8 +73,8 @@ pub struct SwarmX {
     children: Vec<Child>,
     /// Whether the node sends anything up, per round.
     sends: Vec<bool>,
-    down: Cursor,
-    up: Cursor,
+    down: SlotCursor,
+    up: SlotCursor,
 }
 
 impl SwarmX {
@@ -83,11 +83,11 @@ impl SwarmX {
         let node = &placement.swarm[place];
         let links = if node.parent.is_none() { placement.shards as usize } else { 1 };
         let parent =
-            |_| Parent { frames: VecDeque::new(), window: Window::new(window), allowance: Allowance::default() };
+            |_| Parent { frames: VecDeque::new(), window: ReceiveWindow::new(window), credit: SendCredit::default() };
         let child = |&child: &millrace_emulator::placement::SwarmChild| Child {
             frames: VecDeque::new(),
-            window: Window::new(window),
-            allowance: Allowance::default(),
+            window: ReceiveWindow::new(window),
+            credit: SendCredit::default(),
             nodes: (0..placement.rounds.len()).map(|round| placement.child_nodes(child, round)).collect(),
         };
         Self {
@@ -95,27 +95,29 @@ impl SwarmX {
             sends: (0..placement.rounds.len()).map(|round| !placement.swarm_nodes(place, round).is_empty()).collect(),
             parents: (0..links).map(parent).collect(),
             children: node.children.iter().map(child).collect(),
-            down: Cursor::new(Courses::new(&plan, &placement, Direction::Down, None)),
-            up: Cursor::new(Courses::new(&plan, &placement, Direction::Up, None)),
+            down: SlotCursor::new(SlotSequences::new(&plan, &placement, Direction::Down, None)),
+            up: SlotCursor::new(SlotSequences::new(&plan, &placement, Direction::Up, None)),
             plan,
             placement,
         }
     }
 
     /// The grants to send when the links are up.
-    pub fn start(&self) -> Vec<Command> {
-        let parents = self.parents.iter().enumerate().map(|(at, link)| Command::GrantParent(at, link.window.total()));
-        let children = self.children.iter().enumerate().map(|(at, link)| Command::GrantChild(at, link.window.total()));
+    pub fn start(&self) -> Vec<SwarmCommand> {
+        let parents =
+            self.parents.iter().enumerate().map(|(at, link)| SwarmCommand::GrantParent(at, link.window.total()));
+        let children =
+            self.children.iter().enumerate().map(|(at, link)| SwarmCommand::GrantChild(at, link.window.total()));
         parents.chain(children).collect()
     }
 
-    /// The coordinator opened a turn.
+    /// The coordinator opened an iteration.
     ///
     /// # Errors
     /// Frames that were waiting for it and don't fit.
-    pub fn open(&mut self, turn: Turn, out: &mut Vec<Command>) -> Result<(), LinkFault> {
-        self.down.open(turn);
-        self.up.open(turn);
+    pub fn open(&mut self, iteration: Iteration, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
+        self.down.open(iteration);
+        self.up.open(iteration);
         self.pump(out)
     }
 
@@ -123,7 +125,7 @@ impl SwarmX {
     ///
     /// # Errors
     /// The frame is not the next of the plan.
-    pub fn weights(&mut self, link: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), LinkFault> {
+    pub fn weights(&mut self, link: usize, frame: Frame, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.parents[link].frames.push_back(frame);
         self.pump_down(out)
     }
@@ -132,7 +134,7 @@ impl SwarmX {
     ///
     /// # Errors
     /// The frame is not the next of the plan, or its leaves don't fit.
-    pub fn gradient(&mut self, child: usize, frame: Frame, out: &mut Vec<Command>) -> Result<(), LinkFault> {
+    pub fn gradient(&mut self, child: usize, frame: Frame, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.children[child].frames.push_back(frame);
         self.pump_up(out)
     }
@@ -141,8 +143,8 @@ impl SwarmX {
     ///
     /// # Errors
     /// As for [`SwarmX::weights`].
-    pub fn child_grant(&mut self, child: usize, total: u64, out: &mut Vec<Command>) -> Result<(), LinkFault> {
-        self.children[child].allowance.grant(total);
+    pub fn child_grant(&mut self, child: usize, total: u64, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
+        self.children[child].credit.grant(total);
         self.pump_down(out)
     }
 
@@ -150,71 +152,71 @@ impl SwarmX {
     ///
     /// # Errors
     /// As for [`SwarmX::gradient`].
-    pub fn parent_grant(&mut self, link: usize, total: u64, out: &mut Vec<Command>) -> Result<(), LinkFault> {
-        self.parents[link].allowance.grant(total);
+    pub fn parent_grant(&mut self, link: usize, total: u64, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
+        self.parents[link].credit.grant(total);
         self.pump_up(out)
     }
 
     /// The most frames waiting on one link: weights of a parent, partial sums of a child.
-    pub fn queued(&self) -> (usize, usize) {
+    pub fn max_queued_frames(&self) -> (usize, usize) {
         let weights = self.parents.iter().map(|link| link.frames.len()).max();
         let sums = self.children.iter().map(|link| link.frames.len()).max();
         (weights.unwrap_or(0), sums.unwrap_or(0))
     }
 
-    fn pump(&mut self, out: &mut Vec<Command>) -> Result<(), LinkFault> {
+    fn pump(&mut self, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.pump_down(out)?;
         self.pump_up(out)
     }
 
     /// The parent link a chunk comes from and goes to.
-    fn link_of(&self, at: At) -> usize {
+    fn link_of(&self, at: Slot) -> usize {
         if self.parents.len() == 1 { 0 } else { self.placement.shard_of(at.chunk) as usize }
     }
 
-    fn pump_down(&mut self, out: &mut Vec<Command>) -> Result<(), LinkFault> {
-        while let Some((turn, at)) = self.down.next() {
+    fn pump_down(&mut self, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
+        while let Some((iteration, at)) = self.down.next() {
             let link = self.link_of(at);
-            let ready = !self.parents[link].frames.is_empty() && self.children.iter().all(|c| c.allowance.open());
+            let ready = !self.parents[link].frames.is_empty() && self.children.iter().all(|c| c.credit.has_credit());
             if !ready {
                 break;
             }
             let Some(frame) = self.parents[link].frames.pop_front() else { break };
             let from = Neighbour::Parent(link);
-            expect(&frame.place, turn, at).map_err(|source| LinkFault { from, source })?;
+            check_expected(&frame.key, iteration, at).map_err(|source| LinkError { from, source })?;
             for (place, child) in self.children.iter_mut().enumerate() {
-                child.allowance.spend();
-                out.push(Command::Down(place, frame.clone()));
+                child.credit.spend();
+                out.push(SwarmCommand::Down(place, frame.clone()));
             }
-            out.push(Command::GrantParent(link, self.parents[link].window.consume()));
+            out.push(SwarmCommand::GrantParent(link, self.parents[link].window.consume()));
             self.down.advance();
         }
         Ok(())
     }
 
-    fn pump_up(&mut self, out: &mut Vec<Command>) -> Result<(), LinkFault> {
-        while let Some((turn, at)) = self.up.next() {
+    fn pump_up(&mut self, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
+        while let Some((iteration, at)) = self.up.next() {
             let round = at.round as usize;
             let link = self.link_of(at);
             let complete = self.children.iter().all(|child| child.frames.len() >= child.nodes[round].len());
             let sends = self.sends[round];
-            if !complete || (sends && !self.parents[link].allowance.open()) {
+            if !complete || (sends && !self.parents[link].credit.has_credit()) {
                 break;
             }
-            let sums = self.join(turn, at, out)?;
+            let sums = self.join(iteration, at, out)?;
             if sends {
-                self.parents[link].allowance.spend();
+                self.parents[link].credit.spend();
             }
             for (node, payload) in sums {
-                let place = Place {
+                let key = FrameKey {
                     epoch: self.epoch,
-                    turn: turn.serial,
+                    iteration: iteration.number,
                     round: at.round,
                     slot: at.slot,
                     chunk: at.chunk,
                     node,
                 };
-                out.push(Command::Up(link, Frame::new(place, payload)));
+                out.push(SwarmCommand::Up(link, Frame::new(key, payload)));
             }
             self.up.advance();
         }
@@ -222,7 +224,12 @@ impl SwarmX {
     }
 
     /// Takes one slot's frames off every child and joins siblings.
-    fn join(&mut self, turn: Turn, at: At, out: &mut Vec<Command>) -> Result<Vec<(Node, Payload)>, LinkFault> {
+    fn join(
+        &mut self,
+        iteration: Iteration,
+        at: Slot,
+        out: &mut Vec<SwarmCommand>,
+    ) -> Result<Vec<(Node, Payload)>, LinkError> {
         let tree = self.placement.tree;
         let mut partials = PartialSums::new(tree);
         let elements = self.plan.chunks[at.chunk].elements;
@@ -230,12 +237,12 @@ impl SwarmX {
             let nodes = &child.nodes[at.round as usize];
             for &node in nodes {
                 let Some(frame) = child.frames.pop_front() else { break };
-                take_sum(&mut partials, frame, (node, tree), (turn, at), elements)
-                    .map_err(|source| LinkFault { from: Neighbour::Child(number), source })?;
+                take_and_join(&mut partials, frame, (node, tree), (iteration, at), elements)
+                    .map_err(|source| LinkError { from: Neighbour::Child(number), source })?;
             }
             // A slot without frames on this link counts on neither end.
             if !nodes.is_empty() {
-                out.push(Command::GrantChild(number, child.window.consume()));
+                out.push(SwarmCommand::GrantChild(number, child.window.consume()));
             }
         }
         Ok(partials.take())
@@ -243,31 +250,36 @@ impl SwarmX {
 }
 
 /// Joins the sum that is to come next, that of `node`.
-fn take_sum(
+fn take_and_join(
     partials: &mut PartialSums<Payload>,
     frame: Frame,
     (node, tree): (Node, LeafTree),
-    (turn, at): (Turn, At),
+    (iteration, at): (Iteration, Slot),
     elements: usize,
 ) -> Result<(), FrameError> {
-    let Frame { place, payload, .. } = frame;
+    let Frame { key, payload, .. } = frame;
     let chunk = at.chunk;
-    expect(&place, turn, at)?;
-    if !payload.is_sum_of(elements) {
+    check_expected(&key, iteration, at)?;
+    if !payload.has_elements(elements) {
         return Err(FrameError::Length { chunk, elements });
     }
-    let joined = if place.node == node {
+    let joined = if key.node == node {
         partials.insert(node, payload, Payload::join)
     } else {
-        Err(PartialSumError::NotANode(place.node, tree.leaves()))
+        Err(PartialSumError::NotANode(key.node, tree.leaves()))
     };
     joined.map_err(|source| FrameError::Partial { chunk, source })
 }
 
 /// Checks that a frame is the one that comes next.
-pub(crate) fn expect(got: &Place, turn: Turn, at: At) -> Result<(), FrameError> {
-    if got.turn == turn.serial && got.round == at.round && got.slot == at.slot && got.chunk == at.chunk {
+pub(crate) fn check_expected(got: &FrameKey, iteration: Iteration, at: Slot) -> Result<(), FrameError> {
+    if got.iteration == iteration.number && got.round == at.round && got.slot == at.slot && got.chunk == at.chunk {
         return Ok(());
     }
-    Err(FrameError::OutOfOrder { want_turn: turn.serial, want_round: at.round, want_slot: at.slot, got: *got })
+    Err(FrameError::OutOfOrder {
+        want_iteration: iteration.number,
+        want_round: at.round,
+        want_slot: at.slot,
+        got: *got,
+    })
 }

@@ -1,7 +1,7 @@
 //! A system: in which order it asks for samples, takes weights, computes, reports and sends gradients.
 //!
 //! The driver pulls: [`System::next`] answers the next act, or `None` when something must come first
-//! ([`System::waits_for`] says what, for `stall_seconds`).
+//! ([`System::wait_reason`] says what, for `stall_seconds`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,21 +13,21 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::{DownSlot, Pass, StreamPlan};
 use millrace_emulator::tree::Node;
 
-use crate::course::At;
-use crate::credit::{Allowance, Window};
-use crate::frame::{Frame, FrameError, Place};
+use crate::credit::{ReceiveWindow, SendCredit};
+use crate::frame::{Frame, FrameError, FrameKey};
 use crate::payload::Payload;
-use crate::swarm::expect;
-use crate::types::{Epoch, Turn};
+use crate::slots::Slot;
+use crate::swarm::check_expected;
+use crate::types::{Epoch, Iteration};
 
 /// What the system does next.
 #[derive(Clone, Debug)]
-pub enum Act {
+pub enum SystemAction {
     /// Take the samples of these leaves and start a round.
     Begin {
-        /// The turn.
-        turn: Turn,
-        /// Round within the turn.
+        /// The iteration.
+        iteration: Iteration,
+        /// Round within the iteration.
         round: u32,
         /// The system's leaves; may be none.
         leaves: Range<u32>,
@@ -35,7 +35,7 @@ pub enum Act {
     /// Put this chunk on the wafer, then grant the sender a running total of slots.
     Load {
         /// The chunk's slot.
-        at: At,
+        at: Slot,
         /// Its weights, as the plan encodes them.
         weights: Bytes,
         /// The total.
@@ -50,23 +50,23 @@ pub enum Act {
     },
     /// Tell the coordinator the losses of the round's leaves.
     Report {
-        /// The turn.
-        turn: Turn,
+        /// The iteration.
+        iteration: Iteration,
     },
     /// Send the sums of these nodes for one chunk.
     Send {
         /// Where each frame belongs, one per node.
-        places: Vec<Place>,
+        keys: Vec<FrameKey>,
         /// The slot.
-        at: At,
+        at: Slot,
     },
 }
 
 /// What a blocked system waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// The coordinator's next turn: commit and update.
-    Turn,
+pub enum WaitReason {
+    /// The coordinator's next iteration: commit and update.
+    Iteration,
     /// Weights.
     Weights,
     /// Room for gradients.
@@ -74,58 +74,58 @@ pub enum Wait {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum SystemStage {
     Begin,
-    Load(At),
+    Load(Slot),
     Compute(LayerId, Pass),
     Report,
-    Send(At),
+    Send(Slot),
 }
 
 /// The machine of one system in one epoch.
 pub struct System {
     epoch: Epoch,
     placement: Arc<Placement>,
-    place: usize,
+    system_index: usize,
     /// Stages of one training round and of one evaluation round.
-    train: Vec<Stage>,
-    eval: Vec<Stage>,
-    turns: VecDeque<Turn>,
+    train: Vec<SystemStage>,
+    eval: Vec<SystemStage>,
+    iterations: VecDeque<Iteration>,
     round: u32,
     stage: usize,
     frames: VecDeque<Frame>,
-    window: Window,
-    allowance: Allowance,
+    window: ReceiveWindow,
+    credit: SendCredit,
     nodes: Vec<Vec<Node>>,
 }
 
 impl System {
-    /// The system at `place` of the placement; `window` weight slots may be in flight to it.
-    pub fn new(plan: &StreamPlan, placement: Arc<Placement>, place: usize, epoch: Epoch, window: u64) -> Self {
+    /// The system at `system_index` of the placement; `window` weight slots may be in flight to it.
+    pub fn new(plan: &StreamPlan, placement: Arc<Placement>, system_index: usize, epoch: Epoch, window: u64) -> Self {
         Self {
             epoch,
-            place,
+            system_index,
             train: stages(plan, &plan.down_train, true),
             eval: stages(plan, &plan.down_eval, false),
-            turns: VecDeque::new(),
+            iterations: VecDeque::new(),
             round: 0,
             stage: 0,
             frames: VecDeque::new(),
-            window: Window::new(window),
-            allowance: Allowance::default(),
-            nodes: (0..placement.rounds.len()).map(|round| placement.system_nodes(place, round)).collect(),
+            window: ReceiveWindow::new(window),
+            credit: SendCredit::default(),
+            nodes: (0..placement.rounds.len()).map(|round| placement.system_nodes(system_index, round)).collect(),
             placement,
         }
     }
 
     /// The first grant, to be sent when the link is up.
-    pub const fn first_grant(&self) -> u64 {
+    pub const fn initial_grant(&self) -> u64 {
         self.window.total()
     }
 
-    /// The coordinator opened a turn.
-    pub fn open(&mut self, turn: Turn) {
-        self.turns.push_back(turn);
+    /// The coordinator opened an iteration.
+    pub fn open(&mut self, iteration: Iteration) {
+        self.iterations.push_back(iteration);
     }
 
     /// Weights came.
@@ -135,27 +135,27 @@ impl System {
 
     /// The parent granted gradient slots.
     pub fn grant(&mut self, total: u64) {
-        self.allowance.grant(total);
+        self.credit.grant(total);
     }
 
     /// Weight frames waiting.
-    pub fn queued(&self) -> usize {
+    pub fn queued_frames(&self) -> usize {
         self.frames.len()
     }
 
     /// What a `None` of [`System::next`] waits for.
-    pub fn waits_for(&self) -> Wait {
+    pub fn wait_reason(&self) -> WaitReason {
         match self.current() {
-            None => Wait::Turn,
-            Some((_, Stage::Send(_))) => Wait::Credit,
-            Some(_) => Wait::Weights,
+            None => WaitReason::Iteration,
+            Some((_, SystemStage::Send(_))) => WaitReason::Credit,
+            Some(_) => WaitReason::Weights,
         }
     }
 
-    fn current(&self) -> Option<(Turn, Stage)> {
-        let turn = *self.turns.front()?;
-        let stages = if turn.task.trains() { &self.train } else { &self.eval };
-        Some((turn, *stages.get(self.stage)?))
+    fn current(&self) -> Option<(Iteration, SystemStage)> {
+        let iteration = *self.iterations.front()?;
+        let stages = if iteration.task.is_training() { &self.train } else { &self.eval };
+        Some((iteration, *stages.get(self.stage)?))
     }
 
     /// The next act, if nothing must come first.
@@ -163,54 +163,55 @@ impl System {
     /// # Errors
     /// Weights came in another order than the plan's.
     #[expect(clippy::should_implement_trait, reason = "it may have more to give after a `None`, and can fail")]
-    pub fn next(&mut self) -> Result<Option<Act>, FrameError> {
+    pub fn next(&mut self) -> Result<Option<SystemAction>, FrameError> {
         loop {
-            let Some((turn, stage)) = self.current() else { return Ok(None) };
+            let Some((iteration, stage)) = self.current() else { return Ok(None) };
             let act = match stage {
-                Stage::Begin => {
-                    let rounds = if turn.task.trains() { &self.placement.rounds } else { &self.placement.eval_rounds };
-                    let leaves = rounds[self.round as usize].owned[self.place].clone();
-                    Act::Begin { turn, round: self.round, leaves }
+                SystemStage::Begin => {
+                    let rounds =
+                        if iteration.task.is_training() { &self.placement.rounds } else { &self.placement.eval_rounds };
+                    let leaves = rounds[self.round as usize].owned[self.system_index].clone();
+                    SystemAction::Begin { iteration, round: self.round, leaves }
                 }
-                Stage::Load(at) => {
+                SystemStage::Load(at) => {
                     let Some(frame) = self.frames.pop_front() else { return Ok(None) };
-                    let at = At { round: self.round, ..at };
-                    expect(&frame.place, turn, at)?;
+                    let at = Slot { round: self.round, ..at };
+                    check_expected(&frame.key, iteration, at)?;
                     let Payload::Dense(weights) = frame.payload else {
                         return Err(FrameError::SparseWeights { chunk: at.chunk });
                     };
-                    Act::Load { at, weights, grant: self.window.consume() }
+                    SystemAction::Load { at, weights, grant: self.window.consume() }
                 }
-                Stage::Compute(layer, pass) => Act::Compute { layer, pass },
-                Stage::Report => Act::Report { turn },
-                Stage::Send(at) => {
+                SystemStage::Compute(layer, pass) => SystemAction::Compute { layer, pass },
+                SystemStage::Report => SystemAction::Report { iteration },
+                SystemStage::Send(at) => {
                     let nodes = &self.nodes[self.round as usize];
                     if nodes.is_empty() {
-                        self.advance(turn);
+                        self.advance(iteration);
                         continue;
                     }
-                    if !self.allowance.spend() {
+                    if !self.credit.spend() {
                         return Ok(None);
                     }
-                    let at = At { round: self.round, ..at };
-                    let place = |&node: &Node| Place {
+                    let at = Slot { round: self.round, ..at };
+                    let key = |&node: &Node| FrameKey {
                         epoch: self.epoch,
-                        turn: turn.serial,
+                        iteration: iteration.number,
                         round: at.round,
                         slot: at.slot,
                         chunk: at.chunk,
                         node,
                     };
-                    Act::Send { places: nodes.iter().map(place).collect(), at }
+                    SystemAction::Send { keys: nodes.iter().map(key).collect(), at }
                 }
             };
-            self.advance(turn);
+            self.advance(iteration);
             return Ok(Some(act));
         }
     }
 
-    fn advance(&mut self, turn: Turn) {
-        let (stages, rounds) = if turn.task.trains() {
+    fn advance(&mut self, iteration: Iteration) {
+        let (stages, rounds) = if iteration.task.is_training() {
             (&self.train, &self.placement.rounds)
         } else {
             (&self.eval, &self.placement.eval_rounds)
@@ -222,33 +223,33 @@ impl System {
         }
         if self.round as usize == rounds.len() {
             self.round = 0;
-            self.turns.pop_front();
+            self.iterations.pop_front();
         }
     }
 }
 
 /// The stages of one round: for each layer its loads, then its computation; after the loss the report; after each
 /// backward computation its sends.
-fn stages(plan: &StreamPlan, down: &[DownSlot], trains: bool) -> Vec<Stage> {
+fn stages(plan: &StreamPlan, down: &[DownSlot], trains: bool) -> Vec<SystemStage> {
     let layers = plan.layers.len();
     let forward = (0..layers).map(|layer| (layer, Pass::Forward));
     let backward = (0..layers).rev().map(|layer| (layer, Pass::Backward));
-    let mut stages = vec![Stage::Begin];
+    let mut stages = vec![SystemStage::Begin];
     let order: Vec<_> = if trains { forward.chain(backward).collect() } else { forward.collect() };
     for (layer, pass) in order {
         let loads = down.iter().enumerate().filter(|(_, slot)| slot.layer == layer && slot.pass == pass);
-        stages.extend(
-            loads.map(|(slot, down)| Stage::Load(At { round: 0, slot: slot as u32, chunk: down.chunk, layer, pass })),
-        );
-        stages.push(Stage::Compute(layer, pass));
+        stages.extend(loads.map(|(slot, down)| {
+            SystemStage::Load(Slot { round: 0, slot: slot as u32, chunk: down.chunk, layer, pass })
+        }));
+        stages.push(SystemStage::Compute(layer, pass));
         if pass == Pass::Forward && layer + 1 == layers {
-            stages.push(Stage::Report);
+            stages.push(SystemStage::Report);
         }
         if pass == Pass::Backward {
             let sends = plan.up.iter().enumerate().filter(|(_, up)| up.layer == layer);
-            stages.extend(
-                sends.map(|(slot, up)| Stage::Send(At { round: 0, slot: slot as u32, chunk: up.chunk, layer, pass })),
-            );
+            stages.extend(sends.map(|(slot, up)| {
+                SystemStage::Send(Slot { round: 0, slot: slot as u32, chunk: up.chunk, layer, pass })
+            }));
         }
     }
     stages

@@ -40,7 +40,7 @@ impl Role {
     pub const ALL: [Role; 5] = [Role::Coordinator, Role::MemoryX, Role::SwarmX, Role::Activation, Role::Cs2];
 
     /// The name used in agent names, flags and metrics.
-    pub const fn name(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Role::Coordinator => "coordinator",
             Role::MemoryX => "memoryx",
@@ -51,8 +51,8 @@ impl Role {
     }
 
     /// The role of that name.
-    pub fn parse(name: &str) -> Option<Role> {
-        Role::ALL.into_iter().find(|role| role.name() == name)
+    pub fn from_name(name: &str) -> Option<Role> {
+        Role::ALL.into_iter().find(|role| role.as_str() == name)
     }
 }
 
@@ -74,19 +74,19 @@ impl AgentId {
     /// The agent of that name.
     pub fn parse(name: &str) -> Option<Self> {
         let (role, index) = name.rsplit_once('-')?;
-        Some(Self::new(Role::parse(role)?, index.parse().ok()?))
+        Some(Self::new(Role::from_name(role)?, index.parse().ok()?))
     }
 }
 
 impl fmt::Display for AgentId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.role.name(), self.index)
+        write!(f, "{}-{}", self.role.as_str(), self.index)
     }
 }
 
 /// What one trip of the weights through the systems is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Task {
+pub enum IterationKind {
     /// The update that makes `step` updates in all: forward and backward.
     Train {
         /// Counts from 1.
@@ -101,29 +101,29 @@ pub enum Task {
     },
 }
 
-impl Task {
+impl IterationKind {
     /// Whether gradients are made.
-    pub const fn trains(self) -> bool {
-        matches!(self, Task::Train { .. })
+    pub const fn is_training(self) -> bool {
+        matches!(self, IterationKind::Train { .. })
     }
 
     /// The number of updates the streamed weights must have.
-    pub const fn weights_at(self) -> u64 {
+    pub const fn required_step(self) -> u64 {
         match self {
-            Task::Train { step } => step - 1,
-            Task::Eval { step, .. } => step,
+            IterationKind::Train { step } => step - 1,
+            IterationKind::Eval { step, .. } => step,
         }
     }
 }
 
-/// A task the coordinator has opened. Turns of an epoch are numbered without gaps, so that both ends of a link count
-/// the same positions.
+/// A task the coordinator has opened. Iterations of an epoch are numbered without gaps, so that both ends of a link
+/// count the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Turn {
+pub struct Iteration {
     /// Number within the epoch, from 0.
-    pub serial: u64,
+    pub number: u64,
     /// What is to be done.
-    pub task: Task,
+    pub task: IterationKind,
 }
 
 /// What a system found out about one leaf.

@@ -8,8 +8,8 @@
 use bytes::Bytes;
 use millrace_emulator::plan::{Encoding, PlanHash};
 use millrace_emulator::tree::Node;
-use millrace_engine::frame::{Frame, Place};
-use millrace_engine::payload::{Payload, PayloadError, Sparse};
+use millrace_engine::frame::{Frame, FrameKey};
+use millrace_engine::payload::{BlockSparse, Payload, PayloadError};
 use millrace_engine::types::Epoch;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -103,7 +103,7 @@ impl Reader<'_> {
 
 /// Packs a frame, with the checksum it came with or, if it was made here, a new one.
 pub fn pack(frame: Frame, context: LinkContext) -> Packet {
-    let Frame { place, payload, checksum } = frame;
+    let Frame { key, payload, checksum } = frame;
     let encoding = match (&payload, context.encoding) {
         (Payload::Sparse(_), _) => SPARSE,
         (Payload::Dense(_), Encoding::F32) => F32,
@@ -115,11 +115,11 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     writer.put([VERSION, encoding]);
     writer.put((payload.len() as u32).to_le_bytes());
     writer.put(context.plan.0.to_le_bytes());
-    writer.put(place.epoch.attempt.to_le_bytes());
-    writer.put(place.epoch.number.to_le_bytes());
-    writer.put(place.turn.to_le_bytes());
+    writer.put(key.epoch.attempt.to_le_bytes());
+    writer.put(key.epoch.number.to_le_bytes());
+    writer.put(key.iteration.to_le_bytes());
     writer.put(context.step.to_le_bytes());
-    for number in [place.round, place.slot, place.chunk as u32, place.node.start, place.node.end, 0] {
+    for number in [key.round, key.slot, key.chunk as u32, key.node.start, key.node.end, 0] {
         writer.put(number.to_le_bytes());
     }
     writer.put(checksum.unwrap_or_else(|| XxHash3_64::oneshot(&payload)).to_le_bytes());
@@ -157,12 +157,12 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
         return Err(CodecError::Damaged { chunk });
     }
     let payload = if code == SPARSE {
-        Payload::Sparse(Sparse::parse(payload).map_err(|source| CodecError::Payload { chunk, source })?)
+        Payload::Sparse(BlockSparse::parse(payload).map_err(|source| CodecError::Payload { chunk, source })?)
     } else {
         Payload::Dense(payload)
     };
-    let place = Place { epoch, turn, round, slot, chunk, node };
-    Ok((Frame { place, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
+    let key = FrameKey { epoch, iteration: turn, round, slot, chunk, node };
+    Ok((Frame { key, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
 }
 
 /// Turn, round and slot in a frame's header; `None` where it is too short to be one.
@@ -197,22 +197,22 @@ mod tests {
     use super::*;
 
     fn packed(encoding: Encoding, payload: impl Into<Payload>) -> Packet {
-        let place = Place {
+        let key = FrameKey {
             epoch: Epoch { attempt: 1, number: 2 },
-            turn: 3,
+            iteration: 3,
             round: 4,
             slot: 5,
             chunk: 6,
             node: Node::new(7, 8),
         };
         let context = LinkContext { plan: PlanHash(9), encoding, step: 10 };
-        pack(Frame::new(place, payload), context)
+        pack(Frame::new(key, payload), context)
     }
 
     #[test]
     fn a_frame_survives_the_wire() {
         let [weights, dense] = [b"bf16", b"sums"].map(|bytes| Payload::Dense(Bytes::from_static(bytes)));
-        let sparse = Payload::of_sum(&[0.0; 1000]);
+        let sparse = Payload::from_sum(&[0.0; 1000]);
         assert!(matches!(sparse, Payload::Sparse(_)));
         for (encoding, payload) in [(Encoding::Bf16, weights), (Encoding::F32, dense), (Encoding::F32, sparse)] {
             let packet = packed(encoding, payload.clone());

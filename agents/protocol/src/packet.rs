@@ -261,7 +261,7 @@ impl Incoming {
 mod tests {
     use millrace_emulator::plan::{Encoding, PlanHash};
     use millrace_emulator::tree::Node;
-    use millrace_engine::frame::{Frame, Place};
+    use millrace_engine::frame::{Frame, FrameKey};
     use millrace_engine::types::Epoch;
 
     use super::*;
@@ -280,16 +280,16 @@ mod tests {
     }
 
     fn packet(payload: &[u8]) -> Packet {
-        let place = Place {
+        let key = FrameKey {
             epoch: Epoch { attempt: 1, number: 2 },
-            turn: 3,
+            iteration: 3,
             round: 4,
             slot: 5,
             chunk: 6,
             node: Node::new(7, 8),
         };
         let context = LinkContext { plan: PlanHash(9), encoding: Encoding::F32, step: 10 };
-        pack(Frame::new(place, Bytes::copy_from_slice(payload)), context)
+        pack(Frame::new(key, Bytes::copy_from_slice(payload)), context)
     }
 
     fn incoming(bytes: &[u8], piece: usize) -> Incoming {

@@ -83,8 +83,8 @@ fn write_new(path: &Path, text: &str) -> Result<(), Refusal> {
     })
 }
 
-/// Imports the weights in `dir` into the job's model_dir; `mismatch_hint` is for a model that is not the params'. Returns
-/// the checkpoint's directory.
+/// Imports the weights in `dir` into the job's model_dir; `mismatch_hint` is for a model that is not the params'.
+/// Returns the checkpoint's directory.
 fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Result<PathBuf, Refusal> {
     let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
     if let Some(newest) = list(model_dir)?.whole.last() {

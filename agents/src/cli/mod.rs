@@ -1,7 +1,7 @@
 //! The command line of `millrace-agent`.
 //!
-//! Standard output has results and progress lines, standard error has logs, bars and errors. What a user got wrong is said
-//! as `error: one sentence` and `hint: what to do`, with exit code 2, before anything has been written.
+//! Standard output has results and progress lines, standard error has logs, bars and errors. What a user got wrong is
+//! said as `error: one sentence` and `hint: what to do`, with exit code 2, before anything has been written.
 
 mod arguments;
 mod check;

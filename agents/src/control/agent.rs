@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use millrace_emulator::numerics::Isa;
-use millrace_engine::message::{Order, Report, ShardState};
+use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_engine::types::AgentId;
 use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, to_agent};
 use millrace_protocol::{codec, transport};
@@ -84,7 +84,7 @@ impl Outbox {
     }
 
     /// Reports to the coordinator.
-    pub fn report(&self, report: &Report) {
+    pub fn report(&self, report: &AgentReport) {
         self.send(from_agent::Message::Report(codec::encode(report)));
     }
 
@@ -136,7 +136,7 @@ pub struct Work {
 #[derive(Debug)]
 pub enum Heard {
     /// An order of the coordinator.
-    Order(Order),
+    Order(AgentCommand),
     /// The coordinator is lost; [`Session::rejoin`] finds the next one.
     Lost,
     /// Whoever runs this process wants it to end (SIGTERM).
@@ -333,7 +333,7 @@ async fn introduce(
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
     let Introduction { me, address, isa, shard, uid } = introduction;
     let hello = from_agent::Message::Hello(proto::Hello {
-        role: me.role.name().to_owned(),
+        role: me.role.as_str().to_owned(),
         index: me.index,
         address: address.clone(),
         isa: isa.to_string(),

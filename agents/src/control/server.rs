@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use millrace_emulator::numerics::Isa;
-use millrace_engine::message::{Order, Report, ShardState};
+use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::codec;
 use millrace_protocol::proto::{self, from_agent, to_agent};
@@ -76,7 +76,7 @@ impl Post {
     }
 
     /// Gives an order.
-    pub fn order(&self, order: &Order) {
+    pub fn order(&self, order: &AgentCommand) {
         let order = codec::encode(order);
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Order(order)) }));
     }
@@ -98,7 +98,7 @@ pub enum ControlEvent {
     /// An agent said hello.
     Hello(StreamNumber, Box<Hello>),
     /// An agent reports.
-    Report(AgentId, StreamNumber, Report),
+    Report(AgentId, StreamNumber, AgentReport),
     /// A line of an agent's log.
     Log(AgentId, proto::Log),
     /// What an agent has used.
@@ -192,7 +192,7 @@ impl proto::control_server::Control for ControlService {
 }
 
 fn read_hello(hello: proto::Hello, post: Post) -> Result<Hello, Status> {
-    let role = Role::parse(&hello.role).filter(|role| *role != Role::Coordinator);
+    let role = Role::from_name(&hello.role).filter(|role| *role != Role::Coordinator);
     let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == hello.isa);
     let shard = hello.shard.as_deref().map(codec::decode).transpose();
     let (Some(role), Some(isa), Ok(shard)) = (role, isa, shard) else {
@@ -296,9 +296,9 @@ mod tests {
     async fn an_agent_that_takes_no_orders_is_cut_off() {
         let (words, _waiting) = mpsc::channel(ORDERS);
         let post = Post { words, cut: Arc::new(Notify::new()) };
-        (0..ORDERS).for_each(|_| post.order(&Order::Finish));
+        (0..ORDERS).for_each(|_| post.order(&AgentCommand::Finish));
         assert!(!is_ready(post.cut.notified()).await);
-        post.order(&Order::Finish);
+        post.order(&AgentCommand::Finish);
         assert!(is_ready(post.cut.notified()).await);
     }
 

@@ -63,8 +63,8 @@ impl Running {
 }
 
 impl Crew {
-    /// Starts the coordinator of `run`, and once it listens everyone else. Where it ends instead, nobody else is started.
-    /// `changed` is called, from any thread, whenever a process has become ready or has ended.
+    /// Starts the coordinator of `run`, and once it listens everyone else. Where it ends instead, nobody else is
+    /// started. `changed` is called, from any thread, whenever a process has become ready or has ended.
     ///
     /// # Errors
     /// A process can't be started. Those that were are killed.

@@ -48,7 +48,7 @@ pub fn threads_per_system(run: &LocalRun, cores: usize) -> usize {
 
 fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> Result<Member, LaunchError> {
     let [listen, metrics, journal] = ports.map(|port| format!("{LOOPBACK}:{port}"));
-    let mut arguments = vec!["role".to_owned(), agent.role.name().to_owned()];
+    let mut arguments = vec!["role".to_owned(), agent.role.as_str().to_owned()];
     let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
     flag("index", agent.index.to_string());
     flag("identity", "-".to_owned());

@@ -1,4 +1,5 @@
-//! A whole job on one machine, by [`run_local`]: starts the five roles as processes of their own and sees them through to the end.
+//! A whole job on one machine, by [`run_local`]: starts the five roles as processes of their own and sees them through
+//! to the end.
 //!
 //! The roles are the running program itself, started again ([`role_process`]), so any program can run a job:
 //!

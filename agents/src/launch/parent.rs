@@ -9,8 +9,8 @@ use std::sync::Once;
 use super::Exit;
 use super::role::started_by_launcher;
 
-/// Ends this process with [`Exit::PeerLost`] once its standard input closes, if a local launcher started it. A role that
-/// something else started (a container has no standard input) is left alone. Harmless to repeat.
+/// Ends this process with [`Exit::PeerLost`] once its standard input closes, if a local launcher started it. A role
+/// that something else started (a container has no standard input) is left alone. Harmless to repeat.
 ///
 /// What a role had in hand is lost, as with any crash: checkpoints are published whole or not at all.
 pub fn watch_parent() {

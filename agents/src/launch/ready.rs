@@ -1,5 +1,5 @@
-//! What processes tell their launcher on standard output: the coordinator in its first line where it can be reached, the
-//! others whether they are part of the job.
+//! What processes tell their launcher on standard output: the coordinator in its first line where it can be reached,
+//! the others whether they are part of the job.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! Being a role: the command line of a role's process, and the one entry point that runs it.
 //!
-//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment, and `PROGRAM` may be any program
-//! whose `main` asks [`role_process`] first.
+//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment, and `PROGRAM` may be any
+//! program whose `main` asks [`role_process`] first.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, Read};
@@ -141,7 +141,7 @@ pub(super) fn started_by_launcher() -> bool {
 
 /// What the arguments mean; reads a coordinator's launch document.
 fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
-    let name = line.role.name();
+    let name = line.role.as_str();
     let agent = AgentId::new(line.role, line.index);
     // Before the launch document: it may be the second line of standard input.
     let identity = read_identity(&line.identity)?;
@@ -215,8 +215,8 @@ fn read_launch(path: &Path) -> Result<Launch, Failure> {
 }
 
 fn parse_role(name: &str) -> Result<Role, String> {
-    Role::parse(name).ok_or_else(|| {
-        let names: Vec<_> = Role::ALL.iter().map(|role| role.name()).collect();
+    Role::from_name(name).ok_or_else(|| {
+        let names: Vec<_> = Role::ALL.iter().map(|role| role.as_str()).collect();
         format!("the roles are {}", names.join(", "))
     })
 }

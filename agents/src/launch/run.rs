@@ -73,8 +73,8 @@ impl LaunchError {
     }
 }
 
-/// Runs a job to its end, on this thread: prints its progress on standard output, its logs on standard error, and ends it
-/// gracefully on SIGINT and SIGTERM.
+/// Runs a job to its end, on this thread: prints its progress on standard output, its logs on standard error, and ends
+/// it gracefully on SIGINT and SIGTERM.
 pub fn run_local(run: LocalRun) -> Exit {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = runtime.map_err(LaunchError::system("start an async runtime")).and_then(|runtime| {
@@ -239,8 +239,8 @@ async fn due(deadline: &mut Option<Pin<Box<Sleep>>>) {
     *deadline = None;
 }
 
-/// Asks the coordinator to save and stop, in a task of its own: the answer comes when it is done. `failed` is told where
-/// it could not be asked, or went away without an answer.
+/// Asks the coordinator to save and stop, in a task of its own: the answer comes when it is done. `failed` is told
+/// where it could not be asked, or went away without an answer.
 fn ask_to_stop(journal: Option<Journal>, reason: String, failed: mpsc::UnboundedSender<()>) {
     tokio::spawn(async move {
         let asked = async {

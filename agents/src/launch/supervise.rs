@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! * Every exit that ends the run early is followed by a deadline or a kill, so a run can't hang on a dead process.
-//! * The coordinator's own report of a failure comes first: it is given a moment to make one, then asked to save what is
-//!   committed, and only then stopped.
+//! * The coordinator's own report of a failure comes first: it is given a moment to make one, then asked to save what
+//!   is committed, and only then stopped.
 //! * An interruption waits for the coordinator as long as saving takes; a second one does not.
 
 use std::time::Duration;

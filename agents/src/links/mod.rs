@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_emulator::plan::PlanHash;
-use millrace_engine::course::Direction;
 use millrace_engine::credit::{FrameCheck, GrantCheck};
 use millrace_engine::frame::Frame;
+use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Epoch};
 use millrace_protocol::codec;
 use millrace_protocol::packet::{Incoming, Packet, PacketSender, SendProgress};
@@ -176,10 +176,10 @@ async fn read_frames(key: LinkKey, mut incoming: Incoming, granted: &Granted, se
             Ok((frame, _)) => frame,
             Err(error) => return error.to_string(),
         };
-        if frame.place.epoch != key.epoch {
-            return format!("a frame of epoch {} came on a link of epoch {}", frame.place.epoch, key.epoch);
+        if frame.key.epoch != key.epoch {
+            return format!("a frame of epoch {} came on a link of epoch {}", frame.key.epoch, key.epoch);
         }
-        if let Err(error) = check.frame(&frame.place, granted.load(Ordering::Relaxed)) {
+        if let Err(error) = check.frame(&frame.key, granted.load(Ordering::Relaxed)) {
             return error.to_string();
         }
         send(&settings.events, key, Happening::Frame(frame)).await;

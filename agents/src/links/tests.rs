@@ -2,7 +2,7 @@
 
 use millrace_emulator::plan::Encoding;
 use millrace_emulator::tree::Node;
-use millrace_engine::frame::Place;
+use millrace_engine::frame::FrameKey;
 use millrace_engine::types::Role;
 use millrace_protocol::codec::LinkContext;
 use millrace_protocol::packet::outgoing;
@@ -27,9 +27,9 @@ fn settings(events: Events) -> Settings {
 }
 
 fn frame(slot: u32, number: u32) -> Packet {
-    let place = Place { epoch: epoch(number), turn: 0, round: 0, slot, chunk: 0, node: Node::new(0, 1) };
+    let key = FrameKey { epoch: epoch(number), iteration: 0, round: 0, slot, chunk: 0, node: Node::new(0, 1) };
     let context = LinkContext { plan: JOB.plan, encoding: Encoding::F32, step: 1 };
-    codec::pack(Frame::new(place, bytes::Bytes::from(vec![0; 1000])), context)
+    codec::pack(Frame::new(key, bytes::Bytes::from(vec![0; 1000])), context)
 }
 
 /// The end of a link on which `packets` come, and everything that happens on it in the current epoch. `granted` slots

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use millrace_data::Dataset;
-use millrace_engine::message::{Order, Report};
+use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
 use millrace_protocol::security::{Incoming, Peer};
 use millrace_protocol::{proto, transport};
@@ -39,14 +39,14 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     }
     loop {
         match session.next().await? {
-            Heard::Order(Order::Configure(configure)) => {
+            Heard::Order(AgentCommand::Configure(configure)) => {
                 let epoch = configure.epoch;
                 context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
                 tracing::info!(%epoch, "epoch begins");
                 context.ready.set(true);
-                session.outbox.report(&Report::Linked { epoch });
+                session.outbox.report(&AgentReport::Linked { epoch });
             }
-            Heard::Order(Order::Finish) | Heard::Leave => break,
+            Heard::Order(AgentCommand::Finish) | Heard::Leave => break,
             Heard::Order(_) => {}
             Heard::Lost => {
                 context.ready.set(false);

@@ -16,7 +16,8 @@ impl LastReport {
         Self(path)
     }
 
-    /// Leaves `outcome` behind, in place of what the file holds: it may be one that somebody else has opened or mounted.
+    /// Leaves `outcome` behind, in place of what the file holds: it may be one that somebody else has opened or
+    /// mounted.
     pub fn write(&self, outcome: &Outcome) {
         let Some(path) = &self.0 else { return };
         let written = outcome.last_report().map_err(Into::into).and_then(|report| std::fs::write(path, report));

@@ -102,8 +102,8 @@ pub fn run(args: RoleArgs) -> Exit {
 
 async fn start(args: RoleArgs) -> Result<Exit, Failure> {
     let AgentId { role, index } = args.agent;
-    let name = AgentName::new(role.name(), index).map_err(Failure::own)?;
-    let metrics = RoleMetrics::new(role.name(), index, env!("CARGO_PKG_VERSION"));
+    let name = AgentName::new(role.as_str(), index).map_err(Failure::own)?;
+    let metrics = RoleMetrics::new(role.as_str(), index, env!("CARGO_PKG_VERSION"));
     // A coordinator's standard output is the user's.
     let announced = args.by_launcher && role != Role::Coordinator;
     let ready = if announced { Readiness::announced() } else { Readiness::default() };

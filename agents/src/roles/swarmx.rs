@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::{Placement, SwarmChild};
 use millrace_emulator::plan::Encoding;
-use millrace_engine::message::{Configure, Order, Report};
-use millrace_engine::swarm::{Command, LinkFault, Neighbour, SwarmX};
+use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
+use millrace_engine::swarm::{LinkError, Neighbour, SwarmCommand, SwarmX};
 use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::transport;
@@ -43,7 +43,7 @@ pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
 /// The node in one epoch.
 struct NodeInEpoch {
     machine: SwarmX,
-    configure: Box<Configure>,
+    configure: Box<EpochConfig>,
     parents: Vec<AgentId>,
     children: Vec<AgentId>,
     ends: Ends,
@@ -64,7 +64,7 @@ impl Driver {
         loop {
             tokio::select! {
                 heard = self.session.next() => match heard? {
-                    Heard::Order(Order::Finish) | Heard::Leave => break,
+                    Heard::Order(AgentCommand::Finish) | Heard::Leave => break,
                     Heard::Order(order) => self.order(order),
                     Heard::Lost => self.rejoin().await?,
                 },
@@ -82,26 +82,26 @@ impl Driver {
         self.session.rejoin(None).await
     }
 
-    fn order(&mut self, order: Order) {
+    fn order(&mut self, order: AgentCommand) {
         match order {
-            Order::Configure(configure) => self.configure(configure),
-            Order::Open { epoch, turn } => {
+            AgentCommand::Configure(configure) => self.configure(configure),
+            AgentCommand::Open { epoch, iteration } => {
                 let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == epoch) else { return };
-                node.steps.open(turn);
+                node.steps.open(iteration);
                 let mut out = Vec::new();
-                let opened = node.machine.open(turn, &mut out);
+                let opened = node.machine.open(iteration, &mut out);
                 self.carry(opened, out);
             }
-            Order::Load(_) | Order::Commit { .. } | Order::Snapshot(_) | Order::Finish => {}
+            AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) | AgentCommand::Finish => {}
         }
     }
 
     /// Does what the machine wants, or gives up the epoch because of a neighbour whose frames can't be right.
-    fn carry(&mut self, result: Result<(), LinkFault>, commands: Vec<Command>) {
+    fn carry(&mut self, result: Result<(), LinkError>, commands: Vec<SwarmCommand>) {
         let Some(node) = &mut self.node else { return };
         match result {
             Ok(()) => node.carry(commands, &self.session.job),
-            Err(LinkFault { from, source }) => {
+            Err(LinkError { from, source }) => {
                 let peer = match from {
                     Neighbour::Parent(link) => node.parents.get(link),
                     Neighbour::Child(child) => node.children.get(child),
@@ -116,11 +116,11 @@ impl Driver {
     fn link_lost(&mut self, epoch: Epoch, peer: Option<AgentId>, reason: &dyn std::fmt::Display) {
         let known = peer.map(tracing::field::display);
         tracing::warn!(peer = known, %epoch, "link is gone: {reason}");
-        self.session.outbox.report(&Report::LinkLost { epoch, peer });
+        self.session.outbox.report(&AgentReport::LinkLost { epoch, peer });
         self.node = None;
     }
 
-    fn configure(&mut self, configure: Box<Configure>) {
+    fn configure(&mut self, configure: Box<EpochConfig>) {
         let me = self.context.me();
         let (epoch, job) = (configure.epoch, &self.session.job);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
@@ -157,7 +157,7 @@ impl Driver {
                 if node.ends.complete() && !std::mem::replace(&mut node.linked, true) {
                     out = node.machine.start();
                     self.context.ready.set(true);
-                    self.session.outbox.report(&Report::Linked { epoch: key.epoch });
+                    self.session.outbox.report(&AgentReport::Linked { epoch: key.epoch });
                 }
                 Ok(())
             }
@@ -176,22 +176,22 @@ impl Driver {
 }
 
 impl NodeInEpoch {
-    fn carry(&mut self, commands: Vec<Command>, job: &CompiledJob) {
+    fn carry(&mut self, commands: Vec<SwarmCommand>, job: &CompiledJob) {
         for command in commands {
             match command {
-                Command::Down(child, frame) => {
-                    let step = self.steps.of(frame.place.turn);
+                SwarmCommand::Down(child, frame) => {
+                    let step = self.steps.of(frame.key.iteration);
                     let context =
-                        LinkContext { plan: job.hash, encoding: job.plan.chunk_encoding(frame.place.chunk), step };
+                        LinkContext { plan: job.hash, encoding: job.plan.chunk_encoding(frame.key.chunk), step };
                     self.ends.frame(self.children[child], codec::pack(frame, context));
                 }
-                Command::Up(link, frame) => {
-                    let step = self.steps.of(frame.place.turn);
+                SwarmCommand::Up(link, frame) => {
+                    let step = self.steps.of(frame.key.iteration);
                     let context = LinkContext { plan: job.hash, encoding: Encoding::F32, step };
                     self.ends.frame(self.parents[link], codec::pack(frame, context));
                 }
-                Command::GrantParent(link, total) => self.ends.grant(self.parents[link], total),
-                Command::GrantChild(child, total) => self.ends.grant(self.children[child], total),
+                SwarmCommand::GrantParent(link, total) => self.ends.grant(self.parents[link], total),
+                SwarmCommand::GrantChild(child, total) => self.ends.grant(self.children[child], total),
             }
         }
     }

@@ -1,8 +1,8 @@
-//! What drivers on the data tree share: the open ends of their links, and which step a turn is for.
+//! What drivers on the data tree share: the open ends of their links, and which step an iteration is for.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_engine::types::{AgentId, Task, Turn};
+use millrace_engine::types::{AgentId, Iteration, IterationKind};
 use millrace_protocol::packet::Packet;
 
 use crate::links::{DirectionKey, End, LinkKey};
@@ -62,25 +62,25 @@ impl Ends {
 
 /// Turns opened lately and the step each is for, for the frames' headers.
 #[derive(Debug, Default)]
-pub struct TurnSteps(VecDeque<Turn>);
+pub struct TurnSteps(VecDeque<Iteration>);
 
 impl TurnSteps {
     /// Turns that may be under way at once on one link, with air.
     const KEPT: usize = 8;
 
-    /// A turn was opened.
-    pub fn open(&mut self, turn: Turn) {
+    /// An iteration was opened.
+    pub fn open(&mut self, iteration: Iteration) {
         if self.0.len() == Self::KEPT {
             self.0.pop_front();
         }
-        self.0.push_back(turn);
+        self.0.push_back(iteration);
     }
 
-    /// The step of a turn.
-    pub fn of(&self, serial: u64) -> u64 {
-        let turn = self.0.iter().find(|turn| turn.serial == serial);
-        turn.map_or(0, |turn| match turn.task {
-            Task::Train { step } | Task::Eval { step, .. } => step,
+    /// The step of an iteration.
+    pub fn of(&self, number: u64) -> u64 {
+        let iteration = self.0.iter().find(|iteration| iteration.number == number);
+        iteration.map_or(0, |iteration| match iteration.task {
+            IterationKind::Train { step } | IterationKind::Eval { step, .. } => step,
         })
     }
 }

@@ -54,7 +54,7 @@ async fn dial(address: &str, identity: &Identity, to: &str, protection: Protecti
 async fn join(channel: Channel, name: &str) -> Status {
     let AgentId { role, index } = AgentId::parse(name).unwrap();
     let hello = proto::Hello {
-        role: role.name().to_owned(),
+        role: role.as_str().to_owned(),
         index,
         address: "127.0.0.1:1".to_owned(),
         isa: "portable".to_owned(),

@@ -9,7 +9,7 @@ use millrace_crds::decide::{Agent, AgentState, End, Outcome, Role, describe_exit
 /// The agent that a process of `job` is; `told` is what the attempt's coordinator came to, where it has said so.
 pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool, told: Option<&Outcome>) -> Agent {
     // Every role of the agents is one of the decisions'.
-    let role = Role::from_name(hand.agent.role.name()).unwrap_or(Role::Coordinator);
+    let role = Role::from_name(hand.agent.role.as_str()).unwrap_or(Role::Coordinator);
     let told = told.filter(|_| role == Role::Coordinator);
     let state = match &hand.ended {
         Some((ending, at)) => AgentState::Ended(ended(*ending, Timestamp::try_from(*at).ok(), &hand, told)),

@@ -6,8 +6,8 @@ use std::path::Path;
 use bytes::Bytes;
 use millrace_emulator::plan::{Encoding, PlanHash};
 use millrace_emulator::tree::Node;
-use millrace_engine::frame::{Frame, Place};
-use millrace_engine::message::{Order, Report, ShardState, Snapshot, Source};
+use millrace_engine::frame::{Frame, FrameKey};
+use millrace_engine::message::{AgentCommand, AgentReport, ParameterSource, ShardState, SnapshotRequest};
 use millrace_engine::types::{CommitRecord, Epoch};
 use millrace_protocol::codec::{LinkContext, encode, pack};
 use millrace_protocol::packet::Packet;
@@ -17,8 +17,8 @@ use prost::Message;
 const EPOCH: Epoch = Epoch { attempt: 1, number: 2 };
 
 fn frame(payload: &'static [u8], encoding: Encoding) -> Packet {
-    let place = Place { epoch: EPOCH, turn: 3, round: 4, slot: 5, chunk: 6, node: Node::new(0, 2) };
-    pack(Frame::new(place, Bytes::from_static(payload)), LinkContext { plan: PlanHash(9), encoding, step: 10 })
+    let key = FrameKey { epoch: EPOCH, iteration: 3, round: 4, slot: 5, chunk: 6, node: Node::new(0, 2) };
+    pack(Frame::new(key, Bytes::from_static(payload)), LinkContext { plan: PlanHash(9), encoding, step: 10 })
 }
 
 fn main() -> std::io::Result<()> {
@@ -35,19 +35,26 @@ fn main() -> std::io::Result<()> {
     write("packets", "grants", &[&[3][..], &3_u64.to_le_bytes(), &5_u64.to_le_bytes()].concat())?;
     let record = CommitRecord { step: 3, scale: 1.0, learning_rate: 0.5, loss: 2.0, norm: 1.0, tokens: 32 };
     let orders = [
-        ("load", Order::Load(Source::Checkpoint { path: "m/checkpoint_2".to_owned(), optimizer: true, step: 2 })),
-        ("commit", Order::Commit { record }),
-        ("snapshot", Order::Snapshot(Snapshot { step: 4, path: "m/checkpoint_4.partial".to_owned() })),
-        ("finish", Order::Finish),
+        (
+            "load",
+            AgentCommand::Load(ParameterSource::Checkpoint {
+                path: "m/checkpoint_2".to_owned(),
+                optimizer: true,
+                step: 2,
+            }),
+        ),
+        ("commit", AgentCommand::Commit { record }),
+        ("snapshot", AgentCommand::Snapshot(SnapshotRequest { step: 4, path: "m/checkpoint_4.partial".to_owned() })),
+        ("finish", AgentCommand::Finish),
     ];
     for (name, order) in &orders {
         write("control", name, &encode(order))?;
     }
     let state = ShardState { loaded: true, committed: 3, record: Some(record), prepared: Some(4) };
     let reports = [
-        ("loaded", Report::Loaded { state }),
-        ("linked", Report::Linked { epoch: EPOCH }),
-        ("prepared", Report::Prepared { epoch: EPOCH, step: 4, norms: vec![(0, 0.5), (1, f64::NAN)] }),
+        ("loaded", AgentReport::Loaded { state }),
+        ("linked", AgentReport::Linked { epoch: EPOCH }),
+        ("prepared", AgentReport::Prepared { epoch: EPOCH, step: 4, norms: vec![(0, 0.5), (1, f64::NAN)] }),
     ];
     for (name, report) in &reports {
         write("control", name, &encode(report))?;

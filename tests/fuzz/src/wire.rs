@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use axum::body::HttpBody;
 use bytes::Bytes;
 use millrace_emulator::plan::PlanHash;
-use millrace_engine::message::{Order, Report, ShardState};
+use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_protocol::codec::{self, HEADER_BYTES};
 use millrace_protocol::launch::{FIRST_VERSION, Launch};
 use millrace_protocol::packet::{Incoming, Packet};
@@ -99,8 +99,8 @@ pub fn control(bytes: &[u8]) {
         let again = codec::decode::<T>(&encoded).expect("a message reads back");
         assert_eq!(codec::encode(&again), encoded);
     }
-    check::<Order>(bytes);
-    check::<Report>(bytes);
+    check::<AgentCommand>(bytes);
+    check::<AgentReport>(bytes);
     check::<ShardState>(bytes);
 }
 

@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use millrace_emulator::placement::Placement;
 
-use crate::message::{Cause, ChunkDigests, Order, Report, ShardState, Snapshot, Source};
+use crate::message::{
+    AgentCommand, AgentReport, ChunkDigests, FailureCause, ParameterSource, ShardState, SnapshotRequest,
+};
 use crate::types::{AgentId, CommitRecord, Epoch};
 
 /// The agents a job wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequiredAgents {
     /// Systems the user asked for.
     pub systems: u32,
     /// Fewest systems to run with.
-    pub least_systems: u32,
+    pub min_systems: u32,
     /// MemoryX shards.
     pub shards: u32,
     /// Most children of a SwarmX node.
@@ -25,7 +27,7 @@ pub struct Wanted {
 
 /// What happened.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum CoordinatorEvent {
     /// An agent said hello and can be dialled at `address`. It replaces whoever had its name: of the older stream
     /// nothing may be told any more, neither a report nor its loss.
     Joined {
@@ -46,33 +48,33 @@ pub enum Event {
         /// Who.
         agent: AgentId,
         /// What.
-        report: Report,
+        report: AgentReport,
     },
     /// The user wants a checkpoint of the last committed step.
-    CheckpointWanted,
-    /// The user wants the run to end: the turn in flight is abandoned, the last committed step is saved, in whatever
-    /// phase. Needs the shards only; ends at once when one has joined that holds no parameters yet.
-    StopWanted,
+    CheckpointRequested,
+    /// The user wants the run to end: the iteration in flight is abandoned, the last committed step is saved, in
+    /// whatever phase. Needs the shards only; ends at once when one has joined that holds no parameters yet.
+    StopRequested,
     /// The driver has made the directory for a checkpoint.
-    Staged(Snapshot),
+    Staged(SnapshotRequest),
     /// The driver has published a checkpoint.
     Published {
         /// Updates in it.
         step: u64,
     },
     /// The driver could not make the directory for a checkpoint, or not publish it.
-    NotSaved {
+    SaveFailed {
         /// Updates in it.
         step: u64,
         /// Why, in one sentence.
         reason: String,
         /// What kind of failure.
-        cause: Cause,
+        cause: FailureCause,
     },
-    /// After [`Command::NotSaved`]: save the last committed step now.
-    SaveAgain,
-    /// The time of a [`Command::Pause`] is over.
-    PauseOver {
+    /// After [`CoordinatorCommand::ReportSaveFailure`]: save the last committed step now.
+    RetrySave,
+    /// The time of a [`CoordinatorCommand::Backoff`] is over.
+    BackoffElapsed {
         /// The epoch it was told for.
         epoch: Epoch,
     },
@@ -80,7 +82,7 @@ pub enum Event {
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RunOutcome {
     /// All steps done.
     Complete,
     /// The user stopped it.
@@ -92,7 +94,7 @@ pub enum Outcome {
         /// Who is the cause, where it is an agent.
         agent: Option<AgentId>,
         /// What kind of failure.
-        cause: Cause,
+        cause: FailureCause,
     },
 }
 
@@ -125,16 +127,16 @@ impl Evaluation {
 
 /// What to do.
 #[derive(Clone, Debug)]
-pub enum Command {
+pub enum CoordinatorCommand {
     /// Send an order to an agent.
-    Send(AgentId, Order),
-    /// Make the directory for a checkpoint of `step`; answer [`Event::Staged`].
-    Stage {
+    Send(AgentId, AgentCommand),
+    /// Make the directory for a checkpoint of `step`; answer [`CoordinatorEvent::Staged`].
+    StageCheckpoint {
         /// Updates in it.
         step: u64,
     },
-    /// Publish a checkpoint whose chunks are all on disk; answer [`Event::Published`].
-    Publish {
+    /// Publish a checkpoint whose chunks are all on disk; answer [`CoordinatorEvent::Published`].
+    PublishCheckpoint {
         /// Updates in it.
         step: u64,
         /// Digests in plan order.
@@ -145,10 +147,11 @@ pub enum Command {
         epoch: Epoch,
     },
     /// A checkpoint could not be written. Training goes on; the driver decides when to try again by
-    /// [`Event::SaveAgain`]. A run that has nothing else left to do waits for that, see [`Coordinator::awaits_save`].
+    /// [`CoordinatorEvent::RetrySave`]. A run that has nothing else left to do waits for that, see
+    /// [`Coordinator::is_awaiting_checkpoint`].
     ///
-    /// [`Coordinator::awaits_save`]: super::Coordinator::awaits_save
-    NotSaved {
+    /// [`Coordinator::is_awaiting_checkpoint`]: super::Coordinator::is_awaiting_checkpoint
+    ReportSaveFailure {
         /// Updates in it.
         step: u64,
         /// Why, in one sentence.
@@ -156,7 +159,7 @@ pub enum Command {
         /// The shard that could not write, where it was one.
         agent: Option<AgentId>,
         /// What kind of failure.
-        cause: Cause,
+        cause: FailureCause,
     },
     /// A new epoch begins with so many systems.
     Epoch {
@@ -165,9 +168,9 @@ pub enum Command {
         /// Its placement.
         placement: Arc<Placement>,
     },
-    /// A link of `epoch` failed: answer [`Event::PauseOver`] after so long. No new epoch begins before, unless one of
-    /// the two ends comes or goes.
-    Pause {
+    /// A link of `epoch` failed: answer [`CoordinatorEvent::BackoffElapsed`] after so long. No new epoch begins before,
+    /// unless one of the two ends comes or goes.
+    Backoff {
         /// The epoch that failed.
         epoch: Epoch,
         /// How long.
@@ -180,25 +183,25 @@ pub enum Command {
         failures: u32,
     },
     /// An agent can't go on, and the run does without it: end its stream.
-    Dismiss {
+    Disconnect {
         /// Who.
         agent: AgentId,
         /// Why, in one sentence.
         reason: String,
     },
-    /// Turns begin: every link of the epoch is up.
-    Running,
+    /// Iterations begin: every link of the epoch is up.
+    ReportRunning,
     /// A step is committed on some shard. Told once, in order; a coordinator that takes over tells the newest again,
     /// since its forerunner may not have come to it.
-    Step(CommitRecord),
+    ReportStep(CommitRecord),
     /// The run goes on with this source, which is evaluated next.
-    Next(Source),
+    EvaluateNext(ParameterSource),
     /// An evaluation begins; perhaps again, after a change of membership.
     Evaluating,
     /// A batch of evaluation is done; the running loss so far.
-    EvalBatch(Evaluation),
+    ReportEvalBatch(Evaluation),
     /// An evaluation is done.
-    Evaluated(Evaluation),
+    ReportEvaluation(Evaluation),
     /// The run is over; agents have been told.
-    End(Outcome),
+    End(RunOutcome),
 }

@@ -1,28 +1,28 @@
-//! The coordinator: membership and epochs, turns, the two-phase commit, checkpoints, the end.
+//! The coordinator: membership and epochs, iterations, the two-phase commit, checkpoints, the end.
 //!
 //! ```text
-//! gather members -> load parameters -> configure (epoch + 1) -> all linked -> turns -> end
+//! gather members -> load parameters -> configure (epoch + 1) -> all linked -> iterations -> end
 //!        ^                                                                     |
 //!        '-- an agent or a link is lost, or a wanted system joined by now -----'
 //! ```
-//! A system that joins waits for the end of the turn in flight. After a link was lost, the next epoch waits for a
+//! A system that joins waits for the end of the iteration in flight. After a link was lost, the next epoch waits for a
 //! pause.
 //!
-//! A training turn is decided once every shard has reported it prepared and every leaf's loss is known; the commit is
-//! sent until every shard has acknowledged it, over any number of epochs. Everything before that decision may be thrown
-//! away and run again.
+//! A training iteration is decided once every shard has reported it prepared and every leaf's loss is known; the commit
+//! is sent until every shard has acknowledged it, over any number of epochs. Everything before that decision may be
+//! thrown away and run again.
 //!
 //! A run that only evaluates may be given several sources; each is loaded, linked and evaluated in an epoch of its own.
 //!
 //! Nothing is durable here: another coordinator of a later attempt, told the same source, finds its place from what
 //! the shards hold.
 
+mod checkpointing;
 mod events;
-mod links;
-mod members;
-mod program;
-mod saving;
-mod turns;
+mod iterations;
+mod link_failures;
+mod membership;
+mod run_policy;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -31,19 +31,22 @@ use std::sync::Arc;
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 
-use crate::message::{Cause, Order, Report, ShardState, Source};
+use crate::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
 use crate::types::{AgentId, CommitRecord, Epoch, Role};
 
-pub use events::{Command, Evaluation, Event, Outcome, Wanted};
-pub use links::{FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILURES};
-pub use program::{Done, EvalPolicy, Known, LeafTable, LearningRate, LossScaling, Next, Policy, gradient_scale};
+pub use events::{CoordinatorCommand, CoordinatorEvent, Evaluation, RequiredAgents, RunOutcome};
+pub use link_failures::{INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES};
+pub use run_policy::{
+    EvalPolicy, LeafTable, LearningRateFn, LossScaling, NextAction, ResumeState, RunPolicy, StepProgress,
+    gradient_scale,
+};
 
-use links::LinkFailures;
-use saving::Saving;
-use turns::{Current, Deciding, Evaluating};
+use checkpointing::CheckpointInProgress;
+use iterations::{CurrentIteration, EvaluationInProgress, PendingCommit};
+use link_failures::LinkFailures;
 
 #[derive(Debug)]
-struct Member {
+struct MemberState {
     address: String,
     /// What a shard holds; of others nothing.
     state: ShardState,
@@ -64,32 +67,32 @@ enum Phase {
 /// The machine. See the module text.
 pub struct Coordinator {
     plan: Arc<StreamPlan>,
-    policy: Policy,
-    wanted: Wanted,
-    source: Source,
+    policy: RunPolicy,
+    required: RequiredAgents,
+    source: ParameterSource,
     /// What is evaluated after `source`, in order.
-    further: VecDeque<Source>,
+    remaining_sources: VecDeque<ParameterSource>,
     epoch: Epoch,
     phase: Phase,
-    members: BTreeMap<AgentId, Member>,
+    members: BTreeMap<AgentId, MemberState>,
     placement: Option<Arc<Placement>>,
-    /// Whether a system joined that may work from the next turn on.
-    joined_late: bool,
+    /// Whether a system joined that may work from the next iteration on.
+    late_joiners: bool,
     failures: LinkFailures,
     /// Updates committed, or decided to be.
     step: u64,
-    /// The newest step told by [`Command::Step`], or known before.
-    told: u64,
+    /// The newest step told by [`CoordinatorCommand::ReportStep`], or known before.
+    reported_step: u64,
     record: Option<CommitRecord>,
-    done: Done,
-    known: Known,
-    serial: u64,
-    current: Option<Current>,
-    evaluating: Option<Evaluating>,
-    saving: Option<Saving>,
+    done: StepProgress,
+    resume_state: ResumeState,
+    number: u64,
+    current: Option<CurrentIteration>,
+    evaluating: Option<EvaluationInProgress>,
+    saving: Option<CheckpointInProgress>,
     /// The step whose checkpoint could not be written, until another one is begun.
-    unsaved: Option<u64>,
-    deciding: Option<Deciding>,
+    failed_save: Option<u64>,
+    pending_commit: Option<PendingCommit>,
     checkpoint_wanted: bool,
     stopping: bool,
 }
@@ -99,36 +102,36 @@ impl Coordinator {
     /// after `attempt`.0.
     pub fn new(
         plan: Arc<StreamPlan>,
-        policy: Policy,
-        wanted: Wanted,
-        source: Source,
+        policy: RunPolicy,
+        required: RequiredAgents,
+        source: ParameterSource,
         attempt: u32,
-        known: Known,
+        resume_state: ResumeState,
     ) -> Self {
-        let done = known.at(source.step());
+        let done = resume_state.progress_at(source.step());
         Self {
             plan,
             policy,
-            wanted,
+            required,
             step: source.step(),
-            told: source.step(),
+            reported_step: source.step(),
             source,
-            further: VecDeque::new(),
+            remaining_sources: VecDeque::new(),
             epoch: Epoch { attempt, number: 0 },
             phase: Phase::Gathering,
             members: BTreeMap::new(),
             placement: None,
-            joined_late: false,
+            late_joiners: false,
             failures: LinkFailures::default(),
             record: None,
             done,
-            known,
-            serial: 0,
+            resume_state,
+            number: 0,
             current: None,
             evaluating: None,
             saving: None,
-            unsaved: None,
-            deciding: None,
+            failed_save: None,
+            pending_commit: None,
             checkpoint_wanted: false,
             stopping: false,
         }
@@ -137,8 +140,8 @@ impl Coordinator {
     /// A run that only evaluates goes on with these when it is done with the first source, in this order; each has more
     /// updates than the one before it.
     #[must_use]
-    pub fn then_evaluating(mut self, further: impl IntoIterator<Item = Source>) -> Self {
-        self.further = further.into_iter().collect();
+    pub fn with_further_evaluations(mut self, further: impl IntoIterator<Item = ParameterSource>) -> Self {
+        self.remaining_sources = further.into_iter().collect();
         self
     }
 
@@ -158,67 +161,76 @@ impl Coordinator {
     }
 
     /// Takes an event; appends what is to be done.
-    pub fn on(&mut self, event: Event, out: &mut Vec<Command>) {
+    pub fn on(&mut self, event: CoordinatorEvent, out: &mut Vec<CoordinatorCommand>) {
         if self.phase == Phase::Ended {
             // Whoever was away when the others were told.
-            if let Event::Joined { agent, .. } = event {
-                out.push(Command::Send(agent, Order::Finish));
+            if let CoordinatorEvent::Joined { agent, .. } = event {
+                out.push(CoordinatorCommand::Send(agent, AgentCommand::Finish));
             }
             return;
         }
         match event {
-            Event::Joined { agent, address, shard } => self.joined(agent, address, shard, out),
-            Event::Lost { agent } => self.lost(agent),
-            Event::Report { agent, report } => self.report(agent, report, out),
-            Event::CheckpointWanted if self.misses_checkpoint() => self.save_again(),
-            Event::CheckpointWanted => self.checkpoint_wanted = !self.done.saved,
-            Event::StopWanted => self.stop(),
-            Event::Staged(snapshot) => self.staged(snapshot, out),
-            Event::Published { step } => self.published(step),
-            Event::NotSaved { step, reason, cause } => self.not_saved(step, reason, cause, out),
-            Event::SaveAgain => self.save_again(),
-            Event::PauseOver { epoch } => self.failures.pause_over(epoch),
+            CoordinatorEvent::Joined { agent, address, shard } => self.on_joined(agent, address, shard, out),
+            CoordinatorEvent::Lost { agent } => self.on_lost(agent),
+            CoordinatorEvent::Report { agent, report } => self.on_report(agent, report, out),
+            CoordinatorEvent::CheckpointRequested if self.lacks_checkpoint() => self.retry_checkpoint(),
+            CoordinatorEvent::CheckpointRequested => self.checkpoint_wanted = !self.done.saved,
+            CoordinatorEvent::StopRequested => self.request_stop(),
+            CoordinatorEvent::Staged(snapshot) => self.on_staged(snapshot, out),
+            CoordinatorEvent::Published { step } => self.on_published(step),
+            CoordinatorEvent::SaveFailed { step, reason, cause } => self.on_save_failed(step, reason, cause, out),
+            CoordinatorEvent::RetrySave => self.retry_checkpoint(),
+            CoordinatorEvent::BackoffElapsed { epoch } => self.failures.backoff_elapsed(epoch),
         }
-        self.proceed(out);
+        self.advance(out);
     }
 
-    fn report(&mut self, agent: AgentId, report: Report, out: &mut Vec<Command>) {
+    fn on_report(&mut self, agent: AgentId, report: AgentReport, out: &mut Vec<CoordinatorCommand>) {
         match report {
-            Report::Loaded { state } => self.loaded(agent, state),
-            Report::Linked { epoch } if epoch == self.epoch => self.linked(agent, out),
-            Report::Leaves { epoch, turn, results } if epoch == self.epoch => self.leaves(turn, &results, out),
-            Report::Prepared { epoch, step, norms } if epoch == self.epoch => self.prepared(agent, step, &norms, out),
-            Report::Committed { step } => self.committed(agent, step, out),
-            Report::Written { snapshot, digests } => self.written(agent, &snapshot, digests, out),
-            Report::NotWritten { snapshot, reason, cause } => self.not_written(agent, &snapshot, reason, cause, out),
-            Report::LinkLost { epoch, peer } if epoch == self.epoch => self.link_lost(agent, peer, out),
-            Report::Failed { reason, cause } => self.failed(agent, reason, cause, out),
+            AgentReport::Loaded { state } => self.on_loaded(agent, state),
+            AgentReport::Linked { epoch } if epoch == self.epoch => self.on_linked(agent, out),
+            AgentReport::Leaves { epoch, iteration, results } if epoch == self.epoch => {
+                self.on_leaf_results(iteration, &results, out)
+            }
+            AgentReport::Prepared { epoch, step, norms } if epoch == self.epoch => {
+                self.on_prepared(agent, step, &norms, out)
+            }
+            AgentReport::Committed { step } => self.on_committed(agent, step, out),
+            AgentReport::Written { snapshot, digests } => self.on_written(agent, &snapshot, digests, out),
+            AgentReport::WriteFailed { snapshot, reason, cause } => {
+                self.on_write_failed(agent, &snapshot, reason, cause, out)
+            }
+            AgentReport::LinkLost { epoch, peer } if epoch == self.epoch => self.on_link_lost(agent, peer, out),
+            AgentReport::Failed { reason, cause } => self.on_failed(agent, reason, cause, out),
             // Words of an older epoch.
-            Report::Linked { .. } | Report::Leaves { .. } | Report::Prepared { .. } | Report::LinkLost { .. } => {}
+            AgentReport::Linked { .. }
+            | AgentReport::Leaves { .. }
+            | AgentReport::Prepared { .. }
+            | AgentReport::LinkLost { .. } => {}
         }
     }
 
     /// Goes on with whatever can go on.
-    fn proceed(&mut self, out: &mut Vec<Command>) {
+    fn advance(&mut self, out: &mut Vec<CoordinatorCommand>) {
         if self.phase == Phase::Ended {
             return;
         }
         if self.stopping {
-            self.wind_up(out);
+            self.finish_stopped_run(out);
             return;
         }
         loop {
-            if self.joined_late && self.current.is_none() && self.evaluating.is_none() {
-                self.joined_late = false;
-                if self.helps() {
-                    self.regather();
+            if self.late_joiners && self.current.is_none() && self.evaluating.is_none() {
+                self.late_joiners = false;
+                if self.has_spare_systems() {
+                    self.restart_gathering();
                 }
             }
-            if self.phase == Phase::Gathering && !self.failures.pauses() {
-                self.gather(out);
+            if self.phase == Phase::Gathering && !self.failures.is_backing_off() {
+                self.try_begin_epoch(out);
             }
-            let runs = self.phase == Phase::Running && self.current.is_none() && !self.staging();
-            if !runs || !self.next_turn(out) {
+            let runs = self.phase == Phase::Running && self.current.is_none() && !self.is_staging();
+            if !runs || !self.next_iteration(out) {
                 break;
             }
         }
@@ -226,25 +238,25 @@ impl Coordinator {
 
     /// An agent can't go on. The run ends where it can't do without that agent, or where the user has to act; else the
     /// others go on.
-    fn failed(&mut self, agent: AgentId, reason: String, cause: Cause, out: &mut Vec<Command>) {
-        if cause == Cause::Other && matches!(agent.role, Role::Cs2 | Role::SwarmX) {
-            out.push(Command::Dismiss { agent, reason });
-            self.lost(agent);
+    fn on_failed(&mut self, agent: AgentId, reason: String, cause: FailureCause, out: &mut Vec<CoordinatorCommand>) {
+        if cause == FailureCause::Other && matches!(agent.role, Role::Cs2 | Role::SwarmX) {
+            out.push(CoordinatorCommand::Disconnect { agent, reason });
+            self.on_lost(agent);
         } else {
-            self.end(Outcome::Failed { reason, agent: Some(agent), cause }, out);
+            self.end(RunOutcome::Failed { reason, agent: Some(agent), cause }, out);
         }
     }
 
     /// Goes on with another source: every shard loads it, and a new epoch begins.
-    fn turn_to(&mut self, source: Source, out: &mut Vec<Command>) {
-        (self.step, self.told) = (source.step(), source.step());
-        (self.source, self.done) = (source, Done::default());
+    fn switch_source(&mut self, source: ParameterSource, out: &mut Vec<CoordinatorCommand>) {
+        (self.step, self.reported_step) = (source.step(), source.step());
+        (self.source, self.done) = (source, StepProgress::default());
         self.phase = Phase::Gathering;
-        out.push(Command::Next(self.source.clone()));
-        self.gather(out);
+        out.push(CoordinatorCommand::EvaluateNext(self.source.clone()));
+        self.try_begin_epoch(out);
     }
 
-    fn stop(&mut self) {
+    fn request_stop(&mut self) {
         self.stopping = true;
         self.current = None;
         self.evaluating = None;
@@ -252,34 +264,34 @@ impl Coordinator {
 
     /// Ends a stopped run, saving the last committed step once every shard has it. Nobody else is needed for that; but
     /// the shards are, since only they know which step that is.
-    fn wind_up(&mut self, out: &mut Vec<Command>) {
+    fn finish_stopped_run(&mut self, out: &mut Vec<CoordinatorCommand>) {
         let begun = self.epoch.number > 0;
-        if !begun && (self.phase != Phase::Gathering || self.misses_parameters()) {
-            self.end(Outcome::Stopped, out);
+        if !begun && (self.phase != Phase::Gathering || self.lacks_parameters()) {
+            self.end(RunOutcome::Stopped, out);
             return;
         }
-        let agreed = matches!(self.phase, Phase::Linking(_) | Phase::Running) || (begun && self.saved());
-        if !agreed && !self.agree(out) {
+        let agreed = matches!(self.phase, Phase::Linking(_) | Phase::Running) || (begun && self.is_checkpointed());
+        if !agreed && !self.align_shards(out) {
             return;
         }
-        if self.saved() {
-            self.finish(Outcome::Stopped, out);
+        if self.is_checkpointed() {
+            self.finish(RunOutcome::Stopped, out);
         } else {
-            self.save(out);
+            self.begin_checkpoint(out);
         }
     }
 
     /// Ends once the last checkpoint is published and the last commit recorded.
-    fn finish(&mut self, outcome: Outcome, out: &mut Vec<Command>) {
-        if self.saving.is_none() && self.deciding.is_none() && !self.misses_checkpoint() {
+    fn finish(&mut self, outcome: RunOutcome, out: &mut Vec<CoordinatorCommand>) {
+        if self.saving.is_none() && self.pending_commit.is_none() && !self.lacks_checkpoint() {
             self.end(outcome, out);
         }
     }
 
-    fn end(&mut self, outcome: Outcome, out: &mut Vec<Command>) {
+    fn end(&mut self, outcome: RunOutcome, out: &mut Vec<CoordinatorCommand>) {
         self.phase = Phase::Ended;
-        out.extend(self.members.keys().map(|&agent| Command::Send(agent, Order::Finish)));
-        out.push(Command::End(outcome));
+        out.extend(self.members.keys().map(|&agent| CoordinatorCommand::Send(agent, AgentCommand::Finish)));
+        out.push(CoordinatorCommand::End(outcome));
     }
 }
 
@@ -294,8 +306,8 @@ impl fmt::Debug for Coordinator {
             .field("done", &self.done)
             .field("current", &self.current)
             .field("saving", &self.saving)
-            .field("unsaved", &self.unsaved)
-            .field("deciding", &self.deciding)
+            .field("failed_save", &self.failed_save)
+            .field("pending_commit", &self.pending_commit)
             .field("checkpoint_wanted", &self.checkpoint_wanted)
             .field("stopping", &self.stopping)
             .finish_non_exhaustive()

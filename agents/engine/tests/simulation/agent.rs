@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::{Placement, SwarmChild};
 use millrace_emulator::plan::StreamPlan;
-use millrace_engine::message::{Configure, Order, Report};
+use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
 use millrace_engine::types::{AgentId, Epoch, Role};
 
 use crate::model::samples;
+use crate::network::{LinkKey, Network, Packet};
 use crate::shard::ShardBody;
 use crate::swarm::SwarmBody;
 use crate::system::SystemBody;
-use crate::wires::{LinkKey, Packet, Wires};
 
 /// What all agents of a job know.
-pub struct Job {
+pub struct JobParameters {
     pub plan: Arc<StreamPlan>,
     pub shards: u32,
     /// Chunks that a store copies at a time for a snapshot.
@@ -25,7 +25,7 @@ pub struct Job {
 }
 
 /// The part of an agent that depends on its role.
-pub enum Body {
+pub enum RoleState {
     Shard(Box<ShardBody>),
     Swarm(Box<SwarmBody>),
     System(Box<SystemBody>),
@@ -40,15 +40,15 @@ struct Peer {
 }
 
 /// Where an agent stands in its epoch and what its body may use to speak.
-pub struct Place<'a> {
+pub struct AgentContext<'a> {
     pub me: AgentId,
     pub epoch: Epoch,
     pub stream: Option<u64>,
-    pub wires: &'a mut Wires,
+    pub network: &'a mut Network,
     peers: &'a BTreeMap<AgentId, Peer>,
 }
 
-impl Place<'_> {
+impl AgentContext<'_> {
     fn key(&self, peer: AgentId) -> LinkKey {
         let upper = self.peers.get(&peer).is_some_and(|peer| peer.upper);
         let (upper, lower) = if upper { (peer, self.me) } else { (self.me, peer) };
@@ -56,15 +56,15 @@ impl Place<'_> {
     }
 
     pub fn send(&mut self, peer: AgentId, packet: Packet) {
-        self.wires.send(self.key(peer), self.me, packet);
+        self.network.send(self.key(peer), self.me, packet);
     }
 
     pub fn grant(&mut self, peer: AgentId, total: u64) {
-        self.wires.grant(self.key(peer), self.me, total);
+        self.network.grant(self.key(peer), self.me, total);
     }
 
-    pub fn report(&mut self, report: Report) {
-        self.wires.report(self.stream, report);
+    pub fn report(&mut self, report: AgentReport) {
+        self.network.report(self.stream, report);
     }
 }
 
@@ -76,147 +76,149 @@ pub struct Agent {
     pub finished: bool,
     peers: BTreeMap<AgentId, Peer>,
     linked: bool,
-    pub body: Body,
+    pub body: RoleState,
 }
 
 impl Agent {
-    pub fn new(me: AgentId, job: &Job) -> Self {
+    pub fn new(me: AgentId, job: &JobParameters) -> Self {
         let body = match me.role {
-            Role::MemoryX => Body::Shard(Box::new(ShardBody::new(me.index, job))),
-            Role::SwarmX => Body::Swarm(Box::default()),
-            Role::Cs2 => Body::System(Box::default()),
-            Role::Activation | Role::Coordinator => Body::Activation(job.plan.clone()),
+            Role::MemoryX => RoleState::Shard(Box::new(ShardBody::new(me.index, job))),
+            Role::SwarmX => RoleState::Swarm(Box::default()),
+            Role::Cs2 => RoleState::System(Box::default()),
+            Role::Activation | Role::Coordinator => RoleState::Activation(job.plan.clone()),
         };
         let (epoch, peers) = (Epoch::default(), BTreeMap::new());
         Self { me, stream: None, epoch, finished: false, peers, linked: false, body }
     }
 
     /// Joins the coordinator, or joins it again.
-    pub fn connect(&mut self, wires: &mut Wires) {
+    pub fn connect(&mut self, network: &mut Network) {
         let state = match &mut self.body {
-            Body::Shard(shard) => Some(shard.rejoin()),
+            RoleState::Shard(shard) => Some(shard.rejoin()),
             _ => None,
         };
-        self.stream = Some(wires.connect(self.me, state));
+        self.stream = Some(network.connect(self.me, state));
     }
 
     /// The body, and where it stands.
-    pub fn split<'a>(&'a mut self, wires: &'a mut Wires) -> (&'a mut Body, Place<'a>) {
+    pub fn split<'a>(&'a mut self, network: &'a mut Network) -> (&'a mut RoleState, AgentContext<'a>) {
         let Self { me, stream, epoch, peers, body, .. } = self;
-        (body, Place { me: *me, epoch: *epoch, stream: *stream, wires, peers })
+        (body, AgentContext { me: *me, epoch: *epoch, stream: *stream, network, peers })
     }
 
-    pub fn order(&mut self, order: Order, job: &Job, wires: &mut Wires) -> Result<(), String> {
+    pub fn order(&mut self, order: AgentCommand, job: &JobParameters, network: &mut Network) -> Result<(), String> {
         match order {
-            Order::Finish => self.finished = true,
-            Order::Configure(configure) => self.configure(&configure, job, wires)?,
-            Order::Open { epoch, turn } => {
+            AgentCommand::Finish => self.finished = true,
+            AgentCommand::Configure(configure) => self.configure(&configure, job, network)?,
+            AgentCommand::Open { epoch, iteration } => {
                 let current = epoch == self.epoch;
-                let (body, mut place) = self.split(wires);
+                let (body, mut place) = self.split(network);
                 match body {
                     // A shard tells old epochs itself.
-                    Body::Shard(shard) => shard.open(epoch, turn, &mut place)?,
-                    Body::Swarm(swarm) if current => swarm.open(turn, &mut place)?,
-                    Body::System(system) if current => system.open(turn),
+                    RoleState::Shard(shard) => shard.open(epoch, iteration, &mut place)?,
+                    RoleState::Swarm(swarm) if current => swarm.open(iteration, &mut place)?,
+                    RoleState::System(system) if current => system.open(iteration),
                     _ => {}
                 }
             }
-            Order::Load(_) | Order::Commit { .. } | Order::Snapshot(_) => {
-                let (body, mut place) = self.split(wires);
-                let Body::Shard(shard) = body else { return Err(format!("{order:?} went to {}", place.me)) };
+            AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) => {
+                let (body, mut place) = self.split(network);
+                let RoleState::Shard(shard) = body else { return Err(format!("{order:?} went to {}", place.me)) };
                 shard.order(order, job, &mut place)?;
             }
         }
         Ok(())
     }
 
-    fn configure(&mut self, configure: &Configure, job: &Job, wires: &mut Wires) -> Result<(), String> {
+    fn configure(&mut self, configure: &EpochConfig, job: &JobParameters, network: &mut Network) -> Result<(), String> {
         if configure.epoch <= self.epoch {
             return Err(format!("{} was sent from epoch {} to {}", self.me, self.epoch, configure.epoch));
         }
         self.epoch = configure.epoch;
         self.linked = false;
-        wires.cut_links(self.me, Some(self.epoch));
+        network.cut_links(self.me, Some(self.epoch));
         let placement = Arc::new(configure.placement.clone());
         let peer = |(agent, upper)| (agent, Peer { upper, up: false });
         self.peers = peers(&placement, self.me).into_iter().map(peer).collect();
         for (&upper, _) in self.peers.iter().filter(|(_, peer)| peer.upper) {
-            wires.dials.insert(LinkKey { epoch: self.epoch, upper, lower: self.me });
+            network.dials.insert(LinkKey { epoch: self.epoch, upper, lower: self.me });
         }
         let me = self.me;
-        let (body, mut place) = self.split(wires);
+        let (body, mut place) = self.split(network);
         match body {
-            Body::Shard(shard) => shard.configure(placement, job, &mut place),
-            Body::Swarm(swarm) => swarm.configure(placement, job, &place)?,
-            Body::System(system) => system.configure(placement, job, &place)?,
-            Body::Activation(_) => {}
+            RoleState::Shard(shard) => shard.configure(placement, job, &mut place),
+            RoleState::Swarm(swarm) => swarm.configure(placement, job, &place)?,
+            RoleState::System(system) => system.configure(placement, job, &place)?,
+            RoleState::Activation(_) => {}
         }
         (!self.peers.is_empty()).then_some(()).ok_or_else(|| format!("{me} has no neighbours"))
     }
 
     /// Something came on a link of the current epoch.
-    pub fn packet(&mut self, peer: AgentId, packet: Packet, wires: &mut Wires) -> Result<(), String> {
+    pub fn packet(&mut self, peer: AgentId, packet: Packet, network: &mut Network) -> Result<(), String> {
         match packet {
-            Packet::Up => self.link_up(peer, wires),
+            Packet::Up => self.link_up(peer, network),
             Packet::Broken => {
                 self.peers.entry(peer).and_modify(|peer| peer.up = false);
                 // The storm: a loss may be told more than once.
-                for _ in 0..wires.random.within(1, 3) {
-                    wires.report(self.stream, Report::LinkLost { epoch: self.epoch, peer: Some(peer) });
+                for _ in 0..network.random.within(1, 3) {
+                    network.report(self.stream, AgentReport::LinkLost { epoch: self.epoch, peer: Some(peer) });
                 }
                 Ok(())
             }
             Packet::Frame(frame) => {
-                let (body, mut place) = self.split(wires);
+                let (body, mut place) = self.split(network);
                 match body {
-                    Body::Shard(shard) => shard.gradient(frame, &mut place),
-                    Body::Swarm(swarm) => swarm.frame(peer, frame, &mut place),
-                    Body::System(system) => system.weights(frame),
-                    Body::Activation(_) => Err("an activation server got a frame".to_owned()),
+                    RoleState::Shard(shard) => shard.gradient(frame, &mut place),
+                    RoleState::Swarm(swarm) => swarm.frame(peer, frame, &mut place),
+                    RoleState::System(system) => system.weights(frame),
+                    RoleState::Activation(_) => Err("an activation server got a frame".to_owned()),
                 }
             }
             Packet::Ask(task, leaves) => {
-                let (body, mut place) = self.split(wires);
-                let Body::Activation(plan) = body else { return Err(format!("{} was asked for samples", place.me)) };
+                let (body, mut place) = self.split(network);
+                let RoleState::Activation(plan) = body else {
+                    return Err(format!("{} was asked for samples", place.me));
+                };
                 place.send(peer, Packet::Samples(samples(plan, task, leaves)));
                 Ok(())
             }
             Packet::Samples(samples) => match &mut self.body {
-                Body::System(system) => system.samples(samples),
+                RoleState::System(system) => system.samples(samples),
                 _ => Err(format!("{} got samples", self.me)),
             },
         }
     }
 
-    fn link_up(&mut self, peer: AgentId, wires: &mut Wires) -> Result<(), String> {
+    fn link_up(&mut self, peer: AgentId, network: &mut Network) -> Result<(), String> {
         self.peers.entry(peer).and_modify(|peer| peer.up = true);
         if self.linked || !self.peers.values().all(|peer| peer.up) {
             return Ok(());
         }
         self.linked = true;
-        let (body, mut place) = self.split(wires);
+        let (body, mut place) = self.split(network);
         match body {
-            Body::Shard(shard) => shard.start(&mut place),
-            Body::Swarm(swarm) => swarm.start(&mut place),
-            Body::System(system) => system.start(&mut place),
-            Body::Activation(_) => {}
+            RoleState::Shard(shard) => shard.start(&mut place),
+            RoleState::Swarm(swarm) => swarm.start(&mut place),
+            RoleState::System(system) => system.start(&mut place),
+            RoleState::Activation(_) => {}
         }
         let epoch = place.epoch;
-        place.report(Report::Linked { epoch });
+        place.report(AgentReport::Linked { epoch });
         Ok(())
     }
 
     /// Credit came on a link of the current epoch.
-    pub fn grant(&mut self, peer: AgentId, total: u64, wires: &mut Wires) -> Result<(), String> {
-        let (body, mut place) = self.split(wires);
+    pub fn grant(&mut self, peer: AgentId, total: u64, network: &mut Network) -> Result<(), String> {
+        let (body, mut place) = self.split(network);
         match body {
-            Body::Shard(shard) => shard.grant(total, &mut place),
-            Body::Swarm(swarm) => swarm.grant(peer, total, &mut place),
-            Body::System(system) => {
+            RoleState::Shard(shard) => shard.grant(total, &mut place),
+            RoleState::Swarm(swarm) => swarm.grant(peer, total, &mut place),
+            RoleState::System(system) => {
                 system.grant(total);
                 Ok(())
             }
-            Body::Activation(_) => Ok(()),
+            RoleState::Activation(_) => Ok(()),
         }
     }
 
@@ -225,10 +227,10 @@ impl Agent {
         let missing: Vec<_> =
             self.peers.iter().filter(|(_, peer)| !peer.up).map(|(agent, _)| agent.to_string()).collect();
         let body = match &self.body {
-            Body::Shard(shard) => format!("{:?}", shard.machine.state()),
-            Body::Swarm(swarm) => swarm.waits_for(),
-            Body::System(system) => system.waits_for(),
-            Body::Activation(_) => String::new(),
+            RoleState::Shard(shard) => format!("{:?}", shard.machine.state()),
+            RoleState::Swarm(swarm) => swarm.waits_for(),
+            RoleState::System(system) => system.waits_for(),
+            RoleState::Activation(_) => String::new(),
         };
         let Self { me, epoch, linked, .. } = self;
         format!("{me} in epoch {epoch}, linked: {linked}, links missing: {missing:?}; {body}")

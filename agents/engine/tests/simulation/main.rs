@@ -5,27 +5,27 @@
 //! A run is a pure function of its seed. A failure names it; `MILLRACE_SIMULATION_SEED=<n> cargo test` runs it alone.
 
 mod agent;
-mod boss;
-mod lies;
+mod coordinator;
+mod invalid_frames;
 mod membership;
 mod model;
+mod network;
 mod random;
 mod reference;
 mod setup;
 mod shard;
+mod simulation;
 mod store;
 mod swarm;
 mod system;
-mod wires;
-mod world;
 
 use millrace_engine::coordinator::EvalPolicy;
 use millrace_engine::types::Role;
 
-use boss::History;
+use coordinator::History;
+use network::Coverage;
 use random::Random;
-use setup::{Fault, Laggard, Life, Task, When};
-use wires::Coverage;
+use setup::{Fault, FaultTrigger, SimulatedAttempt, SimulatedJob, SlowComponent};
 
 /// Seeds of every run of the tests.
 const SEEDS: std::ops::Range<u64> = 0..250;
@@ -36,7 +36,7 @@ fn seeds() -> Vec<u64> {
 }
 
 /// What every run must show, whatever happened in it.
-fn check(task: &Task, history: &History) -> Result<(), String> {
+fn check(task: &SimulatedJob, history: &History) -> Result<(), String> {
     let policy = &task.policy;
     let every = policy.checkpoint_every;
     let due = |step: &u64| *step == policy.max_steps || every.is_some_and(|every| step.is_multiple_of(every));
@@ -66,19 +66,24 @@ fn check(task: &Task, history: &History) -> Result<(), String> {
     Ok(())
 }
 
-fn simulate(seed: u64, task: &Task, random: Random, next: impl FnMut(&mut Random) -> Life) -> History {
-    let result = world::run(task, random, next).and_then(|history| check(task, &history).map(|()| history));
+fn simulate(
+    seed: u64,
+    task: &SimulatedJob,
+    random: Random,
+    next: impl FnMut(&mut Random) -> SimulatedAttempt,
+) -> History {
+    let result = simulation::run(task, random, next).and_then(|history| check(task, &history).map(|()| history));
     result.unwrap_or_else(|error| panic!("seed {seed}: {error}"))
 }
 
 #[test]
-fn every_run_ends_in_the_bits_of_the_reference() {
+fn runs_match_the_reference_bit_for_bit() {
     let (mut epochs, mut restarts, mut coverage) = (0, 0, Coverage::default());
     for seed in seeds() {
         let mut random = Random::new(seed);
-        let task = Task::new(&mut random);
+        let task = SimulatedJob::new(&mut random);
         let plan = task.plan.clone();
-        let history = simulate(seed, &task, random, |random| Life::new(random, &plan));
+        let history = simulate(seed, &task, random, |random| SimulatedAttempt::new(random, &plan));
         epochs += history.epochs;
         restarts += history.restarts;
         coverage += history.coverage;
@@ -92,12 +97,12 @@ fn every_run_ends_in_the_bits_of_the_reference() {
 }
 
 #[test]
-fn a_step_abandoned_at_any_chunk_is_run_again_by_others() {
-    let task = Task::small();
+fn abandoned_step_is_rerun_by_other_systems() {
+    let task = SimulatedJob::small();
     let rounds = 2;
     for frames in 1..=(task.plan.up.len() * rounds) as u64 {
         for shards in 1..=2 {
-            let life = Life::small(3, 1, shards, &[(When::Gathered(2, frames), Fault::Leave)]);
+            let life = SimulatedAttempt::small(3, 1, shards, &[(FaultTrigger::Gathered(2, frames), Fault::Leave)]);
             let history = simulate(frames, &task, Random::new(frames), |_| life.clone());
             assert!(history.epochs > 1, "nothing was abandoned at frame {frames}");
         }
@@ -105,15 +110,15 @@ fn a_step_abandoned_at_any_chunk_is_run_again_by_others() {
 }
 
 #[test]
-fn a_commit_that_some_shards_recorded_is_completed_by_the_next_coordinator() {
-    let task = Task::small();
+fn new_coordinator_completes_a_partial_commit() {
+    let task = SimulatedJob::small();
     for (shards, step, seed) in (1..=3).flat_map(|n| (2..=4).flat_map(move |step| (0..4).map(move |at| (n, step, at))))
     {
         for recorded in 1..=u64::from(shards) {
             // Half of the runs are resumed from a checkpoint first.
-            let stop = [(When::Recorded(1, 1), Fault::Stop)];
-            let crash = [(When::Recorded(step, recorded), Fault::Crash(Role::Coordinator))];
-            let lives = [&stop[..], &crash].map(|faults| Life::small(2, 2, shards, faults));
+            let stop = [(FaultTrigger::Recorded(1, 1), Fault::Stop)];
+            let crash = [(FaultTrigger::Recorded(step, recorded), Fault::Crash(Role::Coordinator))];
+            let lives = [&stop[..], &crash].map(|faults| SimulatedAttempt::small(2, 2, shards, faults));
             let mut lives = lives.into_iter().skip(seed as usize % 2);
             let next = |_: &mut Random| lives.next().unwrap_or_else(|| panic!("seed {seed}: it never ends"));
             let history = simulate(seed, &task, Random::new(seed), next);
@@ -123,11 +128,11 @@ fn a_commit_that_some_shards_recorded_is_completed_by_the_next_coordinator() {
 }
 
 #[test]
-fn every_checkpoint_is_evaluated_whoever_is_lost_between_and_within() {
-    let task = Task::evaluating();
+fn eval_all_evaluates_each_checkpoint_despite_failures() {
+    let task = SimulatedJob::evaluating();
     for seed in 0..60 {
         for fault in [Fault::Crash(Role::Cs2), Fault::CutStream(Role::MemoryX), Fault::Crash(Role::Coordinator)] {
-            let life = Life::small(3, 1, 2, &[(When::Tick(seed * 40), fault)]);
+            let life = SimulatedAttempt::small(3, 1, 2, &[(FaultTrigger::Tick(seed * 40), fault)]);
             let history = simulate(seed, &task, Random::new(seed), |_| life.clone());
             assert!(history.epochs >= 5, "each has an epoch of its own");
         }
@@ -135,12 +140,12 @@ fn every_checkpoint_is_evaluated_whoever_is_lost_between_and_within() {
 }
 
 #[test]
-fn a_shard_that_joins_again_hears_what_it_missed() {
-    let task = Task::small();
-    let commits = (1..=4).map(|step| When::Recorded(step, 1));
-    for when in commits.chain([When::Writing(1), When::Writing(2)]) {
+fn rejoining_shard_receives_missed_commands() {
+    let task = SimulatedJob::small();
+    let commits = (1..=4).map(|step| FaultTrigger::Recorded(step, 1));
+    for when in commits.chain([FaultTrigger::Writing(1), FaultTrigger::Writing(2)]) {
         for seed in 0..12 {
-            let life = Life::small(2, 2, 3, &[(when, Fault::CutStream(Role::MemoryX))]);
+            let life = SimulatedAttempt::small(2, 2, 3, &[(when, Fault::CutStream(Role::MemoryX))]);
             simulate(seed, &task, Random::new(seed), |_| life.clone());
         }
     }
@@ -150,17 +155,19 @@ fn a_shard_that_joins_again_hears_what_it_missed() {
 /// `take_for_snapshot` (without the bound on the pending update's step, and without the check behind it): seed 4, and
 /// seed 66 of [`every_run_ends_in_the_bits_of_the_reference`]; no copy before the update in `read`: seeds 0 and 25.
 #[test]
-fn checkpoints_are_of_their_step_on_slow_storage_and_on_storage_that_fails() {
-    let task = Task::small();
+fn checkpoints_hold_exactly_their_step_on_slow_or_failing_storage() {
+    let task = SimulatedJob::small();
     let mut coverage = Coverage::default();
     for seed in 0..40 {
-        let fail = (When::Writing(1 + seed % 2), Fault::FailWrite);
-        let faults = if seed % 2 == 0 { vec![] } else { vec![(When::Tick(seed * 20), Fault::Checkpoint), fail] };
-        let first = Life { laggard: Some(Laggard::Disk), ..Life::small(2, 2, 2, &faults) };
+        let fail = (FaultTrigger::Writing(1 + seed % 2), Fault::FailWrite);
+        let faults =
+            if seed % 2 == 0 { vec![] } else { vec![(FaultTrigger::Tick(seed * 20), Fault::Checkpoint), fail] };
+        let first =
+            SimulatedAttempt { laggard: Some(SlowComponent::Disk), ..SimulatedAttempt::small(2, 2, 2, &faults) };
         let mut lives = 0;
         let history = simulate(seed, &task, Random::new(seed), |_| {
             lives += 1;
-            if lives == 1 { first.clone() } else { Life::small(2, 2, 2, &[]) }
+            if lives == 1 { first.clone() } else { SimulatedAttempt::small(2, 2, 2, &[]) }
         });
         coverage += history.coverage;
         assert_eq!(!history.unsaved.is_empty(), !faults.is_empty(), "seed {seed}");
@@ -171,15 +178,15 @@ fn checkpoints_are_of_their_step_on_slow_storage_and_on_storage_that_fails() {
 }
 
 #[test]
-fn a_stop_in_any_phase_saves_the_last_committed_step_without_those_who_are_gone() {
-    let task = Task::small();
+fn stop_in_any_phase_saves_the_last_committed_step() {
+    let task = SimulatedJob::small();
     for seed in 0..60 {
-        let stop = (When::Tick(seed * 17), Fault::Stop);
-        for faults in [vec![stop], vec![(When::Tick(seed * 16), Fault::Vanish(Role::Cs2)), stop]] {
-            let (mut lives, life) = (0, Life::small(2, 2, 2, &faults));
+        let stop = (FaultTrigger::Tick(seed * 17), Fault::Stop);
+        for faults in [vec![stop], vec![(FaultTrigger::Tick(seed * 16), Fault::Vanish(Role::Cs2)), stop]] {
+            let (mut lives, life) = (0, SimulatedAttempt::small(2, 2, 2, &faults));
             simulate(seed, &task, Random::new(seed), |_| {
                 lives += 1;
-                if lives == 1 { life.clone() } else { Life::small(3, 1, 3, &[]) }
+                if lives == 1 { life.clone() } else { SimulatedAttempt::small(3, 1, 3, &[]) }
             });
             assert_eq!(lives, 2, "it was never stopped");
         }

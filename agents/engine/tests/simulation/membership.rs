@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use millrace_engine::coordinator::{
-    Command, Coordinator, Event, FIRST_PAUSE, Known, LONGEST_PAUSE, MOST_FAILURES, Outcome, Wanted,
+    Coordinator, CoordinatorCommand, CoordinatorEvent, INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES,
+    RequiredAgents, ResumeState, RunOutcome,
 };
-use millrace_engine::message::{Cause, Order, Report, ShardState, Source};
-use millrace_engine::types::{AgentId, Epoch, LeafResult, Role, Task as Work, Turn};
+use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
+use millrace_engine::types::{AgentId, Epoch, Iteration, IterationKind as Work, LeafResult, Role};
 
-use crate::setup::Task;
+use crate::setup::SimulatedJob;
 
 const SHARD: AgentId = AgentId::new(Role::MemoryX, 0);
 const NODE: AgentId = AgentId::new(Role::SwarmX, 0);
@@ -18,50 +19,50 @@ const fn system(index: u32) -> AgentId {
     AgentId::new(Role::Cs2, index)
 }
 
-struct Desk {
+struct CoordinatorFixture {
     machine: Coordinator,
-    task: Task,
+    task: SimulatedJob,
     /// Systems of the epoch.
     systems: Vec<AgentId>,
     /// What it wanted done at the last event.
-    out: Vec<Command>,
+    out: Vec<CoordinatorCommand>,
 }
 
-impl Desk {
+impl CoordinatorFixture {
     /// A coordinator with one shard, node and server, and one of the two systems it wants; the first epoch runs.
     fn running() -> Self {
-        let task = Task::small();
-        let wanted = Wanted { systems: 2, least_systems: 1, shards: 1, fan_out: 2, activation_servers: 1 };
+        let task = SimulatedJob::small();
+        let wanted = RequiredAgents { systems: 2, min_systems: 1, shards: 1, fan_out: 2, activation_servers: 1 };
         let (plan, policy) = (task.plan.clone(), task.policy.clone());
-        let machine = Coordinator::new(plan, policy, wanted, Source::Initial, 1, Known::default());
+        let machine = Coordinator::new(plan, policy, wanted, ParameterSource::Initial, 1, ResumeState::default());
         let mut desk = Self { machine, task, systems: Vec::new(), out: Vec::new() };
         for agent in [SHARD, NODE, SERVER, system(0)] {
             desk.join(agent);
         }
-        desk.report(SHARD, Report::Loaded { state: ShardState { loaded: true, ..ShardState::default() } });
+        desk.report(SHARD, AgentReport::Loaded { state: ShardState { loaded: true, ..ShardState::default() } });
         assert_eq!(desk.configured(), Some(1));
         desk.link();
         desk
     }
 
-    fn on(&mut self, event: Event) {
+    fn on(&mut self, event: CoordinatorEvent) {
         self.out.clear();
         self.machine.on(event, &mut self.out);
     }
 
     fn join(&mut self, agent: AgentId) {
         let shard = (agent.role == Role::MemoryX).then(ShardState::default);
-        self.on(Event::Joined { agent, address: format!("{agent}:1"), shard });
+        self.on(CoordinatorEvent::Joined { agent, address: format!("{agent}:1"), shard });
     }
 
-    fn report(&mut self, agent: AgentId, report: Report) {
-        self.on(Event::Report { agent, report });
+    fn report(&mut self, agent: AgentId, report: AgentReport) {
+        self.on(CoordinatorEvent::Report { agent, report });
     }
 
     /// Systems of the epoch that began at the last event, if one did.
     fn configured(&mut self) -> Option<usize> {
         let placement = self.out.iter().find_map(|command| match command {
-            Command::Epoch { placement, .. } => Some(placement.clone()),
+            CoordinatorCommand::Epoch { placement, .. } => Some(placement.clone()),
             _ => None,
         })?;
         self.systems = placement.systems.iter().map(|system| AgentId::new(Role::Cs2, system.id)).collect();
@@ -72,55 +73,56 @@ impl Desk {
     fn link(&mut self) {
         let epoch = self.machine.epoch();
         for agent in [SHARD, NODE, SERVER].into_iter().chain(self.systems.clone()) {
-            self.report(agent, Report::Linked { epoch });
+            self.report(agent, AgentReport::Linked { epoch });
         }
     }
 
-    fn opened(&self) -> Option<Turn> {
+    fn opened(&self) -> Option<Iteration> {
         self.out.iter().find_map(|command| match command {
-            Command::Send(_, Order::Open { turn, .. }) => Some(*turn),
+            CoordinatorCommand::Send(_, AgentCommand::Open { iteration, .. }) => Some(*iteration),
             _ => None,
         })
     }
 
-    /// Brings the turn that was opened last to its commit; what follows is in `out`.
-    fn finish(&mut self, turn: Turn) {
-        let (epoch, Work::Train { step }) = (self.machine.epoch(), turn.task) else { panic!("{turn:?}") };
+    /// Brings the iteration that was opened last to its commit; what follows is in `out`.
+    fn finish(&mut self, iteration: Iteration) {
+        let (epoch, Work::Train { step }) = (self.machine.epoch(), iteration.task) else { panic!("{iteration:?}") };
         let result = |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, bad_layer: None };
         let results = (0..self.task.plan.leaves.count).map(result).collect();
-        self.report(system(0), Report::Leaves { epoch, turn: turn.serial, results });
+        self.report(system(0), AgentReport::Leaves { epoch, iteration: iteration.number, results });
         let norms = (0..self.task.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
-        self.report(SHARD, Report::Prepared { epoch, step, norms });
+        self.report(SHARD, AgentReport::Prepared { epoch, step, norms });
     }
 
     fn lose_link(&mut self, reporter: AgentId, peer: AgentId) -> Option<(Epoch, Duration, u32)> {
         let epoch = self.machine.epoch();
-        self.report(reporter, Report::LinkLost { epoch, peer: Some(peer) });
+        self.report(reporter, AgentReport::LinkLost { epoch, peer: Some(peer) });
         self.out.iter().find_map(|command| match command {
-            Command::Pause { epoch, after, failures, .. } => Some((*epoch, *after, *failures)),
+            CoordinatorCommand::Backoff { epoch, after, failures, .. } => Some((*epoch, *after, *failures)),
             _ => None,
         })
     }
 }
 
 #[test]
-fn a_system_that_joins_waits_for_the_turn_in_flight() {
-    let mut desk = Desk::running();
-    let turn = desk.opened().unwrap();
+fn joining_system_waits_for_the_current_iteration() {
+    let mut desk = CoordinatorFixture::running();
+    let iteration = desk.opened().unwrap();
     desk.join(system(1));
-    assert!(desk.out.is_empty(), "the turn in flight is disturbed: {:?}", desk.out);
-    desk.finish(turn);
-    let commits = |command: &Command| matches!(command, Command::Send(_, Order::Commit { .. }));
+    assert!(desk.out.is_empty(), "the iteration in flight is disturbed: {:?}", desk.out);
+    desk.finish(iteration);
+    let commits =
+        |command: &CoordinatorCommand| matches!(command, CoordinatorCommand::Send(_, AgentCommand::Commit { .. }));
     assert!(desk.out.iter().any(commits) && desk.opened().is_none());
-    desk.report(SHARD, Report::Committed { step: 1 });
-    assert_eq!(desk.configured(), Some(2), "it works from the next turn on");
+    desk.report(SHARD, AgentReport::Committed { step: 1 });
+    assert_eq!(desk.configured(), Some(2), "it works from the next iteration on");
 }
 
 #[test]
-fn a_link_that_fails_again_and_again_is_tried_more_and_more_rarely_and_ends_the_run() {
-    let mut desk = Desk::running();
+fn repeated_link_failures_back_off_and_end_the_run() {
+    let mut desk = CoordinatorFixture::running();
     let mut pauses = Vec::new();
-    for failures in 1..MOST_FAILURES {
+    for failures in 1..MAX_LINK_FAILURES {
         // Either end may be the one that tells, and others tell of links that were closed in consequence.
         let (reporter, peer) = if failures % 2 == 0 { (NODE, SHARD) } else { (SHARD, NODE) };
         let (epoch, pause, counted) = desk.lose_link(reporter, peer).unwrap();
@@ -129,57 +131,62 @@ fn a_link_that_fails_again_and_again_is_tried_more_and_more_rarely_and_ends_the_
         assert_eq!(desk.lose_link(system(0), NODE), None);
         // Nothing begins before the pause is over, and the end of an older pause is none of this one.
         let before = Epoch { number: epoch.number - 1, ..epoch };
-        desk.on(Event::PauseOver { epoch: before });
+        desk.on(CoordinatorEvent::BackoffElapsed { epoch: before });
         assert_eq!(desk.configured(), None);
-        desk.on(Event::PauseOver { epoch });
+        desk.on(CoordinatorEvent::BackoffElapsed { epoch });
         assert_eq!(desk.configured(), Some(1));
     }
-    assert_eq!((pauses[0], *pauses.last().unwrap()), (FIRST_PAUSE, LONGEST_PAUSE));
+    assert_eq!((pauses[0], *pauses.last().unwrap()), (INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF));
     assert!(pauses.is_sorted());
     assert_eq!(desk.lose_link(NODE, SHARD), None);
-    let Some(Command::End(Outcome::Failed { reason, agent, cause })) = desk.out.pop() else { panic!("it goes on") };
-    assert_eq!((agent, cause), (Some(SHARD), Cause::Other));
+    let Some(CoordinatorCommand::End(RunOutcome::Failed { reason, agent, cause })) = desk.out.pop() else {
+        panic!("it goes on")
+    };
+    assert_eq!((agent, cause), (Some(SHARD), FailureCause::Other));
     assert!(reason.contains("swarmx-0 and memoryx-0") && reason.contains("12 times"), "{reason}");
 }
 
 #[test]
-fn a_failed_link_is_forgotten_when_an_end_of_it_comes_or_goes_or_a_turn_is_finished() {
-    let mut desk = Desk::running();
+fn link_failures_reset_on_membership_change_or_finished_iteration() {
+    let mut desk = CoordinatorFixture::running();
     desk.lose_link(system(0), NODE).unwrap();
-    desk.on(Event::Lost { agent: NODE });
+    desk.on(CoordinatorEvent::Lost { agent: NODE });
     desk.join(NODE);
     assert_eq!(desk.configured(), Some(1), "who replaced the lost end is not waited for");
     desk.link();
     let (epoch, _, failures) = desk.lose_link(system(0), NODE).unwrap();
     assert_eq!(failures, 1);
-    desk.on(Event::PauseOver { epoch });
+    desk.on(CoordinatorEvent::BackoffElapsed { epoch });
     desk.configured();
     desk.link();
-    let turn = desk.opened().unwrap();
-    desk.finish(turn);
+    let iteration = desk.opened().unwrap();
+    desk.finish(iteration);
     assert_eq!(desk.lose_link(system(0), NODE).unwrap().2, 1);
 }
 
 #[test]
-fn a_system_that_fails_is_dismissed_and_a_shard_that_fails_ends_the_run() {
+fn failed_system_is_disconnected_and_failed_shard_ends_the_run() {
     for (agent, cause, ends) in [
-        (system(1), Cause::Other, false),
-        (system(1), Cause::BadInput, true),
-        (SHARD, Cause::Other, true),
-        (SERVER, Cause::Other, true),
+        (system(1), FailureCause::Other, false),
+        (system(1), FailureCause::BadInput, true),
+        (SHARD, FailureCause::Other, true),
+        (SERVER, FailureCause::Other, true),
     ] {
-        let mut desk = Desk::running();
-        let turn = desk.opened().unwrap();
+        let mut desk = CoordinatorFixture::running();
+        let iteration = desk.opened().unwrap();
         desk.join(system(1));
-        desk.finish(turn);
-        desk.report(SHARD, Report::Committed { step: 1 });
+        desk.finish(iteration);
+        desk.report(SHARD, AgentReport::Committed { step: 1 });
         assert_eq!(desk.configured(), Some(2));
-        desk.report(agent, Report::Failed { reason: "it broke".to_owned(), cause });
-        let ended = desk.out.iter().any(|command| matches!(command, Command::End(Outcome::Failed { .. })));
+        desk.report(agent, AgentReport::Failed { reason: "it broke".to_owned(), cause });
+        let ended =
+            desk.out.iter().any(|command| matches!(command, CoordinatorCommand::End(RunOutcome::Failed { .. })));
         assert_eq!(ended, ends, "{agent} {cause:?}");
         if !ends {
             assert!(
-                desk.out.iter().any(|command| matches!(command, Command::Dismiss { agent: it, .. } if *it == agent))
+                desk.out
+                    .iter()
+                    .any(|command| matches!(command, CoordinatorCommand::Disconnect { agent: it, .. } if *it == agent))
             );
             assert_eq!(desk.configured(), Some(1), "the others go on");
         }

@@ -8,13 +8,13 @@ use millrace_emulator::plan::{
     Chunk, ChunkId, DownSlot, Encoding, Group, GroupId, LayerPlan, LeafLayout, MachineBytes, Pass, StreamPlan, UpSlot,
 };
 use millrace_emulator::tree::Node;
-use millrace_engine::payload::{Payload, SPAN};
-use millrace_engine::types::{CommitRecord, LeafResult, Task};
+use millrace_engine::payload::{Payload, SPARSE_BLOCK_ELEMENTS};
+use millrace_engine::types::{CommitRecord, IterationKind, LeafResult};
 
 use crate::random::{Random, mix};
 
 /// Elements of a chunk: few, or spans of which some are zero in a leaf's gradient.
-const ELEMENTS: [usize; 3] = [1, 3, 2 * SPAN + 2];
+const ELEMENTS: [usize; 3] = [1, 3, 2 * SPARSE_BLOCK_ELEMENTS + 2];
 
 /// A plan of 2 to 5 layers, 1 to 3 chunks a group and 1 to 9 leaves.
 pub fn plan(random: &mut Random) -> StreamPlan {
@@ -121,10 +121,10 @@ pub fn initial(plan: &StreamPlan, chunk: ChunkId) -> Vec<f32> {
 }
 
 /// Numbers of the samples of a task's leaves, one each.
-pub fn samples(plan: &StreamPlan, task: Task, leaves: Range<u32>) -> Vec<u64> {
+pub fn samples(plan: &StreamPlan, task: IterationKind, leaves: Range<u32>) -> Vec<u64> {
     let first = match task {
-        Task::Train { step } => (step - 1) * u64::from(plan.leaves.count),
-        Task::Eval { batch, .. } => (1 << 40) + batch * u64::from(plan.eval_leaves.count),
+        IterationKind::Train { step } => (step - 1) * u64::from(plan.leaves.count),
+        IterationKind::Eval { batch, .. } => (1 << 40) + batch * u64::from(plan.eval_leaves.count),
     };
     leaves.map(|leaf| first + u64::from(leaf)).collect()
 }
@@ -179,10 +179,12 @@ impl Leaf {
         let mut gradients = Vec::new();
         for chunk in weights {
             let mut gradient = Vec::new();
-            for (span, weight) in chunk.iter().enumerate().map(|(element, weight)| (element / SPAN, weight)) {
+            for (span, weight) in
+                chunk.iter().enumerate().map(|(element, weight)| (element / SPARSE_BLOCK_ELEMENTS, weight))
+            {
                 at += 1;
                 // As in an embedding's lookup: most rows are no word of this sample.
-                if chunk.len() > SPAN && !mix(self.sample ^ mix(span as u64)).is_multiple_of(4) {
+                if chunk.len() > SPARSE_BLOCK_ELEMENTS && !mix(self.sample ^ mix(span as u64)).is_multiple_of(4) {
                     gradient.push(0.0);
                     continue;
                 }
@@ -245,7 +247,7 @@ impl Parameters {
 pub fn numbers(sum: &Payload) -> Vec<f32> {
     match sum {
         Payload::Dense(bytes) => decode(bytes),
-        Payload::Sparse(sum) => sum.spans().flat_map(decode).collect(),
+        Payload::Sparse(sum) => sum.blocks().flat_map(decode).collect(),
     }
 }
 

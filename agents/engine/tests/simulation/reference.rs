@@ -1,8 +1,8 @@
 //! The same run in one place, one leaf after the other: what every simulated run must end in, bit for bit.
 
 use millrace_emulator::plan::StreamPlan;
-use millrace_engine::coordinator::{Evaluation, LossScaling, Policy, gradient_scale};
-use millrace_engine::types::{CommitRecord, LeafResult, Task};
+use millrace_engine::coordinator::{Evaluation, LossScaling, RunPolicy, gradient_scale};
+use millrace_engine::types::{CommitRecord, IterationKind, LeafResult};
 
 use crate::model::{Leaf, Parameters, layer_chunks, samples, squared_norm, sum};
 
@@ -17,7 +17,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    pub fn new(plan: &StreamPlan, policy: &Policy) -> Self {
+    pub fn new(plan: &StreamPlan, policy: &RunPolicy) -> Self {
         let first = (0..plan.chunks.len()).map(|chunk| Parameters::initial(plan, chunk)).collect();
         let mut reference = Self { states: vec![first], commits: Vec::new(), evaluations: Vec::new() };
         for step in 0..=policy.max_steps {
@@ -34,19 +34,19 @@ impl Reference {
         layer_chunks(plan, layer).iter().map(|(_, chunk)| state[*chunk].weights.clone()).collect()
     }
 
-    fn forward(&self, plan: &StreamPlan, task: Task, count: u32) -> (Vec<Leaf>, Vec<LeafResult>) {
+    fn forward(&self, plan: &StreamPlan, task: IterationKind, count: u32) -> (Vec<Leaf>, Vec<LeafResult>) {
         let mut leaves: Vec<Leaf> =
             samples(plan, task, 0..count).into_iter().enumerate().map(|(at, n)| Leaf::new(at as u32, n)).collect();
         for layer in 0..plan.layers.len() {
-            let weights = self.weights(plan, task.weights_at(), layer);
+            let weights = self.weights(plan, task.required_step(), layer);
             leaves.iter_mut().for_each(|leaf| leaf.forward(&weights));
         }
         let results = leaves.iter_mut().map(Leaf::result).collect();
         (leaves, results)
     }
 
-    fn train(&mut self, plan: &StreamPlan, policy: &Policy, step: u64) {
-        let (mut leaves, results) = self.forward(plan, Task::Train { step }, plan.leaves.count);
+    fn train(&mut self, plan: &StreamPlan, policy: &RunPolicy, step: u64) {
+        let (mut leaves, results) = self.forward(plan, IterationKind::Train { step }, plan.leaves.count);
         let mut gradients: Vec<Option<Vec<f32>>> = vec![None; plan.chunks.len()];
         for layer in (0..plan.layers.len()).rev() {
             let mut weights = self.weights(plan, step - 1, layer);
@@ -74,12 +74,12 @@ impl Reference {
         self.commits.push(commit);
     }
 
-    fn evaluate(&self, plan: &StreamPlan, policy: &Policy, step: u64) -> Evaluation {
+    fn evaluate(&self, plan: &StreamPlan, policy: &RunPolicy, step: u64) -> Evaluation {
         let batches = policy.eval.map_or(0, |eval| eval.batches);
         let mut all = Evaluation { step, loss: 0.0, tokens: 0, correct: 0, batches };
         let mut loss = 0.0;
         for batch in 0..batches {
-            let (_, results) = self.forward(plan, Task::Eval { step, batch }, plan.eval_leaves.count);
+            let (_, results) = self.forward(plan, IterationKind::Eval { step, batch }, plan.eval_leaves.count);
             loss += results.iter().map(|result| result.loss).sum::<f64>();
             all.tokens += results.iter().map(|result| result.tokens).sum::<u64>();
             all.correct += results.iter().map(|result| result.correct).sum::<u64>();
@@ -89,7 +89,7 @@ impl Reference {
     }
 }
 
-fn decide(policy: &Policy, step: u64, results: &[LeafResult], gradients: &[Vec<f32>]) -> CommitRecord {
+fn decide(policy: &RunPolicy, step: u64, results: &[LeafResult], gradients: &[Vec<f32>]) -> CommitRecord {
     let tokens = results.iter().map(|result| result.tokens).sum();
     let factor = policy.scaling.factor(tokens);
     let norms = gradients.iter().map(|gradient| squared_norm(gradient));

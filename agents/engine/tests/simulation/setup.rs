@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_emulator::plan::StreamPlan;
-use millrace_engine::coordinator::{EvalPolicy, LossScaling, Policy, Wanted};
+use millrace_engine::coordinator::{EvalPolicy, LossScaling, RequiredAgents, RunPolicy};
 use millrace_engine::types::Role;
 
 use crate::model;
@@ -34,7 +34,7 @@ pub enum Fault {
 
 /// When a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum FaultTrigger {
     /// After so many deliveries.
     Tick(u64),
     /// When the shards have been brought so many frames of gradients of a step.
@@ -47,7 +47,7 @@ pub enum When {
 
 /// What is slow all through a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Laggard {
+pub enum SlowComponent {
     /// An agent, in everything.
     Agent(Role),
     /// What an agent tells the coordinator.
@@ -57,9 +57,9 @@ pub enum Laggard {
 }
 
 /// The same for every life of a job.
-pub struct Task {
+pub struct SimulatedJob {
     pub plan: Arc<StreamPlan>,
-    pub policy: Policy,
+    pub policy: RunPolicy,
     pub reference: Reference,
     /// Steps of the checkpoints that a run evaluates which only does that; none of one that trains.
     pub evaluates: Vec<u64>,
@@ -67,20 +67,20 @@ pub struct Task {
 
 /// One life of a job, up to its end or a stop.
 #[derive(Clone, Debug)]
-pub struct Life {
-    pub wanted: Wanted,
+pub struct SimulatedAttempt {
+    pub wanted: RequiredAgents,
     pub windows: BTreeMap<Role, u64>,
-    pub faults: Vec<(When, Fault)>,
-    pub laggard: Option<Laggard>,
+    pub faults: Vec<(FaultTrigger, Fault)>,
+    pub laggard: Option<SlowComponent>,
     /// Chunks that a store copies at a time for a snapshot.
     pub copies: usize,
 }
 
-impl Task {
+impl SimulatedJob {
     pub fn new(random: &mut Random) -> Self {
         let plan = Arc::new(model::plan(random));
         let maybe = |random: &mut Random, most: usize| random.chance(60).then(|| random.within(1, most) as u64);
-        let policy = Policy {
+        let policy = RunPolicy {
             train: !random.chance(5),
             max_steps: random.within(1, 6) as u64,
             eval: random
@@ -106,7 +106,7 @@ impl Task {
         Self { evaluates, ..Self::of(plan, policy) }
     }
 
-    fn of(plan: Arc<StreamPlan>, policy: Policy) -> Self {
+    fn of(plan: Arc<StreamPlan>, policy: RunPolicy) -> Self {
         Self { reference: Reference::new(&plan, &policy), plan, policy, evaluates: Vec::new() }
     }
 
@@ -115,14 +115,15 @@ impl Task {
         let Self { plan, policy, .. } = Self::small();
         let eval = Some(EvalPolicy { every: None, batches: 2 });
         let evaluates = (0..=policy.max_steps).collect();
-        Self { evaluates, ..Self::of(plan, Policy { train: false, eval, ..policy }) }
+        Self { evaluates, ..Self::of(plan, RunPolicy { train: false, eval, ..policy }) }
     }
 
-    /// Four steps over five leaves in several rounds, in some of which a system has none, with evaluation and checkpoints between.
+    /// Four steps over five leaves in several rounds, in some of which a system has none, with evaluation and
+    /// checkpoints between.
     pub fn small() -> Self {
         let mut plan = model::plan(&mut Random::new(3));
         (plan.leaves.count, plan.leaves_per_round) = (5, 1);
-        let policy = Policy {
+        let policy = RunPolicy {
             train: true,
             max_steps: 4,
             eval: Some(EvalPolicy { every: Some(2), batches: 1 }),
@@ -136,42 +137,43 @@ impl Task {
     }
 }
 
-impl Life {
+impl SimulatedAttempt {
     /// The smallest windows, `systems` systems of which `least` suffice, and these faults.
-    pub fn small(systems: u32, least_systems: u32, shards: u32, faults: &[(When, Fault)]) -> Self {
-        let wanted = Wanted { systems, least_systems, shards, fan_out: 2, activation_servers: 1 };
+    pub fn small(systems: u32, min_systems: u32, shards: u32, faults: &[(FaultTrigger, Fault)]) -> Self {
+        let wanted = RequiredAgents { systems, min_systems, shards, fan_out: 2, activation_servers: 1 };
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, 1)).collect();
         Self { wanted, windows, faults: faults.to_vec(), laggard: None, copies: 1 }
     }
 
     pub fn new(random: &mut Random, plan: &StreamPlan) -> Self {
         let systems = random.within(1, plan.leaves.count.min(5) as usize) as u32;
-        let wanted = Wanted {
+        let wanted = RequiredAgents {
             systems,
-            least_systems: random.within(1, systems as usize) as u32,
+            min_systems: random.within(1, systems as usize) as u32,
             shards: random.within(1, 3) as u32,
             fan_out: if random.chance(50) { 2 } else { 4 },
             activation_servers: random.within(1, 2) as u32,
         };
         let window = |random: &mut Random| random.pick(&[1, 1, 1, 2, 3]).unwrap_or(1);
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, window(random))).collect();
-        let faults = (0..random.within(0, 8)).map(|_| (When::Tick(moment(random)), fault(random))).collect();
+        let faults =
+            (0..random.within(0, 8)).map(|_| (FaultTrigger::Tick(random_tick(random)), fault(random))).collect();
         Self { wanted, windows, faults, laggard: laggard(random), copies: random.within(1, 3) }
     }
 }
 
-fn laggard(random: &mut Random) -> Option<Laggard> {
+fn laggard(random: &mut Random) -> Option<SlowComponent> {
     let role = random.pick(&[Role::MemoryX, Role::SwarmX, Role::Activation, Role::Cs2])?;
     match random.below(8) {
-        0 => Some(Laggard::Disk),
-        1 => Some(Laggard::Words(role)),
-        2..4 => Some(Laggard::Agent(role)),
+        0 => Some(SlowComponent::Disk),
+        1 => Some(SlowComponent::Words(role)),
+        2..4 => Some(SlowComponent::Agent(role)),
         _ => None,
     }
 }
 
 /// Early moments are as likely as late ones, by order of magnitude.
-fn moment(random: &mut Random) -> u64 {
+fn random_tick(random: &mut Random) -> u64 {
     let magnitude = random.within(3, 13);
     random.within(1 << magnitude, 2 << magnitude) as u64
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, StreamPlan};
-use millrace_engine::message::{Cause, ChunkDigests, Report, Snapshot};
+use millrace_engine::chunk_store::{ChunkOps, ChunkStore, SnapshotCursor, StoreError};
+use millrace_engine::message::{AgentReport, ChunkDigests, FailureCause, SnapshotRequest};
 use millrace_engine::payload::Payload;
-use millrace_engine::store::{Arithmetic, SnapshotCursor, Store, StoreError};
 use millrace_engine::types::CommitRecord;
 
 use crate::model::{Parameters, encode, numbers, squared_norm};
@@ -23,9 +23,9 @@ pub struct Numbers {
 /// The toy model's updates.
 pub struct ToyArithmetic;
 
-impl Arithmetic for ToyArithmetic {
-    type Numbers = Numbers;
-    type Saved = Parameters;
+impl ChunkOps for ToyArithmetic {
+    type ChunkData = Numbers;
+    type SnapshotData = Parameters;
 
     fn update(&self, _: ChunkId, numbers: &mut Numbers, record: &CommitRecord) {
         numbers.parameters.update(&numbers.gradient, record);
@@ -36,7 +36,7 @@ impl Arithmetic for ToyArithmetic {
     }
 }
 
-pub type ToyStore = Store<ToyArithmetic>;
+pub type ToyStore = ChunkStore<ToyArithmetic>;
 
 /// A store of chunks `shard`, `shard + shards`, ... of `state`, the parameters after `step` updates.
 pub fn filled(
@@ -50,8 +50,8 @@ pub fn filled(
         let gradient = vec![f32::NAN; plan.chunks[chunk].elements];
         (chunk as u32 % shards == shard).then(|| Numbers { parameters: state[chunk].clone(), gradient })
     };
-    let store = Store::new(ToyArithmetic, (0..plan.chunks.len()).map(numbers), copies);
-    store.own().try_for_each(|chunk| store.fill(chunk, step, |_| {}))?;
+    let store = ChunkStore::new(ToyArithmetic, (0..plan.chunks.len()).map(numbers), copies);
+    store.owned_chunks().try_for_each(|chunk| store.fill(chunk, step, |_| {}))?;
     Ok(store)
 }
 
@@ -85,19 +85,19 @@ pub fn finish(store: &ToyStore) -> Result<Vec<(ChunkId, Parameters)>, String> {
         let read = store.read(chunk, |numbers| numbers.parameters.clone()).map_err(|error| error.to_string())?;
         read.map(|parameters| (chunk, parameters)).ok_or_else(|| format!("no copy is free for chunk {chunk}"))
     };
-    store.own().map(parameters).collect()
+    store.owned_chunks().map(parameters).collect()
 }
 
 /// The thread that writes a snapshot.
 pub struct Writer {
-    snapshot: Snapshot,
+    snapshot: SnapshotRequest,
     cursor: SnapshotCursor,
     digests: Vec<(ChunkId, ChunkDigests)>,
 }
 
 impl Writer {
     /// Begins a snapshot of `store`.
-    pub fn new(store: &ToyStore, snapshot: Snapshot) -> Self {
+    pub fn new(store: &ToyStore, snapshot: SnapshotRequest) -> Self {
         Self { cursor: store.begin_snapshot(snapshot.step), snapshot, digests: Vec::new() }
     }
 
@@ -107,16 +107,22 @@ impl Writer {
         store: &ToyStore,
         disk: &mut Disk,
         fails: bool,
-    ) -> Result<Option<(Snapshot, Report)>, StoreError> {
+    ) -> Result<Option<(SnapshotRequest, AgentReport)>, StoreError> {
         let Some((chunk, parameters)) = self.cursor.next(store)? else {
             let digests = std::mem::take(&mut self.digests);
-            return Ok(Some((self.snapshot.clone(), Report::Written { snapshot: self.snapshot.clone(), digests })));
+            return Ok(Some((
+                self.snapshot.clone(),
+                AgentReport::Written { snapshot: self.snapshot.clone(), digests },
+            )));
         };
         if fails {
             store.abandon_snapshot();
             let reason = "no space is left".to_owned();
             let snapshot = self.snapshot.clone();
-            return Ok(Some((snapshot.clone(), Report::NotWritten { snapshot, reason, cause: Cause::NoSpace })));
+            return Ok(Some((
+                snapshot.clone(),
+                AgentReport::WriteFailed { snapshot, reason, cause: FailureCause::NoSpace },
+            )));
         }
         self.digests.push((chunk, parameters.digests()));
         disk.entry(self.snapshot.path.clone()).or_default().insert(chunk, parameters);

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
 use millrace_engine::frame::Frame;
-use millrace_engine::swarm::{Command, LinkFault, SwarmX};
-use millrace_engine::types::{AgentId, Role, Turn};
+use millrace_engine::swarm::{LinkError, SwarmCommand, SwarmX};
+use millrace_engine::types::{AgentId, Iteration, Role};
 
-use crate::agent::{Job, Place, neighbours};
-use crate::wires::Packet;
+use crate::agent::{AgentContext, JobParameters, neighbours};
+use crate::network::Packet;
 
 #[derive(Default)]
 pub struct SwarmBody {
@@ -24,7 +24,12 @@ struct Node {
 }
 
 impl SwarmBody {
-    pub fn configure(&mut self, placement: Arc<Placement>, job: &Job, place: &Place) -> Result<(), String> {
+    pub fn configure(
+        &mut self,
+        placement: Arc<Placement>,
+        job: &JobParameters,
+        place: &AgentContext,
+    ) -> Result<(), String> {
         let at = placement.swarm.iter().position(|node| node.id == place.me.index).ok_or("not in the tree")?;
         let (above, below) = neighbours(&placement, at);
         let window = job.windows[&Role::SwarmX];
@@ -37,7 +42,7 @@ impl SwarmBody {
         Ok(())
     }
 
-    pub fn start(&mut self, place: &mut Place) {
+    pub fn start(&mut self, place: &mut AgentContext) {
         if let Some(node) = &self.node {
             node.carry(node.machine.start(), place);
         }
@@ -45,25 +50,25 @@ impl SwarmBody {
 
     fn drive(
         &mut self,
-        place: &mut Place,
-        act: impl FnOnce(&mut Node, &mut Vec<Command>) -> Result<(), LinkFault>,
+        place: &mut AgentContext,
+        act: impl FnOnce(&mut Node, &mut Vec<SwarmCommand>) -> Result<(), LinkError>,
     ) -> Result<(), String> {
         let Some(node) = &mut self.node else { return Ok(()) };
         let mut out = Vec::new();
         act(node, &mut out).map_err(|error| error.to_string())?;
         node.carry(out, place);
-        let (queued, most) = (node.machine.queued(), node.most);
+        let (queued, most) = (node.machine.max_queued_frames(), node.most);
         if queued.0 > most.0 || queued.1 > most.1 {
             return Err(format!("{:?} frames wait at {}, at most {most:?} should", queued, place.me));
         }
         Ok(())
     }
 
-    pub fn open(&mut self, turn: Turn, place: &mut Place) -> Result<(), String> {
-        self.drive(place, |node, out| node.machine.open(turn, out))
+    pub fn open(&mut self, iteration: Iteration, place: &mut AgentContext) -> Result<(), String> {
+        self.drive(place, |node, out| node.machine.open(iteration, out))
     }
 
-    pub fn frame(&mut self, peer: AgentId, frame: Frame, place: &mut Place) -> Result<(), String> {
+    pub fn frame(&mut self, peer: AgentId, frame: Frame, place: &mut AgentContext) -> Result<(), String> {
         self.drive(place, |node, out| match (node.parent(peer), node.child(peer)) {
             (Some(link), _) => node.machine.weights(link, frame, out),
             (_, Some(child)) => node.machine.gradient(child, frame, out),
@@ -71,7 +76,7 @@ impl SwarmBody {
         })
     }
 
-    pub fn grant(&mut self, peer: AgentId, total: u64, place: &mut Place) -> Result<(), String> {
+    pub fn grant(&mut self, peer: AgentId, total: u64, place: &mut AgentContext) -> Result<(), String> {
         self.drive(place, |node, out| match (node.parent(peer), node.child(peer)) {
             (Some(link), _) => node.machine.parent_grant(link, total, out),
             (_, Some(child)) => node.machine.child_grant(child, total, out),
@@ -80,7 +85,7 @@ impl SwarmBody {
     }
 
     pub fn waits_for(&self) -> String {
-        self.node.as_ref().map_or_else(String::new, |node| format!("queued: {:?}", node.machine.queued()))
+        self.node.as_ref().map_or_else(String::new, |node| format!("queued: {:?}", node.machine.max_queued_frames()))
     }
 }
 
@@ -93,13 +98,13 @@ impl Node {
         self.below.iter().position(|below| *below == peer)
     }
 
-    fn carry(&self, commands: Vec<Command>, place: &mut Place) {
+    fn carry(&self, commands: Vec<SwarmCommand>, place: &mut AgentContext) {
         for command in commands {
             match command {
-                Command::Down(child, frame) => place.send(self.below[child], Packet::Frame(frame)),
-                Command::Up(link, frame) => place.send(self.above[link], Packet::Frame(frame)),
-                Command::GrantParent(link, total) => place.grant(self.above[link], total),
-                Command::GrantChild(child, total) => place.grant(self.below[child], total),
+                SwarmCommand::Down(child, frame) => place.send(self.below[child], Packet::Frame(frame)),
+                SwarmCommand::Up(link, frame) => place.send(self.above[link], Packet::Frame(frame)),
+                SwarmCommand::GrantParent(link, total) => place.grant(self.above[link], total),
+                SwarmCommand::GrantChild(child, total) => place.grant(self.below[child], total),
             }
         }
     }

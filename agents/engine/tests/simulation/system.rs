@@ -7,14 +7,14 @@ use millrace_emulator::graph::LayerId;
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::{ChunkId, Pass, StreamPlan};
 use millrace_engine::frame::Frame;
-use millrace_engine::message::Report;
+use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
-use millrace_engine::system::{Act, System};
-use millrace_engine::types::{AgentId, LeafResult, Role, Turn};
+use millrace_engine::system::{System, SystemAction};
+use millrace_engine::types::{AgentId, Iteration, LeafResult, Role};
 
-use crate::agent::{Job, Place};
+use crate::agent::{AgentContext, JobParameters};
 use crate::model::{Leaf, decode, layer_chunks, sum};
-use crate::wires::Packet;
+use crate::network::Packet;
 
 #[derive(Default)]
 pub struct SystemBody {
@@ -40,7 +40,12 @@ struct Run {
 }
 
 impl SystemBody {
-    pub fn configure(&mut self, placement: Arc<Placement>, job: &Job, place: &Place) -> Result<(), String> {
+    pub fn configure(
+        &mut self,
+        placement: Arc<Placement>,
+        job: &JobParameters,
+        place: &AgentContext,
+    ) -> Result<(), String> {
         let at = placement.systems.iter().position(|system| system.id == place.me.index).ok_or("not a system")?;
         let here = placement.systems[at];
         let window = job.windows[&Role::Cs2];
@@ -60,15 +65,15 @@ impl SystemBody {
         Ok(())
     }
 
-    pub fn start(&mut self, place: &mut Place) {
+    pub fn start(&mut self, place: &mut AgentContext) {
         if let Some(run) = &self.run {
-            place.grant(run.above, run.machine.first_grant());
+            place.grant(run.above, run.machine.initial_grant());
         }
     }
 
-    pub fn open(&mut self, turn: Turn) {
+    pub fn open(&mut self, iteration: Iteration) {
         if let Some(run) = &mut self.run {
-            run.machine.open(turn);
+            run.machine.open(iteration);
             run.idle = false;
         }
     }
@@ -84,7 +89,7 @@ impl SystemBody {
         let Some(run) = &mut self.run else { return Ok(()) };
         run.machine.weights(frame);
         run.idle = false;
-        let queued = run.machine.queued();
+        let queued = run.machine.queued_frames();
         if queued as u64 > run.window { Err(format!("{queued} frames wait beyond the window")) } else { Ok(()) }
     }
 
@@ -104,7 +109,7 @@ impl SystemBody {
     }
 
     /// Does the next act.
-    pub fn act(&mut self, place: &mut Place) -> Result<(), String> {
+    pub fn act(&mut self, place: &mut AgentContext) -> Result<(), String> {
         let Some(run) = &mut self.run else { return Ok(()) };
         match run.machine.next().map_err(|error| error.to_string())? {
             None => run.idle = true,
@@ -115,36 +120,41 @@ impl SystemBody {
 
     pub fn waits_for(&self) -> String {
         let Some(run) = &self.run else { return String::new() };
-        format!("{:?}, asked for samples: {:?}, queued: {}", run.machine.waits_for(), run.asked, run.machine.queued())
+        format!(
+            "{:?}, asked for samples: {:?}, queued: {}",
+            run.machine.wait_reason(),
+            run.asked,
+            run.machine.queued_frames()
+        )
     }
 }
 
 impl Run {
-    fn carry(&mut self, act: Act, place: &mut Place) -> Result<(), String> {
+    fn carry(&mut self, act: SystemAction, place: &mut AgentContext) -> Result<(), String> {
         match act {
-            Act::Begin { turn, leaves, .. } => {
+            SystemAction::Begin { iteration, leaves, .. } => {
                 self.wafer.clear();
                 self.gradients.clear();
                 self.asked = Some(leaves.clone());
-                place.send(self.samples_from, Packet::Ask(turn.task, leaves));
+                place.send(self.samples_from, Packet::Ask(iteration.task, leaves));
             }
-            Act::Load { at, weights, grant } => {
+            SystemAction::Load { at, weights, grant } => {
                 if self.wafer.insert(at.chunk, decode(&weights)).is_some() {
                     return Err(format!("chunk {} was on the wafer already", at.chunk));
                 }
                 place.grant(self.above, grant);
             }
-            Act::Compute { layer, pass } => self.compute(layer, pass)?,
-            Act::Report { turn } => {
+            SystemAction::Compute { layer, pass } => self.compute(layer, pass)?,
+            SystemAction::Report { iteration } => {
                 let results = std::mem::take(&mut self.results);
-                place.report(Report::Leaves { epoch: place.epoch, turn: turn.serial, results });
+                place.report(AgentReport::Leaves { epoch: place.epoch, iteration: iteration.number, results });
             }
-            Act::Send { places, at } => {
+            SystemAction::Send { keys, at } => {
                 let by_leaf = self.gradients.get(&(at.layer, at.chunk)).ok_or("no gradient to send")?;
-                for to in places {
+                for to in keys {
                     let one =
                         sum(to.node, &|leaf| by_leaf.get(&leaf).cloned()).ok_or("a leaf's gradient is missing")?;
-                    place.send(self.above, Packet::Frame(Frame::new(to, Payload::of_sum(&one))));
+                    place.send(self.above, Packet::Frame(Frame::new(to, Payload::from_sum(&one))));
                 }
             }
         }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_checkpoint::{ModelDirLock, Staging};
-use millrace_engine::coordinator::{Command, Coordinator, Event};
-use millrace_engine::message::Order;
+use millrace_engine::coordinator::{Coordinator, CoordinatorCommand, CoordinatorEvent};
+use millrace_engine::message::AgentCommand;
 use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::proto;
 use millrace_protocol::security::RejectionLog;
@@ -179,7 +179,7 @@ impl Driver {
     /// A pause is over, a checkpoint is due, or somebody has been waited for too long.
     fn overdue(&mut self) -> Result<(), Failure> {
         if let Some((epoch, _)) = self.pause.take_if(|(_, until)| *until <= Instant::now()) {
-            return self.event(Event::PauseOver { epoch });
+            return self.event(CoordinatorEvent::BackoffElapsed { epoch });
         }
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
             self.ending = Some(Ending::stopped(self.leaver));
@@ -198,7 +198,7 @@ impl Driver {
             ControlEvent::Hello(number, hello) => self.hello(number, hello),
             ControlEvent::Report(agent, number, report) => {
                 if self.is_current(agent, number) {
-                    return self.event(Event::Report { agent, report });
+                    return self.event(CoordinatorEvent::Report { agent, report });
                 }
                 Ok(())
             }
@@ -231,7 +231,7 @@ impl Driver {
         if agent.role == Role::MemoryX {
             self.lost_shards.insert(agent, Instant::now());
         }
-        self.event(Event::Lost { agent })
+        self.event(CoordinatorEvent::Lost { agent })
     }
 
     fn user(&mut self, command: UserCommand) -> Result<(), Failure> {
@@ -247,7 +247,7 @@ impl Driver {
                 let (step, saved) = self.standing();
                 if saved.is_none() && self.machine.is_some() && self.launch.mode.trains() {
                     self.checkpoint_replies.push(reply);
-                    return self.event(Event::CheckpointWanted);
+                    return self.event(CoordinatorEvent::CheckpointRequested);
                 }
                 let _ = reply.send(reply_of(step, saved));
                 Ok(())
@@ -268,7 +268,7 @@ impl Driver {
         }
         self.save_timer.stopping();
         self.teller.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
-        self.event(Event::StopWanted)
+        self.event(CoordinatorEvent::StopRequested)
     }
 
     /// A shard has to go, and its numbers are nowhere else: saves them and ends the run.
@@ -282,7 +282,7 @@ impl Driver {
     }
 
     /// Gives an event to the machine and carries its commands out.
-    fn event(&mut self, event: Event) -> Result<(), Failure> {
+    fn event(&mut self, event: CoordinatorEvent) -> Result<(), Failure> {
         let Some(machine) = &mut self.machine else { return Ok(()) };
         self.spans.on_event(&event);
         let mut commands = Vec::new();
@@ -290,19 +290,19 @@ impl Driver {
         commands.into_iter().try_for_each(|command| self.carry(command))
     }
 
-    fn carry(&mut self, command: Command) -> Result<(), Failure> {
+    fn carry(&mut self, command: CoordinatorCommand) -> Result<(), Failure> {
         self.spans.on_command(&command);
         match command {
-            Command::Send(agent, order) => self.send(agent, &order),
-            Command::Stage { step } => self.stage(step),
-            Command::Publish { digests, record, .. } => self.publish(digests, record),
-            Command::NotSaved { step, reason, agent, cause } => {
+            CoordinatorCommand::Send(agent, order) => self.send(agent, &order),
+            CoordinatorCommand::StageCheckpoint { step } => self.stage(step),
+            CoordinatorCommand::PublishCheckpoint { digests, record, .. } => self.publish(digests, record),
+            CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause } => {
                 self.not_saved(NotSaved { step, reason, agent, cause })?;
             }
-            Command::Epoch { epoch, placement } => {
+            CoordinatorCommand::Epoch { epoch, placement } => {
                 self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len());
             }
-            Command::Pause { epoch, after, reporter, peer, failures } => {
+            CoordinatorCommand::Backoff { epoch, after, reporter, peer, failures } => {
                 let peer = peer.map_or_else(|| "another agent".to_owned(), |peer| peer.to_string());
                 let seconds = after.as_secs_f64();
                 tracing::warn!(
@@ -312,17 +312,17 @@ impl Driver {
                 );
                 self.pause = Some((epoch, Instant::now() + after));
             }
-            Command::Dismiss { agent, reason } => self.dismiss(agent, &reason),
-            Command::Running => {
+            CoordinatorCommand::Disconnect { agent, reason } => self.dismiss(agent, &reason),
+            CoordinatorCommand::ReportRunning => {
                 self.save_timer.training(Instant::now());
                 self.teller.running();
             }
-            Command::Next(_) => self.next_checkpoint(),
-            Command::Evaluating => self.teller.evaluating(),
-            Command::Step(record) => self.teller.step(&record),
-            Command::EvalBatch(evaluation) => self.teller.eval_batch(&evaluation),
-            Command::Evaluated(evaluation) => self.teller.evaluated(&evaluation),
-            Command::End(outcome) => self.ending = Some(Ending::of(outcome, self.launch.mode, self.leaver)),
+            CoordinatorCommand::EvaluateNext(_) => self.next_checkpoint(),
+            CoordinatorCommand::Evaluating => self.teller.evaluating(),
+            CoordinatorCommand::ReportStep(record) => self.teller.step(&record),
+            CoordinatorCommand::ReportEvalBatch(evaluation) => self.teller.eval_batch(&evaluation),
+            CoordinatorCommand::ReportEvaluation(evaluation) => self.teller.evaluated(&evaluation),
+            CoordinatorCommand::End(outcome) => self.ending = Some(Ending::of(outcome, self.launch.mode, self.leaver)),
         }
         Ok(())
     }
@@ -336,7 +336,7 @@ impl Driver {
         self.beginning = next;
     }
 
-    fn send(&self, agent: AgentId, order: &Order) {
+    fn send(&self, agent: AgentId, order: &AgentCommand) {
         if let Some(connected) = self.joined.get(&agent) {
             connected.post.order(order);
         }
@@ -346,14 +346,14 @@ impl Driver {
     fn dismiss(&mut self, agent: AgentId, reason: &str) {
         tracing::warn!(peer = %agent, "{agent} can't go on and is dismissed: {reason}");
         if let Some(connected) = self.joined.remove(&agent) {
-            connected.post.order(&Order::Finish);
+            connected.post.order(&AgentCommand::Finish);
         }
     }
 
     /// The run can't go on: tells everybody.
     fn give_up(&mut self, failure: &Failure) {
         for connected in self.joined.values() {
-            connected.post.order(&Order::Finish);
+            connected.post.order(&AgentCommand::Finish);
         }
         self.ending = Some(Ending::failed(failure));
     }

@@ -1,7 +1,7 @@
 //! How a run ends: what the user is told of it, and programs.
 
-use millrace_engine::coordinator::Outcome;
-use millrace_engine::message::Cause;
+use millrace_engine::coordinator::RunOutcome;
+use millrace_engine::message::FailureCause;
 use millrace_engine::types::AgentId;
 use millrace_params::Mode;
 use millrace_telemetry::journal::Reason;
@@ -21,21 +21,21 @@ pub struct Ending {
 
 impl Ending {
     /// The end that the coordinator's machine came to in `mode`.
-    pub fn of(outcome: Outcome, mode: Mode, leaver: Option<AgentId>) -> Self {
+    pub fn of(outcome: RunOutcome, mode: Mode, leaver: Option<AgentId>) -> Self {
         match outcome {
-            Outcome::Complete => {
+            RunOutcome::Complete => {
                 let what = if mode.trains() { "Training" } else { "Evaluation" };
                 let message = format!("{what} completed successfully!");
                 Self { reason: Reason::Succeeded, message, agent: None }
             }
-            Outcome::Stopped => Self::stopped(leaver),
-            Outcome::Failed { reason: message, agent, cause } => {
+            RunOutcome::Stopped => Self::stopped(leaver),
+            RunOutcome::Failed { reason: message, agent, cause } => {
                 let reason = match cause {
-                    Cause::BadInput => Reason::BadParams,
-                    Cause::NotFinite => Reason::NonFiniteLoss,
-                    Cause::ShardLost => Reason::ShardLost,
-                    Cause::NoSpace => Reason::OutOfSpace,
-                    Cause::Other => Reason::Failed,
+                    FailureCause::BadInput => Reason::BadParams,
+                    FailureCause::NotFinite => Reason::NonFiniteLoss,
+                    FailureCause::ShardLost => Reason::ShardLost,
+                    FailureCause::NoSpace => Reason::OutOfSpace,
+                    FailureCause::Other => Reason::Failed,
                 };
                 Self { reason, message, agent }
             }

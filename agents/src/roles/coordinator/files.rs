@@ -195,8 +195,8 @@ impl RunFiles {
         self.last_report.write(outcome);
     }
 
-    /// Takes note of what became of a write. What a file refuses stays in memory and is written before what comes next, so
-    /// that a full disk ends no run; the user is told once that it is full, and once that it is not any more.
+    /// Takes note of what became of a write. What a file refuses stays in memory and is written before what comes next,
+    /// so that a full disk ends no run; the user is told once that it is full, and once that it is not any more.
     fn note(&mut self, written: Result<(), Error>) {
         let written = if self.refusing { written.and_then(|()| self.flush()) } else { written };
         let dropped = self.dropped_so_far();
@@ -245,8 +245,8 @@ impl RunFiles {
     }
 }
 
-/// `metrics.jsonl` with the steps `before` this run, each once: what is of another line goes, what is missing of this one
-/// comes back from the journal.
+/// `metrics.jsonl` with the steps `before` this run, each once: what is of another line goes, what is missing of this
+/// one comes back from the journal.
 fn metrics_of_line(model_dir: &Path, before: &Before) -> Result<MetricsLog, Error> {
     let mut metrics = MetricsLog::open(model_dir, before.shared)?;
     if before.made_by.is_empty() {

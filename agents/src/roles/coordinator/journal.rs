@@ -22,7 +22,8 @@ pub enum UserCommand {
     Stop(oneshot::Sender<proto::CommandReply>),
 }
 
-/// The journal of model_dir as its present job knows it: what others wrote before is not told, and attempts are the job's.
+/// The journal of model_dir as its present job knows it: what others wrote before is not told, and attempts are the
+/// job's.
 #[derive(Clone, Debug)]
 pub struct JobJournal {
     /// Of all that had model_dir.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_engine::coordinator::{EvalPolicy, LossScaling, Policy};
+use millrace_engine::coordinator::{EvalPolicy, LossScaling, RunPolicy};
 use millrace_params::{Job, Mode};
 
 use crate::control::job::CompiledJob;
@@ -16,11 +16,11 @@ pub fn scaling(job: &Job, batch: u64) -> LossScaling {
 }
 
 /// What a run in `mode` does after which step; an evaluation has `eval_batches`.
-pub fn policy(compiled: &CompiledJob, mode: Mode, eval_batches: u64) -> Policy {
+pub fn policy(compiled: &CompiledJob, mode: Mode, eval_batches: u64) -> RunPolicy {
     let run = &compiled.job.run;
     let schedule = compiled.job.optimizer.schedule.clone();
     let train = mode.trains();
-    Policy {
+    RunPolicy {
         train,
         max_steps: run.max_steps,
         eval: mode

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, list, newest_whole};
 use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
-use millrace_engine::message::Source;
+use millrace_engine::message::ParameterSource;
 use millrace_params::{InputSpec, Job, Mode};
 
 use super::saver::Saved;
@@ -18,7 +18,7 @@ use crate::launch::Launch;
 #[derive(Debug)]
 pub struct Beginning {
     /// What the shards load.
-    pub source: Source,
+    pub source: ParameterSource,
     /// Updates made already.
     pub step: u64,
     /// The checkpoint of that step in `model_dir`, where it is the one begun with.
@@ -44,8 +44,8 @@ pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
     Checkpoint::open_verified(path).map(Some).map_err(|error| checkpoint_failure(&error))
 }
 
-/// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none. A run that evaluates all
-/// has every whole one to begin with, oldest first: of the directory that the user named, else of `model_dir`.
+/// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none. A run that evaluates
+/// all has every whole one to begin with, oldest first: of the directory that the user named, else of `model_dir`.
 ///
 /// # Errors
 /// It is of another model, or there is nothing to evaluate.
@@ -106,7 +106,7 @@ fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginn
             .hint("name one with --checkpoint_path, or train first"));
     }
     report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
-    Ok(Beginning { source: Source::Initial, step: 0, saved: None, from: None, profile: None, report })
+    Ok(Beginning { source: ParameterSource::Initial, step: 0, saved: None, from: None, profile: None, report })
 }
 
 fn from_checkpoint(
@@ -138,7 +138,7 @@ fn from_checkpoint(
     let digest = || checkpoint.info().parameters_blake3.to_string();
     let saved = is_own.then(|| Saved { path: path.to_owned(), step, digest: digest() });
     Ok(Beginning {
-        source: Source::Checkpoint { path: path.to_string_lossy().into_owned(), optimizer, step },
+        source: ParameterSource::Checkpoint { path: path.to_string_lossy().into_owned(), optimizer, step },
         step,
         saved,
         from: is_own.then(|| checkpoint.point()),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use millrace_checkpoint::{Checkpoint, Digest, Facts, ModelDirLock, Moments, Staging, WriterEpoch};
-use millrace_engine::message::{ChunkDigests, Snapshot};
+use millrace_engine::message::{ChunkDigests, SnapshotRequest};
 use millrace_engine::types::{CommitRecord, Epoch};
 
 use super::resume::profile_json;
@@ -42,12 +42,12 @@ impl Saver {
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, Snapshot), Failure> {
+    pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, SnapshotRequest), Failure> {
         let epoch = WriterEpoch { attempt: epoch.attempt, number: epoch.number };
         let staging = Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments)
             .map_err(|error| checkpoint_failure(&error))?;
         let path = staging.path().to_string_lossy().into_owned();
-        Ok((staging, Snapshot { step, path }))
+        Ok((staging, SnapshotRequest { step, path }))
     }
 
     /// Publishes it and deletes what is more than `max_checkpoints`, and recovery checkpoints before it; see

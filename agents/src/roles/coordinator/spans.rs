@@ -1,7 +1,7 @@
 //! The coordinator's spans: one for the run, and in it one for each checkpoint that is saved and each evaluation. None
 //! for a step: a run has millions.
 
-use millrace_engine::coordinator::{Command, Event};
+use millrace_engine::coordinator::{CoordinatorCommand, CoordinatorEvent};
 use millrace_traces::TraceParent;
 use tracing::Span;
 
@@ -24,21 +24,23 @@ impl Spans {
     }
 
     /// Ends what the event ends.
-    pub fn on_event(&mut self, event: &Event) {
-        if matches!(event, Event::Published { .. }) {
+    pub fn on_event(&mut self, event: &CoordinatorEvent) {
+        if matches!(event, CoordinatorEvent::Published { .. }) {
             self.checkpoint = None;
         }
     }
 
     /// Begins what the command begins, and ends what it ends.
-    pub fn on_command(&mut self, command: &Command) {
+    pub fn on_command(&mut self, command: &CoordinatorCommand) {
         match command {
-            Command::Stage { step } => {
+            CoordinatorCommand::StageCheckpoint { step } => {
                 self.checkpoint = Some(tracing::info_span!(parent: &self.run, "save checkpoint", step));
             }
-            Command::NotSaved { .. } => self.checkpoint = None,
-            Command::Evaluating => self.evaluation = Some(tracing::info_span!(parent: &self.run, "evaluate")),
-            Command::Evaluated(_) => self.evaluation = None,
+            CoordinatorCommand::ReportSaveFailure { .. } => self.checkpoint = None,
+            CoordinatorCommand::Evaluating => {
+                self.evaluation = Some(tracing::info_span!(parent: &self.run, "evaluate"))
+            }
+            CoordinatorCommand::ReportEvaluation(_) => self.evaluation = None,
             _ => {}
         }
     }

@@ -68,7 +68,7 @@ fn role_line(role: Role, usages: &[&proto::Usage], elapsed: Duration) -> Option<
     let peak = usages.iter().map(|usage| usage.peak_rss_bytes).max().unwrap_or(0);
     Some(format!(
         "{} x{}: {busy}waited for {waits}; peak memory {:.0} MiB",
-        role.name(),
+        role.as_str(),
         usages.len(),
         peak as f64 / (1 << 20) as f64
     ))

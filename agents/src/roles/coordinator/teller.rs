@@ -1,5 +1,5 @@
-//! Tells how the run goes: progress lines to the user, points to metrics.jsonl and the journal, gauges to `/metrics`, and
-//! in the end the outcome.
+//! Tells how the run goes: progress lines to the user, points to metrics.jsonl and the journal, gauges to `/metrics`,
+//! and in the end the outcome.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -116,7 +116,7 @@ impl Teller {
     /// A line of an agent's log.
     pub fn log(&mut self, agent: AgentId, log: proto::Log) {
         let level = Level::ALL.into_iter().find(|level| level.as_str() == log.level).unwrap_or(Level::Info);
-        if let Ok(name) = AgentName::new(agent.role.name(), agent.index) {
+        if let Ok(name) = AgentName::new(agent.role.as_str(), agent.index) {
             let fields = log.fields.into_iter().collect();
             let record = Record { unix_ms: log.time_ms, fields, ..Record::new(level, name, log.message) };
             if level <= Level::Warning {
@@ -162,8 +162,8 @@ impl Teller {
         self.console.line("Waiting for all agents to be running.");
     }
 
-    /// Everyone is there; the run goes on after `step`, to which the steps `before` led and which the shards hold already
-    /// where `held` says so.
+    /// Everyone is there; the run goes on after `step`, to which the steps `before` led and which the shards hold
+    /// already where `held` says so.
     ///
     /// # Errors
     /// The file system refuses.

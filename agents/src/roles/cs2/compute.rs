@@ -9,10 +9,10 @@ use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::plan::{Encoding, Pass};
 use millrace_engine::frame::Frame;
-use millrace_engine::message::Report;
+use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
-use millrace_engine::system::{Act, System, Wait};
-use millrace_engine::types::{AgentId, LeafResult, Role, Task, Turn};
+use millrace_engine::system::{System, SystemAction, WaitReason};
+use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
 use millrace_telemetry::metric_definitions::RoleMetrics;
@@ -57,21 +57,21 @@ struct InEpoch {
     device: CpuDevice,
     samples: VecDeque<proto::SamplesReply>,
     /// Rounds that were opened and not asked samples for.
-    unasked: VecDeque<(Turn, usize)>,
+    unasked: VecDeque<(Iteration, usize)>,
     /// Rounds that were asked samples for and not begun.
     asked: usize,
     /// A round that waits for its samples.
     begin: Option<Begin>,
-    /// The step of the turn being run.
+    /// The step of the iteration being run.
     step: u64,
-    /// Whether a turn has come.
+    /// Whether an iteration was opened.
     opened: bool,
 }
 
 /// A round to be started.
 #[derive(Clone, Debug)]
 struct Begin {
-    turn: Turn,
+    iteration: Iteration,
     round: u32,
     leaves: Range<u32>,
 }
@@ -79,7 +79,7 @@ struct Begin {
 /// What the compute thread does next.
 enum Next {
     Begin(Begin, proto::SamplesReply),
-    Act(Act),
+    Act(SystemAction),
 }
 
 impl InEpoch {
@@ -104,12 +104,14 @@ impl InEpoch {
         if self.begin.is_none() {
             let act = self.system.next().map_err(|error| self.bad_weights(error))?;
             match act {
-                Some(Act::Begin { turn, round, leaves }) => self.begin = Some(Begin { turn, round, leaves }),
+                Some(SystemAction::Begin { iteration, round, leaves }) => {
+                    self.begin = Some(Begin { iteration, round, leaves })
+                }
                 act => return Ok(act.map(Next::Act)),
             }
         }
         let Some(begin) = &self.begin else { return Ok(None) };
-        let wanted = |reply: &proto::SamplesReply| (reply.turn, reply.round) == (begin.turn.serial, begin.round);
+        let wanted = |reply: &proto::SamplesReply| (reply.turn, reply.round) == (begin.iteration.number, begin.round);
         let Some(reply) = self.samples.iter().position(wanted).and_then(|at| self.samples.remove(at)) else {
             return Ok(None);
         };
@@ -117,12 +119,12 @@ impl InEpoch {
     }
 
     fn waits_for(&self) -> StallReason {
-        match self.system.waits_for() {
+        match self.system.wait_reason() {
             _ if self.begin.is_some() => StallReason::Samples,
-            Wait::Turn if !self.opened => StallReason::Epoch,
-            Wait::Turn => StallReason::Commit,
-            Wait::Weights => StallReason::Weights,
-            Wait::Credit => StallReason::Credit,
+            WaitReason::Iteration if !self.opened => StallReason::Epoch,
+            WaitReason::Iteration => StallReason::Commit,
+            WaitReason::Weights => StallReason::Weights,
+            WaitReason::Credit => StallReason::Credit,
         }
     }
 }
@@ -156,7 +158,7 @@ impl Worker {
     fn link_lost(&self, here: Option<InEpoch>, peer: AgentId, reason: &str) {
         let Some(here) = here else { return };
         tracing::warn!(%peer, epoch = %here.start.epoch, "link is gone: {reason}");
-        self.outbox.report(&Report::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
+        self.outbox.report(&AgentReport::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
     }
 
     /// Does the next act, or waits for what it needs; false when nobody is there any more.
@@ -196,7 +198,7 @@ impl Worker {
                 let Start { epoch, place, .. } = *start;
                 let device = self.device(&start)?;
                 let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
-                start.grants.grant(system.first_grant());
+                start.grants.grant(system.initial_grant());
                 *here = Some(InEpoch {
                     start,
                     system,
@@ -210,16 +212,16 @@ impl Worker {
                 });
             }
             (Input::Abandon, _) => *here = None,
-            (Input::Open(epoch, turn), Some(here)) if here.start.epoch == epoch => {
+            (Input::Open(epoch, iteration), Some(here)) if here.start.epoch == epoch => {
                 let Start { placement, .. } = &*here.start;
-                let rounds = if turn.task.trains() { &placement.rounds } else { &placement.eval_rounds };
-                here.unasked.extend((0..rounds.len()).map(|round| (turn, round)));
+                let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
+                here.unasked.extend((0..rounds.len()).map(|round| (iteration, round)));
                 self.request_samples(here);
                 here.opened = true;
-                here.system.open(turn);
+                here.system.open(iteration);
             }
             (Input::Grant(epoch, total), Some(here)) if here.start.epoch == epoch => here.system.grant(total),
-            (Input::Weights(frame), Some(here)) if frame.place.epoch == here.start.epoch => here.system.weights(frame),
+            (Input::Weights(frame), Some(here)) if frame.key.epoch == here.start.epoch => here.system.weights(frame),
             (Input::Samples(reply), Some(here))
                 if (reply.attempt, reply.epoch) == (here.start.epoch.attempt, here.start.epoch.number) =>
             {
@@ -241,27 +243,27 @@ impl Worker {
     }
 
     /// The batch of a task: first sample number, samples of a leaf, whether it is evaluation.
-    fn batch(&self, task: Task) -> (u64, u32, bool) {
+    fn batch(&self, task: IterationKind) -> (u64, u32, bool) {
         let plan = &self.job.plan;
         match task {
-            Task::Train { step } => ((step - 1) * plan.leaves.batch(), plan.leaves.samples, false),
-            Task::Eval { batch, .. } => (batch * plan.eval_leaves.batch(), plan.eval_leaves.samples, true),
+            IterationKind::Train { step } => ((step - 1) * plan.leaves.batch(), plan.leaves.samples, false),
+            IterationKind::Eval { batch, .. } => (batch * plan.eval_leaves.batch(), plan.eval_leaves.samples, true),
         }
     }
 
     /// Asks for the samples of the next rounds, as far ahead as they may wait here.
     fn request_samples(&self, here: &mut InEpoch) {
         while here.asked < ROUNDS_AHEAD
-            && let Some((turn, round)) = here.unasked.pop_front()
+            && let Some((iteration, round)) = here.unasked.pop_front()
         {
             let Start { epoch, placement, place, samples, .. } = &*here.start;
-            let rounds = if turn.task.trains() { &placement.rounds } else { &placement.eval_rounds };
-            let (first, of_leaf, evaluation) = self.batch(turn.task);
+            let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
+            let (first, of_leaf, evaluation) = self.batch(iteration.task);
             let leaves = rounds[round].owned[*place].clone();
             here.asked += 1;
             // As many as may be asked for at once have room.
             let _ = samples.try_send(proto::SamplesRequest {
-                turn: turn.serial,
+                turn: iteration.number,
                 round: round as u32,
                 evaluation,
                 first: first + u64::from(leaves.start) * u64::from(of_leaf),
@@ -279,13 +281,13 @@ impl Worker {
         };
         match act {
             // Held back until its samples are there.
-            Act::Begin { .. } => {}
-            Act::Load { at, weights, grant } => {
+            SystemAction::Begin { .. } => {}
+            SystemAction::Load { at, weights, grant } => {
                 let encoding = self.job.plan.chunk_encoding(at.chunk);
                 here.device.load(at.chunk, encoding, &weights).map_err(|error| here.bad_weights(error))?;
                 here.start.grants.grant(grant);
             }
-            Act::Compute { layer, pass } => {
+            SystemAction::Compute { layer, pass } => {
                 let began = Instant::now();
                 match pass {
                     Pass::Forward => here.device.forward(layer).map_err(Failure::own)?,
@@ -294,7 +296,7 @@ impl Worker {
                 self.work.seconds += began.elapsed().as_secs_f64();
                 self.work.flops = here.device.flops();
             }
-            Act::Report { turn } => {
+            SystemAction::Report { iteration } => {
                 let result = |loss: &millrace_emulator::device::LeafLoss| LeafResult {
                     leaf: loss.leaf,
                     loss: loss.loss,
@@ -303,14 +305,18 @@ impl Worker {
                     bad_layer: loss.bad_layer.map(|layer| layer as u32),
                 };
                 let results = here.device.losses().iter().map(result).collect();
-                self.outbox.report(&Report::Leaves { epoch: here.start.epoch, turn: turn.serial, results });
+                self.outbox.report(&AgentReport::Leaves {
+                    epoch: here.start.epoch,
+                    iteration: iteration.number,
+                    results,
+                });
             }
-            Act::Send { places, at } => {
-                for place in places {
-                    let gradient = here.device.gradient(at.layer, at.chunk, place.node).ok_or_else(|| {
-                        Failure::own(format!("no gradient of chunk {} for leaves {}", at.chunk, place.node))
+            SystemAction::Send { keys, at } => {
+                for key in keys {
+                    let gradient = here.device.gradient(at.layer, at.chunk, key.node).ok_or_else(|| {
+                        Failure::own(format!("no gradient of chunk {} for leaves {}", at.chunk, key.node))
                     })?;
-                    let frame = Frame::new(place, Payload::of_sum(gradient));
+                    let frame = Frame::new(key, Payload::from_sum(gradient));
                     let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: here.step };
                     here.start.frames.frame(codec::pack(frame, context));
                 }
@@ -323,10 +329,10 @@ impl Worker {
     fn begin(&self, here: &mut InEpoch, begin: Begin, reply: &proto::SamplesReply) -> Result<(), Fault> {
         here.asked = here.asked.saturating_sub(1);
         self.request_samples(here);
-        let Begin { turn, leaves, .. } = begin;
-        let (Task::Train { step } | Task::Eval { step, .. }) = turn.task;
+        let Begin { iteration, leaves, .. } = begin;
+        let (IterationKind::Train { step } | IterationKind::Eval { step, .. }) = iteration.task;
         here.step = step;
-        let (first, of_leaf, evaluation) = self.batch(turn.task);
+        let (first, of_leaf, evaluation) = self.batch(iteration.task);
         let (ids, labels) = (tokens(&reply.input_ids), tokens(&reply.labels));
         let length = of_leaf as usize * self.job.plan.sequence;
         if ids.len() != leaves.len() * length || labels.len() != ids.len() {

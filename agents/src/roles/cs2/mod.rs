@@ -12,8 +12,8 @@ use bytes::Bytes;
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::frame::Frame;
-use millrace_engine::message::{Configure, Order, Report};
-use millrace_engine::types::{AgentId, Epoch, Role, Turn};
+use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
+use millrace_engine::types::{AgentId, Epoch, Iteration, Role};
 use millrace_protocol::proto::{self, samples_client::SamplesClient};
 use millrace_protocol::{packet, transport};
 use tokio::signal::unix::Signal;
@@ -33,8 +33,8 @@ use crate::links::{End, Granted, Happening, LinkEvent, LinkJob, Mailbox, Setting
 pub(super) enum Input {
     /// A new epoch, all of whose links are up.
     Epoch(Box<Start>),
-    /// The coordinator opened a turn.
-    Open(Epoch, Turn),
+    /// The coordinator opened an iteration.
+    Open(Epoch, Iteration),
     /// Weights came.
     Weights(Frame),
     /// The parent granted gradient slots.
@@ -89,7 +89,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     loop {
         tokio::select! {
             heard = driver.session.next(), if !finished => match heard? {
-                Heard::Order(Order::Finish) | Heard::Leave => {
+                Heard::Order(AgentCommand::Finish) | Heard::Leave => {
                     finished = true;
                     driver.hush();
                 }
@@ -154,15 +154,15 @@ impl Driver {
         self.session.rejoin(None).await
     }
 
-    fn order(&mut self, order: Order) {
+    fn order(&mut self, order: AgentCommand) {
         match order {
-            Order::Configure(configure) => self.configure(&configure),
-            Order::Open { epoch, turn } => self.tell(Input::Open(epoch, turn)),
-            Order::Load(_) | Order::Commit { .. } | Order::Snapshot(_) | Order::Finish => {}
+            AgentCommand::Configure(configure) => self.configure(&configure),
+            AgentCommand::Open { epoch, iteration } => self.tell(Input::Open(epoch, iteration)),
+            AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) | AgentCommand::Finish => {}
         }
     }
 
-    fn configure(&mut self, configure: &Configure) {
+    fn configure(&mut self, configure: &EpochConfig) {
         self.tell(Input::Abandon);
         self.epoch = None;
         self.context.ready.set(false);
@@ -187,7 +187,7 @@ impl Driver {
                 let fetched = async { fetch(channel?, most_bytes, requests, &inputs).await };
                 if let Err(reason) = fetched.await {
                     tracing::info!(peer = %server, %epoch, "link is gone: {reason}");
-                    outbox.report(&Report::LinkLost { epoch, peer: Some(server) });
+                    outbox.report(&AgentReport::LinkLost { epoch, peer: Some(server) });
                 }
             });
             self.fetching = Some(Fetching(fetching.abort_handle()));
@@ -210,14 +210,14 @@ impl Driver {
                     (start.frames, start.grants) = (frames, grants);
                     self.tell(Input::Epoch(start));
                     self.context.ready.set(true);
-                    self.session.outbox.report(&Report::Linked { epoch: key.epoch });
+                    self.session.outbox.report(&AgentReport::Linked { epoch: key.epoch });
                 }
             }
             Happening::Frame(frame) => self.tell(Input::Weights(frame)),
             Happening::Grant(total) => self.tell(Input::Grant(key.epoch, total)),
             Happening::Broken(reason) => {
                 tracing::info!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
-                self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
+                self.session.outbox.report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
                 self.epoch = None;
                 self.tell(Input::Abandon);
             }

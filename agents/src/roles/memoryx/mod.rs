@@ -9,9 +9,9 @@ mod worker;
 use std::sync::{Arc, mpsc as blocking};
 
 use millrace_emulator::placement::Placement;
-use millrace_engine::message::{Configure, Order, Report, Snapshot, Source};
-use millrace_engine::shard::{Command, Shard};
-use millrace_engine::store::{OnOrder, SnapshotOrders};
+use millrace_engine::chunk_store::{SnapshotAction, SnapshotTracker};
+use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig, ParameterSource, SnapshotRequest};
+use millrace_engine::shard::{Shard, ShardCommand};
 use millrace_engine::types::{AgentId, Epoch, Role};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
@@ -59,7 +59,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
         backlog,
         link: None,
         loading: None,
-        snapshots: SnapshotOrders::default(),
+        snapshots: SnapshotTracker::default(),
         leaving: false,
     };
     driver.run().await
@@ -71,7 +71,7 @@ struct LinkInEpoch {
     ends: Ends,
     steps: TurnSteps,
     linked: bool,
-    first: Vec<Command>,
+    first: Vec<ShardCommand>,
     /// The newest total that is held back until the store's thread has caught up.
     held_grant: Option<u64>,
 }
@@ -90,17 +90,17 @@ struct Driver {
     link: Option<LinkInEpoch>,
     /// What is being loaded, or was last.
     loading: Option<Loading>,
-    snapshots: SnapshotOrders,
+    snapshots: SnapshotTracker,
     /// Asked to leave: as soon as the coordinator has saved what only this shard has.
     leaving: bool,
 }
 
 /// Parameters being loaded, or loaded.
 struct Loading {
-    source: Source,
+    source: ParameterSource,
     done: bool,
     /// Another source, ordered meanwhile.
-    next: Option<Source>,
+    next: Option<ParameterSource>,
 }
 
 impl Driver {
@@ -108,7 +108,7 @@ impl Driver {
         loop {
             tokio::select! {
                 heard = self.session.next() => match heard? {
-                    Heard::Order(Order::Finish) => break,
+                    Heard::Order(AgentCommand::Finish) => break,
                     Heard::Order(order) => {
                         let done = self.order(order);
                         self.report_failure(done);
@@ -141,23 +141,23 @@ impl Driver {
         }
     }
 
-    fn order(&mut self, order: Order) -> Result<(), Failure> {
+    fn order(&mut self, order: AgentCommand) -> Result<(), Failure> {
         let mut out = Vec::new();
         match order {
-            Order::Load(source) => self.load(source)?,
-            Order::Configure(configure) => self.configure(&configure),
-            Order::Open { epoch, turn } => {
+            AgentCommand::Load(source) => self.load(source)?,
+            AgentCommand::Configure(configure) => self.configure(&configure),
+            AgentCommand::Open { epoch, iteration } => {
                 if let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) {
-                    link.steps.open(turn);
+                    link.steps.open(iteration);
                 }
-                self.shard.open(epoch, turn, &mut out).map_err(Failure::own)?;
+                self.shard.open(epoch, iteration, &mut out).map_err(Failure::own)?;
             }
-            Order::Commit { record } => {
+            AgentCommand::Commit { record } => {
                 self.context.metrics.committed(record.step);
                 self.shard.commit(record, &mut out).map_err(Failure::own)?;
             }
-            Order::Snapshot(snapshot) => self.snapshot(snapshot),
-            Order::Finish => {}
+            AgentCommand::Snapshot(snapshot) => self.snapshot(snapshot),
+            AgentCommand::Finish => {}
         }
         self.carry(out);
         Ok(())
@@ -167,27 +167,28 @@ impl Driver {
     async fn rejoin(&mut self) -> Result<(), Failure> {
         self.context.ready.set(false);
         self.link = None;
-        self.snapshots.coordinator_lost();
+        self.snapshots.on_coordinator_lost();
         self.session.rejoin(Some(self.shard.state())).await
     }
 
     /// Begins a snapshot, unless it is the one ordered before on a stream that is lost.
-    fn snapshot(&mut self, snapshot: Snapshot) {
-        match self.snapshots.order(&snapshot) {
-            OnOrder::Begin => {
+    fn snapshot(&mut self, snapshot: SnapshotRequest) {
+        match self.snapshots.on_snapshot_command(&snapshot) {
+            SnapshotAction::Begin => {
                 let _ = self.work.send(Job::Snapshot(snapshot));
             }
-            OnOrder::Wait => {}
-            OnOrder::Report(report) => self.session.outbox.report(&report),
+            SnapshotAction::Wait => {}
+            SnapshotAction::Report(report) => self.session.outbox.report(&report),
         }
     }
 
-    /// Fills the parameters from `source`, unless that is being done or was done already for a coordinator that is lost.
-    fn load(&mut self, source: Source) -> Result<(), Failure> {
+    /// Fills the parameters from `source`, unless that is being done or was done already for a coordinator that is
+    /// lost.
+    fn load(&mut self, source: ParameterSource) -> Result<(), Failure> {
         match &mut self.loading {
             Some(loading) if !loading.done => loading.next = (loading.source != source).then_some(source),
             Some(loading) if loading.source == source && self.shard.state().record.is_none() => {
-                self.session.outbox.report(&Report::Loaded { state: self.shard.state() });
+                self.session.outbox.report(&AgentReport::Loaded { state: self.shard.state() });
             }
             _ => self.begin_loading(source)?,
         }
@@ -195,7 +196,7 @@ impl Driver {
     }
 
     /// Makes the store and fills it on another thread.
-    fn begin_loading(&mut self, source: Source) -> Result<(), Failure> {
+    fn begin_loading(&mut self, source: ParameterSource) -> Result<(), Failure> {
         if self.loading.is_some() {
             // Filled once already: the new parameters get a new store, so that nothing of the old ones stays.
             let (work, jobs) = blocking::channel();
@@ -207,8 +208,8 @@ impl Driver {
         let done = self.done.clone();
         spawn("load", move || {
             let result = match &source {
-                Source::Initial => store.initialise().map_err(Failure::own),
-                Source::Checkpoint { path, optimizer, step } => store.restore(path, *optimizer, *step),
+                ParameterSource::Initial => store.initialise().map_err(Failure::own),
+                ParameterSource::Checkpoint { path, optimizer, step } => store.restore(path, *optimizer, *step),
             };
             let _ = done.send(Done::Loaded { source, result });
         })
@@ -234,7 +235,7 @@ impl Driver {
         Ok(store)
     }
 
-    fn configure(&mut self, configure: &Configure) {
+    fn configure(&mut self, configure: &EpochConfig) {
         let (epoch, job) = (configure.epoch, &self.session.job);
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         tracing::info!(%epoch, "epoch begins");
@@ -253,7 +254,10 @@ impl Driver {
             Done::Gathered { chunk, norm } => self.shard.gathered(chunk, norm, &mut out),
             Done::Loaded { source, result } => self.loaded(&source, result, &mut out)?,
             Done::Snapshot { snapshot, report } => {
-                self.snapshots.finished(&snapshot, report).iter().for_each(|report| self.session.outbox.report(report));
+                self.snapshots
+                    .on_finished(&snapshot, report)
+                    .iter()
+                    .for_each(|report| self.session.outbox.report(report));
             }
             Done::CaughtUp => {
                 if let Some(total) = self.link.as_mut().and_then(|link| link.held_grant.take()) {
@@ -266,14 +270,19 @@ impl Driver {
         Ok(())
     }
 
-    fn loaded(&mut self, source: &Source, result: Result<(), Failure>, out: &mut Vec<Command>) -> Result<(), Failure> {
+    fn loaded(
+        &mut self,
+        source: &ParameterSource,
+        result: Result<(), Failure>,
+        out: &mut Vec<ShardCommand>,
+    ) -> Result<(), Failure> {
         let next = self.loading.as_mut().and_then(|loading| {
             loading.done = true;
             loading.next.take()
         });
         match (next, result) {
             (Some(next), _) => self.begin_loading(next)?,
-            (None, Ok(())) => out.push(Command::Report(self.shard.loaded(source.step()))),
+            (None, Ok(())) => out.push(ShardCommand::Report(self.shard.on_loaded(source.step()))),
             (None, Err(failure)) => self.session.outbox.report(&failure.report()),
         }
         Ok(())
@@ -288,7 +297,7 @@ impl Driver {
                 if link.ends.complete() && !std::mem::replace(&mut link.linked, true) {
                     out = std::mem::take(&mut link.first);
                     self.context.ready.set(true);
-                    self.session.outbox.report(&Report::Linked { epoch: key.epoch });
+                    self.session.outbox.report(&AgentReport::Linked { epoch: key.epoch });
                 }
             }
             Happening::Frame(frame) => {
@@ -305,7 +314,7 @@ impl Driver {
     /// Gives up the epoch, whose link is gone, or brought what can't be right.
     fn link_lost(&mut self, key: LinkKey, reason: &dyn std::fmt::Display) {
         tracing::warn!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
-        self.session.outbox.report(&Report::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
+        self.session.outbox.report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
         self.link = None;
     }
 
@@ -321,24 +330,24 @@ impl Driver {
         }
     }
 
-    fn carry(&mut self, commands: Vec<Command>) {
+    fn carry(&mut self, commands: Vec<ShardCommand>) {
         for command in commands {
             match command {
-                Command::Send(place) => {
+                ShardCommand::Send(key) => {
                     let Some(link) = &self.link else { continue };
-                    let step = link.steps.of(place.turn);
+                    let step = link.steps.of(key.iteration);
                     let Some(end) = link.ends.frames(link.root) else { continue };
-                    let _ = self.work.send(Job::Send { place, step, end });
+                    let _ = self.work.send(Job::Send { key, step, end });
                 }
-                Command::Gather { chunk, first, last, sum } => {
+                ShardCommand::Gather { chunk, first, last, sum } => {
                     self.backlog.add();
                     let _ = self.work.send(Job::Gather { chunk, first, last, sum });
                 }
-                Command::Commit(record) => {
+                ShardCommand::Commit(record) => {
                     let _ = self.work.send(Job::Commit(record));
                 }
-                Command::Grant(total) => self.grant(total),
-                Command::Report(report) => self.session.outbox.report(&report),
+                ShardCommand::Grant(total) => self.grant(total),
+                ShardCommand::Report(report) => self.session.outbox.report(&report),
             }
         }
     }

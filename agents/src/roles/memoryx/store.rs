@@ -1,7 +1,7 @@
 //! The chunk store: parameters, moments and gradients of one shard, in DRAM.
 //!
-//! When an update is applied and what a snapshot holds is decided by [`millrace_engine::store`]; here are the numbers:
-//! initial values, reading and writing checkpoints, the one-pass update.
+//! When an update is applied and what a snapshot holds is decided by [`millrace_engine::chunk_store`]; here are the
+//! numbers: initial values, reading and writing checkpoints, the one-pass update.
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
@@ -10,8 +10,8 @@ use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
 use millrace_emulator::placement::ShardId;
 use millrace_emulator::plan::{Chunk, ChunkId, Encoding};
+use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
-use millrace_engine::store::{self, SnapshotCursor, StoreError};
 use millrace_engine::types::CommitRecord;
 use millrace_params::OptimizerKind;
 use millrace_telemetry::stall::{StallClock, StallReason};
@@ -57,10 +57,10 @@ struct ChunkArithmetic {
     moments: Moments,
 }
 
-impl store::Arithmetic for ChunkArithmetic {
-    type Numbers = ChunkNumbers;
+impl chunk_store::ChunkOps for ChunkArithmetic {
+    type ChunkData = ChunkNumbers;
     /// Weights and moments, one after the other.
-    type Saved = Vec<f32>;
+    type SnapshotData = Vec<f32>;
 
     fn update(&self, chunk: ChunkId, numbers: &mut ChunkNumbers, record: &CommitRecord) {
         let optimizer = self.job.optimizer();
@@ -83,7 +83,7 @@ impl store::Arithmetic for ChunkArithmetic {
 
 /// See the module text.
 pub struct Store {
-    chunks: store::Store<ChunkArithmetic>,
+    chunks: chunk_store::ChunkStore<ChunkArithmetic>,
     stall: StallClock,
 }
 
@@ -110,12 +110,12 @@ impl Store {
             owned.then(|| ChunkNumbers::zeros(arrays, plan.elements))
         };
         let arithmetic = ChunkArithmetic { job, simd, moments };
-        let chunks = store::Store::new(arithmetic, plan.chunks.iter().enumerate().map(numbers), COPIES);
+        let chunks = chunk_store::ChunkStore::new(arithmetic, plan.chunks.iter().enumerate().map(numbers), COPIES);
         Ok(Self { chunks, stall })
     }
 
-    fn arithmetic(&self) -> &ChunkArithmetic {
-        self.chunks.arithmetic()
+    fn ops(&self) -> &ChunkArithmetic {
+        self.chunks.ops()
     }
 
     /// Fills the parameters with their initial values; the moments stay zero.
@@ -123,9 +123,9 @@ impl Store {
     /// # Errors
     /// None that a store has: it fills its own chunks.
     pub fn initialise(&self) -> Result<(), StoreError> {
-        let ChunkArithmetic { job, .. } = self.arithmetic();
+        let ChunkArithmetic { job, .. } = self.ops();
         let (plan, seed) = (&job.plan, job.job.run.seed);
-        for chunk in self.chunks.own() {
+        for chunk in self.chunks.owned_chunks() {
             self.chunks.fill(chunk, 0, |numbers| {
                 let weights = numbers.array(0);
                 for (tensor, first, range) in plan.chunk_pieces(chunk) {
@@ -142,7 +142,7 @@ impl Store {
     /// # Errors
     /// The checkpoint is damaged or of another model.
     pub fn restore(&self, path: &str, optimizer: bool, step: u64) -> Result<(), Failure> {
-        let ChunkArithmetic { job, moments, .. } = self.arithmetic();
+        let ChunkArithmetic { job, moments, .. } = self.ops();
         let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
         let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
         let moments = if optimizer { moments.clone() } else { Moments::none() };
@@ -152,7 +152,7 @@ impl Store {
             // What the checkpoint has not got keeps its initial values.
             self.initialise().map_err(Failure::own)?;
         }
-        for chunk in self.chunks.own() {
+        for chunk in self.chunks.owned_chunks() {
             let mut read = |numbers: &mut ChunkNumbers| {
                 let mut sections = moments.sections().enumerate();
                 sections.try_for_each(|(index, section)| reader.read_chunk(chunk, section, numbers.array(index)))
@@ -167,7 +167,7 @@ impl Store {
     /// # Errors
     /// The chunk is another shard's, or still needs the gradient it has.
     pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, StoreError> {
-        let ChunkArithmetic { simd, moments, .. } = self.arithmetic();
+        let ChunkArithmetic { simd, moments, .. } = self.ops();
         self.chunks.gather(chunk, |numbers| {
             let gradient = numbers.array(1 + moments.len());
             take_sum(*simd, sum, first, gradient)?;
@@ -185,7 +185,7 @@ impl Store {
     /// # Errors
     /// The chunk is another shard's, or has missed an update.
     pub fn read(&self, chunk: ChunkId) -> Result<(Encoding, Bytes), StoreError> {
-        let ChunkArithmetic { job, simd, .. } = self.arithmetic();
+        let ChunkArithmetic { job, simd, .. } = self.ops();
         let encoding = job.plan.chunk_encoding(chunk);
         loop {
             let bytes = self.chunks.read(chunk, |numbers| match encoding {
@@ -200,7 +200,7 @@ impl Store {
         }
     }
 
-    /// Marks every chunk for a snapshot of `step`; to be done before the next turn is opened.
+    /// Marks every chunk for a snapshot of `step`; to be done before the next iteration is opened.
     pub fn begin_snapshot(&self, step: u64) -> SnapshotCursor {
         self.chunks.begin_snapshot(step)
     }
@@ -215,7 +215,7 @@ impl Store {
 
     fn write_chunks(&self, mut cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, Failure> {
         let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
-        let ChunkArithmetic { job, moments, .. } = self.arithmetic();
+        let ChunkArithmetic { job, moments, .. } = self.ops();
         let mut writer = RangeWriter::open(path, &job.plan, moments).map_err(failed)?;
         let mut digests = Vec::new();
         while let Some((chunk, numbers)) = cursor.next(&self.chunks).map_err(Failure::own)? {
@@ -281,10 +281,10 @@ fn apply<'a>(
 fn take_sum(simd: Simd, sum: &Payload, first: bool, gradient: &mut [f32]) -> Option<()> {
     let take = if first { convert::read_f32 } else { convert::add_f32 };
     match sum {
-        _ if !sum.is_sum_of(gradient.len()) => return None,
+        _ if !sum.has_elements(gradient.len()) => return None,
         Payload::Dense(sum) => take(simd, sum, gradient),
         Payload::Sparse(sum) => {
-            let spans = gradient.chunks_mut(payload::SPAN).zip(sum.spans());
+            let spans = gradient.chunks_mut(payload::SPARSE_BLOCK_ELEMENTS).zip(sum.blocks());
             spans.for_each(|(gradient, span)| take(simd, span, gradient));
         }
     }
@@ -310,13 +310,13 @@ mod tests {
     use super::*;
     use crate::control::job::JobDocument;
 
-    const LENGTH: usize = 40 * payload::SPAN + 9;
+    const LENGTH: usize = 40 * payload::SPARSE_BLOCK_ELEMENTS + 9;
 
     /// A gradient of which few spans have numbers: zeros of both signs, denormals and others.
     fn gradient(key: u64, filled: u64) -> Vec<f32> {
         let number = |element: usize| {
             let hash = hash64(key, element as u64);
-            let empty = hash64(!key, (element / payload::SPAN) as u64) % 100 >= filled;
+            let empty = hash64(!key, (element / payload::SPARSE_BLOCK_ELEMENTS) as u64) % 100 >= filled;
             let special = [0.0, -0.0, 1e-40, -1e-40, -3.0, 1.5 * f32::MIN_POSITIVE, -f32::MIN_POSITIVE];
             if empty { 0.0 } else { special.get(hash as usize % 9).copied().unwrap_or((hash >> 40) as f32) }
         };
@@ -348,11 +348,11 @@ mod tests {
                         gradient(key, filled)
                     })
                 });
-                assert_eq!(gather(&uses, Payload::of_sum), gather(&uses, dense), "seed {seed}, {filled:?}");
+                assert_eq!(gather(&uses, Payload::from_sum), gather(&uses, dense), "seed {seed}, {filled:?}");
             }
         }
-        assert!(matches!(Payload::of_sum(&gradient(1, 5)), Payload::Sparse(_)));
-        assert_eq!(take_sum(Simd::detect(), &Payload::of_sum(&[0.0; LENGTH]), true, &mut [0.0; 2]), None);
+        assert!(matches!(Payload::from_sum(&gradient(1, 5)), Payload::Sparse(_)));
+        assert_eq!(take_sum(Simd::detect(), &Payload::from_sum(&[0.0; LENGTH]), true, &mut [0.0; 2]), None);
     }
 
     /// The only shard of the smallest example, with its initial parameters.
@@ -370,9 +370,9 @@ mod tests {
 
     /// Streams every chunk, gathers its gradient of `step`, and commits the step.
     fn train(store: &Store, step: u64) {
-        for chunk in store.chunks.own() {
+        for chunk in store.chunks.owned_chunks() {
             store.read(chunk).unwrap();
-            let elements = store.arithmetic().job.plan.chunks[chunk].elements;
+            let elements = store.ops().job.plan.chunks[chunk].elements;
             let gradient = vec![step as f32 + chunk as f32; elements];
             store.gather(chunk, true, true, &dense(&gradient)).unwrap().unwrap();
         }

@@ -5,10 +5,10 @@ use std::sync::{Arc, mpsc as blocking};
 use std::thread::JoinHandle;
 
 use millrace_emulator::plan::{ChunkId, PlanHash};
-use millrace_engine::frame::{Frame, Place};
-use millrace_engine::message::{Report, Snapshot, Source};
+use millrace_engine::chunk_store::StoreError;
+use millrace_engine::frame::{Frame, FrameKey};
+use millrace_engine::message::{AgentReport, ParameterSource, SnapshotRequest};
 use millrace_engine::payload::Payload;
-use millrace_engine::store::StoreError;
 use millrace_engine::types::CommitRecord;
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_telemetry::stall::{StallClock, StallReason};
@@ -20,14 +20,14 @@ use crate::links::End;
 
 /// Work for the store's thread.
 pub enum Job {
-    /// Send the chunk at `place`; `step` is for the frame's header.
-    Send { place: Place, step: u64, end: End },
-    /// See [`Command::Gather`](millrace_engine::shard::Command::Gather).
+    /// Send the chunk of `key`; `step` is for the frame's header.
+    Send { key: FrameKey, step: u64, end: End },
+    /// See [`ShardCommand::Gather`](millrace_engine::shard::ShardCommand::Gather).
     Gather { chunk: ChunkId, first: bool, last: bool, sum: Payload },
     /// Make the gathered gradients the pending update.
     Commit(CommitRecord),
     /// Write every chunk as of the snapshot's step.
-    Snapshot(Snapshot),
+    Snapshot(SnapshotRequest),
 }
 
 /// What comes back from other threads.
@@ -35,9 +35,9 @@ pub enum Done {
     /// The whole gradient of a chunk is there.
     Gathered { chunk: ChunkId, norm: f64 },
     /// The parameters are there, or not.
-    Loaded { source: Source, result: Result<(), Failure> },
+    Loaded { source: ParameterSource, result: Result<(), Failure> },
     /// Tells that a snapshot is written, or not.
-    Snapshot { snapshot: Snapshot, report: Report },
+    Snapshot { snapshot: SnapshotRequest, report: AgentReport },
     /// The store's thread has worked off sums that grants were held back for.
     CaughtUp,
     /// The numbers can't be trusted any more.
@@ -133,10 +133,10 @@ impl StoreWorker {
 
     fn work(&mut self, job: Job) -> Result<(), StoreError> {
         match job {
-            Job::Send { place, step, end } => {
-                let (encoding, payload) = self.store.read(place.chunk)?;
+            Job::Send { key, step, end } => {
+                let (encoding, payload) = self.store.read(key.chunk)?;
                 let context = LinkContext { plan: self.plan, encoding, step };
-                end.frame(codec::pack(Frame::new(place, payload), context));
+                end.frame(codec::pack(Frame::new(key, payload), context));
             }
             Job::Gather { chunk, first, last, sum } => {
                 if let Some(norm) = self.store.gather(chunk, first, last, &sum)? {
@@ -153,7 +153,7 @@ impl StoreWorker {
     }
 
     /// Marks the chunks, so that no later update overtakes the snapshot, and writes them on another thread.
-    fn snapshot(&mut self, snapshot: Snapshot) {
+    fn snapshot(&mut self, snapshot: SnapshotRequest) {
         if let Some(writer) = self.writer.take() {
             // Only a snapshot of a coordinator that is lost can still be written: one is under way at a time.
             self.store.abandon_snapshot();
@@ -163,7 +163,7 @@ impl StoreWorker {
         let (store, done, ordered) = (self.store.clone(), self.done.clone(), snapshot.clone());
         let write = move || {
             let report = match store.write_snapshot(cursor, &snapshot.path) {
-                Ok(digests) => Report::Written { snapshot: snapshot.clone(), digests },
+                Ok(digests) => AgentReport::Written { snapshot: snapshot.clone(), digests },
                 Err(failure) => not_written(&snapshot, &failure),
             };
             let _ = done.send(Done::Snapshot { snapshot, report });
@@ -179,8 +179,8 @@ impl StoreWorker {
     }
 }
 
-fn not_written(snapshot: &Snapshot, failure: &Failure) -> Report {
-    Report::NotWritten { snapshot: snapshot.clone(), reason: failure.to_string(), cause: failure.kind() }
+fn not_written(snapshot: &SnapshotRequest, failure: &Failure) -> AgentReport {
+    AgentReport::WriteFailed { snapshot: snapshot.clone(), reason: failure.to_string(), cause: failure.kind() }
 }
 
 #[cfg(test)]

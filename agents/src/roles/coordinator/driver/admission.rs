@@ -3,15 +3,15 @@
 //! Whose certificate names the agent has been checked by the control port. A process never takes the place of another
 //! live one of its name: it is sent away until the other's stream has ended.
 //!
-//! Shards may hold parameters already, when they were another coordinator's before: then the run goes on from there, with
-//! the instruction set they are pinned to.
+//! Shards may hold parameters already, when they were another coordinator's before: then the run goes on from there,
+//! with the instruction set they are pinned to.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use millrace_checkpoint::{Before, begin_line, take_over_line};
 use millrace_emulator::numerics::Isa;
-use millrace_engine::coordinator::{Coordinator, Done, Event, Known, Wanted};
+use millrace_engine::coordinator::{Coordinator, CoordinatorEvent, RequiredAgents, ResumeState, StepProgress};
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::proto;
@@ -80,7 +80,7 @@ impl Driver {
         } else if shards >= self.launch.wanted.shards {
             self.stop_by = None;
             self.admit_all()?;
-            self.event(Event::StopWanted)?;
+            self.event(CoordinatorEvent::StopRequested)?;
         }
         Ok(())
     }
@@ -109,9 +109,9 @@ impl Driver {
         compiled.profile.isa = pinned.unwrap_or_else(|| best().min(compiled.profile.isa));
         let note = check_profile(launch, compiled, beginning.profile.as_deref())?;
         self.saver = Some(Arc::new(Saver::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
-        let wanted = Wanted {
+        let wanted = RequiredAgents {
             systems: launch.wanted.systems as u32,
-            least_systems: launch.wanted.least_systems as u32,
+            min_systems: launch.wanted.least_systems as u32,
             shards: launch.wanted.shards as u32,
             fan_out: launch.wanted.fan_out,
             activation_servers: launch.wanted.activation_servers as u32,
@@ -125,13 +125,13 @@ impl Driver {
         };
         self.teller.gathered(launch.wanted.systems, step, &before, held.is_some())?;
         let saved = beginning.saved.is_some() && step == beginning.step;
-        let done = Done { evaluated: evaluated(&launch.model_dir, step), saved };
-        let known = Known { step, done: if launch.mode.trains() { done } else { Done::default() } };
+        let done = StepProgress { evaluated: evaluated(&launch.model_dir, step), saved };
+        let known = ResumeState { step, done: if launch.mode.trains() { done } else { StepProgress::default() } };
         let (plan, source) = (compiled.plan.clone(), beginning.source.clone());
         let policy = policy(compiled, launch.mode, *eval_batches);
         let sources = further.iter().map(|beginning| beginning.source.clone());
         let machine = Coordinator::new(plan, policy, wanted, source, lock.attempt(), known);
-        self.machine = Some(machine.then_evaluating(sources));
+        self.machine = Some(machine.with_further_evaluations(sources));
         Ok(())
     }
 
@@ -158,7 +158,7 @@ impl Driver {
         let connected = Connected { stream: number, instance: hello.instance, post: hello.post.clone() };
         self.joined.insert(hello.agent, connected);
         self.lost_shards.remove(&hello.agent);
-        self.event(Event::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })
+        self.event(CoordinatorEvent::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })
     }
 
     /// Which job this is, for agents that have been in one: the same for every coordinator of it.

@@ -15,8 +15,8 @@
 use std::time::{Duration, Instant};
 
 use millrace_checkpoint::Staging;
-use millrace_engine::coordinator::Event;
-use millrace_engine::message::{Cause, ChunkDigests, Snapshot};
+use millrace_engine::coordinator::CoordinatorEvent;
+use millrace_engine::message::{ChunkDigests, FailureCause, SnapshotRequest};
 use millrace_engine::types::{AgentId, CommitRecord};
 use millrace_telemetry::journal::Reason;
 
@@ -34,17 +34,18 @@ const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The result of staging or publishing, which run on threads that may block.
 pub enum Worked {
     /// The directory of a checkpoint of that step is made, or not.
-    Staged(u64, Result<Box<(Staging, Snapshot)>, Failure>),
+    Staged(u64, Result<Box<(Staging, SnapshotRequest)>, Failure>),
     /// A checkpoint of that step is published, or not.
     Published(u64, Result<Saved, Failure>),
 }
 
-/// A checkpoint that could not be written; see [`Command::NotSaved`](millrace_engine::coordinator::Command::NotSaved).
+/// A checkpoint that could not be written; see
+/// [`CoordinatorCommand::ReportSaveFailure`](millrace_engine::coordinator::CoordinatorCommand::ReportSaveFailure).
 pub struct NotSaved {
     pub step: u64,
     pub reason: String,
     pub agent: Option<AgentId>,
-    pub cause: Cause,
+    pub cause: FailureCause,
 }
 
 impl NotSaved {
@@ -52,7 +53,7 @@ impl NotSaved {
     fn failure(&self) -> Failure {
         let Self { step, reason, agent, cause } = self;
         let who = agent.map_or_else(String::new, |agent| format!("{agent}: "));
-        let kind = if *cause == Cause::NoSpace { Reason::OutOfSpace } else { Reason::Failed };
+        let kind = if *cause == FailureCause::NoSpace { Reason::OutOfSpace } else { Reason::Failed };
         Failure::of(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}")).hint(
             "make room, or mend the storage of model_dir, and run the job again: it continues from the newest \
                  checkpoint",
@@ -66,7 +67,7 @@ impl Driver {
             Worked::Staged(_, Ok(staged)) => {
                 let (staging, snapshot) = *staged;
                 self.staging = Some(staging);
-                self.event(Event::Staged(snapshot))
+                self.event(CoordinatorEvent::Staged(snapshot))
             }
             Worked::Published(step, Ok(saved)) => {
                 if self.save_timer.published(Instant::now()) {
@@ -77,14 +78,14 @@ impl Driver {
                     let _ = reply.send(reply_of(step, Some(&saved)));
                 }
                 self.last_saved = Some(saved);
-                self.event(Event::Published { step })
+                self.event(CoordinatorEvent::Published { step })
             }
             Worked::Staged(step, Err(failure)) | Worked::Published(step, Err(failure)) => {
                 // Another run has the model_dir: no retry can help.
                 if matches!(failure.reason(), Reason::Superseded | Reason::ModelDirInUse) {
                     return Err(failure);
                 }
-                self.event(Event::NotSaved { step, cause: failure.kind(), reason: failure.to_string() })
+                self.event(CoordinatorEvent::SaveFailed { step, cause: failure.kind(), reason: failure.to_string() })
             }
         }
     }
@@ -117,7 +118,7 @@ impl Driver {
         // Removes what the shards have written of it.
         self.staging = None;
         let failure = not_saved.failure();
-        let last = self.machine.as_ref().is_some_and(Coordinator::awaits_save);
+        let last = self.machine.as_ref().is_some_and(Coordinator::is_awaiting_checkpoint);
         let follows = match self.save_timer.failed(last, Instant::now()) {
             AfterFailure::End => return Err(failure),
             AfterFailure::Retry(delay) => format!("tried again in {} s", delay.as_secs()),
@@ -230,10 +231,10 @@ pub enum Due {
 
 impl Due {
     /// What the machine is told.
-    pub const fn event(self) -> Event {
+    pub const fn event(self) -> CoordinatorEvent {
         match self {
-            Self::Recovery => Event::CheckpointWanted,
-            Self::Retry => Event::SaveAgain,
+            Self::Recovery => CoordinatorEvent::CheckpointRequested,
+            Self::Retry => CoordinatorEvent::RetrySave,
         }
     }
 }

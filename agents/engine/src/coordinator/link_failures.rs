@@ -2,90 +2,90 @@
 //!
 //! A link may fail because one of its ends died; then the end of that agent's control stream follows, and the failure
 //! is forgotten. Where both ends stay, the next epoch would fail in the same way: each failure in a row doubles the
-//! pause before it, and after [`MOST_FAILURES`] the run ends and names both ends. A finished turn shows that every link
-//! works.
+//! pause before it, and after [`MAX_LINK_FAILURES`] the run ends and names both ends. A finished iteration shows that
+//! every link works.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::message::Cause;
+use crate::message::FailureCause;
 use crate::types::{AgentId, Epoch};
 
-use super::{Command, Coordinator, Outcome, Phase};
+use super::{Coordinator, CoordinatorCommand, Phase, RunOutcome};
 
-/// Pause after the first failure in a row; each one is twice as long as the one before, up to [`LONGEST_PAUSE`].
-pub const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// See [`FIRST_PAUSE`].
-pub const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Pause after the first failure in a row; each one is twice as long as the one before, up to [`MAX_LINK_BACKOFF`].
+pub const INITIAL_LINK_BACKOFF: Duration = Duration::from_millis(100);
+/// See [`INITIAL_LINK_BACKOFF`].
+pub const MAX_LINK_BACKOFF: Duration = Duration::from_secs(10);
 /// Failures in a row of one link after which the run ends: within about a minute.
-pub const MOST_FAILURES: u32 = 12;
+pub const MAX_LINK_FAILURES: u32 = 12;
 
 /// The ends of a link, the lower name first; only one where the other is not known.
-type Ends = (AgentId, Option<AgentId>);
+type LinkEndpoints = (AgentId, Option<AgentId>);
 
-/// Failures since the last finished turn, by link.
+/// Failures since the last finished iteration, by link.
 #[derive(Debug, Default)]
 pub(super) struct LinkFailures {
-    counts: BTreeMap<Ends, u32>,
+    counts: BTreeMap<LinkEndpoints, u32>,
     /// The epoch whose failure is being waited out.
-    pause: Option<Epoch>,
+    backing_off_epoch: Option<Epoch>,
 }
 
 impl LinkFailures {
     /// Whether a pause must end before the next epoch.
-    pub(super) const fn pauses(&self) -> bool {
-        self.pause.is_some()
+    pub(super) const fn is_backing_off(&self) -> bool {
+        self.backing_off_epoch.is_some()
     }
 
     /// The pause after `epoch` is over.
-    pub(super) fn pause_over(&mut self, epoch: Epoch) {
-        self.pause.take_if(|paused| *paused == epoch);
+    pub(super) fn backoff_elapsed(&mut self, epoch: Epoch) {
+        self.backing_off_epoch.take_if(|paused| *paused == epoch);
     }
 
-    /// A turn is finished.
+    /// An iteration is finished.
     pub(super) fn clear(&mut self) {
         self.counts.clear();
     }
 
     /// An agent came or went: its links fail no more, or for another reason.
-    pub(super) fn forget(&mut self, agent: AgentId) {
+    pub(super) fn forget_agent(&mut self, agent: AgentId) {
         let before = self.counts.len();
         self.counts.retain(|(low, high), _| *low != agent && *high != Some(agent));
         if self.counts.len() < before {
-            self.pause = None;
+            self.backing_off_epoch = None;
         }
     }
 }
 
-fn pause_after(failures: u32) -> Duration {
-    LONGEST_PAUSE.min(FIRST_PAUSE.saturating_mul(1 << (failures - 1).min(16)))
+fn backoff_after(failures: u32) -> Duration {
+    MAX_LINK_BACKOFF.min(INITIAL_LINK_BACKOFF.saturating_mul(1 << (failures - 1).min(16)))
 }
 
 impl Coordinator {
     /// A link of the current epoch failed. Only the first such report of an epoch counts: the others are of links that
     /// were closed in consequence.
-    pub(super) fn link_lost(&mut self, reporter: AgentId, peer: Option<AgentId>, out: &mut Vec<Command>) {
+    pub(super) fn on_link_lost(&mut self, reporter: AgentId, peer: Option<AgentId>, out: &mut Vec<CoordinatorCommand>) {
         if !matches!(self.phase, Phase::Linking(_) | Phase::Running) {
             return;
         }
-        self.regather();
+        self.restart_gathering();
         let ends = match peer {
             Some(peer) => (reporter.min(peer), Some(reporter.max(peer))),
             None => (reporter, None),
         };
         let failures = self.failures.counts.entry(ends).and_modify(|count| *count += 1).or_insert(1);
         let failures = *failures;
-        if failures >= MOST_FAILURES {
+        if failures >= MAX_LINK_FAILURES {
             let other = peer.map_or_else(|| "another agent".to_owned(), |peer| peer.to_string());
             let reason = format!(
                 "the link between {reporter} and {other} failed {failures} times in a row; their logs say why. Check that \
                  {reporter} can reach the data port of {other}, and that both run the same build"
             );
-            self.end(Outcome::Failed { reason, agent: peer.or(Some(reporter)), cause: Cause::Other }, out);
+            self.end(RunOutcome::Failed { reason, agent: peer.or(Some(reporter)), cause: FailureCause::Other }, out);
             return;
         }
-        self.failures.pause = Some(self.epoch);
-        let after = pause_after(failures);
-        out.push(Command::Pause { epoch: self.epoch, after, reporter, peer, failures });
+        self.failures.backing_off_epoch = Some(self.epoch);
+        let after = backoff_after(failures);
+        out.push(CoordinatorCommand::Backoff { epoch: self.epoch, after, reporter, peer, failures });
     }
 }

@@ -3,38 +3,38 @@
 use std::sync::Arc;
 
 use millrace_emulator::placement::{Placement, PlacementMembers};
-use millrace_engine::frame::{Frame, FrameError, Place};
+use millrace_engine::frame::{Frame, FrameError, FrameKey};
 use millrace_engine::payload::Payload;
 use millrace_engine::shard::{Shard, ShardError};
-use millrace_engine::swarm::{LinkFault, Neighbour, SwarmX};
+use millrace_engine::swarm::{LinkError, Neighbour, SwarmX};
 use millrace_engine::system::System;
-use millrace_engine::types::{Epoch, Task, Turn};
+use millrace_engine::types::{Epoch, Iteration, IterationKind};
 
 use crate::model;
 use crate::random::Random;
 
 #[test]
-fn numbers_that_are_not_the_plans_are_refused() {
+fn rejects_payloads_of_the_wrong_size() {
     let mut plan = model::plan(&mut Random::new(3));
     (plan.leaves.count, plan.leaves_per_round) = (1, 1);
     let plan = Arc::new(plan);
     let members = PlacementMembers { systems: vec![0], shards: 1, swarmx: vec![0], fan_out: 2, activation_servers: 1 };
     let placement = Arc::new(Placement::new(&plan, &members).unwrap());
     let (epoch, node) = (Epoch { attempt: 1, number: 1 }, placement.tree.root());
-    let turn = Turn { serial: 0, task: Task::Train { step: 1 } };
-    let place = |chunk| Place { epoch, turn: 0, round: 0, slot: 0, chunk, node };
+    let iteration = Iteration { number: 0, task: IterationKind::Train { step: 1 } };
+    let place = |chunk| FrameKey { epoch, iteration: 0, round: 0, slot: 0, chunk, node };
 
     let chunk = plan.up[0].chunk;
     let elements = plan.chunks[chunk].elements;
-    let sum = |length| [Payload::Dense(vec![0; 4 * length].into()), Payload::of_sum(&vec![0.0; length])];
+    let sum = |length| [Payload::Dense(vec![0; 4 * length].into()), Payload::from_sum(&vec![0.0; length])];
     let gather = |payload: Payload| {
         let frame = Frame::new(place(chunk), payload);
         let (mut swarm, mut shard) =
             (SwarmX::new(plan.clone(), placement.clone(), 0, epoch, 1), Shard::new(0, plan.clone()));
-        shard.loaded(0);
+        shard.on_loaded(0);
         shard.configure(placement.clone(), epoch, 1);
-        swarm.open(turn, &mut Vec::new()).unwrap();
-        shard.open(epoch, turn, &mut Vec::new()).unwrap();
+        swarm.open(iteration, &mut Vec::new()).unwrap();
+        shard.open(epoch, iteration, &mut Vec::new()).unwrap();
         swarm.parent_grant(0, 1, &mut Vec::new()).unwrap();
         (swarm.gradient(0, frame.clone(), &mut Vec::new()), shard.gradient(frame, &mut Vec::new()))
     };
@@ -46,7 +46,7 @@ fn numbers_that_are_not_the_plans_are_refused() {
         assert_eq!(
             gather(payload),
             (
-                Err(LinkFault { from: Neighbour::Child(0), source: wrong.clone() }),
+                Err(LinkError { from: Neighbour::Child(0), source: wrong.clone() }),
                 Err(ShardError::Frame(wrong.clone()))
             )
         );
@@ -54,8 +54,8 @@ fn numbers_that_are_not_the_plans_are_refused() {
 
     let chunk = plan.down_train[0].chunk;
     let mut system = System::new(&plan, placement, 0, epoch, 1);
-    system.open(turn);
-    system.weights(Frame::new(place(chunk), Payload::of_sum(&vec![0.0; plan.chunks[chunk].elements])));
+    system.open(iteration);
+    system.weights(Frame::new(place(chunk), Payload::from_sum(&vec![0.0; plan.chunks[chunk].elements])));
     system.next().unwrap();
     assert_eq!(system.next().err(), Some(FrameError::SparseWeights { chunk }));
 }

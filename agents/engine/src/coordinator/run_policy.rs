@@ -40,11 +40,11 @@ pub struct EvalPolicy {
 }
 
 /// Learning rate as a function of the number of updates already made.
-pub type LearningRate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+pub type LearningRateFn = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 
 /// What a run is to do.
 #[derive(Clone)]
-pub struct Policy {
+pub struct RunPolicy {
     /// Whether it trains at all.
     pub train: bool,
     /// Updates in all, counted from step 0.
@@ -60,10 +60,10 @@ pub struct Policy {
     /// Bound on the global norm of the gradient.
     pub clip: Option<f64>,
     /// Learning rate for the update after so many others.
-    pub learning_rate: LearningRate,
+    pub learning_rate: LearningRateFn,
 }
 
-impl fmt::Debug for Policy {
+impl fmt::Debug for RunPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy").field("max_steps", &self.max_steps).field("eval", &self.eval).finish_non_exhaustive()
     }
@@ -71,7 +71,7 @@ impl fmt::Debug for Policy {
 
 /// What comes next at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextAction {
     /// Evaluate.
     Evaluate {
         /// Batches.
@@ -87,7 +87,7 @@ pub enum Next {
 
 /// What has been done at the current step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct StepProgress {
     /// Evaluated at this step.
     pub evaluated: bool,
     /// Checkpointed at this step.
@@ -96,24 +96,24 @@ pub struct Done {
 
 /// What is known of a run before it goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct ResumeState {
     /// Updates made.
     pub step: u64,
     /// What was done at that step.
-    pub done: Done,
+    pub done: StepProgress,
 }
 
-impl Known {
+impl ResumeState {
     /// What is known to be done at `step`.
-    pub(super) fn at(self, step: u64) -> Done {
-        if self.step == step { self.done } else { Done::default() }
+    pub(super) fn progress_at(self, step: u64) -> StepProgress {
+        if self.step == step { self.done } else { StepProgress::default() }
     }
 }
 
-impl Policy {
+impl RunPolicy {
     /// What comes next after `step` updates. Evaluation comes before the checkpoint of the same step, so that a
     /// resumed run finds a checkpoint's evaluation done.
-    pub fn next(&self, step: u64, done: Done) -> Next {
+    pub fn next(&self, step: u64, done: StepProgress) -> NextAction {
         let last = !self.train || step >= self.max_steps;
         let due = |every: Option<u64>| step > 0 && every.is_some_and(|every| every > 0 && step.is_multiple_of(every));
         if let Some(EvalPolicy { every, batches }) = self.eval
@@ -121,17 +121,17 @@ impl Policy {
             && batches > 0
             && (last || due(every))
         {
-            return Next::Evaluate { batches };
+            return NextAction::Evaluate { batches };
         }
         let save = self.train && (last || due(self.checkpoint_every) || (step == 0 && self.initial_checkpoint));
         if save && !done.saved {
-            return Next::Checkpoint;
+            return NextAction::Checkpoint;
         }
-        if last { Next::End } else { Next::Train }
+        if last { NextAction::End } else { NextAction::Train }
     }
 }
 
-/// Losses of all leaves of a turn, filled in any order, summed in leaf order.
+/// Losses of all leaves of an iteration, filled in any order, summed in leaf order.
 #[derive(Clone, Debug)]
 pub struct LeafTable {
     leaves: Vec<Option<LeafResult>>,
@@ -144,14 +144,14 @@ impl LeafTable {
     }
 
     /// Takes one leaf's result; a repeated or foreign one changes nothing.
-    pub fn fill(&mut self, result: LeafResult) {
+    pub fn insert(&mut self, result: LeafResult) {
         if let Some(slot) = self.leaves.get_mut(result.leaf as usize) {
             slot.get_or_insert(result);
         }
     }
 
     /// Sum over all leaves in leaf order, or `None` while some are missing.
-    pub fn total(&self) -> Option<LeafResult> {
+    pub fn sum(&self) -> Option<LeafResult> {
         let mut total = LeafResult { leaf: 0, loss: 0.0, tokens: 0, correct: 0, bad_layer: None };
         for leaf in &self.leaves {
             let leaf = leaf.as_ref()?;
@@ -179,8 +179,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_visits_every_due_action_once_and_in_order() {
-        let policy = Policy {
+    fn run_executes_each_due_action_once_in_order() {
+        let policy = RunPolicy {
             train: true,
             max_steps: 5,
             eval: Some(EvalPolicy { every: Some(2), batches: 3 }),
@@ -190,23 +190,23 @@ mod tests {
             clip: None,
             learning_rate: Arc::new(|_| 0.0),
         };
-        let (mut step, mut done, mut seen) = (0, Done::default(), String::new());
+        let (mut step, mut done, mut seen) = (0, StepProgress::default(), String::new());
         loop {
             match policy.next(step, done) {
-                Next::Evaluate { batches } => {
+                NextAction::Evaluate { batches } => {
                     assert_eq!(batches, 3);
                     done.evaluated = true;
                     seen.push('e');
                 }
-                Next::Checkpoint => {
+                NextAction::Checkpoint => {
                     done.saved = true;
                     seen.push('c');
                 }
-                Next::Train => {
-                    (step, done) = (step + 1, Done::default());
+                NextAction::Train => {
+                    (step, done) = (step + 1, StepProgress::default());
                     seen.push('t');
                 }
-                Next::End => break,
+                NextAction::End => break,
             }
         }
         assert_eq!(seen, "cttettectec");

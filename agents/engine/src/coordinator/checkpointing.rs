@@ -6,33 +6,33 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::message::{Cause, ChunkDigests, Order, Snapshot};
+use crate::message::{AgentCommand, ChunkDigests, FailureCause, SnapshotRequest};
 use crate::types::{AgentId, CommitRecord, Epoch};
 
-use super::{Command, Coordinator, Next, Outcome, Phase};
+use super::{Coordinator, CoordinatorCommand, NextAction, Phase, RunOutcome};
 
 /// A checkpoint being written.
-pub(super) struct Saving {
+pub(super) struct CheckpointInProgress {
     step: u64,
     record: Option<CommitRecord>,
     epoch: Epoch,
     digests: Vec<Option<ChunkDigests>>,
     /// The order, once its directory is there.
-    snapshot: Option<Snapshot>,
+    snapshot: Option<SnapshotRequest>,
     /// Shards that have not answered.
     waiting: BTreeSet<AgentId>,
     /// Why it can't be published, where a shard could not write its part.
-    failed: Option<NotWritten>,
+    failed: Option<WriteFailure>,
 }
 
 #[derive(Debug)]
-struct NotWritten {
+struct WriteFailure {
     agent: AgentId,
     reason: String,
-    cause: Cause,
+    cause: FailureCause,
 }
 
-impl fmt::Debug for Saving {
+impl fmt::Debug for CheckpointInProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, snapshot, waiting, .. } = self;
         f.debug_struct("Saving").field("step", step).field("snapshot", snapshot).field("waiting", waiting).finish()
@@ -41,25 +41,25 @@ impl fmt::Debug for Saving {
 
 impl Coordinator {
     /// Whether nothing is left to be saved at this step.
-    pub(super) const fn saved(&self) -> bool {
+    pub(super) const fn is_checkpointed(&self) -> bool {
         self.done.saved || !self.policy.train
     }
 
     /// Whether a checkpoint has no directory yet. Nothing may be trained meanwhile: a checkpoint is consistent because
     /// no update is decided between its staging and the shards' hearing of it.
-    pub(super) fn staging(&self) -> bool {
+    pub(super) fn is_staging(&self) -> bool {
         self.saving.as_ref().is_some_and(|saving| saving.snapshot.is_none())
     }
 
     /// Starts a checkpoint, unless another is still being written or the step is not yet on every shard.
-    pub(super) fn save(&mut self, out: &mut Vec<Command>) {
-        if self.saving.is_some() || self.deciding.is_some() {
+    pub(super) fn begin_checkpoint(&mut self, out: &mut Vec<CoordinatorCommand>) {
+        if self.saving.is_some() || self.pending_commit.is_some() {
             return;
         }
         self.done.saved = true;
         self.checkpoint_wanted = false;
-        self.unsaved = None;
-        self.saving = Some(Saving {
+        self.failed_save = None;
+        self.saving = Some(CheckpointInProgress {
             step: self.step,
             record: self.record.filter(|record| record.step == self.step),
             epoch: self.epoch,
@@ -68,111 +68,120 @@ impl Coordinator {
             waiting: self.shards().collect(),
             failed: None,
         });
-        out.push(Command::Stage { step: self.step });
+        out.push(CoordinatorCommand::StageCheckpoint { step: self.step });
     }
 
-    pub(super) fn staged(&mut self, snapshot: Snapshot, out: &mut Vec<Command>) {
+    pub(super) fn on_staged(&mut self, snapshot: SnapshotRequest, out: &mut Vec<CoordinatorCommand>) {
         let shards: Vec<AgentId> = self.shards().filter(|shard| self.members.contains_key(shard)).collect();
         let Some(saving) = self.saving.as_mut().filter(|saving| saving.step == snapshot.step) else { return };
-        out.extend(shards.iter().map(|&shard| Command::Send(shard, Order::Snapshot(snapshot.clone()))));
+        out.extend(
+            shards.iter().map(|&shard| CoordinatorCommand::Send(shard, AgentCommand::Snapshot(snapshot.clone()))),
+        );
         saving.snapshot = Some(snapshot);
     }
 
     /// The order that a shard which was away may have missed.
-    pub(super) fn missed_snapshot(&self, shard: AgentId) -> Option<Order> {
+    pub(super) fn missed_snapshot_command(&self, shard: AgentId) -> Option<AgentCommand> {
         let saving = self.saving.as_ref().filter(|saving| saving.waiting.contains(&shard))?;
-        saving.snapshot.clone().map(Order::Snapshot)
+        saving.snapshot.clone().map(AgentCommand::Snapshot)
     }
 
     /// The checkpoint that `agent` has answered about; `None` where that is another one, or it has answered before.
-    fn answered(&mut self, agent: AgentId, snapshot: &Snapshot) -> Option<&mut Saving> {
+    fn checkpoint_awaiting(&mut self, agent: AgentId, snapshot: &SnapshotRequest) -> Option<&mut CheckpointInProgress> {
         let saving = self.saving.as_mut().filter(|saving| saving.snapshot.as_ref() == Some(snapshot))?;
         saving.waiting.remove(&agent).then_some(saving)
     }
 
-    pub(super) fn written(
+    pub(super) fn on_written(
         &mut self,
         agent: AgentId,
-        snapshot: &Snapshot,
+        snapshot: &SnapshotRequest,
         digests: Vec<(usize, ChunkDigests)>,
-        out: &mut Vec<Command>,
+        out: &mut Vec<CoordinatorCommand>,
     ) {
-        let Some(saving) = self.answered(agent, snapshot) else { return };
+        let Some(saving) = self.checkpoint_awaiting(agent, snapshot) else { return };
         for (chunk, digest) in digests {
             if let Some(slot) = saving.digests.get_mut(chunk) {
                 *slot = Some(digest);
             }
         }
-        self.conclude_saving(out);
+        self.finish_checkpoint(out);
     }
 
-    pub(super) fn not_written(
+    pub(super) fn on_write_failed(
         &mut self,
         agent: AgentId,
-        snapshot: &Snapshot,
+        snapshot: &SnapshotRequest,
         reason: String,
-        cause: Cause,
-        out: &mut Vec<Command>,
+        cause: FailureCause,
+        out: &mut Vec<CoordinatorCommand>,
     ) {
-        let Some(saving) = self.answered(agent, snapshot) else { return };
-        saving.failed.get_or_insert(NotWritten { agent, reason, cause });
-        self.conclude_saving(out);
+        let Some(saving) = self.checkpoint_awaiting(agent, snapshot) else { return };
+        saving.failed.get_or_insert(WriteFailure { agent, reason, cause });
+        self.finish_checkpoint(out);
     }
 
     /// Has the checkpoint published, or gives it up, once every shard has answered.
-    fn conclude_saving(&mut self, out: &mut Vec<Command>) {
+    fn finish_checkpoint(&mut self, out: &mut Vec<CoordinatorCommand>) {
         let Some(saving) = self.saving.as_mut().filter(|saving| saving.waiting.is_empty()) else { return };
         let (step, record, epoch) = (saving.step, saving.record, saving.epoch);
-        if let Some(NotWritten { agent, reason, cause }) = saving.failed.take() {
-            self.give_up_saving(step, reason, Some(agent), cause, out);
+        if let Some(WriteFailure { agent, reason, cause }) = saving.failed.take() {
+            self.abandon_checkpoint(step, reason, Some(agent), cause, out);
         } else if let Some(digests) = saving.digests.iter().cloned().collect() {
-            out.push(Command::Publish { step, digests, record, epoch });
+            out.push(CoordinatorCommand::PublishCheckpoint { step, digests, record, epoch });
         } else {
             let reason = format!("the checkpoint of step {step} lacks chunks though every shard has written its own");
-            self.end(Outcome::Failed { reason, agent: None, cause: Cause::Other }, out);
+            self.end(RunOutcome::Failed { reason, agent: None, cause: FailureCause::Other }, out);
         }
     }
 
     /// The driver could not stage or publish a checkpoint.
-    pub(super) fn not_saved(&mut self, step: u64, reason: String, cause: Cause, out: &mut Vec<Command>) {
+    pub(super) fn on_save_failed(
+        &mut self,
+        step: u64,
+        reason: String,
+        cause: FailureCause,
+        out: &mut Vec<CoordinatorCommand>,
+    ) {
         if self.saving.as_ref().is_some_and(|saving| saving.step == step) {
-            self.give_up_saving(step, reason, None, cause, out);
+            self.abandon_checkpoint(step, reason, None, cause, out);
         }
     }
 
-    fn give_up_saving(
+    fn abandon_checkpoint(
         &mut self,
         step: u64,
         reason: String,
         agent: Option<AgentId>,
-        cause: Cause,
-        out: &mut Vec<Command>,
+        cause: FailureCause,
+        out: &mut Vec<CoordinatorCommand>,
     ) {
         self.saving = None;
-        self.unsaved = Some(step);
-        out.push(Command::NotSaved { step, reason, agent, cause });
+        self.failed_save = Some(step);
+        out.push(CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause });
     }
 
     /// Has the last committed step saved, where the last attempt at saving one failed.
-    pub(super) fn save_again(&mut self) {
-        if self.unsaved.take().is_some() {
+    pub(super) fn retry_checkpoint(&mut self) {
+        if self.failed_save.take().is_some() {
             self.done.saved = false;
             self.checkpoint_wanted = true;
         }
     }
 
     /// Whether the step that the run is at could not be saved.
-    pub(super) fn misses_checkpoint(&self) -> bool {
-        self.policy.train && self.unsaved == Some(self.step)
+    pub(super) fn lacks_checkpoint(&self) -> bool {
+        self.policy.train && self.failed_save == Some(self.step)
     }
 
     /// Whether nothing is left to be done but to save the last step, which has failed.
-    pub fn awaits_save(&self) -> bool {
-        let over = self.stopping || (self.evaluating.is_none() && self.policy.next(self.step, self.done) == Next::End);
-        self.phase != Phase::Ended && over && self.misses_checkpoint()
+    pub fn is_awaiting_checkpoint(&self) -> bool {
+        let over =
+            self.stopping || (self.evaluating.is_none() && self.policy.next(self.step, self.done) == NextAction::End);
+        self.phase != Phase::Ended && over && self.lacks_checkpoint()
     }
 
-    pub(super) fn published(&mut self, step: u64) {
+    pub(super) fn on_published(&mut self, step: u64) {
         self.saving.take_if(|saving| saving.step == step);
     }
 }

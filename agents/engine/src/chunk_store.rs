@@ -1,11 +1,11 @@
 //! The chunk store of a MemoryX shard: which update each chunk has, and what a snapshot still needs of it.
 //!
-//! The numbers, and what is computed with them, belong to an [`Arithmetic`]; the store decides when. A committed update
+//! The numbers, and what is computed with them, belong to an [`ChunkOps`]; the store decides when. A committed update
 //! is *pending* until its chunk is next read, and is applied then, once.
 //!
 //! A snapshot of step *t* may be written while step *t + 1* runs, however slow the storage is. A chunk that is not yet
 //! written is copied before its next update. Copies are limited in number; while none is free, a read that needs one is
-//! refused and has to be repeated after [`Store::wait_for_copy`].
+//! refused and has to be repeated after [`ChunkStore::wait_for_copy`].
 //!
 //! ```text
 //! commit t          begin_snapshot(t)      commit t+1           read: copy, then update
@@ -14,28 +14,29 @@
 //! ```
 //!
 //! Guarantees: a snapshot of step *t* holds every chunk exactly as of step *t*, or ends in an error; an update is
-//! applied once, to the gradient it was decided for. The store is shared by two threads: one calls [`Store::read`],
-//! [`Store::gather`], [`Store::commit`] and [`Store::begin_snapshot`], the other writes the snapshot.
+//! applied once, to the gradient it was decided for. The store is shared by two threads: one calls
+//! [`ChunkStore::read`], [`ChunkStore::gather`], [`ChunkStore::commit`] and [`ChunkStore::begin_snapshot`], the other
+//! writes the snapshot.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 use millrace_emulator::plan::ChunkId;
 
-use crate::message::{Report, Snapshot};
+use crate::message::{AgentReport, SnapshotRequest};
 use crate::types::CommitRecord;
 
 /// The numbers of a chunk, and what is done with them.
-pub trait Arithmetic {
+pub trait ChunkOps {
     /// Weights, moments and gradient of one chunk.
-    type Numbers;
+    type ChunkData;
     /// What a checkpoint keeps of them: weights and moments.
-    type Saved;
+    type SnapshotData;
 
     /// Applies the update of `record`, with the gradient that was gathered, to the weights and moments of `chunk`.
-    fn update(&self, chunk: ChunkId, numbers: &mut Self::Numbers, record: &CommitRecord);
+    fn update(&self, chunk: ChunkId, numbers: &mut Self::ChunkData, record: &CommitRecord);
 
     /// Copies what a checkpoint keeps.
-    fn save(&self, numbers: &mut Self::Numbers) -> Self::Saved;
+    fn save(&self, numbers: &mut Self::ChunkData) -> Self::SnapshotData;
 }
 
 /// A store whose numbers can't be trusted any more, or a caller that asks for what isn't there.
@@ -84,25 +85,25 @@ pub enum StoreError {
 }
 
 /// A chunk.
-struct Cell<A: Arithmetic> {
-    numbers: A::Numbers,
+struct ChunkCell<A: ChunkOps> {
+    numbers: A::ChunkData,
     /// Updates applied.
     applied: u64,
     /// The snapshot that has not got the chunk yet.
-    snapshot: Option<Wanted<A::Saved>>,
+    snapshot: Option<SnapshotRequirement<A::SnapshotData>>,
 }
 
 /// What a snapshot needs of a chunk.
-struct Wanted<S> {
+struct SnapshotRequirement<S> {
     step: u64,
     /// The chunk as of `step`, where it has been updated since.
     copy: Option<S>,
 }
 
 /// See the module text.
-pub struct Store<A: Arithmetic> {
-    arithmetic: A,
-    cells: Vec<Option<Mutex<Cell<A>>>>,
+pub struct ChunkStore<A: ChunkOps> {
+    ops: A,
+    cells: Vec<Option<Mutex<ChunkCell<A>>>>,
     pending: RwLock<Option<CommitRecord>>,
     free_copies: Mutex<usize>,
     copy_returned: Condvar,
@@ -113,13 +114,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<A: Arithmetic> Store<A> {
+impl<A: ChunkOps> ChunkStore<A> {
     /// A store of `numbers`, by chunk, `None` for those of other shards; at most `copies` chunks are copied at a time
-    /// for a snapshot. The numbers are those before the first update until [`Store::fill`].
-    pub fn new(arithmetic: A, numbers: impl IntoIterator<Item = Option<A::Numbers>>, copies: usize) -> Self {
-        let cell = |numbers| Mutex::new(Cell { numbers, applied: 0, snapshot: None });
+    /// for a snapshot. The numbers are those before the first update until [`ChunkStore::fill`].
+    pub fn new(ops: A, numbers: impl IntoIterator<Item = Option<A::ChunkData>>, copies: usize) -> Self {
+        let cell = |numbers| Mutex::new(ChunkCell { numbers, applied: 0, snapshot: None });
         Self {
-            arithmetic,
+            ops,
             cells: numbers.into_iter().map(|numbers| numbers.map(cell)).collect(),
             pending: RwLock::new(None),
             free_copies: Mutex::new(copies.max(1)),
@@ -128,12 +129,12 @@ impl<A: Arithmetic> Store<A> {
     }
 
     /// What is done with the numbers.
-    pub const fn arithmetic(&self) -> &A {
-        &self.arithmetic
+    pub const fn ops(&self) -> &A {
+        &self.ops
     }
 
     /// The chunks of this shard, in order.
-    pub fn own(&self) -> impl Iterator<Item = ChunkId> {
+    pub fn owned_chunks(&self) -> impl Iterator<Item = ChunkId> {
         self.cells.iter().enumerate().filter_map(|(chunk, cell)| cell.is_some().then_some(chunk))
     }
 
@@ -142,7 +143,7 @@ impl<A: Arithmetic> Store<A> {
         *lock(&self.free_copies)
     }
 
-    fn cell(&self, chunk: ChunkId) -> Result<MutexGuard<'_, Cell<A>>, StoreError> {
+    fn lock_chunk(&self, chunk: ChunkId) -> Result<MutexGuard<'_, ChunkCell<A>>, StoreError> {
         self.cells.get(chunk).and_then(Option::as_ref).map(lock).ok_or(StoreError::NotOwned { chunk })
     }
 
@@ -154,26 +155,31 @@ impl<A: Arithmetic> Store<A> {
     ///
     /// # Errors
     /// The chunk is another shard's.
-    pub fn fill<T>(&self, chunk: ChunkId, step: u64, fill: impl FnOnce(&mut A::Numbers) -> T) -> Result<T, StoreError> {
-        let mut cell = self.cell(chunk)?;
+    pub fn fill<T>(
+        &self,
+        chunk: ChunkId,
+        step: u64,
+        fill: impl FnOnce(&mut A::ChunkData) -> T,
+    ) -> Result<T, StoreError> {
+        let mut cell = self.lock_chunk(chunk)?;
         cell.applied = step;
         Ok(fill(&mut cell.numbers))
     }
 
     /// Reads `chunk` with all updates applied. `None` while a snapshot needs a copy first and none is free: repeat it
-    /// after [`Store::wait_for_copy`].
+    /// after [`ChunkStore::wait_for_copy`].
     ///
     /// # Errors
     /// The chunk is another shard's, or has missed an update.
-    pub fn read<T>(&self, chunk: ChunkId, read: impl FnOnce(&mut A::Numbers) -> T) -> Result<Option<T>, StoreError> {
-        let mut cell = self.cell(chunk)?;
+    pub fn read<T>(&self, chunk: ChunkId, read: impl FnOnce(&mut A::ChunkData) -> T) -> Result<Option<T>, StoreError> {
+        let mut cell = self.lock_chunk(chunk)?;
         if let Some(record) = self.pending().filter(|record| record.step > cell.applied) {
             let applied = cell.applied;
             if cell.snapshot.as_ref().is_some_and(|wanted| wanted.copy.is_none() && applied >= wanted.step) {
-                if !self.take_copy() {
+                if !self.acquire_copy() {
                     return Ok(None);
                 }
-                let copy = self.arithmetic.save(&mut cell.numbers);
+                let copy = self.ops.save(&mut cell.numbers);
                 if let Some(wanted) = &mut cell.snapshot {
                     wanted.copy = Some(copy);
                 }
@@ -183,12 +189,12 @@ impl<A: Arithmetic> Store<A> {
         Ok(Some(read(&mut cell.numbers)))
     }
 
-    fn update(&self, chunk: ChunkId, cell: &mut Cell<A>, record: &CommitRecord) -> Result<(), StoreError> {
+    fn update(&self, chunk: ChunkId, cell: &mut ChunkCell<A>, record: &CommitRecord) -> Result<(), StoreError> {
         if record.step != cell.applied + 1 {
             return Err(StoreError::MissedUpdate { chunk, applied: cell.applied, pending: record.step });
         }
         cell.applied = record.step;
-        self.arithmetic.update(chunk, &mut cell.numbers, record);
+        self.ops.update(chunk, &mut cell.numbers, record);
         Ok(())
     }
 
@@ -196,8 +202,8 @@ impl<A: Arithmetic> Store<A> {
     ///
     /// # Errors
     /// The chunk is another shard's, or still needs the gradient it has.
-    pub fn gather<T>(&self, chunk: ChunkId, take: impl FnOnce(&mut A::Numbers) -> T) -> Result<T, StoreError> {
-        let mut cell = self.cell(chunk)?;
+    pub fn gather<T>(&self, chunk: ChunkId, take: impl FnOnce(&mut A::ChunkData) -> T) -> Result<T, StoreError> {
+        let mut cell = self.lock_chunk(chunk)?;
         if let Some(record) = self.pending().filter(|record| record.step > cell.applied) {
             return Err(StoreError::GradientTooEarly { chunk, pending: record.step });
         }
@@ -212,31 +218,31 @@ impl<A: Arithmetic> Store<A> {
     /// Begins a snapshot of `step`, which is the newest committed one; the one before it must be written or given up.
     pub fn begin_snapshot(&self, step: u64) -> SnapshotCursor {
         self.abandon_snapshot();
-        for chunk in self.own() {
-            if let Ok(mut cell) = self.cell(chunk) {
-                cell.snapshot = Some(Wanted { step, copy: None });
+        for chunk in self.owned_chunks() {
+            if let Ok(mut cell) = self.lock_chunk(chunk) {
+                cell.snapshot = Some(SnapshotRequirement { step, copy: None });
             }
         }
-        SnapshotCursor { chunks: self.own().collect::<Vec<_>>().into_iter() }
+        SnapshotCursor { chunks: self.owned_chunks().collect::<Vec<_>>().into_iter() }
     }
 
     /// Gives up a snapshot: updates need not copy for it any more.
     pub fn abandon_snapshot(&self) {
-        for chunk in self.own() {
-            let wanted = self.cell(chunk).ok().and_then(|mut cell| cell.snapshot.take());
+        for chunk in self.owned_chunks() {
+            let wanted = self.lock_chunk(chunk).ok().and_then(|mut cell| cell.snapshot.take());
             if wanted.is_some_and(|wanted| wanted.copy.is_some()) {
-                self.return_copy();
+                self.release_copy();
             }
         }
     }
 
     /// The chunk as of the snapshot's step.
-    fn take_for_snapshot(&self, chunk: ChunkId) -> Result<A::Saved, StoreError> {
-        let mut cell = self.cell(chunk)?;
-        let Wanted { step, copy } = cell.snapshot.take().ok_or(StoreError::NotInSnapshot { chunk })?;
+    fn take_for_snapshot(&self, chunk: ChunkId) -> Result<A::SnapshotData, StoreError> {
+        let mut cell = self.lock_chunk(chunk)?;
+        let SnapshotRequirement { step, copy } = cell.snapshot.take().ok_or(StoreError::NotInSnapshot { chunk })?;
         if let Some(copy) = copy {
             drop(cell);
-            self.return_copy();
+            self.release_copy();
             return Ok(copy);
         }
         // Without a copy the chunk is at the snapshot's step, or one update behind it. The pending update may be that
@@ -247,17 +253,17 @@ impl<A: Arithmetic> Store<A> {
         if cell.applied != step {
             return Err(StoreError::NotAtStep { chunk, applied: cell.applied, step });
         }
-        Ok(self.arithmetic.save(&mut cell.numbers))
+        Ok(self.ops.save(&mut cell.numbers))
     }
 
-    fn take_copy(&self) -> bool {
+    fn acquire_copy(&self) -> bool {
         let mut free = lock(&self.free_copies);
         let taken = *free > 0;
         *free -= usize::from(taken);
         taken
     }
 
-    fn return_copy(&self) {
+    fn release_copy(&self) {
         *lock(&self.free_copies) += 1;
         self.copy_returned.notify_one();
     }
@@ -281,8 +287,11 @@ impl SnapshotCursor {
     /// The next chunk as of the snapshot's step; `None` when all have been given.
     ///
     /// # Errors
-    /// The chunk can't be had as of that step. The snapshot is to be given up, by [`Store::abandon_snapshot`].
-    pub fn next<A: Arithmetic>(&mut self, store: &Store<A>) -> Result<Option<(ChunkId, A::Saved)>, StoreError> {
+    /// The chunk can't be had as of that step. The snapshot is to be given up, by [`ChunkStore::abandon_snapshot`].
+    pub fn next<A: ChunkOps>(
+        &mut self,
+        store: &ChunkStore<A>,
+    ) -> Result<Option<(ChunkId, A::SnapshotData)>, StoreError> {
         let Some(chunk) = self.chunks.next() else { return Ok(None) };
         store.take_for_snapshot(chunk).map(|saved| Some((chunk, saved)))
     }
@@ -291,54 +300,54 @@ impl SnapshotCursor {
 /// The snapshot that was ordered last, and its answer. An order may be repeated by the next coordinator, or on the next
 /// control stream; a coordinator that has not ordered a snapshot is not told of it, since its directory may be gone.
 #[derive(Debug, Default)]
-pub struct SnapshotOrders {
-    last: Option<Ordered>,
+pub struct SnapshotTracker {
+    last: Option<TrackedSnapshot>,
 }
 
 #[derive(Debug)]
-struct Ordered {
-    snapshot: Snapshot,
+struct TrackedSnapshot {
+    snapshot: SnapshotRequest,
     /// Whether it was ordered on the current control stream.
     wanted: bool,
     /// What to report, once it is known.
-    answer: Option<Report>,
+    answer: Option<AgentReport>,
 }
 
 /// What a shard does about an order for a snapshot.
 #[derive(Clone, Debug, PartialEq)]
-pub enum OnOrder {
+pub enum SnapshotAction {
     /// Begin it.
     Begin,
     /// Nothing: it is under way.
     Wait,
     /// Report this: it is over already.
-    Report(Report),
+    Report(AgentReport),
 }
 
-impl SnapshotOrders {
+impl SnapshotTracker {
     /// A snapshot was ordered, perhaps again.
-    pub fn order(&mut self, snapshot: &Snapshot) -> OnOrder {
+    pub fn on_snapshot_command(&mut self, snapshot: &SnapshotRequest) -> SnapshotAction {
         match &mut self.last {
             Some(last) if last.snapshot == *snapshot => {
                 last.wanted = true;
-                last.answer.clone().map_or(OnOrder::Wait, OnOrder::Report)
+                last.answer.clone().map_or(SnapshotAction::Wait, SnapshotAction::Report)
             }
             _ => {
-                self.last = Some(Ordered { snapshot: snapshot.clone(), wanted: true, answer: None });
-                OnOrder::Begin
+                self.last = Some(TrackedSnapshot { snapshot: snapshot.clone(), wanted: true, answer: None });
+                SnapshotAction::Begin
             }
         }
     }
 
     /// A snapshot is written, or can't be; returns the report where the coordinator waits for it.
-    pub fn finished(&mut self, snapshot: &Snapshot, report: Report) -> Option<Report> {
+    pub fn on_finished(&mut self, snapshot: &SnapshotRequest, report: AgentReport) -> Option<AgentReport> {
         let last = self.last.as_mut().filter(|last| last.snapshot == *snapshot)?;
         last.answer = Some(report.clone());
         last.wanted.then_some(report)
     }
 
     /// The control stream broke.
-    pub fn coordinator_lost(&mut self) {
+    pub fn on_coordinator_lost(&mut self) {
         self.last.iter_mut().for_each(|last| last.wanted = false);
     }
 }

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use millrace_engine::frame::Frame;
-use millrace_engine::message::{Order, Report, ShardState};
-use millrace_engine::types::{AgentId, Epoch, LeafResult, Task};
+use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
+use millrace_engine::types::{AgentId, Epoch, IterationKind, LeafResult};
 
 use crate::model::Parameters;
 use crate::random::Random;
@@ -13,9 +13,9 @@ use crate::store::Disk;
 
 /// From an agent to the coordinator.
 #[derive(Clone, Debug)]
-pub enum Word {
+pub enum AgentMessage {
     Hello(Option<ShardState>),
-    Report(Report),
+    Report(AgentReport),
     Broken,
 }
 
@@ -25,8 +25,8 @@ pub struct Stream {
     pub agent: AgentId,
     /// The coordinator it goes to.
     pub attempt: u32,
-    pub orders: VecDeque<Option<Order>>,
-    pub words: VecDeque<Word>,
+    pub orders: VecDeque<Option<AgentCommand>>,
+    pub words: VecDeque<AgentMessage>,
 }
 
 /// What travels on a link.
@@ -36,7 +36,7 @@ pub enum Packet {
     Up,
     Frame(Frame),
     /// A system asks its activation server for the samples of some leaves.
-    Ask(Task, std::ops::Range<u32>),
+    Ask(IterationKind, std::ops::Range<u32>),
     Samples(Vec<u64>),
     Broken,
 }
@@ -58,7 +58,7 @@ impl LinkKey {
 
 /// One direction of a link, with the grants that come back.
 #[derive(Debug, Default)]
-pub struct Lane {
+pub struct LinkDirection {
     pub packets: VecDeque<Packet>,
     pub grants: Vec<u64>,
     /// Slots sent so far and the last of them.
@@ -69,7 +69,7 @@ pub struct Lane {
     broken: bool,
 }
 
-impl Lane {
+impl LinkDirection {
     /// Some of what is in flight still arrives, then the end.
     fn cut(&mut self, random: &mut Random) {
         if !std::mem::replace(&mut self.broken, true) {
@@ -82,8 +82,8 @@ impl Lane {
 /// Both directions; `down` is from upper to lower.
 #[derive(Debug, Default)]
 pub struct Link {
-    pub down: Lane,
-    pub up: Lane,
+    pub down: LinkDirection,
+    pub up: LinkDirection,
 }
 
 /// How often the situations came about that the store is there for.
@@ -109,7 +109,7 @@ impl std::ops::AddAssign for Coverage {
 }
 
 /// Everything between the agents, and what outlives them all: the disk.
-pub struct Wires {
+pub struct Network {
     pub random: Random,
     pub streams: BTreeMap<u64, Stream>,
     pub links: BTreeMap<LinkKey, Link>,
@@ -127,7 +127,7 @@ pub struct Wires {
     next_stream: u64,
 }
 
-impl Wires {
+impl Network {
     pub fn new(random: Random, published: BTreeMap<u64, Vec<Parameters>>, attempt: u32) -> Self {
         Self {
             random,
@@ -147,38 +147,39 @@ impl Wires {
     /// A new control stream of `agent` to the coordinator of now.
     pub fn connect(&mut self, agent: AgentId, state: Option<ShardState>) -> u64 {
         self.next_stream += 1;
-        let words = VecDeque::from([Word::Hello(state)]);
+        let words = VecDeque::from([AgentMessage::Hello(state)]);
         self.streams.insert(self.next_stream, Stream { agent, attempt: self.attempt, orders: VecDeque::new(), words });
         self.next_stream
     }
 
     /// A word on a stream, sometimes twice. Losses are told in pieces.
-    pub fn report(&mut self, stream: Option<u64>, report: Report) {
+    pub fn report(&mut self, stream: Option<u64>, report: AgentReport) {
         let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
         let reports = match report {
-            Report::Leaves { epoch, turn, results } if self.random.chance(30) => {
-                let piece = |result: &LeafResult| Report::Leaves { epoch, turn, results: vec![*result] };
+            AgentReport::Leaves { epoch, iteration, results } if self.random.chance(30) => {
+                let piece = |result: &LeafResult| AgentReport::Leaves { epoch, iteration, results: vec![*result] };
                 results.iter().map(piece).collect()
             }
             report => vec![report],
         };
         for report in reports {
             // Only a snapshot is answered once: a repeat may speak of a later one under the same number.
-            let repeat = self.random.chance(5) && !matches!(report, Report::Loaded { .. } | Report::Written { .. });
+            let repeat =
+                self.random.chance(5) && !matches!(report, AgentReport::Loaded { .. } | AgentReport::Written { .. });
             if repeat {
-                stream.words.push_back(Word::Report(report.clone()));
+                stream.words.push_back(AgentMessage::Report(report.clone()));
             }
-            stream.words.push_back(Word::Report(report));
+            stream.words.push_back(AgentMessage::Report(report));
         }
     }
 
     /// The agent's end of a stream is gone.
-    pub fn hang_up(&mut self, stream: Option<u64>) {
+    pub fn close_stream(&mut self, stream: Option<u64>) {
         let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
         stream.orders.clear();
         let kept = self.random.below(stream.words.len() + 1);
         stream.words.truncate(kept);
-        stream.words.push_back(Word::Broken);
+        stream.words.push_back(AgentMessage::Broken);
     }
 
     /// The coordinator's end of a stream is gone.
@@ -191,7 +192,7 @@ impl Wires {
     }
 
     /// An order on a stream that may have ended.
-    pub fn order(&mut self, stream: u64, order: Order) {
+    pub fn order(&mut self, stream: u64, order: AgentCommand) {
         if let Some(stream) = self.streams.get_mut(&stream)
             && !matches!(stream.orders.back(), Some(None))
         {
@@ -206,7 +207,7 @@ impl Wires {
         stream.orders.truncate(kept.0);
         stream.orders.push_back(None);
         stream.words.truncate(kept.1);
-        stream.words.push_back(Word::Broken);
+        stream.words.push_back(AgentMessage::Broken);
     }
 
     /// A link breaks under both ends.
@@ -238,7 +239,7 @@ impl Wires {
         out.cut(&mut self.random);
     }
 
-    fn lane(&mut self, key: LinkKey, sender: AgentId) -> Option<&mut Lane> {
+    fn lane(&mut self, key: LinkKey, sender: AgentId) -> Option<&mut LinkDirection> {
         let link = self.links.get_mut(&key)?;
         let lane = if key.upper == sender { &mut link.down } else { &mut link.up };
         (!lane.broken).then_some(lane)
@@ -248,7 +249,7 @@ impl Wires {
     pub fn send(&mut self, key: LinkKey, sender: AgentId, packet: Packet) {
         let Some(lane) = self.lane(key, sender) else { return };
         if let Packet::Frame(frame) = &packet {
-            let slot = (frame.place.turn, frame.place.round, frame.place.slot);
+            let slot = (frame.key.iteration, frame.key.round, frame.key.slot);
             if lane.last.replace(slot) != Some(slot) {
                 lane.slots += 1;
             }

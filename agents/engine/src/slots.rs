@@ -1,4 +1,4 @@
-//! Positions on a link: which slots pass in which order, in one turn.
+//! Positions on a link: which slots pass in which order, in one iteration.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use millrace_emulator::graph::LayerId;
 use millrace_emulator::placement::{Placement, ShardId};
 use millrace_emulator::plan::{ChunkId, Pass, StreamPlan};
 
-use crate::types::{Task, Turn};
+use crate::types::{Iteration, IterationKind};
 
-/// One slot of a turn.
+/// One slot of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct At {
-    /// Round within the turn.
+pub struct Slot {
+    /// Round within the iteration.
     pub round: u32,
     /// Index into the plan's order for this direction.
     pub slot: u32,
@@ -33,35 +33,35 @@ pub enum Direction {
     Up,
 }
 
-/// The slots of one turn on one link, in order. Cheap to clone.
+/// The slots of one iteration on one link, in order. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Course {
-    slots: Arc<[At]>,
+pub struct SlotSequence {
+    slots: Arc<[Slot]>,
     rounds: u32,
 }
 
-impl Course {
+impl SlotSequence {
     /// The course of `task` in `direction`; only the chunks of `shard`, where one is given.
     pub fn new(
         plan: &StreamPlan,
         placement: &Placement,
-        task: Task,
+        task: IterationKind,
         direction: Direction,
         shard: Option<ShardId>,
     ) -> Self {
-        let down = |(slot, down): (usize, &millrace_emulator::plan::DownSlot)| At {
+        let down = |(slot, down): (usize, &millrace_emulator::plan::DownSlot)| Slot {
             round: 0,
             slot: slot as u32,
             chunk: down.chunk,
             layer: down.layer,
             pass: down.pass,
         };
-        let all: Vec<At> = match (direction, task.trains()) {
+        let all: Vec<Slot> = match (direction, task.is_training()) {
             (Direction::Down, true) => plan.down_train.iter().enumerate().map(down).collect(),
             (Direction::Down, false) => plan.down_eval.iter().enumerate().map(down).collect(),
             (Direction::Up, true) => {
                 let up = plan.up.iter().enumerate();
-                up.map(|(slot, up)| At {
+                up.map(|(slot, up)| Slot {
                     round: 0,
                     slot: slot as u32,
                     chunk: up.chunk,
@@ -72,12 +72,12 @@ impl Course {
             }
             (Direction::Up, false) => Vec::new(),
         };
-        let mine = |at: &At| shard.is_none_or(|shard| placement.shard_of(at.chunk) == shard);
-        let rounds = if task.trains() { &placement.rounds } else { &placement.eval_rounds };
+        let mine = |at: &Slot| shard.is_none_or(|shard| placement.shard_of(at.chunk) == shard);
+        let rounds = if task.is_training() { &placement.rounds } else { &placement.eval_rounds };
         Self { slots: all.into_iter().filter(mine).collect(), rounds: rounds.len() as u32 }
     }
 
-    /// Slots of the whole turn.
+    /// Slots of the whole iteration.
     pub fn len(&self) -> usize {
         self.slots.len() * self.rounds as usize
     }
@@ -87,67 +87,70 @@ impl Course {
         self.len() == 0
     }
 
-    /// The slot at `position` of the turn.
-    pub fn at(&self, position: usize) -> Option<At> {
+    /// The slot at `position` of the iteration.
+    pub fn at(&self, position: usize) -> Option<Slot> {
         let at = *self.slots.get(position.checked_rem(self.slots.len())?)?;
         let round = (position / self.slots.len()) as u32;
-        (round < self.rounds).then_some(At { round, ..at })
+        (round < self.rounds).then_some(Slot { round, ..at })
     }
 }
 
 /// The training and evaluation courses of one link and direction.
 #[derive(Clone, Debug)]
-pub struct Courses {
-    train: Course,
-    eval: Course,
+pub struct SlotSequences {
+    train: SlotSequence,
+    eval: SlotSequence,
 }
 
-impl Courses {
-    /// Both courses of a link; see [`Course::new`].
+impl SlotSequences {
+    /// Both courses of a link; see [`SlotSequence::new`].
     pub fn new(plan: &StreamPlan, placement: &Placement, direction: Direction, shard: Option<ShardId>) -> Self {
-        let course = |task| Course::new(plan, placement, task, direction, shard);
-        Self { train: course(Task::Train { step: 1 }), eval: course(Task::Eval { step: 0, batch: 0 }) }
-    }
-
-    /// The course of `task`.
-    pub const fn of(&self, task: Task) -> &Course {
-        if task.trains() { &self.train } else { &self.eval }
-    }
-}
-
-/// Where a link stands: a cursor over the turns opened so far.
-#[derive(Clone, Debug)]
-pub struct Cursor {
-    courses: Courses,
-    turns: VecDeque<Turn>,
-    position: usize,
-}
-
-impl Cursor {
-    /// Nothing opened yet.
-    pub fn new(courses: Courses) -> Self {
-        Self { courses, turns: VecDeque::new(), position: 0 }
-    }
-
-    /// A turn was opened; passed over if nothing of it travels here.
-    pub fn open(&mut self, turn: Turn) {
-        if !self.courses.of(turn.task).is_empty() {
-            self.turns.push_back(turn);
+        let course = |task| SlotSequence::new(plan, placement, task, direction, shard);
+        Self {
+            train: course(IterationKind::Train { step: 1 }),
+            eval: course(IterationKind::Eval { step: 0, batch: 0 }),
         }
     }
 
-    /// What comes next, or `None` until another turn is opened.
-    pub fn next(&self) -> Option<(Turn, At)> {
-        let turn = *self.turns.front()?;
-        Some((turn, self.courses.of(turn.task).at(self.position)?))
+    /// The course of `task`.
+    pub const fn for_kind(&self, task: IterationKind) -> &SlotSequence {
+        if task.is_training() { &self.train } else { &self.eval }
+    }
+}
+
+/// Where a link stands: a cursor over the iterations opened so far.
+#[derive(Clone, Debug)]
+pub struct SlotCursor {
+    courses: SlotSequences,
+    iterations: VecDeque<Iteration>,
+    position: usize,
+}
+
+impl SlotCursor {
+    /// Nothing opened yet.
+    pub fn new(courses: SlotSequences) -> Self {
+        Self { courses, iterations: VecDeque::new(), position: 0 }
+    }
+
+    /// An iteration was opened; passed over if nothing of it travels here.
+    pub fn open(&mut self, iteration: Iteration) {
+        if !self.courses.for_kind(iteration.task).is_empty() {
+            self.iterations.push_back(iteration);
+        }
+    }
+
+    /// What comes next, or `None` until another iteration is opened.
+    pub fn next(&self) -> Option<(Iteration, Slot)> {
+        let iteration = *self.iterations.front()?;
+        Some((iteration, self.courses.for_kind(iteration.task).at(self.position)?))
     }
 
     /// The next slot is done.
     pub fn advance(&mut self) {
-        let Some(turn) = self.turns.front() else { return };
+        let Some(iteration) = self.iterations.front() else { return };
         self.position += 1;
-        if self.position >= self.courses.of(turn.task).len() {
-            self.turns.pop_front();
+        if self.position >= self.courses.for_kind(iteration.task).len() {
+            self.iterations.pop_front();
             self.position = 0;
         }
     }

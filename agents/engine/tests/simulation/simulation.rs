@@ -1,22 +1,22 @@
-//! One life of a job: agents, wires and a coordinator, and a scheduler that lets any of them go next.
+//! One life of a job: agents, network and a coordinator, and a scheduler that lets any of them go next.
 
 mod faults;
 
 use std::collections::BTreeMap;
 
 use millrace_emulator::placement::swarm_nodes;
-use millrace_engine::coordinator::{Coordinator, Done, Known, Outcome};
-use millrace_engine::message::{Report, Source};
+use millrace_engine::coordinator::{Coordinator, ResumeState, RunOutcome, StepProgress};
+use millrace_engine::message::{AgentReport, ParameterSource};
 use millrace_engine::types::{AgentId, Role};
 
-use crate::agent::{Agent, Body, Job};
-use crate::boss::{Boss, History};
+use crate::agent::{Agent, JobParameters, RoleState};
+use crate::coordinator::{History, SimulatedCoordinator};
+use crate::network::{Link, LinkKey, Network, Packet};
 use crate::random::Random;
-use crate::setup::{Fault, Laggard, Life, Task, When};
-use crate::wires::{Link, LinkKey, Packet, Wires};
+use crate::setup::{Fault, FaultTrigger, SimulatedAttempt, SimulatedJob, SlowComponent};
 
 /// More deliveries than any run needs: beyond this it goes in circles.
-const MOST_TICKS: u64 = 400_000;
+const MAX_TICKS: u64 = 400_000;
 
 /// What may happen next.
 #[derive(Clone, Copy, Debug)]
@@ -42,21 +42,21 @@ enum Action {
 }
 
 /// A job's agents and what is between them.
-pub struct World<'a> {
-    task: &'a Task,
-    life: &'a Life,
-    job: Job,
-    source: Source,
-    pub wires: Wires,
+pub struct Simulation<'a> {
+    task: &'a SimulatedJob,
+    life: &'a SimulatedAttempt,
+    job: JobParameters,
+    source: ParameterSource,
+    pub network: Network,
     agents: BTreeMap<AgentId, Agent>,
-    boss: Option<Boss>,
+    coordinator: Option<SimulatedCoordinator>,
     /// Agents to be started, and when.
     starts: BTreeMap<AgentId, u64>,
     boss_start: u64,
     next_system: u32,
     /// The slow agent, where one is.
     laggard: Option<AgentId>,
-    faults: Vec<(When, Fault)>,
+    faults: Vec<(FaultTrigger, Fault)>,
     tick: u64,
     gathered: BTreeMap<u64, u64>,
     /// Updates committed, by the shards that have ended.
@@ -64,22 +64,28 @@ pub struct World<'a> {
     pub history: History,
 }
 
-impl<'a> World<'a> {
-    pub fn new(task: &'a Task, life: &'a Life, source: Source, wires: Wires, history: History) -> Self {
+impl<'a> Simulation<'a> {
+    pub fn new(
+        task: &'a SimulatedJob,
+        life: &'a SimulatedAttempt,
+        source: ParameterSource,
+        network: Network,
+        history: History,
+    ) -> Self {
         let wanted = life.wanted;
         let mut world = Self {
             task,
             life,
-            job: Job {
+            job: JobParameters {
                 plan: task.plan.clone(),
                 shards: wanted.shards,
                 copies: life.copies,
                 windows: life.windows.clone(),
             },
             source,
-            wires,
+            network,
             agents: BTreeMap::new(),
-            boss: None,
+            coordinator: None,
             starts: BTreeMap::new(),
             boss_start: 0,
             next_system: wanted.systems,
@@ -90,7 +96,7 @@ impl<'a> World<'a> {
             ended: Vec::new(),
             history,
         };
-        let spare = world.wires.random.within(0, 1) as u32;
+        let spare = world.network.random.within(0, 1) as u32;
         let counts = [
             (Role::MemoryX, wanted.shards),
             (Role::SwarmX, swarm_nodes(wanted.systems as usize, wanted.fan_out) as u32 + spare),
@@ -98,18 +104,18 @@ impl<'a> World<'a> {
             (Role::Cs2, wanted.systems),
         ];
         for agent in counts.into_iter().flat_map(|(role, count)| (0..count).map(move |at| AgentId::new(role, at))) {
-            let late = world.wires.random.below(60) as u64;
+            let late = world.network.random.below(60) as u64;
             world.starts.insert(agent, late);
         }
-        if let Some(Laggard::Agent(role) | Laggard::Words(role)) = life.laggard {
+        if let Some(SlowComponent::Agent(role) | SlowComponent::Words(role)) = life.laggard {
             let all: Vec<AgentId> = world.starts.keys().copied().filter(|id| id.role == role).collect();
-            world.laggard = world.wires.random.pick(&all);
+            world.laggard = world.network.random.pick(&all);
         }
         world
     }
 
     /// Runs to the end of this life.
-    pub fn run(&mut self) -> Result<Outcome, String> {
+    pub fn run(&mut self) -> Result<RunOutcome, String> {
         loop {
             if let Some(outcome) = self.history.outcome.clone() {
                 self.starts.clear();
@@ -118,13 +124,13 @@ impl<'a> World<'a> {
                 }
             }
             self.tick += 1;
-            if self.tick > MOST_TICKS {
+            if self.tick > MAX_TICKS {
                 return Err("it goes in circles".to_owned());
             }
-            self.strike()?;
+            self.inject_fault()?;
             let action = self.choose()?;
             self.carry(action).map_err(|error| format!("{action:?}: {error}"))?;
-            if let Some(overrun) = self.wires.overrun.take() {
+            if let Some(overrun) = self.network.overrun.take() {
                 return Err(overrun);
             }
         }
@@ -133,32 +139,33 @@ impl<'a> World<'a> {
     fn choose(&mut self) -> Result<Action, String> {
         let actions = self.actions(self.tick);
         // Storage may be so slow that several steps pass while one snapshot is written.
-        let turns = if self.life.laggard == Some(Laggard::Disk) { 300 } else { 33 };
-        if self.life.laggard.is_some() && self.wires.random.below(turns) > 0 {
-            let others: Vec<Action> = actions.iter().copied().filter(|action| !self.lags(*action)).collect();
-            if let Some(action) = self.wires.random.pick(&others) {
+        let iterations = if self.life.laggard == Some(SlowComponent::Disk) { 300 } else { 33 };
+        if self.life.laggard.is_some() && self.network.random.below(iterations) > 0 {
+            let others: Vec<Action> = actions.iter().copied().filter(|action| !self.is_slow(*action)).collect();
+            if let Some(action) = self.network.random.pick(&others) {
                 return Ok(action);
             }
         }
-        if let Some(action) = self.wires.random.pick(&actions) {
+        if let Some(action) = self.network.random.pick(&actions) {
             return Ok(action);
         }
         // Everybody waits for those who are still away, or for what is still to come from outside.
         let late = self.actions(u64::MAX);
-        if let Some(action) = self.wires.random.pick(&late) {
+        if let Some(action) = self.network.random.pick(&late) {
             return Ok(action);
         }
-        let moment = |(when, _): &(When, Fault)| if let When::Tick(tick) = when { Some(*tick) } else { None };
+        let moment =
+            |(when, _): &(FaultTrigger, Fault)| if let FaultTrigger::Tick(tick) = when { Some(*tick) } else { None };
         self.tick = self.faults.iter().filter_map(moment).min().ok_or("nobody can go on")?;
-        self.strike()?;
+        self.inject_fault()?;
         self.choose()
     }
 
     fn actions(&self, tick: u64) -> Vec<Action> {
         let mut actions = Vec::new();
         let over = self.history.outcome.is_some();
-        let attempt = self.boss.as_ref().map(|_| self.wires.attempt);
-        for (&number, stream) in &self.wires.streams {
+        let attempt = self.coordinator.as_ref().map(|_| self.network.attempt);
+        for (&number, stream) in &self.network.streams {
             let agent = self.agents.get(&stream.agent).filter(|agent| agent.stream == Some(number));
             if !stream.orders.is_empty() && agent.is_some() {
                 actions.push(Action::Order(number));
@@ -167,7 +174,7 @@ impl<'a> World<'a> {
                 actions.push(Action::Word(number));
             }
         }
-        for (&key, link) in &self.wires.links {
+        for (&key, link) in &self.network.links {
             let here = |agent: AgentId| self.agents.get(&agent).is_some_and(|agent| agent.epoch == key.epoch);
             let lanes = [(&link.down, key.upper, key.lower, true), (&link.up, key.lower, key.upper, false)];
             for (lane, sender, receiver, down) in lanes {
@@ -181,34 +188,36 @@ impl<'a> World<'a> {
         }
         // A dialled agent that hasn't heard of the epoch yet keeps the caller waiting.
         let answers = |key: &&LinkKey| self.agents.get(&key.upper).is_none_or(|upper| upper.epoch >= key.epoch);
-        actions.extend(self.wires.dials.iter().filter(answers).map(|&key| Action::Dial(key)));
+        actions.extend(self.network.dials.iter().filter(answers).map(|&key| Action::Dial(key)));
         for (&id, agent) in &self.agents {
             match &agent.body {
-                Body::System(system) if system.is_ready() => actions.push(Action::Act(id)),
-                Body::Shard(shard) => {
+                RoleState::System(system) if system.is_ready() => actions.push(Action::Act(id)),
+                RoleState::Shard(shard) => {
                     actions.extend(shard.has_work().then_some(Action::Work(id)));
                     actions.extend(shard.is_writing().then_some(Action::Write(id)));
                 }
                 _ => {}
             }
-            if agent.stream.is_none() && self.boss.is_some() {
+            if agent.stream.is_none() && self.coordinator.is_some() {
                 actions.push(Action::Connect(id));
             }
         }
-        actions.extend((0..self.boss.as_ref().map_or(0, Boss::chores)).map(Action::Chore));
+        actions.extend(
+            (0..self.coordinator.as_ref().map_or(0, SimulatedCoordinator::background_tasks)).map(Action::Chore),
+        );
         actions.extend(self.starts.iter().filter(|(_, start)| **start <= tick).map(|(&id, _)| Action::Start(id)));
-        if self.boss.is_none() && !over && self.boss_start <= tick {
+        if self.coordinator.is_none() && !over && self.boss_start <= tick {
             actions.push(Action::StartCoordinator);
         }
         actions
     }
 
     /// Whether an action is the laggard's.
-    fn lags(&self, action: Action) -> bool {
-        let all = !matches!(self.life.laggard, Some(Laggard::Words(_)));
-        let disk = self.life.laggard == Some(Laggard::Disk);
+    fn is_slow(&self, action: Action) -> bool {
+        let all = !matches!(self.life.laggard, Some(SlowComponent::Words(_)));
+        let disk = self.life.laggard == Some(SlowComponent::Disk);
         let is = |agent: AgentId| self.laggard == Some(agent);
-        let of = |stream| self.wires.streams.get(&stream).is_some_and(|stream| is(stream.agent));
+        let of = |stream| self.network.streams.get(&stream).is_some_and(|stream| is(stream.agent));
         match action {
             Action::Word(stream) => of(stream),
             Action::Order(stream) => all && of(stream),
@@ -228,9 +237,11 @@ impl<'a> World<'a> {
         match action {
             Action::Order(stream) => self.order(stream),
             Action::Word(stream) => {
-                let word = self.wires.streams.get_mut(&stream).and_then(|stream| stream.words.pop_front());
-                match (&mut self.boss, word) {
-                    (Some(boss), Some(word)) => boss.hear(stream, word, self.task, &mut self.wires, &mut self.history),
+                let word = self.network.streams.get_mut(&stream).and_then(|stream| stream.words.pop_front());
+                match (&mut self.coordinator, word) {
+                    (Some(coordinator), Some(word)) => {
+                        coordinator.receive(stream, word, self.task, &mut self.network, &mut self.history)
+                    }
                     _ => Ok(()),
                 }
             }
@@ -239,20 +250,22 @@ impl<'a> World<'a> {
             Action::Dial(key) => self.dial(key),
             Action::Act(id) | Action::Work(id) => {
                 let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
-                let (body, mut place) = agent.split(&mut self.wires);
+                let (body, mut place) = agent.split(&mut self.network);
                 match body {
-                    Body::System(system) => system.act(&mut place),
-                    Body::Shard(shard) => shard.work(&mut place),
+                    RoleState::System(system) => system.act(&mut place),
+                    RoleState::Shard(shard) => shard.work(&mut place),
                     _ => Ok(()),
                 }
             }
             Action::Write(id) => {
                 let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
-                let (Body::Shard(shard), mut place) = agent.split(&mut self.wires) else { return Ok(()) };
+                let (RoleState::Shard(shard), mut place) = agent.split(&mut self.network) else { return Ok(()) };
                 shard.write(&mut place)
             }
-            Action::Chore(at) => match &mut self.boss {
-                Some(boss) => boss.chore(at, self.task, &mut self.wires, &mut self.history),
+            Action::Chore(at) => match &mut self.coordinator {
+                Some(coordinator) => {
+                    coordinator.run_background_task(at, self.task, &mut self.network, &mut self.history)
+                }
                 None => Ok(()),
             },
             Action::Start(id) => {
@@ -262,42 +275,42 @@ impl<'a> World<'a> {
             }
             Action::Connect(id) => {
                 if let Some(agent) = self.agents.get_mut(&id) {
-                    agent.connect(&mut self.wires);
+                    agent.connect(&mut self.network);
                 }
                 Ok(())
             }
             Action::StartCoordinator => {
-                self.wires.attempt += 1;
+                self.network.attempt += 1;
                 let (plan, policy) = (self.task.plan.clone(), self.task.policy.clone());
-                let (source, attempt) = (self.source.clone(), self.wires.attempt);
+                let (source, attempt) = (self.source.clone(), self.network.attempt);
                 let machine = Coordinator::new(plan, policy, self.life.wanted, source, attempt, self.known());
                 let further = self.task.evaluates.iter().skip(1).map(|&step| source_of(step));
-                self.boss = Some(Boss::new(machine.then_evaluating(further)));
+                self.coordinator = Some(SimulatedCoordinator::new(machine.with_further_evaluations(further)));
                 Ok(())
             }
         }
     }
 
     /// What a new coordinator finds on the disk about the step it goes on from.
-    fn known(&self) -> Known {
+    fn known(&self) -> ResumeState {
         if !self.task.policy.train {
-            return Known::default();
+            return ResumeState::default();
         }
         let held = self.agents.keys().filter_map(|id| self.committed(*id)).max().unwrap_or(0);
         let step = held.max(self.source.step());
-        let saved = self.source != Source::Initial && step == self.source.step();
-        Known { step, done: Done { saved, evaluated: self.history.evaluated.contains_key(&step) } }
+        let saved = self.source != ParameterSource::Initial && step == self.source.step();
+        ResumeState { step, done: StepProgress { saved, evaluated: self.history.evaluated.contains_key(&step) } }
     }
 
     fn order(&mut self, stream: u64) -> Result<(), String> {
-        let Some(entry) = self.wires.streams.get_mut(&stream) else { return Ok(()) };
+        let Some(entry) = self.network.streams.get_mut(&stream) else { return Ok(()) };
         let (id, order) = (entry.agent, entry.orders.pop_front().flatten());
         let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
         let Some(order) = order else {
             agent.stream = None;
             return Ok(());
         };
-        agent.order(order, &self.job, &mut self.wires)?;
+        agent.order(order, &self.job, &mut self.network)?;
         if agent.finished {
             self.end_agent(id)?;
         }
@@ -305,39 +318,39 @@ impl<'a> World<'a> {
     }
 
     fn packet(&mut self, key: LinkKey, down: bool) -> Result<(), String> {
-        let Some(link) = self.wires.links.get_mut(&key) else { return Ok(()) };
+        let Some(link) = self.network.links.get_mut(&key) else { return Ok(()) };
         let (lane, id) = if down { (&mut link.down, key.lower) } else { (&mut link.up, key.upper) };
         let Some(packet) = lane.packets.pop_front() else { return Ok(()) };
         if let Packet::Broken = packet {
-            self.wires.leave(key, id);
+            self.network.leave(key, id);
         }
         if let (Packet::Frame(_), Role::MemoryX, Some(shard)) = (&packet, id.role, self.committed(id)) {
             *self.gathered.entry(shard + 1).or_default() += 1;
         }
         let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
-        agent.packet(key.peer(id), packet, &mut self.wires)
+        agent.packet(key.peer(id), packet, &mut self.network)
     }
 
     fn grant(&mut self, key: LinkKey, down: bool) -> Result<(), String> {
-        let Some(link) = self.wires.links.get_mut(&key) else { return Ok(()) };
+        let Some(link) = self.network.links.get_mut(&key) else { return Ok(()) };
         let (lane, id) = if down { (&mut link.down, key.upper) } else { (&mut link.up, key.lower) };
-        let at = self.wires.random.below(lane.grants.len());
-        let total = if self.wires.random.chance(20) { lane.grants[at] } else { lane.grants.swap_remove(at) };
+        let at = self.network.random.below(lane.grants.len());
+        let total = if self.network.random.chance(20) { lane.grants[at] } else { lane.grants.swap_remove(at) };
         let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
-        agent.grant(key.peer(id), total, &mut self.wires)
+        agent.grant(key.peer(id), total, &mut self.network)
     }
 
     fn dial(&mut self, key: LinkKey) -> Result<(), String> {
-        self.wires.dials.remove(&key);
+        self.network.dials.remove(&key);
         if self.agents.get(&key.upper).is_some_and(|upper| upper.epoch == key.epoch) {
             let mut link = Link::default();
             link.down.packets.push_back(Packet::Up);
             link.up.packets.push_back(Packet::Up);
-            self.wires.links.insert(key, link);
+            self.network.links.insert(key, link);
             let here = |agent, epoch| self.agents.get(&agent).is_some_and(|agent| agent.epoch == epoch);
-            self.wires.links.retain(|key, _| here(key.upper, key.epoch) || here(key.lower, key.epoch));
+            self.network.links.retain(|key, _| here(key.upper, key.epoch) || here(key.lower, key.epoch));
         } else if let Some(lower) = self.agents.get(&key.lower) {
-            self.wires.report(lower.stream, Report::LinkLost { epoch: key.epoch, peer: Some(key.upper) });
+            self.network.report(lower.stream, AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.upper) });
         }
         Ok(())
     }
@@ -345,7 +358,7 @@ impl<'a> World<'a> {
     /// Updates committed on a shard.
     fn committed(&self, id: AgentId) -> Option<u64> {
         match &self.agents.get(&id)?.body {
-            Body::Shard(shard) => Some(shard.machine.state().committed),
+            RoleState::Shard(shard) => Some(shard.machine.state().committed),
             _ => None,
         }
     }
@@ -353,9 +366,9 @@ impl<'a> World<'a> {
     /// An agent has ended gracefully. A shard's parameters are those of the reference, each step committed once.
     fn end_agent(&mut self, id: AgentId) -> Result<(), String> {
         let Some(mut agent) = self.agents.remove(&id) else { return Ok(()) };
-        self.wires.hang_up(agent.stream);
-        self.wires.cut_links(id, None);
-        let Body::Shard(shard) = &mut agent.body else { return Ok(()) };
+        self.network.close_stream(agent.stream);
+        self.network.cut_links(id, None);
+        let RoleState::Shard(shard) = &mut agent.body else { return Ok(()) };
         let committed = shard.machine.state().committed;
         let commits = std::mem::take(&mut shard.commits);
         let Some(parameters) = shard.finish()? else { return Ok(()) };
@@ -372,11 +385,11 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn check_end(&self, outcome: Outcome) -> Result<Outcome, String> {
-        let Task { policy, evaluates, .. } = self.task;
+    fn check_end(&self, outcome: RunOutcome) -> Result<RunOutcome, String> {
+        let SimulatedJob { policy, evaluates, .. } = self.task;
         if !policy.train {
             let last = evaluates.last().copied().unwrap_or(0);
-            let complete = outcome != Outcome::Complete || self.ended.iter().all(|shard| *shard == last);
+            let complete = outcome != RunOutcome::Complete || self.ended.iter().all(|shard| *shard == last);
             return if complete { Ok(outcome) } else { Err(format!("the shards end at {:?}", self.ended)) };
         }
         let committed = self.ended.iter().copied().max().unwrap_or(self.source.step());
@@ -388,10 +401,10 @@ impl<'a> World<'a> {
             return Err(format!("step {committed} is committed, but {told} the last that was told"));
         }
         let trained = committed > self.source.step();
-        if trained && !self.wires.published.contains_key(&committed) {
+        if trained && !self.network.published.contains_key(&committed) {
             return Err(format!("step {committed} is lost: no checkpoint has it"));
         }
-        if outcome == Outcome::Complete && committed != policy.max_steps {
+        if outcome == RunOutcome::Complete && committed != policy.max_steps {
             return Err(format!("it is complete after {committed} steps"));
         }
         Ok(outcome)
@@ -400,48 +413,52 @@ impl<'a> World<'a> {
     /// Who waits for what.
     pub fn dump(&self) -> String {
         let mut lines = vec![format!("after {} deliveries, {:?}", self.tick, self.life)];
-        lines.extend(self.boss.iter().map(|boss| format!("{:?}", boss.machine)));
+        lines.extend(self.coordinator.iter().map(|coordinator| format!("{:?}", coordinator.machine)));
         lines.extend(self.agents.values().map(Agent::waits_for));
-        lines.extend(self.wires.dials.iter().map(|key| format!("dials: {key:?}")));
+        lines.extend(self.network.dials.iter().map(|key| format!("dials: {key:?}")));
         lines.join("\n")
     }
 
     /// What outlives this life.
-    pub fn into_remains(mut self) -> (Wires, History) {
-        self.history.coverage += self.wires.coverage;
-        (self.wires, self.history)
+    pub fn into_parts(mut self) -> (Network, History) {
+        self.history.coverage += self.network.coverage;
+        (self.network, self.history)
     }
 }
 
 /// Lives of a job, each resumed from the newest checkpoint, until it is complete.
-pub fn run(task: &Task, mut random: Random, mut next: impl FnMut(&mut Random) -> Life) -> Result<History, String> {
+pub fn run(
+    task: &SimulatedJob,
+    mut random: Random,
+    mut next: impl FnMut(&mut Random) -> SimulatedAttempt,
+) -> Result<History, String> {
     let there: &[u64] = if task.policy.train { &[0] } else { task.evaluates.as_slice() };
     let mut published = there.iter().map(|&step| (step, task.reference.states[step as usize].clone())).collect();
     let (mut history, mut attempt, mut source) = (History::default(), 0, source_of(there[0]));
     loop {
         let life = next(&mut random);
-        let wires = Wires::new(Random::new(random.next()), published, attempt);
-        let mut world = World::new(task, &life, source.clone(), wires, history);
+        let network = Network::new(Random::new(random.next()), published, attempt);
+        let mut world = Simulation::new(task, &life, source.clone(), network, history);
         match world.run() {
             Err(error) => return Err(format!("{error}\n{}", world.dump())),
-            Ok(Outcome::Failed { reason, .. }) => return Err(format!("it failed: {reason}\n{}", world.dump())),
-            Ok(Outcome::Complete) => return Ok(world.into_remains().1),
-            Ok(Outcome::Stopped) => world.history.stops += 1,
+            Ok(RunOutcome::Failed { reason, .. }) => return Err(format!("it failed: {reason}\n{}", world.dump())),
+            Ok(RunOutcome::Complete) => return Ok(world.into_parts().1),
+            Ok(RunOutcome::Stopped) => world.history.stops += 1,
         }
-        let (wires, remains) = world.into_remains();
-        (published, attempt, history) = (wires.published, wires.attempt, remains);
+        let (network, remains) = world.into_parts();
+        (published, attempt, history) = (network.published, network.attempt, remains);
         history.outcome = None;
         if task.policy.train {
             source = source_of(published.keys().copied().max().unwrap_or(0));
-            history.forget_beyond(source.step());
+            history.truncate_after(source.step());
         }
     }
 }
 
 /// Where the parameters of `step` come from.
-fn source_of(step: u64) -> Source {
+fn source_of(step: u64) -> ParameterSource {
     match step {
-        0 => Source::Initial,
-        _ => Source::Checkpoint { path: step.to_string(), optimizer: true, step },
+        0 => ParameterSource::Initial,
+        _ => ParameterSource::Checkpoint { path: step.to_string(), optimizer: true, step },
     }
 }

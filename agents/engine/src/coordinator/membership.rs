@@ -5,59 +5,59 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::{Placement, PlacementError, PlacementMembers};
 
-use crate::message::{Cause, Configure, Order, ShardState};
+use crate::message::{AgentCommand, EpochConfig, FailureCause, ShardState};
 use crate::types::{AgentId, Role};
 
-use super::{Command, Coordinator, Member, Outcome, Phase};
+use super::{Coordinator, CoordinatorCommand, MemberState, Phase, RunOutcome};
 
 impl Coordinator {
-    pub(super) fn joined(
+    pub(super) fn on_joined(
         &mut self,
         agent: AgentId,
         address: String,
         state: Option<ShardState>,
-        out: &mut Vec<Command>,
+        out: &mut Vec<CoordinatorCommand>,
     ) {
-        self.members.insert(agent, Member { address, state: state.unwrap_or_default() });
+        self.members.insert(agent, MemberState { address, state: state.unwrap_or_default() });
         if agent.role == Role::MemoryX {
             // In this order: a snapshot missed is older than a commit missed.
-            let commit = self.deciding.as_ref().map(|deciding| Order::Commit { record: deciding.record });
-            let missed = self.missed_snapshot(agent).into_iter().chain(commit);
-            out.extend(missed.map(|order| Command::Send(agent, order)));
+            let commit = self.pending_commit.as_ref().map(|deciding| AgentCommand::Commit { record: deciding.record });
+            let missed = self.missed_snapshot_command(agent).into_iter().chain(commit);
+            out.extend(missed.map(|order| CoordinatorCommand::Send(agent, order)));
         }
-        self.no_longer_loading(agent);
-        self.failures.forget(agent);
-        if self.serves(agent) {
-            self.regather();
+        self.cancel_load(agent);
+        self.failures.forget_agent(agent);
+        if self.is_placed(agent) {
+            self.restart_gathering();
         } else {
-            // The turn in flight is worth more than a better placement for it.
-            self.joined_late = true;
+            // The iteration in flight is worth more than a better placement for it.
+            self.late_joiners = true;
         }
     }
 
-    pub(super) fn lost(&mut self, agent: AgentId) {
+    pub(super) fn on_lost(&mut self, agent: AgentId) {
         self.members.remove(&agent);
-        self.no_longer_loading(agent);
-        self.failures.forget(agent);
-        if self.serves(agent) {
-            self.regather();
+        self.cancel_load(agent);
+        self.failures.forget_agent(agent);
+        if self.is_placed(agent) {
+            self.restart_gathering();
         }
     }
 
-    fn serves(&self, agent: AgentId) -> bool {
-        self.placement.as_ref().is_some_and(|placement| serves(placement, agent))
+    fn is_placed(&self, agent: AgentId) -> bool {
+        self.placement.as_ref().is_some_and(|placement| is_placed(placement, agent))
     }
 
     /// Whether more systems could work now than do.
-    pub(super) fn helps(&self) -> bool {
+    pub(super) fn has_spare_systems(&self) -> bool {
         let systems = self.placement.as_ref().map_or(0, |placement| placement.systems.len());
         matches!(self.phase, Phase::Linking(_) | Phase::Running)
-            && systems < self.wanted.systems as usize
-            && matches!(self.place(), Ok(Some(better)) if better.systems.len() > systems)
+            && systems < self.required.systems as usize
+            && matches!(self.place_members(), Ok(Some(better)) if better.systems.len() > systems)
     }
 
     /// Membership changed: whatever isn't decided is abandoned. Shards that are loading go on with it.
-    pub(super) fn regather(&mut self) {
+    pub(super) fn restart_gathering(&mut self) {
         self.current = None;
         self.evaluating = None;
         if !matches!(self.phase, Phase::Loading(_)) {
@@ -65,14 +65,14 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn loaded(&mut self, agent: AgentId, state: ShardState) {
+    pub(super) fn on_loaded(&mut self, agent: AgentId, state: ShardState) {
         if let Some(member) = self.members.get_mut(&agent) {
             member.state = state;
         }
-        self.no_longer_loading(agent);
+        self.cancel_load(agent);
     }
 
-    fn no_longer_loading(&mut self, agent: AgentId) {
+    fn cancel_load(&mut self, agent: AgentId) {
         if let Phase::Loading(waiting) = &mut self.phase {
             waiting.remove(&agent);
             if waiting.is_empty() {
@@ -83,33 +83,33 @@ impl Coordinator {
 
     /// The shards the job has, whether they are there or not.
     pub(super) fn shards(&self) -> impl Iterator<Item = AgentId> + use<> {
-        (0..self.wanted.shards).map(|index| AgentId::new(Role::MemoryX, index))
+        (0..self.required.shards).map(|index| AgentId::new(Role::MemoryX, index))
     }
 
     /// Whether a shard that is there has no parameters: before the first epoch, none has anything worth saving then.
-    pub(super) fn misses_parameters(&self) -> bool {
+    pub(super) fn lacks_parameters(&self) -> bool {
         self.members.iter().any(|(agent, member)| agent.role == Role::MemoryX && !member.state.loaded)
     }
 
-    fn of(&self, role: Role) -> Vec<u32> {
+    fn indices_of_role(&self, role: Role) -> Vec<u32> {
         self.members.keys().filter(|agent| agent.role == role).map(|agent| agent.index).collect()
     }
 
     /// A placement of as many systems as are wanted and can be served by those who are there; `None` while that is
     /// too few.
-    fn place(&self) -> Result<Option<Placement>, PlacementError> {
+    fn place_members(&self) -> Result<Option<Placement>, PlacementError> {
         let server = |index| self.members.contains_key(&AgentId::new(Role::Activation, index));
-        if !(0..self.wanted.activation_servers.max(1)).all(server) {
+        if !(0..self.required.activation_servers.max(1)).all(server) {
             return Ok(None);
         }
         let mut members = PlacementMembers {
-            systems: self.of(Role::Cs2).into_iter().take(self.wanted.systems as usize).collect(),
-            shards: self.wanted.shards,
-            swarmx: self.of(Role::SwarmX),
-            fan_out: self.wanted.fan_out,
-            activation_servers: self.wanted.activation_servers,
+            systems: self.indices_of_role(Role::Cs2).into_iter().take(self.required.systems as usize).collect(),
+            shards: self.required.shards,
+            swarmx: self.indices_of_role(Role::SwarmX),
+            fan_out: self.required.fan_out,
+            activation_servers: self.required.activation_servers,
         };
-        while members.systems.len() >= self.wanted.least_systems.max(1) as usize {
+        while members.systems.len() >= self.required.min_systems.max(1) as usize {
             match Placement::new(&self.plan, &members) {
                 // More SwarmX agents may still join.
                 Err(PlacementError::TooFewSwarmNodes { .. }) => members.systems.pop(),
@@ -120,83 +120,88 @@ impl Coordinator {
     }
 
     /// Starts a new epoch once everyone is there.
-    pub(super) fn gather(&mut self, out: &mut Vec<Command>) {
-        match self.place() {
+    pub(super) fn try_begin_epoch(&mut self, out: &mut Vec<CoordinatorCommand>) {
+        match self.place_members() {
             Ok(None) => {}
             Ok(Some(placement)) => {
-                if self.agree(out) {
+                if self.align_shards(out) {
                     self.configure(Arc::new(placement), out);
                 }
             }
             Err(error) => {
-                self.end(Outcome::Failed { reason: error.to_string(), agent: None, cause: Cause::BadInput }, out);
+                self.end(
+                    RunOutcome::Failed { reason: error.to_string(), agent: None, cause: FailureCause::BadInput },
+                    out,
+                );
             }
         }
     }
 
     /// Brings all shards to one committed step: loads those without the source's parameters before the first commit,
     /// completes a commit that only some have recorded. True once all are there and agree.
-    pub(super) fn agree(&mut self, out: &mut Vec<Command>) -> bool {
+    pub(super) fn align_shards(&mut self, out: &mut Vec<CoordinatorCommand>) -> bool {
         let states: Option<Vec<(AgentId, ShardState)>> =
             self.shards().map(|shard| Some((shard, self.members.get(&shard)?.state))).collect();
         let Some(states) = states else { return false };
         let newest = states.iter().map(|(_, state)| state.committed).max().unwrap_or(0);
         let fresh = newest < self.step || states.iter().all(|(_, state)| state.record.is_none());
-        if fresh && (self.epoch.number == 0 || !self.policy.train) && self.deciding.is_none() {
+        if fresh && (self.epoch.number == 0 || !self.policy.train) && self.pending_commit.is_none() {
             let loaded = |state: &ShardState| state.loaded && state.committed == self.source.step();
             let stale = states.iter().filter(|(_, state)| !loaded(state)).map(|&(shard, _)| shard);
-            return self.load(stale.collect(), out);
+            return self.load_shards(stale.collect(), out);
         }
         if let Some(&(shard, _)) = states.iter().find(|(_, state)| !state.loaded) {
             let reason =
                 "a MemoryX shard came back without its parameters; resume from the newest checkpoint".to_owned();
-            self.end(Outcome::Failed { reason, agent: Some(shard), cause: Cause::ShardLost }, out);
+            self.end(RunOutcome::Failed { reason, agent: Some(shard), cause: FailureCause::ShardLost }, out);
             return false;
         }
-        if self.deciding.is_some() {
+        if self.pending_commit.is_some() {
             return false;
         }
         if newest > self.step {
-            (self.step, self.done) = (newest, self.known.at(newest));
+            (self.step, self.done) = (newest, self.resume_state.progress_at(newest));
         }
         let Some(record) = states.iter().find_map(|(_, state)| state.record.filter(|record| record.step == newest))
         else {
             return true;
         };
         self.record = Some(record);
-        self.tell(record, out);
+        self.report_step(record, out);
         let agree = states.iter().all(|(_, state)| state.committed == newest);
         if !agree {
-            self.resolve(record, out);
+            self.issue_commit(record, out);
         }
         agree
     }
 
     /// Fills these shards' parameters. True when there are none.
-    fn load(&mut self, shards: BTreeSet<AgentId>, out: &mut Vec<Command>) -> bool {
+    fn load_shards(&mut self, shards: BTreeSet<AgentId>, out: &mut Vec<CoordinatorCommand>) -> bool {
         if shards.is_empty() {
             return true;
         }
         if self.stopping {
-            self.end(Outcome::Stopped, out);
+            self.end(RunOutcome::Stopped, out);
             return false;
         }
-        out.extend(shards.iter().map(|&shard| Command::Send(shard, Order::Load(self.source.clone()))));
+        out.extend(
+            shards.iter().map(|&shard| CoordinatorCommand::Send(shard, AgentCommand::Load(self.source.clone()))),
+        );
         self.phase = Phase::Loading(shards);
         false
     }
 
-    fn configure(&mut self, placement: Arc<Placement>, out: &mut Vec<Command>) {
+    fn configure(&mut self, placement: Arc<Placement>, out: &mut Vec<CoordinatorCommand>) {
         self.epoch.number += 1;
-        self.serial = 0;
+        self.number = 0;
         let addresses: BTreeMap<AgentId, String> =
             self.members.iter().map(|(&agent, member)| (agent, member.address.clone())).collect();
-        let agents: BTreeSet<AgentId> = self.members.keys().copied().filter(|&a| serves(&placement, a)).collect();
-        out.push(Command::Epoch { epoch: self.epoch, placement: placement.clone() });
+        let agents: BTreeSet<AgentId> = self.members.keys().copied().filter(|&a| is_placed(&placement, a)).collect();
+        out.push(CoordinatorCommand::Epoch { epoch: self.epoch, placement: placement.clone() });
         for &agent in &agents {
             let configure =
-                Configure { epoch: self.epoch, placement: (*placement).clone(), addresses: addresses.clone() };
-            out.push(Command::Send(agent, Order::Configure(Box::new(configure))));
+                EpochConfig { epoch: self.epoch, placement: (*placement).clone(), addresses: addresses.clone() };
+            out.push(CoordinatorCommand::Send(agent, AgentCommand::Configure(Box::new(configure))));
         }
         self.placement = Some(placement);
         self.phase = Phase::Linking(agents);
@@ -204,7 +209,7 @@ impl Coordinator {
 }
 
 /// Whether `agent` has a part in `placement`.
-pub(super) fn serves(placement: &Placement, agent: AgentId) -> bool {
+pub(super) fn is_placed(placement: &Placement, agent: AgentId) -> bool {
     match agent.role {
         Role::Coordinator => false,
         Role::MemoryX => agent.index < placement.shards,

@@ -1,0 +1,233 @@
+//! Iterations: what comes next, when a step is decided, and who has recorded it.
+
+use std::collections::BTreeSet;
+
+use crate::message::{AgentCommand, FailureCause};
+use crate::types::{AgentId, CommitRecord, Iteration, IterationKind, LeafResult};
+
+use super::membership::is_placed;
+use super::run_policy::{LeafTable, LossScaling, NextAction, StepProgress, gradient_scale};
+use super::{Coordinator, CoordinatorCommand, Evaluation, Phase, RunOutcome};
+
+/// The iteration being run.
+#[derive(Debug)]
+pub(super) struct CurrentIteration {
+    iteration: Iteration,
+    leaves: LeafTable,
+    norms: Vec<Option<f64>>,
+    prepared: BTreeSet<AgentId>,
+}
+
+/// An evaluation being run.
+#[derive(Debug)]
+pub(super) struct EvaluationInProgress {
+    sums: Evaluation,
+    loss_sum: f64,
+}
+
+/// A decided commit that some shards have not recorded yet.
+#[derive(Debug)]
+pub(super) struct PendingCommit {
+    pub(super) record: CommitRecord,
+    waiting: BTreeSet<AgentId>,
+}
+
+impl Coordinator {
+    pub(super) fn on_linked(&mut self, agent: AgentId, out: &mut Vec<CoordinatorCommand>) {
+        let Phase::Linking(waiting) = &mut self.phase else { return };
+        waiting.remove(&agent);
+        if waiting.is_empty() {
+            self.phase = Phase::Running;
+            out.push(CoordinatorCommand::ReportRunning);
+        }
+    }
+
+    /// Opens the next iteration or starts the next action; false when there is nothing more to do now.
+    pub(super) fn next_iteration(&mut self, out: &mut Vec<CoordinatorCommand>) -> bool {
+        if self.checkpoint_wanted {
+            if !self.is_checkpointed() {
+                self.begin_checkpoint(out);
+                return false;
+            }
+            self.checkpoint_wanted = false;
+        }
+        if let Some(EvaluationInProgress { sums, .. }) = &self.evaluating {
+            let sums = *sums;
+            let wanted = self.policy.eval.map_or(0, |eval| eval.batches);
+            if sums.batches < wanted {
+                self.open_iteration(IterationKind::Eval { step: self.step, batch: sums.batches }, out);
+                return false;
+            }
+            self.evaluating = None;
+            self.done.evaluated = true;
+            out.push(CoordinatorCommand::ReportEvaluation(sums));
+            return true;
+        }
+        match self.policy.next(self.step, self.done) {
+            NextAction::Evaluate { .. } => {
+                let sums = Evaluation { step: self.step, loss: 0.0, tokens: 0, correct: 0, batches: 0 };
+                self.evaluating = Some(EvaluationInProgress { sums, loss_sum: 0.0 });
+                out.push(CoordinatorCommand::Evaluating);
+                return true;
+            }
+            NextAction::Checkpoint => self.begin_checkpoint(out),
+            NextAction::Train => self.open_iteration(IterationKind::Train { step: self.step + 1 }, out),
+            NextAction::End => match self.remaining_sources.pop_front() {
+                Some(source) => self.switch_source(source, out),
+                None => self.finish(RunOutcome::Complete, out),
+            },
+        }
+        false
+    }
+
+    fn open_iteration(&mut self, task: IterationKind, out: &mut Vec<CoordinatorCommand>) {
+        let iteration = Iteration { number: self.number, task };
+        self.number += 1;
+        let leaves = if task.is_training() { self.plan.leaves } else { self.plan.eval_leaves };
+        self.current = Some(CurrentIteration {
+            iteration,
+            leaves: LeafTable::new(leaves.count),
+            norms: vec![None; self.plan.chunks.len()],
+            prepared: BTreeSet::new(),
+        });
+        let Some(placement) = &self.placement else { return };
+        let order = AgentCommand::Open { epoch: self.epoch, iteration };
+        let agents = self.members.keys().filter(|&&agent| is_placed(placement, agent));
+        out.extend(agents.map(|&agent| CoordinatorCommand::Send(agent, order.clone())));
+    }
+
+    pub(super) fn on_leaf_results(
+        &mut self,
+        iteration: u64,
+        results: &[LeafResult],
+        out: &mut Vec<CoordinatorCommand>,
+    ) {
+        let Some(current) = self.current.as_mut().filter(|current| current.iteration.number == iteration) else {
+            return;
+        };
+        results.iter().for_each(|result| current.leaves.insert(*result));
+        let Some(total) = current.leaves.sum() else { return };
+        if !total.loss.is_finite() {
+            self.fail_non_finite(total, out);
+            return;
+        }
+        match current.iteration.task {
+            IterationKind::Train { .. } => self.try_commit(out),
+            IterationKind::Eval { .. } => self.eval_batch(total, out),
+        }
+    }
+
+    fn fail_non_finite(&mut self, total: LeafResult, out: &mut Vec<CoordinatorCommand>) {
+        let layer = total.bad_layer.and_then(|layer| self.plan.graph.layers.get(layer as usize));
+        let layer = layer.map_or("the loss", |layer| layer.name.as_str());
+        let reason = format!(
+            "the loss of step {} is not finite; layer {layer} was the first with a non-finite output. Older checkpoints \
+             are kept: resume from one with a lower learning rate, or with max_gradient_norm",
+            self.step + 1
+        );
+        self.end(RunOutcome::Failed { reason, agent: None, cause: FailureCause::NotFinite }, out);
+    }
+
+    fn eval_batch(&mut self, total: LeafResult, out: &mut Vec<CoordinatorCommand>) {
+        self.current = None;
+        self.failures.clear();
+        let Some(evaluating) = &mut self.evaluating else { return };
+        let EvaluationInProgress { sums, loss_sum } = evaluating;
+        *loss_sum += total.loss;
+        sums.tokens += total.tokens;
+        sums.correct += total.correct;
+        sums.batches += 1;
+        sums.loss = *loss_sum * LossScaling::Tokens.factor(sums.tokens);
+        out.push(CoordinatorCommand::ReportEvalBatch(*sums));
+    }
+
+    pub(super) fn on_prepared(
+        &mut self,
+        agent: AgentId,
+        step: u64,
+        norms: &[(usize, f64)],
+        out: &mut Vec<CoordinatorCommand>,
+    ) {
+        let Some(current) = &mut self.current else { return };
+        if current.iteration.task != (IterationKind::Train { step }) {
+            return;
+        }
+        for &(chunk, norm) in norms {
+            if let Some(slot) = current.norms.get_mut(chunk) {
+                *slot = Some(norm);
+            }
+        }
+        current.prepared.insert(agent);
+        self.try_commit(out);
+    }
+
+    /// Commits the current step once everything of it is known. The next iteration may be opened behind it at once:
+    /// each shard hears of the commit first.
+    fn try_commit(&mut self, out: &mut Vec<CoordinatorCommand>) {
+        let Some(current) = &self.current else { return };
+        let (Some(total), IterationKind::Train { step }) = (current.leaves.sum(), current.iteration.task) else {
+            return;
+        };
+        if !self.shards().all(|shard| current.prepared.contains(&shard)) {
+            return;
+        }
+        let norms: Option<Vec<f64>> = current.norms.iter().copied().collect();
+        let Some(norms) = norms else { return };
+        let factor = self.policy.scaling.factor(total.tokens);
+        let bad = norms.iter().position(|norm| !norm.is_finite());
+        let (scale, norm) = gradient_scale(norms, factor, self.policy.clip);
+        if let Some(chunk) = bad {
+            let group = &self.plan.groups[self.plan.chunks[chunk].group].name;
+            let reason = format!(
+                "the gradient of step {step} is not finite in {group}. Older checkpoints are kept: resume from one with a \
+                 lower learning rate, or with max_gradient_norm"
+            );
+            self.end(RunOutcome::Failed { reason, agent: None, cause: FailureCause::NotFinite }, out);
+            return;
+        }
+        let record = CommitRecord {
+            step,
+            scale: scale as f32,
+            learning_rate: (self.policy.learning_rate)(step - 1) as f32,
+            loss: (total.loss * factor) as f32,
+            norm: norm as f32,
+            tokens: total.tokens,
+        };
+        self.current = None;
+        self.failures.clear();
+        self.issue_commit(record, out);
+    }
+
+    /// A commit is decided: every shard must record it. One that is away hears of it when it is back.
+    pub(super) fn issue_commit(&mut self, record: CommitRecord, out: &mut Vec<CoordinatorCommand>) {
+        let here = self.shards().filter(|shard| self.members.contains_key(shard));
+        out.extend(here.map(|shard| CoordinatorCommand::Send(shard, AgentCommand::Commit { record })));
+        self.step = record.step;
+        self.record = Some(record);
+        self.done = StepProgress::default();
+        self.pending_commit = Some(PendingCommit { record, waiting: self.shards().collect() });
+    }
+
+    pub(super) fn on_committed(&mut self, agent: AgentId, step: u64, out: &mut Vec<CoordinatorCommand>) {
+        let Some(member) = self.members.get_mut(&agent) else { return };
+        member.state.committed = member.state.committed.max(step);
+        member.state.prepared = None;
+        let Some(deciding) = self.pending_commit.as_mut().filter(|deciding| deciding.record.step == step) else {
+            return;
+        };
+        deciding.waiting.remove(&agent);
+        let record = deciding.record;
+        if deciding.waiting.is_empty() {
+            self.pending_commit = None;
+        }
+        self.report_step(record, out);
+    }
+
+    /// Tells the driver of a committed step, once.
+    pub(super) fn report_step(&mut self, record: CommitRecord, out: &mut Vec<CoordinatorCommand>) {
+        if record.step > self.reported_step {
+            self.reported_step = record.step;
+            out.push(CoordinatorCommand::ReportStep(record));
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The coordinator: the machine, its streams, and what its driver does for it. Everything it says is checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_emulator::plan::ChunkId;
+use millrace_engine::coordinator::{Coordinator, CoordinatorCommand, CoordinatorEvent, Evaluation, RunOutcome};
+use millrace_engine::message::{AgentReport, ChunkDigests, FailureCause, SnapshotRequest};
+use millrace_engine::types::{AgentId, CommitRecord, Epoch};
+
+use crate::model::Parameters;
+use crate::network::{AgentMessage, Coverage, Network};
+use crate::setup::SimulatedJob;
+
+/// What a run has shown so far, over all its lives.
+#[derive(Default)]
+pub struct History {
+    pub steps: Vec<CommitRecord>,
+    /// How often each step was evaluated.
+    pub evaluated: BTreeMap<u64, u32>,
+    pub epochs: u32,
+    pub restarts: u32,
+    /// How often it was stopped.
+    pub stops: u32,
+    /// The steps whose checkpoint could not be written; a later try at one may have succeeded.
+    pub unsaved: BTreeSet<u64>,
+    pub coverage: Coverage,
+    /// Checkpoints.
+    pub saved: BTreeSet<u64>,
+    pub outcome: Option<RunOutcome>,
+}
+
+impl History {
+    /// The next run goes on from `step`: what came after it is done again.
+    pub fn truncate_after(&mut self, step: u64) {
+        self.steps.retain(|record| record.step <= step);
+        self.evaluated.retain(|evaluated, _| *evaluated <= step);
+    }
+}
+
+/// Something the driver does on the side.
+enum BackgroundTask {
+    Stage(u64),
+    Publish {
+        step: u64,
+        digests: Vec<ChunkDigests>,
+        record: Option<CommitRecord>,
+    },
+    /// Has the last step saved, which could not be.
+    SaveAgain,
+    /// The end of a pause, after it was waited for so many times more.
+    EndPause(Epoch, u64),
+}
+
+/// A running coordinator.
+pub struct SimulatedCoordinator {
+    pub machine: Coordinator,
+    streams: BTreeMap<AgentId, u64>,
+    background_tasks: Vec<BackgroundTask>,
+    directories: u64,
+    /// The newest step told in this life.
+    told: Option<u64>,
+    /// The step of the source that it turned to last.
+    source: Option<u64>,
+    /// Reports to be heard again in a later epoch: they must change nothing.
+    stale_messages: Vec<(AgentId, AgentReport)>,
+}
+
+impl SimulatedCoordinator {
+    pub fn new(machine: Coordinator) -> Self {
+        Self {
+            machine,
+            streams: BTreeMap::new(),
+            background_tasks: Vec::new(),
+            directories: 0,
+            told: None,
+            source: None,
+            stale_messages: Vec::new(),
+        }
+    }
+
+    pub fn background_tasks(&self) -> usize {
+        self.background_tasks.len()
+    }
+
+    /// A message came on a stream. Words of a stream that a later one has replaced are dropped, its end too.
+    pub fn receive(
+        &mut self,
+        stream: u64,
+        message: AgentMessage,
+        task: &SimulatedJob,
+        network: &mut Network,
+        history: &mut History,
+    ) -> Result<(), String> {
+        let Some(agent) = network.streams.get(&stream).map(|stream| stream.agent) else { return Ok(()) };
+        let known = self.streams.get(&agent).copied();
+        let event = match message {
+            AgentMessage::Hello(shard) if known.is_none_or(|known| known < stream) => {
+                self.streams.insert(agent, stream);
+                CoordinatorEvent::Joined { agent, address: format!("{agent}:1"), shard }
+            }
+            AgentMessage::Report(report) if known == Some(stream) => {
+                self.replay_stale_report(agent, &report, network)?;
+                CoordinatorEvent::Report { agent, report }
+            }
+            AgentMessage::Broken if known == Some(stream) => {
+                self.streams.remove(&agent);
+                CoordinatorEvent::Lost { agent }
+            }
+            _ => return Ok(()),
+        };
+        self.on(event, task, network, history)
+    }
+
+    /// Remembers a report; plays one of an older epoch again.
+    fn replay_stale_report(
+        &mut self,
+        agent: AgentId,
+        report: &AgentReport,
+        network: &mut Network,
+    ) -> Result<(), String> {
+        if self.stale_messages.len() == 16 {
+            self.stale_messages.swap_remove(network.random.below(16));
+        }
+        self.stale_messages.push((agent, report.clone()));
+        let now = self.machine.epoch();
+        let old = |(_, report): &(AgentId, AgentReport)| match report {
+            AgentReport::Linked { epoch } | AgentReport::Leaves { epoch, .. } => *epoch < now,
+            AgentReport::Prepared { epoch, .. } | AgentReport::LinkLost { epoch, .. } => *epoch < now,
+            _ => false,
+        };
+        let old: Vec<usize> = (0..self.stale_messages.len()).filter(|&at| old(&self.stale_messages[at])).collect();
+        let Some(at) = network.random.pick(&old) else { return Ok(()) };
+        let (agent, report) = self.stale_messages.swap_remove(at);
+        let (before, mut out) = (format!("{:?}", self.machine), Vec::new());
+        self.machine.on(CoordinatorEvent::Report { agent, report }, &mut out);
+        let same = out.is_empty() && before == format!("{:?}", self.machine);
+        if same { Ok(()) } else { Err("a report of an old epoch did something".to_owned()) }
+    }
+
+    pub fn on(
+        &mut self,
+        event: CoordinatorEvent,
+        task: &SimulatedJob,
+        network: &mut Network,
+        history: &mut History,
+    ) -> Result<(), String> {
+        let mut out = Vec::new();
+        self.machine.on(event, &mut out);
+        for command in out {
+            match command {
+                CoordinatorCommand::Send(agent, order) => {
+                    if let Some(&stream) = self.streams.get(&agent) {
+                        network.order(stream, order);
+                    }
+                }
+                CoordinatorCommand::StageCheckpoint { step } => self.background_tasks.push(BackgroundTask::Stage(step)),
+                CoordinatorCommand::PublishCheckpoint { step, digests, record, .. } => {
+                    self.background_tasks.push(BackgroundTask::Publish { step, digests, record });
+                }
+                CoordinatorCommand::ReportSaveFailure { step, .. } => {
+                    history.unsaved.insert(step);
+                    self.background_tasks.push(BackgroundTask::SaveAgain);
+                }
+                CoordinatorCommand::Epoch { .. } => history.epochs += 1,
+                // Longer and longer, as by the clock: the end of a dead agent's stream arrives first.
+                CoordinatorCommand::Backoff { epoch, failures, .. } => {
+                    self.background_tasks.push(BackgroundTask::EndPause(epoch, 1 << failures))
+                }
+                CoordinatorCommand::Disconnect { agent, reason } => {
+                    return Err(format!("{agent} is dismissed: {reason}"));
+                }
+                CoordinatorCommand::ReportRunning | CoordinatorCommand::Evaluating => {}
+                CoordinatorCommand::EvaluateNext(source) => {
+                    let before = self.source.replace(source.step());
+                    if before.is_some_and(|before| before >= source.step()) {
+                        return Err(format!("after step {before:?} it turns to {source:?}"));
+                    }
+                }
+                CoordinatorCommand::ReportStep(record) => self.step(record, task, history)?,
+                CoordinatorCommand::ReportEvalBatch(sums) => {
+                    if sums.batches == 0 || sums.step != self.evaluates(task) {
+                        return Err(format!("{sums:?} is of no batch"));
+                    }
+                }
+                CoordinatorCommand::ReportEvaluation(sums) => evaluated(sums, task, history)?,
+                CoordinatorCommand::End(outcome) => history.outcome = Some(outcome),
+            }
+        }
+        Ok(())
+    }
+
+    /// The step that evaluations are of, as far as it was told: the machine itself may have turned to the next.
+    fn evaluates(&self, task: &SimulatedJob) -> u64 {
+        match task.evaluates.first() {
+            Some(first) => self.source.unwrap_or(*first),
+            None => self.machine.step(),
+        }
+    }
+
+    /// A step is told once by each coordinator; a new one may begin with the step the old one ended with.
+    fn step(&mut self, record: CommitRecord, task: &SimulatedJob, history: &mut History) -> Result<(), String> {
+        let expected = task.reference.commits.get(record.step as usize - 1);
+        if expected != Some(&record) {
+            return Err(format!("step {} is {record:?} and should be {expected:?}", record.step));
+        }
+        let last = history.steps.last().map_or(0, |last| last.step);
+        match record.step {
+            step if step == last + 1 => history.steps.push(record),
+            step if step == last && self.told.is_none() => {}
+            step => return Err(format!("step {step} is told after {last}")),
+        }
+        self.told = Some(record.step);
+        Ok(())
+    }
+
+    /// Does one thing on the side.
+    pub fn run_background_task(
+        &mut self,
+        at: usize,
+        task: &SimulatedJob,
+        network: &mut Network,
+        history: &mut History,
+    ) -> Result<(), String> {
+        let event = match self.background_tasks.swap_remove(at) {
+            BackgroundTask::EndPause(epoch, 0) => CoordinatorEvent::BackoffElapsed { epoch },
+            BackgroundTask::EndPause(epoch, left) => {
+                self.background_tasks.push(BackgroundTask::EndPause(epoch, left - 1));
+                return Ok(());
+            }
+            BackgroundTask::SaveAgain => CoordinatorEvent::RetrySave,
+            BackgroundTask::Stage(step) | BackgroundTask::Publish { step, .. } if network.failing_writes > 0 => {
+                network.failing_writes -= 1;
+                network.coverage.failed_writes += 1;
+                CoordinatorEvent::SaveFailed {
+                    step,
+                    reason: "no space is left".to_owned(),
+                    cause: FailureCause::NoSpace,
+                }
+            }
+            BackgroundTask::Stage(step) => {
+                self.directories += 1;
+                let path = format!("{}/{step}/{}", network.attempt, self.directories);
+                CoordinatorEvent::Staged(SnapshotRequest { step, path })
+            }
+            BackgroundTask::Publish { step, digests, record } => {
+                // The directory staged last: one checkpoint is written at a time.
+                let path = format!("{}/{step}/{}", network.attempt, self.directories);
+                publish(step, &path, &digests, record, task, network)?;
+                history.saved.insert(step);
+                CoordinatorEvent::Published { step }
+            }
+        };
+        self.on(event, task, network, history)
+    }
+}
+
+fn evaluated(sums: Evaluation, task: &SimulatedJob, history: &mut History) -> Result<(), String> {
+    let expected = &task.reference.evaluations[sums.step as usize];
+    if *expected != sums {
+        return Err(format!("the evaluation is {sums:?} and should be {expected:?}"));
+    }
+    *history.evaluated.entry(sums.step).or_default() += 1;
+    Ok(())
+}
+
+/// A checkpoint must be whole, and exactly the state of its step.
+fn publish(
+    step: u64,
+    path: &str,
+    digests: &[ChunkDigests],
+    record: Option<CommitRecord>,
+    task: &SimulatedJob,
+    network: &mut Network,
+) -> Result<(), String> {
+    let expected = &task.reference.states[step as usize];
+    let written = network.disk.get(path).ok_or_else(|| format!("nothing was written to {path}"))?;
+    let complete = (0..expected.len()).map(|chunk: ChunkId| written.get(&chunk).cloned());
+    let complete: Option<Vec<Parameters>> = complete.collect();
+    let complete = complete.ok_or_else(|| format!("the checkpoint in {path} lacks chunks"))?;
+    if complete != *expected {
+        return Err(format!("the checkpoint in {path} is not the state of its step"));
+    }
+    if !complete.iter().map(Parameters::digests).eq(digests.iter().cloned()) {
+        return Err(format!("the digests of {path} are others"));
+    }
+    if record.is_some_and(|record| Some(&record) != task.reference.commits.get((step as usize).wrapping_sub(1))) {
+        return Err(format!("the checkpoint of step {step} carries {record:?}"));
+    }
+    network.published.insert(step, complete);
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! What goes wrong, and what users ask for.
+
+use millrace_engine::coordinator::CoordinatorEvent;
+use millrace_engine::types::{AgentId, Role};
+
+use super::Simulation;
+use crate::agent::{Agent, RoleState};
+use crate::network::LinkKey;
+use crate::setup::{Fault, FaultTrigger};
+
+impl Simulation<'_> {
+    /// Whatever goes wrong now.
+    pub(super) fn inject_fault(&mut self) -> Result<(), String> {
+        if self.history.outcome.is_some() {
+            return Ok(());
+        }
+        let recorded = |step| self.agents.keys().filter(|id| self.committed(**id).is_some_and(|at| at >= step)).count();
+        let writes = |agent: &&Agent| matches!(&agent.body, RoleState::Shard(shard) if shard.is_writing());
+        let writing = || self.agents.values().filter(writes).count();
+        let due = |when: &FaultTrigger| match *when {
+            FaultTrigger::Tick(tick) => tick <= self.tick,
+            FaultTrigger::Gathered(step, frames) => self.gathered.get(&step).is_some_and(|now| *now >= frames),
+            FaultTrigger::Recorded(step, shards) => recorded(step) as u64 >= shards,
+            FaultTrigger::Writing(shards) => writing() as u64 >= shards,
+        };
+        let Some(at) = self.faults.iter().position(|(when, _)| due(when)) else { return Ok(()) };
+        let (_, fault) = self.faults.swap_remove(at);
+        match fault {
+            Fault::Crash(Role::Coordinator) => self.crash_coordinator(),
+            Fault::Crash(role) => {
+                if let Some(id) = self.pick(|id| id.role == role) {
+                    self.crash(id);
+                    let back = self.tick + self.network.random.below(400) as u64;
+                    self.starts.insert(id, back);
+                }
+            }
+            Fault::Vanish(role) => {
+                if let Some(id) = self.pick(|id| id.role == role) {
+                    self.crash(id);
+                }
+            }
+            Fault::Leave => self.remove_system(),
+            Fault::CutStream(role) => {
+                let id = self.pick(|id| id.role == role);
+                if let Some(stream) = id.and_then(|id| self.agents.get(&id)?.stream) {
+                    self.network.cut_stream(stream);
+                }
+            }
+            Fault::CutLink => {
+                let keys: Vec<LinkKey> = self.network.links.keys().copied().collect();
+                if let Some(key) = self.network.random.pick(&keys) {
+                    self.network.cut_link(key);
+                }
+            }
+            Fault::FailWrite => self.network.failing_writes += 1,
+            // Who asks in vain asks again.
+            Fault::Checkpoint | Fault::Stop if self.coordinator.is_none() => {
+                self.faults.push((FaultTrigger::Tick(self.tick + 1), fault));
+            }
+            Fault::Checkpoint => return self.command(CoordinatorEvent::CheckpointRequested),
+            Fault::Stop => return self.command(CoordinatorEvent::StopRequested),
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, event: CoordinatorEvent) -> Result<(), String> {
+        match &mut self.coordinator {
+            Some(coordinator) => coordinator.on(event, self.task, &mut self.network, &mut self.history),
+            None => Ok(()),
+        }
+    }
+
+    fn pick(&mut self, wanted: impl Fn(AgentId) -> bool) -> Option<AgentId> {
+        let agents: Vec<AgentId> = self.agents.keys().copied().filter(|id| wanted(*id)).collect();
+        self.network.random.pick(&agents)
+    }
+
+    fn crash(&mut self, id: AgentId) {
+        if let Some(agent) = self.agents.remove(&id) {
+            self.network.close_stream(agent.stream);
+            self.network.cut_links(id, None);
+        }
+    }
+
+    /// A system goes for good, where enough are left; perhaps another one comes under another name.
+    fn remove_system(&mut self) {
+        let systems = self.agents.keys().chain(self.starts.keys()).filter(|id| id.role == Role::Cs2).count();
+        let replaced = self.network.random.chance(60);
+        if replaced {
+            let id = AgentId::new(Role::Cs2, self.next_system);
+            self.next_system += 1;
+            let come = self.tick + self.network.random.below(400) as u64;
+            self.starts.insert(id, come);
+        }
+        if (replaced || systems > self.life.wanted.min_systems as usize)
+            && let Some(id) = self.pick(|id| id.role == Role::Cs2)
+        {
+            self.crash(id);
+        }
+    }
+
+    fn crash_coordinator(&mut self) {
+        if self.coordinator.take().is_some() {
+            self.history.restarts += 1;
+            let streams: Vec<u64> = self.network.streams.keys().copied().collect();
+            streams.into_iter().for_each(|stream| self.network.drop_agent(stream));
+            self.boss_start = self.tick + self.network.random.below(200) as u64;
+        }
+    }
+}
