@@ -1,12 +1,12 @@
-//! Tokenised text on disk, found again by what it was made from.
+//! Caches tokenized text on disk, by content.
 //!
-//! One file per key, `<key>.tokens`: a header of 128 bytes and the tokens. It is written under another name and
-//! renamed when whole, so a reader sees all of it or nothing, and a file in use is replaced, never changed. Processes
-//! that want the same tokens at the same time take turns by a lock (`<key>.lock`): the first builds, the others use
-//! what it built. Every opening checks header, length and digest; a file that fails is built again.
+//! There is one file per key, `<key>.tokens`: a header of 128 bytes and the tokens. It is written under a temporary
+//! name and renamed when complete, so a reader sees all of it or nothing; a file in use is replaced, never modified.
+//! Concurrent processes that need the same tokens use a lock (`<key>.lock`): the first one builds, the others read the
+//! result. Every time a file is opened, its header, length and digest are checked; a damaged file is rebuilt.
 //!
 //! Header, little-endian: magic (8 bytes), format version (u32), largest token (u32), count of tokens (u64), zero
-//! (u64), key (32), blake3 of the tokens' bytes (32), blake3 of the 96 bytes before (32).
+//! (u64), key (32), blake3 of the tokens' bytes (32), blake3 of the preceding 96 bytes (32).
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -21,39 +21,39 @@ const MAGIC: [u8; 8] = *b"MRTOKENS";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 128;
 
-/// What the cache did for a data set; a launcher may tell the user.
+/// What the cache did for a data set, for display by a launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CacheOutcome {
-    /// The source needs no cache: its tokens are ready-made or synthetic.
+    /// The source needs no cache: its tokens are given or synthetic.
     NotNeeded,
-    /// The tokens were there, whole.
+    /// A valid file was found.
     Hit,
-    /// The text was tokenised and the tokens kept for the next time.
+    /// The text was tokenized and the tokens cached.
     Built,
-    /// A damaged file was found and built again.
+    /// A damaged file was found and rebuilt.
     Repaired {
-        /// What was wrong with it.
+        /// What was damaged.
         damage: String,
     },
-    /// The default directory cannot be used; the tokens are in memory and will be computed again the next time.
+    /// The default directory can't be used. The tokens are in memory and will be computed again next time.
     Skipped {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Where tokens may be kept.
+/// The cache directory, if any.
 pub(crate) enum CacheDir {
-    /// The user named it: it must work.
+    /// The user's directory: errors are fatal.
     Required(PathBuf),
-    /// The default: used if it works.
+    /// The default directory: errors disable the cache.
     Preferred(PathBuf),
-    /// There is none.
+    /// There is no cache directory.
     Disabled,
 }
 
 impl CacheDir {
-    /// The directory the user named, or the default of this environment.
+    /// Returns the directory of the user, or the default of this environment.
     pub(crate) fn from_environment(named: Option<&Path>) -> Self {
         Self::choose(named, std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
     }
@@ -71,10 +71,10 @@ impl CacheDir {
     }
 }
 
-/// Computes the tokens and sends them to the sink it is given; may be called again after the sink failed.
+/// Computes the tokens and sends them to the given sink. May be called again if the sink failed.
 pub(crate) type TokenBuilder<'a> = dyn FnMut(&mut TokenSink) -> Result<(), DataError> + 'a;
 
-/// The tokens for `key`, from the cache or built.
+/// Returns the tokens for `key`, from the cache or computed.
 pub(crate) fn open(
     dir: &CacheDir,
     key: [u8; 32],
@@ -116,11 +116,11 @@ fn open_in(dir: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(Token
         CacheLookup::Missing => CacheOutcome::Built,
         CacheLookup::Damaged(damage) => CacheOutcome::Repaired { damage },
     };
-    // The lock makes the name ours; what a killed process left under it is overwritten.
+    // The lock makes the temporary name exclusive; leftovers of a killed process are overwritten.
     let unfinished = dir.join(format!("{name}.unfinished"));
     let written = write(&unfinished, key, build).and_then(|()| std::fs::rename(&unfinished, &path).map_err(at(&path)));
     if let Err(error) = written {
-        // Best effort: the error that is already there says more than a failure to clean up.
+        // Best effort: the original error is more important than a failure to clean up.
         let _ = std::fs::remove_file(&unfinished);
         return Err(error);
     }
@@ -133,7 +133,7 @@ fn open_in(dir: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(Token
     }
 }
 
-/// Waits for this process's turn; the turn ends when the file is dropped or the process dies.
+/// Waits for the lock. It is released when the file is dropped or the process ends.
 fn lock(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
     loop {
@@ -166,12 +166,12 @@ fn load(path: &Path, key: [u8; 32]) -> io::Result<CacheLookup> {
     })
 }
 
-/// The largest token, if `bytes` is a whole cache file for `key`.
+/// Returns the largest token, if `bytes` is a valid cache file for `key`.
 fn check(bytes: &[u8], key: [u8; 32]) -> Result<u16, &'static str> {
     let (header, payload) = bytes.split_at_checked(HEADER_BYTES).ok_or("shorter than its header")?;
     let count = (payload.len() / TOKEN_BYTES) as u64;
-    // The header is a function of what follows it, so comparing with the one it should have checks every field; the
-    // order of the comparisons only decides which damage is named.
+    // The header is a function of the tokens, so comparing with the expected header checks every field. The order of
+    // the comparisons only decides which damage is reported.
     let max = u16::from_le_bytes([header[12], header[13]]);
     if header[..12] != [&MAGIC[..], &VERSION.to_le_bytes()].concat() {
         return Err("not a token file of this version");
@@ -198,7 +198,7 @@ fn header(max: u16, count: u64, key: [u8; 32], payload: blake3::Hash) -> [u8; HE
     header
 }
 
-/// Tokens on their way out, with what the header must say about them.
+/// Writes tokens to a file and computes its header.
 struct TokenWriter<W> {
     out: W,
     bytes: Vec<u8>,
@@ -230,7 +230,8 @@ fn write(path: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(), Dat
     build(&mut |tokens| writer.push(tokens).map_err(error))?;
     let header = header(writer.max, writer.count, key, writer.hasher.finalize());
     let mut file = writer.out.into_inner().map_err(|e| error(e.into_error()))?;
-    // The header last: it is what makes the file whole. Not synced: after a crash of the machine the digest tells.
+    // The header is written last, because it makes the file valid. Not synced: after a crash of the machine, the digest
+    // detects a damaged file.
     file.rewind().and_then(|()| file.write_all(&header)).map_err(error)
 }
 

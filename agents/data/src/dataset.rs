@@ -1,4 +1,4 @@
-//! From sample numbers to tokens.
+//! Reads samples by number.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use crate::text::Corpus;
 use crate::token_store::TokenStore;
 use crate::{DataError, SourceKind, SourceSpec, SplitPart, Tokenizer};
 
-/// An open data source: the pure function from sample number to tokens.
+/// An open data source: a pure function from sample number to tokens.
 ///
-/// Reading takes `&self`, keeps no state and may be done by any number of threads at once.
+/// Reading takes `&self`, keeps no state and is thread-safe.
 pub struct Dataset {
     source: TokenSource,
-    /// T.
+    /// Tokens per sample (T).
     seq_len: usize,
-    /// The windows of the split, numbered over the whole source for a synthetic one and from 0 otherwise.
+    /// The windows of the split, numbered over the whole source if it is synthetic, otherwise from 0.
     windows: Range<u64>,
-    /// Number of the split's first token.
+    /// Index of the first token of the split.
     first_token: u64,
     shuffle: Option<u64>,
     fingerprint: [u8; 32],
@@ -33,10 +33,10 @@ enum TokenSource {
 }
 
 impl Dataset {
-    /// Opens the source, tokenising text that the cache does not hold.
+    /// Opens the source and tokenizes text that is not cached.
     ///
-    /// `progress` receives (bytes done, bytes in all), first with none done and last with all, while text is
-    /// tokenised or token files are read through; it is not called for text that is already tokenised.
+    /// `progress` receives (bytes done, total bytes), starting with zero bytes done and ending with all, while text is
+    /// tokenized or token files are read. It is not called for cached text.
     pub fn open(spec: &SourceSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, DataError> {
         spec.check()?;
         let (source, cache) = match &spec.kind {
@@ -60,17 +60,17 @@ impl Dataset {
         Ok(Self { source, seq_len: spec.seq_len, windows, first_token, shuffle, fingerprint, cache })
     }
 
-    /// T, the tokens of `input_ids` and of `labels` in one sample.
+    /// Returns the tokens of `input_ids` and of `labels` in one sample (T).
     pub fn seq_len(&self) -> usize {
         self.seq_len
     }
 
-    /// Windows in the split, at least 1: so many samples are one pass over it.
+    /// Returns the number of windows in the split, at least 1. This many samples are one pass.
     pub fn windows(&self) -> u64 {
         self.windows.end - self.windows.start
     }
 
-    /// The largest token of the source, both splits together.
+    /// Returns the largest token of the source, both splits together.
     pub fn max_token(&self) -> u32 {
         match &self.source {
             TokenSource::Stored(store) => store.max_token.into(),
@@ -78,7 +78,7 @@ impl Dataset {
         }
     }
 
-    /// Refuses a model whose vocabulary does not hold every token of the source.
+    /// Returns an error if the model's vocabulary does not contain every token of the source.
     pub fn check_vocab(&self, vocab_size: u64) -> Result<(), DataError> {
         let max_token = self.max_token();
         if u64::from(max_token) < vocab_size {
@@ -88,21 +88,21 @@ impl Dataset {
         }
     }
 
-    /// Digest of everything the samples depend on. Two data sets with the same fingerprint have the same samples,
-    /// wherever their files lie.
+    /// Returns a digest of everything the samples depend on. Two data sets with the same fingerprint have the same
+    /// samples, independent of the paths of their files.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
 
-    /// What the token cache did when this was opened.
+    /// Returns what the token cache did when this was opened.
     pub fn cache(&self) -> &CacheOutcome {
         &self.cache
     }
 
-    /// Writes sample `n`: T tokens into `input_ids` and the T that follow each of them into `labels`.
+    /// Writes sample `n`: T tokens to `input_ids` and, for each, the following token to `labels`.
     ///
-    /// Sample `n` is window `n mod N` of pass `n / N` over the N windows of the split. With shuffling, a pass visits
-    /// them in the order of the [`Permutation`] keyed by (shuffle seed, pass).
+    /// Sample `n` is window `n mod N` of pass `n / N` over the N windows of the split. With shuffling, the order of a
+    /// pass is the [`Permutation`] keyed by (shuffle seed, pass).
     ///
     /// # Panics
     /// If one of the slices is not T long.
@@ -151,9 +151,9 @@ fn open_text(
     cache::open(&dir, corpus.key(), &mut |sink| corpus.tokenise(progress, sink))
 }
 
-/// The part of `total` tokens, or windows, that the split has.
+/// Returns the range of `total` tokens, or windows, that belongs to the split.
 fn split_range(spec: &SourceSpec, total: u64) -> Range<u64> {
-    // Rounded down, and never above the total, which an f64 may be after rounding.
+    // Rounded down, and limited to the total, which the f64 may exceed after rounding.
     let kept = ((total as f64 * spec.validation_fraction) as u64).min(total);
     match spec.split {
         SplitPart::Train => 0..total - kept,
@@ -161,7 +161,7 @@ fn split_range(spec: &SourceSpec, total: u64) -> Range<u64> {
     }
 }
 
-/// The first token of the split, and how many windows it has, in a source of `tokens` tokens.
+/// Returns the first token of the split and its number of windows, in a source of `tokens` tokens.
 pub(crate) fn windows_of_split(spec: &SourceSpec, tokens: u64) -> Result<(u64, u64), DataError> {
     let (part, seq_len) = (split_range(spec, tokens), spec.seq_len as u64);
     let tokens = part.end - part.start;
@@ -171,7 +171,7 @@ pub(crate) fn windows_of_split(spec: &SourceSpec, tokens: u64) -> Result<(u64, u
     }
 }
 
-/// The first token and the windows of the split.
+/// Returns the first token and the windows of the split.
 fn split_windows(spec: &SourceSpec, source: &TokenSource) -> Result<(u64, Range<u64>), DataError> {
     match source {
         TokenSource::Stored(store) => {

@@ -1,66 +1,66 @@
-//! What can be wrong with data: one sentence (`Display`) and what to do about it ([`DataError::hint`]).
+//! Errors of data sources: one sentence (`Display`) and the remedy ([`DataError::hint`]).
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::SplitPart;
 
-/// Why a data source cannot be opened or written.
+/// Reason why a data source can't be opened or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// The list of paths is empty.
     #[error("the data source names no files")]
     NoPaths,
-    /// A path without wildcards that does not exist.
+    /// A path without wildcards does not exist.
     #[error("data file {} does not exist{}", path.display(), search_directory_note(path, cwd))]
     NotFound {
         /// As the user wrote it.
         path: PathBuf,
-        /// The working directory relative paths start at.
+        /// The working directory that relative paths refer to.
         cwd: PathBuf,
     },
-    /// A glob without matches.
+    /// A glob has no matches.
     #[error("the pattern {pattern:?} matches no file{}", search_directory_note(Path::new(pattern), cwd))]
     NoMatch {
         /// As the user wrote it.
         pattern: String,
-        /// The working directory relative patterns start at.
+        /// The working directory that relative patterns refer to.
         cwd: PathBuf,
     },
-    /// A glob that is not one.
+    /// A glob is invalid.
     #[error("the pattern {pattern:?} is not a valid glob: {reason}")]
     BadPattern {
         /// As the user wrote it.
         pattern: String,
-        /// What the matcher said.
+        /// The parser's message.
         reason: String,
     },
-    /// A file that is neither text nor tokens.
+    /// A file is neither text nor tokens.
     #[error("data file {} is {found}, and {wanted} is expected", path.display())]
     WrongFormat {
         /// The file.
         path: PathBuf,
-        /// What it is, as in "it is an HDF5 file".
+        /// What the file is, as in "it is an HDF5 file".
         found: &'static str,
-        /// What the data processor reads.
+        /// The format that the data processor reads.
         wanted: &'static str,
     },
-    /// A directory without files of the expected kind.
+    /// A directory has no files of the expected kind.
     #[error("the directory {} holds no .{extension} file", path.display())]
     EmptyDirectory {
         /// The directory.
         path: PathBuf,
-        /// The extension looked for.
+        /// The expected extension.
         extension: &'static str,
     },
-    /// A device, pipe or socket.
+    /// A path is a device, pipe or socket.
     #[error("{} is not a regular file", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
     },
-    /// The operating system refused to read a file.
+    /// A file can't be read.
     #[error("cannot read data file {}: {source}", path.display())]
     Read {
         /// The file.
@@ -68,29 +68,29 @@ pub enum DataError {
         /// The cause.
         source: io::Error,
     },
-    /// A file changed between two readings of it.
+    /// A file changed while it was read.
     #[error("data file {} changed while it was being read", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
     },
-    /// Text that is not UTF-8.
+    /// Text is not valid UTF-8.
     #[error("data file {} is not valid UTF-8 at byte {offset}", path.display())]
     InvalidUtf8 {
         /// The file.
         path: PathBuf,
-        /// Offset of the first byte that cannot be decoded.
+        /// Offset of the first invalid byte.
         offset: u64,
     },
-    /// All files together hold nothing.
+    /// All files are empty.
     #[error("the data source is empty: {files} file(s) with 0 bytes, the first is {}", first.display())]
     Empty {
-        /// How many files there are.
+        /// Number of files.
         files: usize,
-        /// The first of them.
+        /// The first file.
         first: PathBuf,
     },
-    /// A token file that does not consist of whole tokens.
+    /// The length of a token file is not a multiple of the token size.
     #[error("token file {} has an odd length of {bytes} bytes, but a token takes 2", path.display())]
     OddLength {
         /// The file.
@@ -98,17 +98,17 @@ pub enum DataError {
         /// Its length.
         bytes: u64,
     },
-    /// A split without one whole sample.
+    /// A split has no complete sample.
     #[error("the {split} split has {tokens} tokens, fewer than the {needed} that one sample needs")]
     TooShort {
-        /// Which split.
+        /// The split.
         split: SplitPart,
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: u64,
-        /// T + 1.
+        /// Tokens needed: T + 1.
         needed: u64,
     },
-    /// The model cannot represent the data.
+    /// The model's vocabulary is too small for the data.
     #[error("the vocabulary of {vocab_size} is too small for the data, whose largest token is {max_token}")]
     VocabularyTooSmall {
         /// The model's vocabulary size.
@@ -116,25 +116,25 @@ pub enum DataError {
         /// The largest token of the source.
         max_token: u32,
     },
-    /// A sequence length of zero or beyond what the model can index.
+    /// The sequence length is zero or exceeds what the model can index.
     #[error("a sequence length of {seq_len} is out of range")]
     BadSequenceLength {
         /// The value.
         seq_len: usize,
     },
-    /// A validation fraction outside of 0 to 1.
+    /// The validation fraction is not between 0 and 1.
     #[error("the validation fraction {fraction} is not between 0 and 1")]
     BadFraction {
         /// The value.
         fraction: f64,
     },
-    /// A synthetic vocabulary without choice or beyond the type of tokens.
+    /// A synthetic vocabulary has fewer than two words or exceeds the token type.
     #[error("a synthetic source cannot have a vocabulary of {vocab_size}")]
     BadVocabulary {
         /// The value.
         vocab_size: u32,
     },
-    /// The cache directory that the user named cannot be used.
+    /// The cache directory of the user can't be used.
     #[error("cannot use the token cache at {}: {source}", path.display())]
     Cache {
         /// The file or directory.
@@ -142,7 +142,7 @@ pub enum DataError {
         /// The cause.
         source: io::Error,
     },
-    /// Samples cannot be written.
+    /// Samples can't be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
         /// The file.
@@ -150,17 +150,17 @@ pub enum DataError {
         /// The cause.
         source: io::Error,
     },
-    /// More samples than a file can hold.
+    /// There are more samples than a file can hold.
     #[error("{steps} steps of {batch} samples do not fit in a file")]
     FileTooLarge {
-        /// Steps asked for.
+        /// Steps requested.
         steps: u64,
-        /// Samples of a step.
+        /// Samples per step.
         batch: u64,
     },
 }
 
-/// Where a relative path starts; nothing for an absolute one.
+/// Formats where a relative path was searched; empty for an absolute path.
 fn search_directory_note(path: &Path, cwd: &Path) -> String {
     if path.is_relative() { format!(" (looked from {})", cwd.display()) } else { String::new() }
 }
@@ -176,7 +176,7 @@ fn missing_hint(is_relative: bool) -> String {
 }
 
 impl DataError {
-    /// What the user can do about it, as one sentence.
+    /// Returns what the user can do about the error, as one sentence.
     pub fn hint(&self) -> String {
         use DataError::*;
         match self {
@@ -216,7 +216,7 @@ impl DataError {
         }
     }
 
-    /// Whether the input is at fault (true) or the machine while running (false: reading, writing, a full disk).
+    /// Returns true if the input caused the error, false if the machine did (reading, writing, a full disk).
     pub fn is_bad_input(&self) -> bool {
         !matches!(
             self,

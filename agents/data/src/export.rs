@@ -1,4 +1,4 @@
-//! What the model will see, as a file other programs read.
+//! Exports samples to a file for other programs.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use crate::{DataError, Dataset};
 
-/// Writes `steps` batches of `batch` samples, from sample `first_sample` on, as safetensors with `input_ids` and
+/// Writes `steps` batches of `batch` samples, starting with sample `first_sample`, as safetensors with `input_ids` and
 /// `labels`, each `[steps, batch, T]` of int32.
 ///
-/// Sample `first_sample + step * batch + i` is element `[step, i]`. Any file at `path` is replaced, and only by a
-/// whole one. Samples are written as they are computed: memory does not grow with the file.
+/// Sample `first_sample + step * batch + i` is element `[step, i]`. A file at `path` is replaced atomically. Samples
+/// are written as they are computed: memory use does not grow with the file.
 pub fn write_samples(
     dataset: &Dataset,
     batch: u64,
@@ -40,7 +40,7 @@ pub fn write_samples(
     let done =
         written.map_err(error(&unfinished)).and_then(|()| std::fs::rename(&unfinished, path).map_err(error(path)));
     if done.is_err() {
-        // Best effort: the first error says more.
+        // Best effort: the first error is more important.
         let _ = std::fs::remove_file(&unfinished);
     }
     done
@@ -74,7 +74,7 @@ fn write_tensor(
     Ok(())
 }
 
-/// The header of a safetensors file: its length, then JSON, padded so that the tensors are aligned to 8 bytes.
+/// Returns the header of a safetensors file: its length, then JSON, padded so that the tensors are aligned to 8 bytes.
 fn header(shape: [u64; 3], bytes: u64) -> Vec<u8> {
     let tensor =
         |name, from, to| format!(r#""{name}":{{"dtype":"I32","shape":{shape:?},"data_offsets":[{from},{to}]}}"#);
@@ -85,7 +85,7 @@ fn header(shape: [u64; 3], bytes: u64) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat()
 }
 
-/// Next to `path`, so that a rename is enough, and of this process alone.
+/// Returns a name next to `path`, so that a rename suffices, and unique to this process.
 fn temporary_name(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}.unfinished", std::process::id()));

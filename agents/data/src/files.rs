@@ -1,4 +1,4 @@
-//! From the user's list of paths, globs and directories to an ordered list of files.
+//! Expands the user's paths, globs and directories to an ordered list of files.
 
 use std::collections::HashSet;
 use std::io;
@@ -8,11 +8,11 @@ use glob::MatchOptions;
 
 use crate::DataError;
 
-/// How wildcards match, as in a shell: neither a slash nor the dot of a hidden file.
+/// Wildcards match as in a shell: neither a slash nor the dot of a hidden file.
 pub const MATCH_OPTIONS: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// The files that `entries` stand for: entries in their order, the matches of one entry sorted, no file twice.
+/// Returns the files of `entries`: entries in their order, the matches of one entry sorted, each file once.
 ///
 /// `extension` selects the files of an entry that is a directory.
 pub(crate) fn expand(entries: &[String], extension: &'static str) -> Result<Vec<PathBuf>, DataError> {
@@ -37,7 +37,7 @@ fn expand_one(entry: &str, extension: &'static str) -> Result<Vec<PathBuf>, Data
         Ok(meta) if meta.is_dir() => list(path, extension),
         Ok(meta) if meta.is_file() => Ok(vec![path]),
         Ok(_) => Err(DataError::NotAFile { path }),
-        // A name with wildcards in it is a file if there is one and a glob only otherwise.
+        // A name with wildcards is a file if such a file exists, otherwise a glob.
         Err(_) if entry.contains(['*', '?', '[']) => matches(entry),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Err(DataError::NotFound { path, cwd: working_directory() })
@@ -75,7 +75,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     if files.is_empty() {
         return Err(DataError::NoMatch { pattern: pattern.into(), cwd: working_directory() });
     }
-    // The order of a directory differs between file systems.
+    // The order of directory entries depends on the file system.
     files.sort();
     Ok(files)
 }

@@ -1,9 +1,9 @@
-//! A look at the files of a source before anything is read through: whether they are there, what their beginnings look
-//! like, and how many tokens they have where their sizes tell.
+//! Checks the files of a source without reading them completely: whether they exist, whether their first bytes match
+//! the expected format, and how many tokens they have if their sizes show it.
 //!
-//! It reads the first bytes of each file only, so that a server can refuse a job at once whose files are missing, and a
-//! run does before it starts a process. What only the whole of a file shows, such as a wrong byte in its middle, is
-//! found by [`Dataset::open`](crate::Dataset::open).
+//! Only the first bytes of each file are read, so a server can reject a job with missing files immediately, and a run
+//! fails before it starts a process. Errors inside a file, such as an invalid byte, are found by
+//! [`Dataset::open`](crate::Dataset::open).
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::files::expand;
 use crate::token_store::TOKEN_BYTES;
 use crate::{DataError, SourceKind, SourceSpec, Tokenizer};
 
-/// Bytes of a file's beginning that are looked at.
+/// Bytes at the beginning of a file that are inspected.
 const MAX_HEADER_BYTES: u64 = 4096;
-/// Most files whose beginnings are looked at; those of one source are alike.
+/// Maximum number of files that are inspected; files of one source are usually of one kind.
 const MAX_INSPECTED_FILES: usize = 1000;
 
-/// How the files of other formats begin, and what they are called.
+/// Signatures and names of other formats.
 const FILE_SIGNATURES: &[(&[u8], &str)] = &[
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
     (b"\x93NUMPY", "a NumPy file"),
@@ -32,30 +32,30 @@ const FILE_SIGNATURES: &[(&[u8], &str)] = &[
     (b"%PDF-", "a PDF document"),
 ];
 
-/// What a source has, as far as a look at its files tells; nothing for a synthetic one.
+/// Number and size of the files of a source; zero for a synthetic source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DataSummary {
-    /// Files that are not empty.
+    /// Number of files that are not empty.
     pub files: u64,
-    /// Bytes of all of them.
+    /// Total bytes of all files.
     pub bytes: u64,
 }
 
 impl DataSummary {
-    /// Adds what another part of the same source has.
+    /// Adds the summary of another part of the same source.
     #[must_use]
     pub const fn add(self, other: Self) -> Self {
         Self { files: self.files.saturating_add(other.files), bytes: self.bytes.saturating_add(other.bytes) }
     }
 
-    /// Tells how many samples an epoch of `spec` has, where sizes tell: not of text that has to be tokenised first, nor
-    /// of a synthetic source, which has no end.
+    /// Returns the number of samples of an epoch of `spec` if sizes show it: not for text, which has to be tokenized
+    /// first, nor for a synthetic source, which has no end.
     ///
     /// # Errors
     /// There are too few tokens for one sample.
     pub fn samples(self, spec: &SourceSpec) -> Result<Option<u64>, DataError> {
         let tokens = match &spec.kind {
-            // Between two documents stands a separator.
+            // There is a separator between two documents.
             SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
             SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
             SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
@@ -64,7 +64,7 @@ impl DataSummary {
     }
 }
 
-/// Looks at the files of `spec`.
+/// Inspects the files of `spec`.
 ///
 /// # Errors
 /// Files are missing, can't be read, are all empty, or are of another format.
@@ -78,7 +78,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     inspect_files(&spec.kind, &expand(paths, extension)?)
 }
 
-/// Looks at these files, which a source of that kind stands for.
+/// Inspects these files of a source of the given kind.
 pub(crate) fn inspect_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<DataSummary, DataError> {
     let mut found = DataSummary::default();
     for (at, path) in paths.iter().enumerate() {
@@ -96,7 +96,7 @@ fn size_of(path: &Path) -> Result<u64, DataError> {
     about.map(|about| about.len()).map_err(|source| DataError::Read { path: path.into(), source })
 }
 
-/// The file's size, if it begins as a file of that kind may.
+/// Returns the file's size, if its first bytes match the expected kind.
 fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
     let read_error = |source| DataError::Read { path: path.into(), source };
     let file = millrace_roots::open(path).map_err(read_error)?;
@@ -111,7 +111,7 @@ fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
             Err(DataError::OddLength { path: path.into(), bytes })
         }
         SourceKind::Text { .. } => match std::str::from_utf8(&beginning) {
-            // A character may be cut off where the look ends, but not where the file does.
+            // A character may be truncated at the end of the inspected bytes, but not at the end of the file.
             Err(error) if error.error_len().is_some() || bytes <= MAX_HEADER_BYTES => {
                 Err(DataError::InvalidUtf8 { path: path.into(), offset: error.valid_up_to() as u64 })
             }

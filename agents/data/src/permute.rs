@@ -1,13 +1,13 @@
 //! A keyed permutation of `0..n` that is computed, not stored.
 //!
-//! Shuffling by number: the order of an epoch over billions of windows costs neither memory nor a pass over it, and
-//! sample n is found without the samples before it. A balanced Feistel network permutes the smallest square power of
-//! two that holds `n`; results outside of `0..n` are fed back until one falls inside (cycle walking), which keeps it
-//! a bijection and takes fewer than four turns on average, since the square is smaller than `4 * n`.
+//! Shuffles by number: the order of an epoch over billions of windows costs no memory and no pass over it, and sample n
+//! is found without computing the samples before it. A balanced Feistel network permutes the smallest square power of
+//! two that is at least `n`; results outside of `0..n` are fed back until one is inside (cycle walking). This keeps it
+//! a bijection and takes fewer than four iterations on average, because the square is smaller than `4 * n`.
 //!
-//! The arithmetic below is part of what a checkpoint means: changing it changes the samples of a resumed run.
+//! The arithmetic is part of the meaning of a checkpoint: changing it changes the samples of a resumed run.
 
-/// Enough that even domains of two or three bits are well mixed; a round costs a few nanoseconds.
+/// Enough to mix even domains of two or three bits well; a round costs a few nanoseconds.
 const FEISTEL_ROUNDS: usize = 12;
 
 /// A pseudo-random permutation of `0..n`, a pure function of (n, key).
@@ -19,7 +19,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..n` that `key` selects; `n` is at least 1.
+    /// Creates the permutation of `0..n` for `key`; `n` is at least 1.
     pub fn new(n: u64, key: u64) -> Self {
         let n = n.max(1);
         let bits = u64::BITS - (n - 1).leading_zeros();
@@ -29,7 +29,7 @@ impl Permutation {
         Self { n, half_bits: bits.div_ceil(2).max(1), keys }
     }
 
-    /// Where `index` goes.
+    /// Returns the image of `index`.
     ///
     /// # Panics
     /// If `index` is not below `n`.
@@ -88,7 +88,7 @@ mod tests {
                 }
             }
         }
-        // Sizes too large to try out: in range, and no two to the same place.
+        // Sizes too large for an exhaustive test: in range, and no two indices with the same image.
         for n in [u64::from(u32::MAX), (1 << 40) + 7, u64::MAX] {
             let permutation = Permutation::new(n, 9);
             let to: std::collections::HashSet<u64> = (0..1000).map(|i| permutation.apply(n - 1 - i)).collect();
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn orders_are_spread_evenly() {
-        // Every element lands everywhere: counts of (from, to) over 4,000 keys are near their mean. The bound is six
+        // Every element has every image: counts of (from, to) over 4,000 keys are near their mean. The bound is six
         // standard deviations of a binomial count.
         for n in [2u64, 3, 5, 8, 13] {
             let trials = 4000;
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_order_is_pinned() {
-        // A change here changes the samples every existing checkpoint continues with.
+        // A change here changes the samples with which every existing checkpoint continues.
         let order: Vec<u64> = (0..10).map(|i| Permutation::new(10, key(1, 0)).apply(i)).collect();
         assert_eq!(order, [5, 4, 1, 2, 6, 8, 0, 7, 9, 3]);
     }

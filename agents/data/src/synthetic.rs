@@ -1,18 +1,18 @@
 //! A synthetic stream that a model can learn: a seeded Markov chain over up to 64 tokens.
 //!
-//! Each state has two favourite successors, fixed by the seed; 7 times in 8 the chain follows one of them, else it
-//! jumps anywhere. A model that knows the chain reaches a loss of about 1.5 nats with 64 states; one that knows only
-//! which tokens occur stays at ln 64 = 4.16. The states are spread evenly over the vocabulary, so that every block
-//! of a large one is used.
+//! Each state has two preferred successors, determined by the seed; with probability 7/8 the chain follows one of them,
+//! otherwise it jumps to any state. A model that knows the chain reaches a loss of about 1.5 nats with 64 states; one
+//! that only knows which tokens occur reaches ln 64 = 4.16. The states are spread evenly over the vocabulary, so that
+//! every block of a large vocabulary is used.
 //!
-//! Window `w` is a pure function of (seed, vocabulary, w): no state is carried from one to the next.
+//! Window `w` is a pure function of (seed, vocabulary, w): windows share no state.
 
 use crate::permute::{SPLITMIX64_INCREMENT, key, splitmix64};
 
 const MAX_STATES: u32 = 64;
 
-/// Windows of one pass, training and validation together. A synthetic source has no end of its own; this one keeps
-/// the meaning of a pass, a validation fraction and a shuffle the same as for text.
+/// Windows of one pass, training and validation together. A synthetic source has no end; this number gives a pass, a
+/// validation fraction and a shuffle the same meaning as for text.
 pub(crate) const SYNTHETIC_WINDOWS: u64 = 1 << 16;
 
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +22,7 @@ pub(crate) struct Synthetic {
 }
 
 impl Synthetic {
-    /// A chain over `vocab_size` tokens, 2 to `i32::MAX` of them.
+    /// Creates a chain over `vocab_size` tokens, 2 to `i32::MAX`.
     pub(crate) fn new(vocab_size: u32, seed: u64) -> Self {
         Self { vocab_size, seed }
     }
@@ -36,19 +36,19 @@ impl Synthetic {
         (u64::from(state) * u64::from(self.vocab_size) / u64::from(self.states())) as i32
     }
 
-    /// The largest token of the stream.
+    /// Returns the largest token of the stream.
     pub(crate) fn max_token(&self) -> u32 {
         self.token(self.states() - 1) as u32
     }
 
-    /// What the stream depends on.
+    /// Returns a digest of the parameters of the stream.
     pub(crate) fn digest(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key("millrace synthetic tokens, version 1");
         hasher.update(&self.vocab_size.to_le_bytes()).update(&self.seed.to_le_bytes());
         *hasher.finalize().as_bytes()
     }
 
-    /// The tokens of window `w`, without end.
+    /// Returns the tokens of window `w`, without end.
     pub(crate) fn window(self, w: u64) -> impl Iterator<Item = i32> {
         let start = key(self.seed, w);
         let mut state = self.below(splitmix64(start));
@@ -57,14 +57,14 @@ impl Synthetic {
             let random = splitmix64(start.wrapping_add(i.wrapping_mul(SPLITMIX64_INCREMENT)));
             state = match random & 7 {
                 0 => self.below(random),
-                // Bit 3 chooses between the two favourites.
+                // Bit 3 selects one of the two preferred successors.
                 _ => self.below(key(!self.seed, u64::from(state) * 2 + ((random >> 3) & 1))),
             };
             token
         })
     }
 
-    /// A state from the high bits of `random`, evenly but for one part in 2^26.
+    /// Returns a state from the high bits of `random`, uniform except for one part in 2^26.
     fn below(&self, random: u64) -> u32 {
         (((random >> 32) * u64::from(self.states())) >> 32) as u32
     }
@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn bigram_model_learns_the_stream() {
-        // Cross-entropy of held-out windows under the pair counts of others: the loss a bigram model would reach.
+        // Cross-entropy of held-out windows under the pair counts of other windows: the loss that a bigram model would
+        // reach.
         let source = Synthetic::new(64, 3);
         let mut counts = vec![[0.05f64; 64]; 64];
         let window = |w| source.window(w).take(129).collect::<Vec<i32>>();

@@ -1,7 +1,8 @@
-//! Text files to tokens, in one pass with bounded memory.
+//! Tokenizes text files in one pass with bounded memory.
 //!
-//! A file is read in blocks; each is cut where the tokenizer allows it ([`Tokenizer::last_cut`]), split further into
-//! pieces that threads encode on their own, and handed on in order. So the tokens are those of the whole text, for any
+//! A file is read in blocks. Each block is cut where the tokenizer allows it ([`Tokenizer::last_cut`]), divided into
+//! pieces that threads encode independently, and sent on in order. The tokens are therefore those of the whole text,
+//! for any number of threads, and neither text nor tokens are ever completely in memory.
 //! number of threads, and neither text nor tokens are ever in memory as a whole.
 
 use std::fs::File;
@@ -12,15 +13,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{DataError, Tokenizer};
 
-/// Bytes read at once, and between two reports of progress.
+/// Bytes read at once; also the interval of progress reports.
 const READ_BLOCK_BYTES: usize = 512 << 10;
-/// Bytes a thread encodes at once: enough pieces in a block to keep several threads even.
+/// Bytes that a thread encodes at once: enough pieces per block to balance several threads.
 const ENCODE_PIECE_BYTES: usize = 32 << 10;
 
-/// Takes the next tokens of the stream.
+/// Receives the next tokens of the stream.
 pub(crate) type TokenSink<'a> = dyn FnMut(&[u16]) -> Result<(), DataError> + 'a;
 
-/// Text files that are not empty, with what was in them when they were opened.
+/// Text files that are not empty, with their digests when they were opened.
 pub(crate) struct Corpus {
     documents: Vec<Document>,
     tokenizer: Tokenizer,
@@ -33,7 +34,7 @@ struct Document {
 }
 
 impl Corpus {
-    /// Reads every file once, to know its content's digest.
+    /// Reads every file once to compute the digest of its content.
     pub(crate) fn open(paths: &[PathBuf], tokenizer: Tokenizer) -> Result<Self, DataError> {
         let mut documents = Vec::new();
         for path in paths {
@@ -49,7 +50,8 @@ impl Corpus {
         }
     }
 
-    /// What the tokens depend on: the documents' contents in order (not their names) and the encoding.
+    /// Returns a digest of everything the tokens depend on: the contents of the documents in order (not their names)
+    /// and the encoding.
     pub(crate) fn key(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key("millrace tokenised text, version 1");
         hasher.update(self.tokenizer.id().as_bytes());
@@ -60,7 +62,7 @@ impl Corpus {
         *hasher.finalize().as_bytes()
     }
 
-    /// Sends the tokens of all documents, separated, to `sink`, and (bytes done, bytes in all) to `progress`.
+    /// Sends the tokens of all documents, separated, to `sink`, and (bytes done, total bytes) to `progress`.
     pub(crate) fn tokenise(&self, progress: &mut dyn FnMut(u64, u64), sink: &mut TokenSink) -> Result<(), DataError> {
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
         let total = self.documents.iter().map(|d| d.bytes).sum();
@@ -100,13 +102,13 @@ impl Document {
     }
 }
 
-/// A document in blocks of whole words.
+/// Reads a document in blocks of whole words.
 struct DocumentBlocks<'a> {
     document: &'a Document,
     tokenizer: Tokenizer,
     file: File,
     hasher: blake3::Hasher,
-    /// Text read and not yet passed over; the first `taken` bytes are those of the last block.
+    /// Text read and not yet returned; the first `taken` bytes are the last block.
     buffer: Vec<u8>,
     taken: usize,
     /// Offset in the file of the buffer's first byte.
@@ -119,12 +121,12 @@ impl<'a> DocumentBlocks<'a> {
         Ok(Self { document, tokenizer, file, hasher: blake3::Hasher::new(), buffer: Vec::new(), taken: 0, offset: 0 })
     }
 
-    /// The next block, or `None` behind the last one.
+    /// Returns the next block, or `None` after the last one.
     fn next(&mut self) -> Result<Option<&str>, DataError> {
         self.buffer.drain(..self.taken);
         self.offset += self.taken as u64;
         self.taken = loop {
-            // Doubling what a text without any place to cut needs keeps the search for one linear.
+            // Doubling the buffer keeps the search linear for a text without any position to cut.
             let more = READ_BLOCK_BYTES.max(self.buffer.len());
             let ended = self.read(more)? < more;
             let valid = self.valid(ended)?;
@@ -148,7 +150,7 @@ impl<'a> DocumentBlocks<'a> {
         Ok(read)
     }
 
-    /// The buffer without a character whose end has not been read yet.
+    /// Returns the buffer without an incomplete character at its end.
     fn valid(&self, ended: bool) -> Result<&str, DataError> {
         match std::str::from_utf8(&self.buffer) {
             Err(e) if !ended && e.error_len().is_none() => self.utf8(e.valid_up_to()),
@@ -163,7 +165,7 @@ impl<'a> DocumentBlocks<'a> {
         })
     }
 
-    /// The cache key was taken from an earlier reading; tokens of another text must not be filed under it.
+    /// The cache key was computed in an earlier pass; tokens of another text must not be cached under it.
     fn check_unchanged(&self) -> Result<(), DataError> {
         if self.hasher.finalize() != self.document.digest {
             return Err(DataError::Changed { path: self.document.path.clone() });
@@ -176,7 +178,7 @@ fn read_error(document: &Document, source: io::Error) -> DataError {
     DataError::Read { path: document.path.clone(), source }
 }
 
-/// The tokens of `text`, piece by piece in order, computed by up to `threads` threads.
+/// Returns the tokens of `text`, piece by piece in order, computed by up to `threads` threads.
 fn encode(tokenizer: Tokenizer, text: &str, threads: usize) -> Vec<Vec<u16>> {
     let pieces = pieces(tokenizer, text);
     let threads = threads.min(pieces.len());
@@ -194,7 +196,7 @@ fn encode(tokenizer: Tokenizer, text: &str, threads: usize) -> Vec<Vec<u16>> {
     };
     let mut encoded: Vec<(usize, Vec<u16>)> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        // A panic of a worker is passed on as it is: a bug, not bad input.
+        // The panic of a worker is propagated: a bug, not bad input.
         workers.into_iter().flat_map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     encoded.sort_unstable_by_key(|(i, _)| *i);
@@ -237,8 +239,8 @@ mod tests {
     #[test]
     fn tokens_do_not_depend_on_blocks_or_threads() {
         let dir = tempfile::tempdir().unwrap();
-        // Longer than a block, with characters of two and three bytes across every border, runs of white space, and a
-        // stretch longer than a block without any place to cut.
+        // Longer than a block, with characters of two and three bytes across every boundary, runs of white space, and a
+        // stretch longer than a block without any position to cut.
         let words = ["the ", "œuvre", " 中文", "\n\n  ", "it's", " 2024", "!?"];
         let mut text: String = (0..150_000u64).map(|i| words[(splitmix64(i) % 7) as usize]).collect();
         text.insert_str(300_001, &"é".repeat(READ_BLOCK_BYTES));
@@ -282,7 +284,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("text");
         let clean = "word ".repeat(READ_BLOCK_BYTES / 4);
-        // In the first block, in a later one, a character cut off by the end, one cut off in the middle of the file.
+        // In the first block, in a later one, truncated at the end, and truncated in the middle of the file.
         for (before, bad, behind) in
             [(3, "\u{e9}", "x"), (clean.len(), "\u{e9}", ""), (7, "\u{e9}", ""), (READ_BLOCK_BYTES - 1, "é", "é")]
         {

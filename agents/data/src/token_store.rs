@@ -1,4 +1,4 @@
-//! A stream of tokens that lies in files or in memory and is read in place.
+//! A stream of tokens in files or in memory, read in place.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use crate::DataError;
 /// Bytes of a token, on disk and in memory: little-endian `u16`.
 pub(crate) const TOKEN_BYTES: usize = 2;
 
-/// Bytes that are mapped or owned.
+/// Bytes that are memory-mapped or owned.
 pub(crate) enum TokenBytes {
     Mapped(Mmap),
     Owned(Vec<u8>),
@@ -21,11 +21,11 @@ pub(crate) enum TokenBytes {
 impl TokenBytes {
     /// Maps the whole of `file` for reading.
     pub(crate) fn map(file: &File) -> io::Result<Self> {
-        // SAFETY: the map is read-only and private to this process. Nothing of ours writes to a mapped file: the cache
-        // publishes by rename, which leaves the mapped inode alone, and data files are only ever opened for reading.
-        // Another program that changes one under us can make the tokens wrong, or end the process where it cuts the
-        // file short, as with any mapped file; the tokens are copied out as plain integers, for which every byte
-        // pattern is valid, and no reference into the map leaves this crate.
+        // SAFETY: the map is read-only and private to this process. This program never writes to a mapped file: the
+        // cache publishes by rename, which keeps the mapped inode, and data files are only opened for reading. Another
+        // program that modifies a mapped file can make the tokens wrong, or crash this process by truncating the file,
+        // as with any mapped file. The tokens are copied out as plain integers, for which every byte pattern is valid,
+        // and no reference into the map leaves this crate.
         unsafe { Mmap::map(file) }.map(TokenBytes::Mapped)
     }
 }
@@ -59,11 +59,11 @@ impl Segment {
 
 /// Segments joined to one stream.
 pub(crate) struct TokenStore {
-    /// Each with the number of the first token behind it, rising.
+    /// Each segment with the index of the first token after it, ascending.
     segments: Vec<(u64, Segment)>,
     /// The largest token.
     pub(crate) max_token: u16,
-    /// What the stream is made from: equal for equal streams.
+    /// Digest of the content: equal for equal streams.
     pub(crate) digest: [u8; 32],
 }
 
@@ -80,7 +80,7 @@ impl TokenStore {
         Self { segments, max_token, digest }
     }
 
-    /// Joins token files, reading each once for its largest token and its digest.
+    /// Joins token files. Reads each once for its largest token and its digest.
     pub(crate) fn open_files(paths: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Self, DataError> {
         let mut files = Vec::new();
         for path in paths {
@@ -117,12 +117,12 @@ impl TokenStore {
         Self::new(segments, max, *hasher.finalize().as_bytes())
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     pub(crate) fn len(&self) -> u64 {
         self.segments.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Copies the tokens from number `at` on into `out`; the caller asks only for tokens that exist.
+    /// Copies the tokens from index `at` to `out`. The tokens must exist.
     pub(crate) fn copy(&self, mut at: u64, mut out: &mut [i32]) {
         let mut index = self.segments.partition_point(|(end, _)| *end <= at);
         while !out.is_empty() {
@@ -154,7 +154,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let tokens: Vec<u16> = (0..1000u16).map(|i| i.wrapping_mul(7919)).collect();
         let mut paths = Vec::new();
-        // An empty file and a single token among them: every read may cross several files.
+        // An empty file and a file with one token among them: every read may span several files.
         for (i, part) in [&tokens[..400], &[], &tokens[400..401], &tokens[401..]].into_iter().enumerate() {
             let path = dir.path().join(format!("{i}.bin"));
             std::fs::write(&path, part.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>()).unwrap();

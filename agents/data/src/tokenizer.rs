@@ -1,11 +1,11 @@
-//! Text to tokens and back.
+//! Converts text to tokens and back.
 //!
-//! Tokens are `u16`: both vocabularies fit. Text is data, never control: `<|endoftext|>` inside a file is encoded as
-//! the characters it consists of, only the end of a file makes the separator.
+//! Tokens are `u16`; both vocabularies fit. Text is data, never control: `<|endoftext|>` inside a file is encoded as
+//! its characters; only the end of a file produces the separator.
 
 use tiktoken::CoreBpe;
 
-/// How text becomes tokens.
+/// A tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tokenizer {
     /// GPT-2's byte-pair encoding (`r50k_base`), 50,257 tokens; documents are separated by `<|endoftext|>`, 50256.
@@ -15,7 +15,7 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// How many different tokens there are: the smallest `vocab_size` that suits every text.
+    /// Returns the number of different tokens: the smallest `vocab_size` that suits every text.
     pub fn vocab_size(self) -> u32 {
         match self {
             Tokenizer::Gpt2 => 50_257,
@@ -23,7 +23,7 @@ impl Tokenizer {
         }
     }
 
-    /// The token between two documents.
+    /// Returns the token between two documents.
     pub fn separator(self) -> u16 {
         match self {
             Tokenizer::Gpt2 => 50_256,
@@ -31,7 +31,8 @@ impl Tokenizer {
         }
     }
 
-    /// Names the encoding in cache keys. The number must rise if the same text ever gives other tokens.
+    /// Returns the name of the encoding in cache keys. The number must be increased if the same text ever gives other
+    /// tokens.
     pub(crate) fn id(self) -> &'static str {
         match self {
             Tokenizer::Gpt2 => "gpt2/1",
@@ -39,7 +40,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of `text`.
+    /// Returns the tokens of `text`.
     pub fn encode(self, text: &str) -> Vec<u16> {
         match self {
             // Ordinary tokens are below 50,256, so the cast keeps them; the vocabulary is embedded, not input.
@@ -48,8 +49,8 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that `tokens` stand for: UTF-8 if they came from whole text, though a cut may split a character.
-    /// Numbers outside of the vocabulary stand for nothing.
+    /// Returns the bytes of `tokens`: UTF-8 if they are the tokens of a whole text, though a cut may split a character.
+    /// Numbers outside of the vocabulary are ignored.
     pub fn decode(self, tokens: &[u16]) -> Vec<u8> {
         match self {
             Tokenizer::Gpt2 => gpt2().decode(&tokens.iter().map(|&t| u32::from(t)).collect::<Vec<_>>()),
@@ -57,8 +58,8 @@ impl Tokenizer {
         }
     }
 
-    /// The last place strictly inside `text` where it can be cut so that the two parts encode to the same tokens as
-    /// the whole.
+    /// Returns the last position strictly inside `text` where it can be cut so that the two parts encode to the same
+    /// tokens as the whole.
     pub(crate) fn last_cut(self, text: &str) -> Option<usize> {
         let mut before_space = false;
         for (at, c) in text.char_indices().rev() {
@@ -70,7 +71,7 @@ impl Tokenizer {
         None
     }
 
-    /// The first such place at or behind byte `from`.
+    /// Returns the first such position at or after byte `from`.
     pub(crate) fn first_cut(self, text: &str, from: usize) -> Option<usize> {
         let from = text.floor_char_boundary(from);
         let mut chars = text[from..].char_indices().peekable();
@@ -84,9 +85,9 @@ impl Tokenizer {
         None
     }
 
-    /// GPT-2 splits text into words before it merges bytes, and no word of it runs from a visible character into
-    /// white space: white space only ever begins one. Looking ahead stops at the same place, since it asks for the
-    /// character behind white space. So the text may be cut between a visible character and white space.
+    /// GPT-2 splits text into words before it merges bytes, and no word extends from a visible character into white
+    /// space: white space only begins words. The lookahead stops at the same position, because it tests the character
+    /// after white space. So text may be cut between a visible character and white space.
     fn cuts_after(self, c: char, before_space: bool) -> bool {
         match self {
             Tokenizer::Gpt2 => before_space && !c.is_whitespace(),
@@ -106,8 +107,8 @@ mod tests {
     use super::*;
     use crate::permute::splitmix64;
 
-    /// Texts that mix every class the word splitter tells apart, with the white space and the contractions it treats
-    /// specially.
+    /// Texts that mix every class that the word splitter distinguishes, with the white space and contractions that it
+    /// treats specially.
     fn texts() -> impl Iterator<Item = String> {
         let alphabet: Vec<char> =
             "a bZé  \n\t\r'sltrevdm019٣½ⅷ中文!?.-_\u{a0}\u{3000}\u{200b}\u{85}😀e\u{301}ǅª\0<|>".chars().collect();
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn gpt2_agrees_with_the_reference_on_mixed_text() {
-        // The digest was computed with tiktoken-rs 0.12.1, which follows the reference implementation's own code.
+        // The digest was computed with tiktoken-rs 0.12.1, which follows the reference implementation.
         let mut hasher = blake3::Hasher::new();
         for text in texts() {
             for token in Tokenizer::Gpt2.encode(&text) {

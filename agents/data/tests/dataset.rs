@@ -1,4 +1,5 @@
-//! The promises of a data set, seen from outside: splits, samples, orders, errors and the file of samples.
+//! Tests the guarantees of data sets through the public interface: splits, samples, orders, errors and exported
+//! samples.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,7 +8,7 @@ use millrace_data::{CacheOutcome, DataError, Dataset, SourceKind, SourceSpec, Sp
 
 const T: usize = 8;
 
-/// A text source of byte tokens over `paths`, in and cached under `dir`.
+/// A text source of byte tokens over `paths`, in `dir` and cached below it.
 fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
     let paths = paths.iter().map(|p| format!("{}/{p}", dir.display())).collect();
     SourceSpec {
@@ -31,7 +32,7 @@ fn sample(dataset: &Dataset, n: u64) -> (Vec<i32>, Vec<i32>) {
     (ids, labels)
 }
 
-/// 1003 tokens, each 17 times the one before it modulo 65,521: no two are equal, so a token tells its place.
+/// 1003 tokens, each 17 times the previous one modulo 65,521: all are different, so a token identifies its position.
 fn token_file(dir: &Path) -> SourceSpec {
     let tokens: Vec<u16> =
         std::iter::successors(Some(1u64), |t| Some(t * 17 % 65_521)).take(1003).map(|t| t as u16).collect();
@@ -69,7 +70,8 @@ fn a_pass_sees_every_window_once_and_the_splits_share_nothing() {
             assert!(starts.iter().copied().eq((0..windows as usize).map(|w| tokens.start + w * T)));
         }
         let in_order = orders.iter().filter(|o| o.is_sorted()).count();
-        // Training takes another order every pass; validation, though asked to shuffle, always that of the text.
+        // Training has another order in every pass; validation, even with shuffling enabled, always has that of the
+        // text.
         assert_eq!(in_order, if spec.split == SplitPart::Train { 0 } else { 3 });
         assert_eq!(orders[0] == orders[1], spec.split == SplitPart::Validation);
     }
@@ -131,7 +133,7 @@ fn text_is_tokenized_once_for_any_path() {
         assert_eq!(sample(&dataset, n), (text[at..at + T].to_vec(), text[at + 1..at + T + 1].to_vec()));
     }
 
-    // The other split, and the same texts under other names, come from the cache; another text does not.
+    // The other split, and the same texts under other names, are read from the cache; another text is not.
     let validation = SourceSpec { split: SplitPart::Validation, validation_fraction: 0.5, ..all.clone() };
     assert_eq!(open(&validation).cache(), &CacheOutcome::Hit);
     std::fs::rename(dir.path().join("c.txt"), dir.path().join("texts/d.txt")).unwrap();
@@ -173,7 +175,7 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
         validation_fraction,
         ..spec
     };
-    // What was asked for, and the parts of the answer.
+    // The request, and the expected parts of the message.
     let cases = [
         (text(&[]), "names no files"),
         (text(&["fine.txt", "missing.txt"]), "missing.txt does not exist"),
@@ -207,7 +209,7 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
     }
     open(&fine).check_vocab(121).unwrap();
 
-    // The machine's fault, not the input's.
+    // Caused by the machine, not by the input.
     let cache_dir = Some(dir.path().join("fine.txt/cache"));
     let error = Dataset::open(&SourceSpec { cache_dir, ..fine.clone() }, |_, _| {}).err().unwrap();
     assert!(error.to_string().contains("fine.txt/cache") && !error.is_bad_input(), "{error}");

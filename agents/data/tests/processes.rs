@@ -1,11 +1,11 @@
-//! Several processes and threads that want the same text at once tokenise it once.
+//! Checks that several processes and threads that need the same text at the same time tokenize it once.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, SplitPart, Tokenizer};
 
-/// Set in the environment of a child process: the directory with the text.
+/// Environment variable of a child process: the directory with the text.
 const CHILD: &str = "MILLRACE_DATA_TEST_CHILD";
 const PROCESSES: usize = 3;
 const THREADS: usize = 2;

@@ -1,21 +1,21 @@
-//! The directories that a process may use for users' files, and file operations that stay inside them.
+//! Restricts a process to certain directories for users' files, with file operations that can't leave them.
 //!
-//! A server, and every agent that it starts, calls [`restrict`] once, with the directories that users may name: the
-//! server's volumes, its inputs and its own data. From then on each operation of this crate resolves its path below the
-//! one of these directories that holds it, component by component with open directories (`openat2` with
-//! `RESOLVE_BENEATH` where the kernel has it). A path in none of them, a `..`, and a symbolic link that leads out are
-//! refused, also when a directory is exchanged for a link while the operation is under way. A link to another place in
-//! the same directory is followed.
+//! A server, and every agent that it starts, calls [`restrict_process`] once, with the directories that users may name:
+//! the volumes of the server, its inputs and its own data. From then on each operation of this crate resolves its path
+//! below the one of these directories that contains it, component by component with open directories (`openat2` with
+//! `RESOLVE_BENEATH` if the kernel has it). A path outside of all directories, a `..`, and a symbolic link that leads
+//! out are rejected, even if a directory is replaced by a link during the operation. A link to another path in the same
+//! directory is followed.
 //!
 //! ```no_run
-//! millrace_roots::restrict(["/srv/corpora", "/srv/results"])?;
+//! millrace_roots::restrict_process(["/srv/corpora", "/srv/results"])?;
 //! let text = millrace_roots::open("/srv/corpora/kjv.txt")?;
 //! assert!(millrace_roots::open("/etc/passwd").is_err());
 //! # std::io::Result::Ok(())
 //! ```
 //!
-//! A process that never calls [`restrict`] (a run on the command line, an agent in a pod, whose mounts isolate it) uses
-//! every path as it is.
+//! A process that never calls [`restrict_process`] (a run on the command line, or an agent in a pod, which is isolated
+//! by its mounts) uses every path as it is.
 
 #![warn(missing_docs)]
 
@@ -30,24 +30,24 @@ use cap_std::fs::Dir;
 mod options;
 pub use options::OpenOptions;
 
-/// Mode of a directory, and of a file, that only their owner may use.
+/// Mode of directories and files that only their owner may use.
 pub const PRIVATE_DIR_MODE: u32 = 0o700;
 /// See [`PRIVATE_DIR_MODE`].
 pub const PRIVATE_FILE_MODE: u32 = 0o600;
 
 static ROOTS: OnceLock<AllowedDirs> = OnceLock::new();
 
-/// Limits this process, for good, to these directories, which must exist. They are trusted: links on the way to them
-/// are followed.
+/// Restricts this process permanently to these directories, which must exist. They are trusted: links on the way to
+/// them are followed.
 ///
 /// # Errors
-/// A directory can't be opened, or the process is limited already.
+/// A directory can't be opened, or the process is restricted already.
 pub fn restrict_process<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> io::Result<()> {
     let roots = AllowedDirs::open(directories)?;
     ROOTS.set(roots).map_err(|_| io::Error::other("this process is limited to its directories already"))
 }
 
-/// Directories, each held open.
+/// The allowed directories, each held open.
 #[derive(Debug, Default)]
 struct AllowedDirs(Vec<(PathBuf, Dir)>);
 
@@ -62,7 +62,7 @@ impl AllowedDirs {
         directories.into_iter().map(open).collect::<io::Result<_>>().map(Self)
     }
 
-    /// Finds the directory that holds `path`, the deepest where they lie in each other, and the rest of the path.
+    /// Finds the directory that contains `path`, the innermost one if they are nested, and the rest of the path.
     fn find_containing<'a>(&'a self, path: &'a Path) -> io::Result<Scope<'a>> {
         let refused = |why: &str| Err(io::Error::new(io::ErrorKind::PermissionDenied, why.to_owned()));
         if path.components().any(|part| part == Component::ParentDir) {
@@ -77,9 +77,9 @@ impl AllowedDirs {
     }
 }
 
-/// Where a path is resolved.
+/// The scope in which a path is resolved.
 enum Scope<'a> {
-    /// Anywhere: the process is not limited.
+    /// The whole file system: the process is not restricted.
     Ambient(&'a Path),
     /// Below an open directory.
     Within(&'a Dir, &'a Path),
@@ -89,18 +89,18 @@ fn resolve_scope(path: &Path) -> io::Result<Scope<'_>> {
     ROOTS.get().map_or(Ok(Scope::Ambient(path)), |roots| roots.find_containing(path))
 }
 
-/// Opens a file to be read. Devices, pipes and directories are refused: opening or reading one could block for ever.
+/// Opens a file for reading. Devices, pipes and directories are rejected: opening or reading one could block forever.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::PermissionDenied`] where the path leads out of the directories.
+/// Errors of the system; [`io::ErrorKind::PermissionDenied`] if the path leads out of the directories.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     OpenOptions::new().read(true).open(path)
 }
 
-/// Opens a file below a directory to be read, on a path without any symbolic link below that directory.
+/// Opens a file below a directory for reading. No component of the path below that directory may be a symbolic link.
 ///
 /// # Errors
-/// As [`open`]; the path is not one of plain names.
+/// See [`open`]; also if a component of the path is not a plain name.
 pub fn open_without_links(directory: impl AsRef<Path>, inside: impl AsRef<Path>) -> io::Result<File> {
     let mut dir = match resolve_scope(directory.as_ref())? {
         Scope::Ambient(path) => Dir::open_ambient_dir(path, ambient_authority())?,
@@ -117,10 +117,10 @@ pub fn open_without_links(directory: impl AsRef<Path>, inside: impl AsRef<Path>)
     Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of plain names"))
 }
 
-/// Creates a file, or empties the one that is there.
+/// Creates a file, or truncates an existing one.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn create(path: impl AsRef<Path>) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).open(path)
 }
@@ -128,22 +128,22 @@ pub fn create(path: impl AsRef<Path>) -> io::Result<File> {
 /// Reads a whole file.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut open(path)?, &mut bytes)?;
     Ok(bytes)
 }
 
-/// What is at a path, links followed.
+/// Returns the metadata of a path, following links.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn metadata(path: impl AsRef<Path>) -> io::Result<std::fs::Metadata> {
     match resolve_scope(path.as_ref())? {
         Scope::Ambient(path) => std::fs::metadata(path),
         Scope::Within(dir, path) => {
-            // Without opening what is there: opening a pipe would wait for its other end.
+            // Without opening the file: opening a pipe would block until its other end is opened.
             let about = dir.metadata(path)?;
             if about.is_dir() {
                 return dir.open_dir(path)?.into_std_file().metadata();
@@ -156,21 +156,21 @@ pub fn metadata(path: impl AsRef<Path>) -> io::Result<std::fs::Metadata> {
     }
 }
 
-/// Whether there is a directory at a path, links followed.
+/// Returns whether the path is a directory, following links.
 pub fn is_dir(path: impl AsRef<Path>) -> bool {
     metadata(path).is_ok_and(|about| about.is_dir())
 }
 
-/// Whether there is a file at a path, links followed.
+/// Returns whether the path is a file, following links.
 pub fn is_file(path: impl AsRef<Path>) -> bool {
     metadata(path).is_ok_and(|about| about.is_file())
 }
 
-/// Makes a directory and those above it that are missing. In a limited process they are for their owner only, whatever
-/// the umask.
+/// Creates a directory and its missing parents. In a restricted process they are private to their owner, whatever the
+/// umask.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn create_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
     match resolve_scope(path.as_ref())? {
         Scope::Ambient(path) => std::fs::create_dir_all(path),
@@ -178,10 +178,10 @@ pub fn create_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
     }
 }
 
-/// Opens a directory as a file, to have it synced to disk.
+/// Opens a directory as a file, to sync it to disk.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn open_dir(path: impl AsRef<Path>) -> io::Result<File> {
     match resolve_scope(path.as_ref())? {
         Scope::Ambient(path) => File::open(path),
@@ -189,10 +189,10 @@ pub fn open_dir(path: impl AsRef<Path>) -> io::Result<File> {
     }
 }
 
-/// Gives a file or directory another name in the same directory tree.
+/// Renames a file or directory within the same directory tree.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
     match (resolve_scope(from.as_ref())?, resolve_scope(to.as_ref())?) {
         (Scope::Within(from_dir, from), Scope::Within(to_dir, to)) => from_dir.rename(from, to_dir, to),
@@ -200,10 +200,10 @@ pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
     }
 }
 
-/// Gives a file a second name.
+/// Creates a hard link.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
     match (resolve_scope(from.as_ref())?, resolve_scope(to.as_ref())?) {
         (Scope::Within(from_dir, from), Scope::Within(to_dir, to)) => from_dir.hard_link(from, to_dir, to),
@@ -211,10 +211,10 @@ pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()>
     }
 }
 
-/// Removes a file, or a link as such.
+/// Removes a file, or a symbolic link itself.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
     match resolve_scope(path.as_ref())? {
         Scope::Ambient(path) => std::fs::remove_file(path),
@@ -222,10 +222,10 @@ pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
     }
 }
 
-/// Removes a directory with all in it; links in it are removed as such.
+/// Removes a directory with its content; symbolic links in it are removed themselves.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn remove_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
     match resolve_scope(path.as_ref())? {
         Scope::Ambient(path) => std::fs::remove_dir_all(path),
@@ -236,25 +236,25 @@ pub fn remove_dir_all(path: impl AsRef<Path>) -> io::Result<()> {
 /// An entry of a directory.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Its path: that of the directory and its name.
+    /// Its path: the path of the directory and its name.
     pub path: PathBuf,
-    /// Whether it is a directory itself, and no link to one.
+    /// Whether it is a directory, not a link to one.
     pub is_dir: bool,
-    /// Whether it is a file itself, and no link to one.
+    /// Whether it is a file, not a link to one.
     pub is_file: bool,
 }
 
 impl Entry {
-    /// Its name in the directory; an empty one where that is not UTF-8.
+    /// Returns its name in the directory, or an empty string if that is not UTF-8.
     pub fn name(&self) -> &str {
         self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 }
 
-/// Lists a directory, in no order.
+/// Lists a directory, in unspecified order.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn read_dir(path: impl AsRef<Path>) -> io::Result<Vec<Entry>> {
     let path = path.as_ref();
     let entry = |name: std::ffi::OsString, is_dir, is_file| Entry { path: path.join(name), is_dir, is_file };

@@ -1,4 +1,4 @@
-//! How a file is opened, in a limited process and in any other.
+//! Options for opening a file, in restricted and unrestricted processes.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 
 use super::{PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Scope, resolve_scope};
 
-/// What a file is opened for, as [`std::fs::OpenOptions`] has it.
+/// How to open a file; corresponds to [`std::fs::OpenOptions`].
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     read: bool,
@@ -32,30 +32,31 @@ macro_rules! option {
 }
 
 impl OpenOptions {
-    /// For nothing yet.
+    /// Creates options without any access.
     pub fn new() -> Self {
         Self::default()
     }
 
     option!(
-        /// To be read.
+        /// Opens for reading.
         read,
-        /// To be written.
+        /// Opens for writing.
         write,
-        /// To be written at its end.
+        /// Opens for appending.
         append,
-        /// To be emptied.
+        /// Truncates the file.
         truncate,
-        /// To be made where it is not there. In a limited process it is for its owner only, whatever the umask.
+        /// Creates the file if it does not exist. In a restricted process it is private to its owner, whatever the
+        /// umask.
         create,
-        /// To be made, and not to be there yet.
+        /// Creates the file; fails if it exists.
         create_new
     );
 
     /// Opens the file.
     ///
     /// # Errors
-    /// As [`crate::open`].
+    /// See [`crate::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
         match resolve_scope(path.as_ref())? {
             Scope::Ambient(path) => self.open_ambient(path),
@@ -74,7 +75,7 @@ impl OpenOptions {
         let Self { read, write, append, truncate, create, create_new } = *self;
         let mut options = cap_std::fs::OpenOptions::new();
         options.read(read).write(write).append(append).truncate(truncate).create(create).create_new(create_new);
-        // A pipe that a user left there must not be waited for; on files the flag has no effect.
+        // Opening a pipe that a user left there must not block; for files the flag has no effect.
         options.mode(PRIVATE_FILE_MODE).custom_flags(NONBLOCK);
         let file = dir.open_with(path, &options)?.into_std();
         if !file.metadata()?.is_file() {
@@ -88,20 +89,20 @@ const NONBLOCK: i32 = OFlags::NONBLOCK.bits() as i32;
 const NO_LINK: i32 = OFlags::NOFOLLOW.bits() as i32;
 const DIRECTORY: i32 = OFlags::DIRECTORY.bits() as i32;
 
-/// Opens a file of a directory to be read, and no link.
+/// Opens a file of a directory for reading, but no link.
 pub(super) fn open_no_link(dir: &Dir, name: &Path) -> io::Result<File> {
     let mut options = cap_std::fs::OpenOptions::new();
     let file = dir.open_with(name, options.read(true).custom_flags(NO_LINK | NONBLOCK))?.into_std();
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, NOT_A_FILE)) }
 }
 
-/// Opens a directory to be read and synced, which [`Dir::open_dir`] does not: its descriptors only stand for a path.
+/// Opens a directory for reading and syncing, unlike [`Dir::open_dir`], whose descriptors only identify a path.
 pub(super) fn open_dir(dir: &Dir, path: &Path) -> io::Result<File> {
     let mut options = cap_std::fs::OpenOptions::new();
     dir.open_with(path, options.read(true).custom_flags(DIRECTORY)).map(cap_std::fs::File::into_std)
 }
 
-/// Opens a directory of a directory, and no link to one.
+/// Opens a subdirectory, but no link to one.
 pub(super) fn open_dir_no_link(dir: &Dir, name: &Path) -> io::Result<Dir> {
     let mut options = cap_std::fs::OpenOptions::new();
     let file = dir.open_with(name, options.read(true).custom_flags(NO_LINK | DIRECTORY))?;
@@ -110,7 +111,7 @@ pub(super) fn open_dir_no_link(dir: &Dir, name: &Path) -> io::Result<Dir> {
 
 const NOT_A_FILE: &str = "not a regular file";
 
-/// Makes a directory and those above it that are missing, for their owner only.
+/// Creates a directory and its missing parents, private to their owner.
 pub(super) fn private_dirs(dir: &Dir, path: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(PRIVATE_DIR_MODE);

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// A directory with a root and a secret beside it. Only the roots of this test's own are asked: the process is not
-/// limited.
+/// A directory with a root and a secret next to it. Uses its own instance of the allowed directories: the process is
+/// not restricted.
 struct Site {
     home: tempfile::TempDir,
     roots: AllowedDirs,

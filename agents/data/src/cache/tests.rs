@@ -49,14 +49,14 @@ fn a_whole_file_is_used_and_a_damaged_one_built_again() {
         whole[..whole.len() - 2].to_vec(),
         [&whole[..], &[0, 0]].concat(),
     ];
-    // Any single bit, wherever it is.
+    // Any single bit, at any position.
     damaged.extend((0..whole.len()).map(|i| {
         let mut bytes = whole.clone();
         bytes[i] ^= 1 << (i % 8);
         bytes
     }));
     for (case, bytes) in damaged.iter().enumerate() {
-        // As a crash or a failing disk would leave it: another file, since whole ones may be in use.
+        // Damage by a crash or a failing disk. Written to a new file, because valid files may be in use.
         std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, bytes).unwrap();
         let (again, outcome) = open(&dir, KEY, &mut build).unwrap();
