@@ -1,11 +1,11 @@
-//! The chunk store of a MemoryX shard: which update each chunk has, and what a snapshot still needs of it.
+//! The chunk store of a MemoryX shard: applies updates to chunks and copies chunks for snapshots.
 //!
-//! The numbers, and what is computed with them, belong to an [`ChunkOps`]; the store decides when. A committed update
-//! is *pending* until its chunk is next read, and is applied then, once.
+//! A [`ChunkOps`] has the data of a chunk and computes on it; the store decides when. A committed update is *pending*
+//! until its chunk is read next, and is applied then, once.
 //!
-//! A snapshot of step *t* may be written while step *t + 1* runs, however slow the storage is. A chunk that is not yet
-//! written is copied before its next update. Copies are limited in number; while none is free, a read that needs one is
-//! refused and has to be repeated after [`ChunkStore::wait_for_copy`].
+//! A snapshot of step *t* can be written while step *t + 1* runs, with storage of any speed. A chunk that is not
+//! written yet is copied before its next update. The number of copies is limited; while none is free, a read that needs
+//! one returns `None` and has to be repeated after [`ChunkStore::wait_for_copy`].
 //!
 //! ```text
 //! commit t          begin_snapshot(t)      commit t+1           read: copy, then update
@@ -13,10 +13,10 @@
 //!                          '--- next: chunk 0, chunk 1, ... each as of step t --------------> writer's thread
 //! ```
 //!
-//! Guarantees: a snapshot of step *t* holds every chunk exactly as of step *t*, or ends in an error; an update is
-//! applied once, to the gradient it was decided for. The store is shared by two threads: one calls
-//! [`ChunkStore::read`], [`ChunkStore::gather`], [`ChunkStore::commit`] and [`ChunkStore::begin_snapshot`], the other
-//! writes the snapshot.
+//! * A snapshot of step *t* holds every chunk exactly as of step *t*, or ends in an error.
+//! * An update is applied once, with the gradient it was decided for.
+//! * Two threads share the store: one calls [`ChunkStore::read`], [`ChunkStore::gather`], [`ChunkStore::commit`] and
+//!   [`ChunkStore::begin_snapshot`]; the other writes the snapshot.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -25,21 +25,21 @@ use millrace_emulator::plan::ChunkId;
 use crate::message::{AgentReport, SnapshotRequest};
 use crate::types::CommitRecord;
 
-/// The numbers of a chunk, and what is done with them.
+/// The data of a chunk, and the operations on it.
 pub trait ChunkOps {
     /// Weights, moments and gradient of one chunk.
     type ChunkData;
-    /// What a checkpoint keeps of them: weights and moments.
+    /// The part that a checkpoint stores: weights and moments.
     type SnapshotData;
 
-    /// Applies the update of `record`, with the gradient that was gathered, to the weights and moments of `chunk`.
+    /// Applies the update of `record`, with the gathered gradient, to the weights and moments of `chunk`.
     fn update(&self, chunk: ChunkId, numbers: &mut Self::ChunkData, record: &CommitRecord);
 
-    /// Copies what a checkpoint keeps.
+    /// Copies the part that a checkpoint stores.
     fn save(&self, numbers: &mut Self::ChunkData) -> Self::SnapshotData;
 }
 
-/// A store whose numbers can't be trusted any more, or a caller that asks for what isn't there.
+/// An inconsistency of the store, or an invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The chunk belongs to another shard.
@@ -59,7 +59,7 @@ pub enum StoreError {
         pending: u64,
     },
     /// A gradient would overwrite the one that a pending update needs.
-    #[error("a gradient of chunk {chunk} came before the update of step {pending} was applied")]
+    #[error("a gradient of chunk {chunk} arrived before the update of step {pending} was applied")]
     GradientTooEarly {
         /// The chunk.
         chunk: ChunkId,
@@ -76,31 +76,31 @@ pub enum StoreError {
         /// The snapshot's step.
         step: u64,
     },
-    /// The snapshot was given up, or has had the chunk already.
-    #[error("no snapshot waits for chunk {chunk}")]
+    /// The snapshot was abandoned, or already has the chunk.
+    #[error("no snapshot requires chunk {chunk}")]
     NotInSnapshot {
         /// The chunk.
         chunk: ChunkId,
     },
 }
 
-/// A chunk.
+/// A chunk and its state.
 struct ChunkCell<A: ChunkOps> {
     numbers: A::ChunkData,
     /// Updates applied.
     applied: u64,
-    /// The snapshot that has not got the chunk yet.
+    /// The snapshot that still needs the chunk.
     snapshot: Option<SnapshotRequirement<A::SnapshotData>>,
 }
 
-/// What a snapshot needs of a chunk.
+/// The requirement of a snapshot for a chunk.
 struct SnapshotRequirement<S> {
     step: u64,
-    /// The chunk as of `step`, where it has been updated since.
+    /// The chunk as of `step`, if it was updated since.
     copy: Option<S>,
 }
 
-/// See the module text.
+/// The chunks of one shard; see the module documentation.
 pub struct ChunkStore<A: ChunkOps> {
     ops: A,
     cells: Vec<Option<Mutex<ChunkCell<A>>>>,
@@ -110,13 +110,14 @@ pub struct ChunkStore<A: ChunkOps> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere ends the process; the numbers themselves are never half-written under a lock that is released.
+    // A panic elsewhere ends the process; no lock is released while data are half-written.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<A: ChunkOps> ChunkStore<A> {
-    /// A store of `numbers`, by chunk, `None` for those of other shards; at most `copies` chunks are copied at a time
-    /// for a snapshot. The numbers are those before the first update until [`ChunkStore::fill`].
+    /// Creates a store of `numbers`, by chunk, `None` for chunks of other shards. At most `copies` chunks are copied
+    /// for a snapshot at the same time. The data are those before the first update, until [`ChunkStore::fill`] is
+    /// called.
     pub fn new(ops: A, numbers: impl IntoIterator<Item = Option<A::ChunkData>>, copies: usize) -> Self {
         let cell = |numbers| Mutex::new(ChunkCell { numbers, applied: 0, snapshot: None });
         Self {
@@ -128,17 +129,17 @@ impl<A: ChunkOps> ChunkStore<A> {
         }
     }
 
-    /// What is done with the numbers.
+    /// Returns the operations on chunks.
     pub const fn ops(&self) -> &A {
         &self.ops
     }
 
-    /// The chunks of this shard, in order.
+    /// Returns the chunks of this shard, in order.
     pub fn owned_chunks(&self) -> impl Iterator<Item = ChunkId> {
         self.cells.iter().enumerate().filter_map(|(chunk, cell)| cell.is_some().then_some(chunk))
     }
 
-    /// Copies that could be made now.
+    /// Returns the number of copies that are free.
     pub fn free_copies(&self) -> usize {
         *lock(&self.free_copies)
     }
@@ -151,10 +152,10 @@ impl<A: ChunkOps> ChunkStore<A> {
         *self.pending.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `fill` set the numbers of `chunk`, to which `step` updates have been applied then.
+    /// Sets the data of `chunk` with `fill`; afterwards they have `step` updates applied.
     ///
     /// # Errors
-    /// The chunk is another shard's.
+    /// The chunk belongs to another shard.
     pub fn fill<T>(
         &self,
         chunk: ChunkId,
@@ -166,11 +167,11 @@ impl<A: ChunkOps> ChunkStore<A> {
         Ok(fill(&mut cell.numbers))
     }
 
-    /// Reads `chunk` with all updates applied. `None` while a snapshot needs a copy first and none is free: repeat it
-    /// after [`ChunkStore::wait_for_copy`].
+    /// Reads `chunk` with all updates applied. Returns `None` if a snapshot needs a copy first and none is free: repeat
+    /// the call after [`ChunkStore::wait_for_copy`].
     ///
     /// # Errors
-    /// The chunk is another shard's, or has missed an update.
+    /// The chunk belongs to another shard, or an update was skipped.
     pub fn read<T>(&self, chunk: ChunkId, read: impl FnOnce(&mut A::ChunkData) -> T) -> Result<Option<T>, StoreError> {
         let mut cell = self.lock_chunk(chunk)?;
         if let Some(record) = self.pending().filter(|record| record.step > cell.applied) {
@@ -198,10 +199,10 @@ impl<A: ChunkOps> ChunkStore<A> {
         Ok(())
     }
 
-    /// Lets `take` put a sum into the gradient of `chunk`.
+    /// Adds a sum to the gradient of `chunk` with `take`.
     ///
     /// # Errors
-    /// The chunk is another shard's, or still needs the gradient it has.
+    /// The chunk belongs to another shard, or its gradient is still needed by a pending update.
     pub fn gather<T>(&self, chunk: ChunkId, take: impl FnOnce(&mut A::ChunkData) -> T) -> Result<T, StoreError> {
         let mut cell = self.lock_chunk(chunk)?;
         if let Some(record) = self.pending().filter(|record| record.step > cell.applied) {
@@ -210,12 +211,12 @@ impl<A: ChunkOps> ChunkStore<A> {
         Ok(take(&mut cell.numbers))
     }
 
-    /// Makes the gathered gradients the pending update.
+    /// Makes the gathered gradients the pending update of `record`.
     pub fn commit(&self, record: CommitRecord) {
         *self.pending.write().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
 
-    /// Begins a snapshot of `step`, which is the newest committed one; the one before it must be written or given up.
+    /// Begins a snapshot of `step`, the newest committed step. The previous snapshot must be written or abandoned.
     pub fn begin_snapshot(&self, step: u64) -> SnapshotCursor {
         self.abandon_snapshot();
         for chunk in self.owned_chunks() {
@@ -226,7 +227,7 @@ impl<A: ChunkOps> ChunkStore<A> {
         SnapshotCursor { chunks: self.owned_chunks().collect::<Vec<_>>().into_iter() }
     }
 
-    /// Gives up a snapshot: updates need not copy for it any more.
+    /// Abandons the snapshot: updates no longer copy for it.
     pub fn abandon_snapshot(&self) {
         for chunk in self.owned_chunks() {
             let wanted = self.lock_chunk(chunk).ok().and_then(|mut cell| cell.snapshot.take());
@@ -236,7 +237,7 @@ impl<A: ChunkOps> ChunkStore<A> {
         }
     }
 
-    /// The chunk as of the snapshot's step.
+    /// Returns the chunk as of the snapshot's step.
     fn take_for_snapshot(&self, chunk: ChunkId) -> Result<A::SnapshotData, StoreError> {
         let mut cell = self.lock_chunk(chunk)?;
         let SnapshotRequirement { step, copy } = cell.snapshot.take().ok_or(StoreError::NotInSnapshot { chunk })?;
@@ -245,8 +246,8 @@ impl<A: ChunkOps> ChunkStore<A> {
             self.release_copy();
             return Ok(copy);
         }
-        // Without a copy the chunk is at the snapshot's step, or one update behind it. The pending update may be that
-        // one, or a later one, committed while the snapshot is written: that one must not get into the snapshot.
+        // Without a copy the chunk is at the snapshot's step, or one update before it. The pending update may be that
+        // one, or a later one that was committed while the snapshot is written and must not be included.
         if let Some(record) = self.pending().filter(|record| record.step > cell.applied && record.step <= step) {
             self.update(chunk, &mut cell, &record)?;
         }
@@ -268,7 +269,7 @@ impl<A: ChunkOps> ChunkStore<A> {
         self.copy_returned.notify_one();
     }
 
-    /// Waits until a copy could be made. Only the thread that reads may wait: it is then the one that takes the copy.
+    /// Waits until a copy is free. Only the thread that reads may wait, so that it can take the copy.
     pub fn wait_for_copy(&self) {
         let mut free = lock(&self.free_copies);
         while *free == 0 {
@@ -277,17 +278,17 @@ impl<A: ChunkOps> ChunkStore<A> {
     }
 }
 
-/// The chunks of a snapshot that are still to be written.
+/// The chunks of a snapshot that are not written yet.
 #[derive(Debug)]
 pub struct SnapshotCursor {
     chunks: std::vec::IntoIter<ChunkId>,
 }
 
 impl SnapshotCursor {
-    /// The next chunk as of the snapshot's step; `None` when all have been given.
+    /// Returns the next chunk as of the snapshot's step; `None` after the last one.
     ///
     /// # Errors
-    /// The chunk can't be had as of that step. The snapshot is to be given up, by [`ChunkStore::abandon_snapshot`].
+    /// The chunk is not available as of that step. Abandon the snapshot with [`ChunkStore::abandon_snapshot`].
     pub fn next<A: ChunkOps>(
         &mut self,
         store: &ChunkStore<A>,
@@ -297,8 +298,9 @@ impl SnapshotCursor {
     }
 }
 
-/// The snapshot that was ordered last, and its answer. An order may be repeated by the next coordinator, or on the next
-/// control stream; a coordinator that has not ordered a snapshot is not told of it, since its directory may be gone.
+/// The most recent snapshot command and its result. The next coordinator, or the next control stream, may repeat the
+/// command. The result is not reported to a coordinator that has not requested the snapshot, because its directory may
+/// no longer exist.
 #[derive(Debug, Default)]
 pub struct SnapshotTracker {
     last: Option<TrackedSnapshot>,
@@ -307,25 +309,25 @@ pub struct SnapshotTracker {
 #[derive(Debug)]
 struct TrackedSnapshot {
     snapshot: SnapshotRequest,
-    /// Whether it was ordered on the current control stream.
+    /// Whether it was requested on the current control stream.
     wanted: bool,
-    /// What to report, once it is known.
+    /// The report, once the result is known.
     answer: Option<AgentReport>,
 }
 
-/// What a shard does about an order for a snapshot.
+/// The reaction to a snapshot command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SnapshotAction {
     /// Begin it.
     Begin,
-    /// Nothing: it is under way.
+    /// Do nothing: it is in progress.
     Wait,
-    /// Report this: it is over already.
+    /// Report this: it is already finished.
     Report(AgentReport),
 }
 
 impl SnapshotTracker {
-    /// A snapshot was ordered, perhaps again.
+    /// Handles a snapshot command, which may be a repetition.
     pub fn on_snapshot_command(&mut self, snapshot: &SnapshotRequest) -> SnapshotAction {
         match &mut self.last {
             Some(last) if last.snapshot == *snapshot => {
@@ -339,14 +341,14 @@ impl SnapshotTracker {
         }
     }
 
-    /// A snapshot is written, or can't be; returns the report where the coordinator waits for it.
+    /// Records the result of a snapshot; returns the report if the current coordinator requested it.
     pub fn on_finished(&mut self, snapshot: &SnapshotRequest, report: AgentReport) -> Option<AgentReport> {
         let last = self.last.as_mut().filter(|last| last.snapshot == *snapshot)?;
         last.answer = Some(report.clone());
         last.wanted.then_some(report)
     }
 
-    /// The control stream broke.
+    /// Handles the loss of the control stream.
     pub fn on_coordinator_lost(&mut self) {
         self.last.iter_mut().for_each(|last| last.wanted = false);
     }

@@ -1,11 +1,10 @@
-//! Credits: how far a sender may run ahead of a receiver on one link and direction.
+//! Credits: limit how far a sender may be ahead of the receiver, per link and direction.
 //!
-//! Both count slots (a chunk with all its partial sums is one slot) since the link was opened. The receiver grants a
-//! running total, so that a repeated or reordered grant is harmless.
+//! Both ends count slots (a chunk with all its partial sums is one slot) since the link was established. The receiver
+//! grants a running total, so repeated or reordered grants are harmless.
 //!
-//! Neither end trusts the other to keep to this. [`FrameCheck`] finds a sender that exceeds its credits, [`GrantCheck`]
-//! a receiver that grants what it can't have room for; so what waits between the two is bounded by windows, whatever a
-//! peer does.
+//! Neither end trusts the other: [`FrameCheck`] detects a sender that exceeds its credits, [`GrantCheck`] a receiver
+//! that grants more than its window. Queues between the two are therefore bounded by windows, whatever a peer sends.
 
 use crate::frame::FrameKey;
 
@@ -17,17 +16,17 @@ pub struct SendCredit {
 }
 
 impl SendCredit {
-    /// Takes note of a running total.
+    /// Records a grant, given as a running total.
     pub fn grant(&mut self, total: u64) {
         self.granted = self.granted.max(total);
     }
 
-    /// Whether another slot may be sent.
+    /// Returns whether another slot may be sent.
     pub const fn has_credit(&self) -> bool {
         self.used < self.granted
     }
 
-    /// Sends one slot; answers whether it was allowed.
+    /// Counts one slot as sent; returns false without counting if there is no credit.
     pub const fn spend(&mut self) -> bool {
         if !self.has_credit() {
             return false;
@@ -50,31 +49,32 @@ impl ReceiveWindow {
         Self { size: if size == 0 { 1 } else { size }, done: 0 }
     }
 
-    /// The total to grant now; also right as the first grant.
+    /// Returns the total to grant now; also the initial grant.
     pub const fn total(&self) -> u64 {
         self.size + self.done
     }
 
-    /// One slot was consumed; returns the total to grant.
+    /// Counts one slot as consumed; returns the total to grant.
     pub const fn consume(&mut self) -> u64 {
         self.done += 1;
         self.total()
     }
 }
 
-/// Most frames of one slot: a run of leaves is covered by at most two nodes a level of the tree, and leaves are
-/// numbered by 32 bits.
+/// Maximum frames of one slot: a range of leaves is covered by at most two nodes per level of the tree, and leaf
+/// indices have 32 bits.
 pub const MAX_FRAMES_PER_SLOT: u64 = 64;
 
-/// A peer that breaks the rules of a link.
+/// A violation of the link protocol by a peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CreditError {
     /// More slots were sent than granted.
     #[error(
-        "a frame came beyond the credits of the link: of iteration {iteration}, round {round}, slot {slot} after {granted} slots"
+        "received a frame beyond the credits of the link: iteration {iteration}, round {round}, slot {slot} after \
+         {granted} slots"
     )]
     NoCredit {
-        /// Turn of the frame.
+        /// Iteration of the frame.
         iteration: u64,
         /// Round of the frame.
         round: u32,
@@ -83,30 +83,30 @@ pub enum CreditError {
         /// Slots granted.
         granted: u64,
     },
-    /// More frames came for a slot than any slot has.
-    #[error("more than {MAX_FRAMES_PER_SLOT} frames came for one slot")]
+    /// There are more frames in one slot than a slot can have.
+    #[error("received more than {MAX_FRAMES_PER_SLOT} frames of one slot")]
     TooManyFrames,
-    /// A grant that grants nothing more.
-    #[error("a grant of {total} slots came after one of {before}")]
+    /// A grant does not increase the total.
+    #[error("received a grant of {total} slots after one of {before}")]
     NotIncreasing {
         /// The new total.
         total: u64,
-        /// The total before.
+        /// The previous total.
         before: u64,
     },
-    /// A grant of more than fits into a window beyond what was sent.
-    #[error("a grant of {total} slots came when {sent} had been sent; a window has {window}")]
+    /// A grant exceeds the slots sent by more than a window.
+    #[error("received a grant of {total} slots with {sent} sent and a window of {window}")]
     BeyondWindow {
         /// The new total.
         total: u64,
-        /// Slots whose first frame has been sent.
+        /// Slots whose first frame was sent.
         sent: u64,
         /// Slots of a window.
         window: u64,
     },
 }
 
-/// Counts slots by their frames, which come one after the other.
+/// Counts slots by their frames, which are consecutive.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotCount {
     slots: u64,
@@ -115,7 +115,7 @@ pub struct SlotCount {
 }
 
 impl SlotCount {
-    /// A frame of `(iteration, round, slot)`; returns the slots so far, this one included.
+    /// Counts a frame of `(iteration, round, slot)`; returns the slots so far, including this one.
     pub fn frame(&mut self, slot: (u64, u32, u32)) -> u64 {
         if self.last.replace(slot) == Some(slot) {
             self.frames += 1;
@@ -126,15 +126,15 @@ impl SlotCount {
     }
 }
 
-/// Checks the frames of one link and direction on receipt.
+/// Checks the received frames of one link and direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FrameCheck(SlotCount);
 
 impl FrameCheck {
-    /// A frame came when `granted` slots had been granted.
+    /// Checks a frame that arrived after `granted` slots were granted.
     ///
     /// # Errors
-    /// It exceeds the credits.
+    /// The frame exceeds the credits.
     pub fn frame(&mut self, key: &FrameKey, granted: u64) -> Result<(), CreditError> {
         let FrameKey { iteration, round, slot, .. } = *key;
         if self.0.frame((iteration, round, slot)) > granted {
@@ -147,7 +147,7 @@ impl FrameCheck {
     }
 }
 
-/// Checks the grants of one link and direction on receipt.
+/// Checks the received grants of one link and direction.
 #[derive(Clone, Copy, Debug)]
 pub struct GrantCheck {
     window: u64,
@@ -155,16 +155,16 @@ pub struct GrantCheck {
 }
 
 impl GrantCheck {
-    /// Of a receiver whose window has `window` slots.
+    /// Creates the check for a receiver whose window has `window` slots.
     pub const fn new(window: u64) -> Self {
         Self { window, last: 0 }
     }
 
-    /// A running total was granted when `sent` slots had been handed to the network, at least in part. The receiver can
-    /// have consumed no more than these.
+    /// Checks a running total that was granted when `sent` slots had been passed to the network, at least in part. The
+    /// receiver can't have consumed more than these.
     ///
     /// # Errors
-    /// No receiver with such a window grants that.
+    /// The total is impossible for a receiver with this window.
     pub const fn grant(&mut self, total: u64, sent: u64) -> Result<(), CreditError> {
         let (before, window) = (self.last, self.window);
         if total <= before {

@@ -1,4 +1,4 @@
-//! A data frame as the machines see it: where it belongs and what it carries.
+//! A data frame: its key and its payload.
 
 use millrace_emulator::plan::ChunkId;
 use millrace_emulator::tree::Node;
@@ -6,12 +6,13 @@ use millrace_emulator::tree::Node;
 use crate::payload::Payload;
 use crate::types::Epoch;
 
-/// Where a frame belongs. Plan hash, encoding, length and checksum are checked by the link before a machine sees it.
+/// Position of a frame. The link checks plan hash, encoding, length and checksum before a state machine receives the
+/// frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameKey {
     /// Epoch of the sender.
     pub epoch: Epoch,
-    /// Turn within the epoch.
+    /// Iteration within the epoch.
     pub iteration: u64,
     /// Round within the iteration.
     pub round: u32,
@@ -19,66 +20,66 @@ pub struct FrameKey {
     pub slot: u32,
     /// The chunk.
     pub chunk: ChunkId,
-    /// Gradients: the leaves summed. Weights: every leaf of the batch.
+    /// Gradients: the leaves of the sum. Weights: every leaf of the batch.
     pub node: Node,
 }
 
 /// A chunk's weights, or a partial sum of its gradient.
 #[derive(Clone, Debug)]
 pub struct Frame {
-    /// Where it belongs.
+    /// Its position.
     pub key: FrameKey,
-    /// The numbers.
+    /// Its data.
     pub payload: Payload,
-    /// The payload's checksum, where a link has checked it: a payload that is passed on keeps the one it was sent with.
+    /// Checksum of the payload, if a link has checked it. A forwarded payload keeps the checksum it was received with.
     pub checksum: Option<u64>,
 }
 
 impl Frame {
-    /// A frame made here.
+    /// Creates a frame with a new payload.
     pub fn new(key: FrameKey, payload: impl Into<Payload>) -> Self {
         Self { key, payload: payload.into(), checksum: None }
     }
 }
 
-/// A frame that can't be right: the peer runs another plan or has lost count.
+/// An invalid frame: the peer has another plan or has lost its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Not the frame that comes next in plan order.
+    /// The frame is not the next one in plan order.
     #[error("expected iteration {want_iteration} round {want_round} slot {want_slot} on this link, got {got:?}")]
     OutOfOrder {
-        /// Turn expected.
+        /// Expected iteration.
         want_iteration: u64,
-        /// Round expected.
+        /// Expected round.
         want_round: u32,
-        /// Slot expected.
+        /// Expected slot.
         want_slot: u32,
-        /// What came.
+        /// Key of the frame.
         got: FrameKey,
     },
-    /// A frame nobody asked for.
-    #[error("a frame came before the coordinator opened its iteration: {0:?}")]
+    /// The frame belongs to an iteration that is not opened.
+    #[error("received a frame of an iteration that is not opened: {0:?}")]
     IterationNotOpened(FrameKey),
-    /// A sum that is not as long as its chunk.
-    #[error("a partial sum of chunk {chunk} has not the {elements} numbers of the plan")]
+    /// A sum has another length than its chunk.
+    #[error("a partial sum of chunk {chunk} does not have {elements} elements")]
     Length {
         /// The chunk.
         chunk: ChunkId,
         /// Elements of the chunk.
         elements: usize,
     },
-    /// Weights in a form that only partial sums have.
-    #[error("weights of chunk {chunk} came as a sparse partial sum")]
+    /// Weights have the sparse form, which only partial sums may have.
+    #[error("received weights of chunk {chunk} as a sparse partial sum")]
     SparseWeights {
         /// The chunk.
         chunk: ChunkId,
     },
-    /// The leaves don't fit the tree.
+    /// The leaves do not fit the tree.
     #[error("chunk {chunk}: {source}")]
     Partial {
         /// The chunk.
         chunk: ChunkId,
-        /// Why.
+        /// The reason.
         source: millrace_emulator::tree::PartialSumError,
     },
 }

@@ -1,19 +1,22 @@
-//! Decisions of the five roles without I/O.
+//! State machines of the five roles, without I/O.
 //!
-//! Each role is a machine: events in, commands out. The drivers in `millrace-agents` carry frames and messages between
-//! them over gRPC; the simulation in `tests/` carries them in memory, in any order a network may choose, and crashes
-//! what may crash.
+//! Each role is a state machine that receives events and returns commands. The drivers in `millrace-agents` carry
+//! frames and messages between them over gRPC. The simulation in `tests/` carries them in memory, in any order that a
+//! network may choose, and injects failures.
 //!
 //! * [`coordinator`]: membership, epochs, steps, the two-phase commit, checkpoints.
-//! * [`shard`]: a MemoryX shard: what to stream, what to gather, what it has promised.
-//! * [`chunk_store`]: a shard's chunks: when an update is applied, what a snapshot holds.
-//! * [`swarm`]: a SwarmX node: copies chunks down, joins partial sums on the way up.
-//! * [`system`]: a CS-2: in which order it receives, computes and sends.
-//! * [`slots`], [`credit`]: positions on a link and the credits that admit them.
-//! * [`frame`], [`payload`]: what links carry; sums of partial sums, with and without their zeros.
+//! * [`shard`]: a MemoryX shard: what to stream, what to gather, what it has prepared and committed.
+//! * [`chunk_store`]: a shard's chunks: when to apply an update, what a snapshot contains.
+//! * [`swarm`]: a SwarmX node: copies chunks down and joins partial sums on the way up.
+//! * [`system`]: a CS-2: the order in which it receives, computes and sends.
+//! * [`slots`], [`credit`]: positions on a link, and the credits for sending.
+//! * [`frame`], [`payload`]: the data on links; partial sums, dense and sparse.
 //!
-//! Invariants: no machine looks at a clock, a socket or a random number; a message of an older epoch changes nothing; a
-//! leaf is never counted twice; what one shard has committed, all will commit.
+//! Guarantees:
+//! * No state machine uses a clock, a socket or a random number.
+//! * A message of an older epoch has no effect.
+//! * A leaf is never counted twice.
+//! * If one shard has committed a step, all shards will commit it.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

@@ -1,4 +1,4 @@
-//! Control messages: between the coordinator and each agent directly, never through the data tree.
+//! Control messages, exchanged directly between the coordinator and each agent, not through the data tree.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{AgentId, CommitRecord, Epoch, Iteration, LeafResult};
 
-/// What a shard holds, told on joining.
+/// State of a shard, sent when it joins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShardState {
-    /// Whether parameters are loaded at all.
+    /// Whether parameters are loaded.
     pub loaded: bool,
-    /// Updates committed.
+    /// Number of updates committed.
     pub committed: u64,
     /// The newest commit it recorded.
     pub record: Option<CommitRecord>,
-    /// The step whose gradients it holds complete, not committed yet.
+    /// The step whose gradients are complete but not committed yet.
     pub prepared: Option<u64>,
 }
 
-/// Where a shard takes its parameters from.
+/// The source of a shard's parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ParameterSource {
     /// Initial values, a pure function of the job.
@@ -30,7 +30,7 @@ pub enum ParameterSource {
     Checkpoint {
         /// Its path.
         path: String,
-        /// Whether the optimizer's moments and step are restored; otherwise they start at zero.
+        /// Whether the optimizer's moments and step are restored; if not, they start at zero.
         optimizer: bool,
         /// The step to continue from.
         step: u64,
@@ -38,7 +38,7 @@ pub enum ParameterSource {
 }
 
 impl ParameterSource {
-    /// Updates in the parameters it gives.
+    /// Returns the number of updates in the parameters.
     pub const fn step(&self) -> u64 {
         match self {
             Self::Initial => 0,
@@ -47,26 +47,26 @@ impl ParameterSource {
     }
 }
 
-/// A checkpoint to be written.
+/// A checkpoint to write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRequest {
-    /// Updates in it.
+    /// Number of updates in it.
     pub step: u64,
-    /// Directory to write into; published by the coordinator.
+    /// Directory to write to; the coordinator publishes it.
     pub path: String,
 }
 
-/// blake3 of a chunk: parameters first, then each moment.
+/// blake3 digests of a chunk: parameters first, then each moment.
 pub type ChunkDigests = Vec<[u8; 32]>;
 
-/// What kind of failure ends a run, for programs that act on it.
+/// The kind of failure that ends a run, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureCause {
     /// The user's input.
     BadInput,
     /// A loss or a gradient that is not finite.
     NotFinite,
-    /// A shard whose parameters are gone.
+    /// A shard has lost its parameters.
     ShardLost,
     /// A full disk.
     NoSpace,
@@ -74,54 +74,55 @@ pub enum FailureCause {
     Other,
 }
 
-/// From the coordinator to an agent.
+/// Commands from the coordinator to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AgentCommand {
-    /// Fill the parameters (shards).
+    /// Load the parameters (shards).
     Load(ParameterSource),
-    /// Take your place in a new epoch; forget every iteration of older ones. Answer [`AgentReport::Linked`] when every
-    /// link is up.
+    /// Begin a new epoch and discard all iterations of older ones. Reply with [`AgentReport::Linked`] when every link
+    /// is established.
     Configure(Box<EpochConfig>),
-    /// Do this iteration after those opened before (every role).
+    /// Execute this iteration after the ones opened before (every role).
     Open {
         /// The epoch.
         epoch: Epoch,
         /// The iteration.
         iteration: Iteration,
     },
-    /// Record this commit and make it the pending update (shards). Harmless when recorded already.
+    /// Record this commit and make it the pending update (shards). Idempotent.
     Commit {
         /// The commit.
         record: CommitRecord,
     },
-    /// Write your chunks as of `step`, while going on (shards). May be repeated when the control stream broke: the same
-    /// one is not begun again but answered on the new stream, another one replaces it. A checkpoint that the new stream
-    /// has not ordered is not spoken of there: its directory may be gone.
+    /// Write your chunks as of `step` while continuing (shards). May be repeated after a loss of the control stream:
+    /// the same snapshot is not begun again, and its result is reported on the new stream; another snapshot replaces
+    /// it. The result of a snapshot that was not requested on the new stream is not reported there, because its
+    /// directory may no longer exist.
     Snapshot(SnapshotRequest),
-    /// End gracefully.
+    /// Shut down gracefully.
     Finish,
 }
 
-/// A new epoch.
+/// Configuration of a new epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochConfig {
-    /// Its number.
+    /// The new epoch.
     pub epoch: Epoch,
-    /// Who does what.
+    /// The assignment of work to agents.
     pub placement: Placement,
-    /// Where to dial each agent's data port.
+    /// Address of each agent's data port.
     pub addresses: BTreeMap<AgentId, String>,
 }
 
-/// From an agent to the coordinator.
+/// Reports from an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AgentReport {
-    /// Parameters are there (shards).
+    /// Parameters are loaded (shards).
     Loaded {
-        /// The state after loading.
+        /// State after loading.
         state: ShardState,
     },
-    /// Every link of this epoch is up.
+    /// Every link of this epoch is established.
     Linked {
         /// The epoch.
         epoch: Epoch,
@@ -130,18 +131,18 @@ pub enum AgentReport {
     Leaves {
         /// The epoch.
         epoch: Epoch,
-        /// The iteration.
+        /// Number of the iteration.
         iteration: u64,
-        /// Each leaf once.
+        /// One result per leaf.
         results: Vec<LeafResult>,
     },
-    /// Every gradient of `step` is held (shards).
+    /// All gradients of `step` are complete (shards).
     Prepared {
         /// The epoch.
         epoch: Epoch,
         /// The step.
         step: u64,
-        /// Squared norm of each own chunk's gradient.
+        /// Squared norm of the gradient of each owned chunk.
         norms: Vec<(ChunkId, f64)>,
     },
     /// The commit of `step` is recorded (shards).
@@ -151,32 +152,32 @@ pub enum AgentReport {
     },
     /// The chunks of a checkpoint are on disk (shards).
     Written {
-        /// As it was ordered.
+        /// The request.
         snapshot: SnapshotRequest,
-        /// Digests of each own chunk.
+        /// Digests of each owned chunk.
         digests: Vec<(ChunkId, ChunkDigests)>,
     },
     /// The chunks of a checkpoint could not be written (shards).
     WriteFailed {
-        /// As it was ordered.
+        /// The request.
         snapshot: SnapshotRequest,
-        /// Why, in one sentence.
+        /// The reason, in one sentence.
         reason: String,
-        /// What kind of failure.
+        /// Kind of failure.
         cause: FailureCause,
     },
-    /// A link to `peer` broke. The coordinator decides what it means.
+    /// A link to `peer` failed. The coordinator decides about the consequences.
     LinkLost {
         /// The epoch.
         epoch: Epoch,
-        /// Who was at the other end, as far as it is known.
+        /// The agent at the other end, if known.
         peer: Option<AgentId>,
     },
-    /// The agent can't go on; it is the cause, not a victim.
+    /// The agent failed; it is the cause, not a consequence of another failure.
     Failed {
-        /// Why, in one sentence.
+        /// The reason, in one sentence.
         reason: String,
-        /// What kind of failure.
+        /// Kind of failure.
         cause: FailureCause,
     },
 }

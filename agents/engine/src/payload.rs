@@ -1,63 +1,63 @@
-//! What a frame carries: numbers, or a partial sum without its zeros.
+//! The payload of a frame: dense elements, or a sparse partial sum.
 //!
-//! The gradient of an embedding's lookup has a row for each word of the vocabulary, of which a leaf's tokens touch few.
-//! Such a sum is too_short into blocks of [`SPARSE_BLOCK_ELEMENTS`] numbers, and one that is mostly zero travels as the
-//! blocks that are not and a bitmap that says which. Nothing is rounded or forgotten: a block is left out only where
-//! every bit of it is zero (-0.0 is kept), and whatever is added to one that was left out is added to +0.0, since the
-//! thread's arithmetic may change what it is added to (-0.0, denormals, signalling NaNs).
+//! The gradient of an embedding lookup has a row for each word of the vocabulary, but the tokens of a leaf touch only a
+//! few of them. A sum is divided into blocks of [`SPARSE_BLOCK_ELEMENTS`] elements. A sum that is mostly zero is sent
+//! as its non-zero blocks and a bitmap. Nothing is rounded or lost: a block is only omitted if all its bits are zero
+//! (-0.0 is kept). A value that is added to an omitted block is added to +0.0, because the addition may change the
+//! value (-0.0, denormals, signaling NaNs).
 //!
-//! Invariant: sums of sparse payloads have the bits of the sums of the dense ones.
+//! * Sums of sparse payloads have the same bits as the sums of the corresponding dense ones.
 
 use bytes::{Bytes, BytesMut};
 
-/// Numbers of a block; the last of a sum may have fewer.
+/// Elements per block; the last block of a sum may have fewer.
 pub const SPARSE_BLOCK_ELEMENTS: usize = 64;
 const SPARSE_BLOCK_BYTES: usize = 4 * SPARSE_BLOCK_ELEMENTS;
-/// The blocks that one byte of the bitmap speaks of, in numbers and bytes.
+/// Elements and bytes of the blocks in one byte of the bitmap.
 const BITMAP_BYTE_ELEMENTS: usize = 8 * SPARSE_BLOCK_ELEMENTS;
 const BITMAP_BYTE_DATA_BYTES: usize = 4 * BITMAP_BYTE_ELEMENTS;
 static ZEROS: [u8; SPARSE_BLOCK_BYTES] = [0; SPARSE_BLOCK_BYTES];
 
-/// The numbers of a frame.
+/// The data of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// All of them, little-endian: weights as the plan encodes them, a partial sum in f32.
+    /// All elements, little-endian: weights in the plan's encoding, a partial sum in f32.
     Dense(Bytes),
-    /// A partial sum without its blocks of zeros.
+    /// A partial sum without its zero blocks.
     Sparse(BlockSparse),
 }
 
-/// A partial sum as it travels without its blocks of zeros.
+/// A partial sum without its zero blocks, as it is sent.
 ///
-/// The bytes are: the other blocks in order, f32 little-endian; a bitmap with one bit a block, from the lowest bit of
-/// the first byte on, set where the block is there; the number of elements, u32 little-endian.
+/// The bytes are: the stored blocks in order, f32 little-endian; a bitmap with one bit per block, starting at the
+/// lowest bit of the first byte, set for stored blocks; the number of elements, u32 little-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSparse {
     elements: usize,
     bytes: Bytes,
 }
 
-/// Bytes that are no sparse sum.
+/// Bytes are not a valid sparse sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
-    /// Too short for the bitmap of as many numbers as it claims to have.
-    #[error("{bytes} bytes have no room for the bitmap of a sparse sum")]
+    /// Too short for the bitmap of the stated number of elements.
+    #[error("{bytes} bytes are too short for the bitmap of a sparse sum")]
     Bitmap {
         /// Bytes of the payload.
         bytes: usize,
     },
-    /// A bit of a block that doesn't exist.
-    #[error("a sparse sum of {elements} numbers has a block behind its end")]
+    /// The bitmap has a bit for a block that does not exist.
+    #[error("a sparse sum of {elements} elements has a block after its end")]
     BlockBeyondEnd {
-        /// Elements it claims to have.
+        /// Stated number of elements.
         elements: usize,
     },
-    /// The blocks are not as long as the bitmap says.
+    /// The length of the blocks contradicts the bitmap.
     #[error("a sparse sum has {got} bytes of blocks, its bitmap says {want}")]
     BlockBytes {
-        /// Bytes there.
+        /// Bytes found.
         got: usize,
-        /// Bytes by the bitmap.
+        /// Bytes according to the bitmap.
         want: usize,
     },
 }
@@ -69,10 +69,10 @@ impl From<Bytes> for Payload {
 }
 
 impl Payload {
-    /// The payload of a partial sum: sparse where at most half of its blocks have a number that is not +0.0.
+    /// Creates the payload of a partial sum: sparse if at most half of its blocks contain a value other than +0.0.
     ///
-    /// Reads `sum` once: as long as no block is left out, what was written is the dense payload's beginning, and a sum
-    /// that turns out not to be mostly zero late is written again from its start.
+    /// Reads `sum` once. As long as no block is omitted, the bytes written so far are the beginning of the dense
+    /// payload. A sum that turns out late not to be mostly zero is written again from its start.
     pub fn from_sum(sum: &[f32]) -> Self {
         let blocks = sum.len().div_ceil(SPARSE_BLOCK_ELEMENTS);
         let (mut kept, mut bitmap) = (0, Vec::with_capacity(blocks.div_ceil(8)));
@@ -106,14 +106,14 @@ impl Payload {
         Self::Sparse(BlockSparse { elements: sum.len(), bytes: out.into() })
     }
 
-    /// The bytes that travel.
+    /// Returns the bytes to send.
     pub fn into_bytes(self) -> Bytes {
         match self {
             Self::Dense(bytes) | Self::Sparse(BlockSparse { bytes, .. }) => bytes,
         }
     }
 
-    /// Whether this is a partial sum of so many numbers.
+    /// Returns whether this is a partial sum of `elements` elements.
     pub fn has_elements(&self, elements: usize) -> bool {
         match self {
             Self::Dense(bytes) => bytes.len() == 4 * elements,
@@ -121,8 +121,8 @@ impl Payload {
         }
     }
 
-    /// `self + right` of two partial sums of as many numbers, element by element; of different numbers the shorter sum
-    /// (callers have compared them with [`Payload::has_elements`]).
+    /// Adds two partial sums of the same length, element by element. If the lengths differ, the result has the shorter
+    /// one (callers compare them with [`Payload::has_elements`]).
     #[must_use]
     pub fn join(self, right: Self) -> Self {
         match (self, right) {
@@ -142,10 +142,10 @@ impl Payload {
 }
 
 impl BlockSparse {
-    /// A sparse sum out of the bytes of [`Payload::into_bytes`].
+    /// Parses the bytes of [`Payload::into_bytes`].
     ///
     /// # Errors
-    /// The bytes contradict each other.
+    /// The bytes are inconsistent.
     pub fn parse(bytes: Bytes) -> Result<Self, PayloadError> {
         let too_short = PayloadError::Bitmap { bytes: bytes.len() };
         let (rest, count) = bytes.split_last_chunk::<4>().ok_or(too_short)?;
@@ -166,14 +166,14 @@ impl BlockSparse {
         Ok(Self { elements, bytes })
     }
 
-    /// The blocks that are kept, one after the other, and the bitmap.
+    /// Returns the bytes of the stored blocks and the bitmap.
     fn bitmap_and_blocks(&self) -> (&[u8], &[u8]) {
         let bitmap = self.elements.div_ceil(SPARSE_BLOCK_ELEMENTS).div_ceil(8);
         let end = self.bytes.len().saturating_sub(4);
         self.bytes.get(..end).unwrap_or_default().split_at(end.saturating_sub(bitmap))
     }
 
-    /// Every block in order, `None` for one that was left out.
+    /// Returns every block in order, `None` for an omitted one.
     fn stored_blocks(&self) -> impl Iterator<Item = Option<&[u8]>> {
         let (mut numbers, bitmap) = self.bitmap_and_blocks();
         let bits = bitmap.iter().flat_map(|set| (0..8).map(move |at| set >> at & 1 == 1));
@@ -186,8 +186,8 @@ impl BlockSparse {
         })
     }
 
-    /// Every block in order, [`SPARSE_BLOCK_ELEMENTS`] f32 little-endian and in the last what is left; zeros for one
-    /// that was left out.
+    /// Returns every block in order: [`SPARSE_BLOCK_ELEMENTS`] f32 little-endian, the remainder in the last block;
+    /// zeros for an omitted one.
     pub fn blocks(&self) -> impl Iterator<Item = &[u8]> {
         let mut left = 4 * self.elements;
         self.stored_blocks().map(move |block| {
@@ -202,7 +202,7 @@ impl BlockSparse {
         dense.chunks_mut(SPARSE_BLOCK_BYTES).zip(self.blocks()).for_each(|(dense, block)| add_into(dense, block));
     }
 
-    /// `self + right`, sparse where that is mostly zero.
+    /// Adds two sparse sums; the result is sparse if it is mostly zero.
     fn join(&self, right: &Self) -> Payload {
         let blocks = self.elements.div_ceil(SPARSE_BLOCK_ELEMENTS);
         let union =
@@ -233,13 +233,13 @@ fn is_set(bitmap: &[u8], block: usize) -> bool {
     bitmap.get(block / 8).is_some_and(|set| set >> (block % 8) & 1 == 1)
 }
 
-/// Whether all bits of a block are zero. Most blocks that have other numbers begin with one.
+/// Returns whether all bits of a block are zero. Most non-zero blocks begin with a non-zero element.
 fn is_zero(block: &[f32]) -> bool {
     let bits = |all: u32, x: &f32| all | x.to_bits();
     block.first().is_none_or(|x| x.to_bits() == 0) && block.iter().fold(0, bits) == 0
 }
 
-/// Appends at most an group of blocks, by way of `buffer`: fresh memory is written once, never zeroed before.
+/// Appends at most one group of blocks through `buffer`, so that fresh memory is written once and never zeroed before.
 fn write(numbers: &[f32], buffer: &mut [u8; BITMAP_BYTE_DATA_BYTES], out: &mut Vec<u8>) {
     let (words, _) = buffer.as_chunks_mut::<4>();
     words.iter_mut().zip(numbers).for_each(|(word, x)| *word = x.to_le_bytes());
@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    /// Sums of none, one and many blocks, whole and not.
+    /// Sums of zero, one and many blocks, complete and partial.
     const LENGTHS: [usize; 9] = [
         0,
         1,
@@ -277,10 +277,10 @@ mod tests {
         3 * BITMAP_BYTE_ELEMENTS - SPARSE_BLOCK_ELEMENTS,
         5 * BITMAP_BYTE_ELEMENTS + 63,
     ];
-    /// What arithmetic treats in its own way.
+    /// Values that arithmetic treats specially.
     const SPECIAL: [f32; 6] = [0.0, -0.0, f32::from_bits(1), -f32::MIN_POSITIVE / 2.0, f32::NAN, -1.0];
 
-    /// A sum in which of a hundred blocks so many have a number, special ones among them.
+    /// A sum in which `filled` percent of the blocks have a non-zero value, including special ones.
     fn sum(key: u64, length: usize, filled: u64) -> Vec<f32> {
         let number = |element: usize| {
             let hash = hash64(key, element as u64);
@@ -298,7 +298,7 @@ mod tests {
         Payload::Dense(sum.iter().flat_map(|x| x.to_le_bytes()).collect())
     }
 
-    /// All the numbers of a payload, as bytes.
+    /// Returns all elements of a payload, as bytes.
     fn expand(payload: &Payload) -> Vec<u8> {
         match payload {
             Payload::Dense(bytes) => bytes.to_vec(),
@@ -344,7 +344,7 @@ mod tests {
                 }
             }
         }
-        // Dense ones stay dense; sparse ones stay so or do not.
+        // Dense sums stay dense; sparse ones may become dense.
         assert!(forms[0] > 0 && forms[1] == 0 && forms[2] > 0 && forms[3] > 0, "{forms:?}");
     }
 
@@ -375,7 +375,7 @@ mod tests {
             Some(PayloadError::BlockBytes { got: want, want: want - 4 })
         );
         assert_eq!(with(count + 3, 0xff), Some(PayloadError::Bitmap { bytes: good.len() }));
-        // Any lie that is noticed too late would panic here.
+        // Inconsistencies that are detected too late would panic here.
         for (at, value) in (0..good.len()).flat_map(|at| (0..=255).map(move |value| (at, value))) {
             let mut bytes = good.to_vec();
             bytes[at] = value;

@@ -1,10 +1,10 @@
-//! A MemoryX shard: what it streams, what it gathers, and what it has promised.
+//! The state machine of a MemoryX shard: streams weights, gathers gradients, and takes part in the two-phase commit.
 //!
-//! The numbers themselves live in the chunk store; this machine only says what to do with them. Down and up are
-//! independent: weights go as the root of the SwarmX tree grants credit, sums are taken as they come.
+//! The data are in the chunk store; this state machine only issues commands. The two directions are independent:
+//! weights are sent as the root of the SwarmX tree grants credit, sums are processed as they arrive.
 //!
-//! Promises: once it has reported a step *prepared* it keeps the gradients until that step is committed or opened
-//! again; once it has recorded a commit it never goes back.
+//! * After reporting a step *prepared*, the shard keeps its gradients until that step is committed or opened again.
+//! * A recorded commit is never undone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use crate::slots::{Direction, Slot, SlotCursor, SlotSequences};
 use crate::swarm::check_expected;
 use crate::types::{CommitRecord, Epoch, Iteration, IterationKind};
 
-/// What a shard wants done.
+/// Output of a shard.
 #[derive(Clone, Debug)]
 pub enum ShardCommand {
     /// Read the chunk (applying its pending update first) and send it.
     Send(FrameKey),
     /// Grant the root a running total of gradient slots.
     Grant(u64),
-    /// Put the sum over all leaves of one use into the chunk's gradient. After the last use answer with
-    /// [`Shard::gathered`], at once or later, but always, in the order of the commands, and even where the iteration
-    /// has been abandoned meanwhile.
+    /// Put the sum over all leaves of one use into the chunk's gradient. After the last use, reply with
+    /// [`Shard::gathered`]: exactly once, in the order of the commands, even if the iteration has been abandoned in the
+    /// meantime.
     Gather {
         /// The chunk.
         chunk: ChunkId,
-        /// Whether this is the first use: overwrite, else add.
+        /// Whether this is the first use: overwrite, otherwise add.
         first: bool,
         /// Whether this is the last use.
         last: bool,
@@ -43,25 +43,25 @@ pub enum ShardCommand {
     },
     /// Make the gathered gradients the pending update of this commit.
     Commit(CommitRecord),
-    /// Tell the coordinator.
+    /// Send this report to the coordinator.
     Report(AgentReport),
 }
 
-/// Why a shard can't go on.
+/// Reason why a shard can't continue.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ShardError {
-    /// A peer sent something impossible.
+    /// A peer sent an invalid frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The coordinator asks for weights this shard hasn't got.
+    /// The coordinator requests weights that this shard does not have.
     #[error("the coordinator opened {task:?}, but this shard holds the weights of step {committed}")]
     StaleWeights {
-        /// What was opened.
+        /// The iteration.
         task: IterationKind,
         /// Updates committed here.
         committed: u64,
     },
-    /// A commit of a step that isn't prepared here.
+    /// The coordinator commits a step that is not prepared here.
     #[error("the coordinator commits step {step}, but this shard has committed {committed} and prepared {prepared:?}")]
     NotPrepared {
         /// The commit's step.
@@ -73,7 +73,7 @@ pub enum ShardError {
     },
 }
 
-/// The part that lives for one epoch.
+/// The state of one epoch.
 struct EpochState {
     epoch: Epoch,
     placement: Arc<Placement>,
@@ -81,13 +81,13 @@ struct EpochState {
     up: SlotCursor,
     credit: SendCredit,
     window: ReceiveWindow,
-    /// Frames of the slot being filled.
+    /// Frames received of the current slot.
     slot_frames: usize,
-    /// What the root sends, per round.
+    /// Nodes whose sums the root sends, per round.
     nodes: Vec<Vec<Node>>,
 }
 
-/// The machine of one shard; it lives as long as its parameters.
+/// The state machine of one shard. It lives as long as its parameters.
 pub struct Shard {
     id: ShardId,
     plan: Arc<StreamPlan>,
@@ -99,15 +99,16 @@ pub struct Shard {
     /// Uses summed so far, by chunk.
     uses: Vec<u32>,
     uses_of: Vec<u32>,
-    /// By chunk, whole gradients not yet answered by [`Shard::gathered`], those of abandoned iterations included.
+    /// Number of complete gradients not yet confirmed by [`Shard::gathered`], by chunk, including those of abandoned
+    /// iterations.
     unanswered: Vec<u32>,
-    /// Squared norms of the chunks gathered whole.
+    /// Squared norms of the chunks whose gradient is complete.
     norms: BTreeMap<ChunkId, f64>,
     owned_chunks: usize,
 }
 
 impl Shard {
-    /// A shard without parameters yet.
+    /// Creates a shard without parameters.
     pub fn new(id: ShardId, plan: Arc<StreamPlan>) -> Self {
         let mut uses_of = vec![0u32; plan.chunks.len()];
         for slot in &plan.up {
@@ -128,23 +129,24 @@ impl Shard {
         }
     }
 
-    /// The most partial sums open for one use of a chunk: at most one more than the levels above the rounds.
+    /// Returns the maximum number of open partial sums for one use of a chunk: at most one more than the levels above
+    /// the rounds.
     pub fn max_open_sums(&self) -> usize {
         self.partials.values().map(PartialSums::len).max().unwrap_or(0)
     }
 
-    /// What to tell the coordinator on joining.
+    /// Returns the state to send when joining.
     pub const fn state(&self) -> ShardState {
         self.state
     }
 
-    /// Parameters are in the store, with `step` updates applied.
+    /// Handles the end of loading: the store has parameters with `step` updates applied.
     pub fn on_loaded(&mut self, step: u64) -> AgentReport {
         self.state = ShardState { loaded: true, committed: step, record: None, prepared: None };
         AgentReport::Loaded { state: self.state }
     }
 
-    /// A new epoch. Gradients of a prepared step are kept, those of an unfinished one forgotten.
+    /// Begins an epoch. Gradients of a prepared step are kept, those of an unfinished one discarded.
     pub fn configure(&mut self, placement: Arc<Placement>, epoch: Epoch, window: u64) -> Vec<ShardCommand> {
         let courses = |direction| SlotCursor::new(SlotSequences::new(&self.plan, &placement, direction, Some(self.id)));
         let link = EpochState {
@@ -166,10 +168,10 @@ impl Shard {
         vec![first]
     }
 
-    /// The coordinator opened an iteration.
+    /// Opens an iteration.
     ///
     /// # Errors
-    /// When the weights it needs are not these.
+    /// The shard does not have the weights that the iteration needs.
     pub fn open(&mut self, epoch: Epoch, iteration: Iteration, out: &mut Vec<ShardCommand>) -> Result<(), ShardError> {
         let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) else { return Ok(()) };
         if iteration.task.required_step() != self.state.committed {
@@ -191,7 +193,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The root granted weight slots.
+    /// Handles a grant of weight slots by the root.
     pub fn grant(&mut self, epoch: Epoch, total: u64, out: &mut Vec<ShardCommand>) {
         if let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) {
             link.credit.grant(total);
@@ -219,10 +221,10 @@ impl Shard {
         }
     }
 
-    /// A sum came from the root. One of an older epoch changes nothing.
+    /// Handles a partial sum from the root. Sums of an older epoch have no effect.
     ///
     /// # Errors
-    /// It is not the next of the plan, or its leaves don't fit.
+    /// The sum is not the next one in plan order, or its leaves do not fit.
     pub fn gradient(&mut self, frame: Frame, out: &mut Vec<ShardCommand>) -> Result<(), ShardError> {
         let Frame { key, payload, .. } = frame;
         let Some(link) = self.link.as_mut().filter(|link| link.epoch == key.epoch) else { return Ok(()) };
@@ -253,8 +255,8 @@ impl Shard {
         Ok(())
     }
 
-    /// The store has the whole gradient of `chunk`, with this squared norm. An answer of an abandoned iteration,
-    /// however late, changes nothing.
+    /// Handles the confirmation that the store has the complete gradient of `chunk`, with its squared norm.
+    /// Confirmations of abandoned iterations have no effect, however late they arrive.
     pub fn gathered(&mut self, chunk: ChunkId, norm: f64, out: &mut Vec<ShardCommand>) {
         let Some(unanswered) = self.unanswered.get_mut(chunk) else { return };
         *unanswered = unanswered.saturating_sub(1);
@@ -275,10 +277,10 @@ impl Shard {
         out.push(ShardCommand::Report(AgentReport::Prepared { epoch: link.epoch, step, norms }));
     }
 
-    /// The coordinator's decision; recorded once, acknowledged every time.
+    /// Handles a commit. It is recorded once and acknowledged every time.
     ///
     /// # Errors
-    /// When this shard never prepared the step: then the two don't speak of the same job.
+    /// This shard has not prepared the step: it belongs to another job or history.
     pub fn commit(&mut self, record: CommitRecord, out: &mut Vec<ShardCommand>) -> Result<(), ShardError> {
         let ShardState { committed, prepared, .. } = self.state;
         if record.step == committed + 1 && prepared == Some(record.step) {

@@ -1,4 +1,4 @@
-//! Positions on a link: which slots pass in which order, in one iteration.
+//! Positions on a link: which slots are sent in which order in one iteration.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Slot {
     pub pass: Pass,
 }
 
-/// Which way.
+/// Direction of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Weights, from MemoryX to the systems.
@@ -41,7 +41,7 @@ pub struct SlotSequence {
 }
 
 impl SlotSequence {
-    /// The course of `task` in `direction`; only the chunks of `shard`, where one is given.
+    /// Creates the sequence for `task` in `direction`; only the chunks of `shard`, if given.
     pub fn new(
         plan: &StreamPlan,
         placement: &Placement,
@@ -77,17 +77,17 @@ impl SlotSequence {
         Self { slots: all.into_iter().filter(mine).collect(), rounds: rounds.len() as u32 }
     }
 
-    /// Slots of the whole iteration.
+    /// Returns the slots of the whole iteration.
     pub fn len(&self) -> usize {
         self.slots.len() * self.rounds as usize
     }
 
-    /// Whether nothing passes.
+    /// Returns whether there are no slots.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The slot at `position` of the iteration.
+    /// Returns the slot at `position` of the iteration.
     pub fn at(&self, position: usize) -> Option<Slot> {
         let at = *self.slots.get(position.checked_rem(self.slots.len())?)?;
         let round = (position / self.slots.len()) as u32;
@@ -95,7 +95,7 @@ impl SlotSequence {
     }
 }
 
-/// The training and evaluation courses of one link and direction.
+/// The training and evaluation sequences of one link and direction.
 #[derive(Clone, Debug)]
 pub struct SlotSequences {
     train: SlotSequence,
@@ -103,7 +103,7 @@ pub struct SlotSequences {
 }
 
 impl SlotSequences {
-    /// Both courses of a link; see [`SlotSequence::new`].
+    /// Creates both sequences of a link; see [`SlotSequence::new`].
     pub fn new(plan: &StreamPlan, placement: &Placement, direction: Direction, shard: Option<ShardId>) -> Self {
         let course = |task| SlotSequence::new(plan, placement, task, direction, shard);
         Self {
@@ -112,13 +112,13 @@ impl SlotSequences {
         }
     }
 
-    /// The course of `task`.
+    /// Returns the sequence for `task`.
     pub const fn for_kind(&self, task: IterationKind) -> &SlotSequence {
         if task.is_training() { &self.train } else { &self.eval }
     }
 }
 
-/// Where a link stands: a cursor over the iterations opened so far.
+/// The position of a link in the iterations opened so far.
 #[derive(Clone, Debug)]
 pub struct SlotCursor {
     courses: SlotSequences,
@@ -127,25 +127,25 @@ pub struct SlotCursor {
 }
 
 impl SlotCursor {
-    /// Nothing opened yet.
+    /// Creates a cursor without iterations.
     pub fn new(courses: SlotSequences) -> Self {
         Self { courses, iterations: VecDeque::new(), position: 0 }
     }
 
-    /// An iteration was opened; passed over if nothing of it travels here.
+    /// Adds an opened iteration; ignored if it has no slots on this link.
     pub fn open(&mut self, iteration: Iteration) {
         if !self.courses.for_kind(iteration.task).is_empty() {
             self.iterations.push_back(iteration);
         }
     }
 
-    /// What comes next, or `None` until another iteration is opened.
+    /// Returns the next slot, or `None` until another iteration is opened.
     pub fn next(&self) -> Option<(Iteration, Slot)> {
         let iteration = *self.iterations.front()?;
         Some((iteration, self.courses.for_kind(iteration.task).at(self.position)?))
     }
 
-    /// The next slot is done.
+    /// Marks the next slot as done.
     pub fn advance(&mut self) {
         let Some(iteration) = self.iterations.front() else { return };
         self.position += 1;

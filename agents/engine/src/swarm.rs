@@ -1,9 +1,9 @@
-//! A SwarmX node: copies each weight chunk to all children as it comes, joins the children's partial sums and passes
-//! the sum up.
+//! The state machine of a SwarmX node: copies each weight chunk to all children as it arrives, and joins the children's
+//! partial sums for its parent.
 //!
-//! The root has one parent link per MemoryX shard, every other node one. Both directions go strictly in plan order,
-//! and independently of each other: a slot moves when its frames are there and the next hop has credit. Nothing is
-//! queued beyond the windows granted.
+//! The root has one parent link per MemoryX shard, other nodes have one parent link. Both directions follow the plan
+//! order strictly and are independent of each other: a slot moves when its frames have arrived and the next hop has
+//! credit. Queues are bounded by the granted windows.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::payload::Payload;
 use crate::slots::{Direction, Slot, SlotCursor, SlotSequences};
 use crate::types::{Epoch, Iteration};
 
-/// What a node wants done.
+/// Output of a node.
 #[derive(Clone, Debug)]
 pub enum SwarmCommand {
-    /// Send a weight frame to the child at this place in the node's list.
+    /// Send a weight frame to the child at this index in the node's list.
     Down(usize, Frame),
-    /// Send a partial sum to the parent link at this place.
+    /// Send a partial sum to the parent link at this index.
     Up(usize, Frame),
-    /// Grant the parent link at this place a running total of weight slots.
+    /// Grant the parent link at this index a running total of weight slots.
     GrantParent(usize, u64),
     /// Grant a child a running total of gradient slots.
     GrantChild(usize, u64),
 }
 
-/// A neighbour of a node, by its place in the node's list.
+/// A neighbor of a node, by its index in the node's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// A parent link.
@@ -40,13 +40,13 @@ pub enum Neighbour {
     Child(usize),
 }
 
-/// A frame that can't be right, and who sent it.
+/// An invalid frame and its sender.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{source}")]
 pub struct LinkError {
     /// The sender.
     pub from: Neighbour,
-    /// What is wrong.
+    /// The reason.
     pub source: FrameError,
 }
 
@@ -60,25 +60,25 @@ struct Child {
     frames: VecDeque<Frame>,
     window: ReceiveWindow,
     credit: SendCredit,
-    /// What it sends, per round.
+    /// Nodes whose sums it sends, per round.
     nodes: Vec<Vec<Node>>,
 }
 
-/// The machine of one SwarmX node in one epoch. A new epoch makes a new one.
+/// The state machine of one SwarmX node in one epoch.
 pub struct SwarmX {
     epoch: Epoch,
     plan: Arc<StreamPlan>,
     placement: Arc<Placement>,
     parents: Vec<Parent>,
     children: Vec<Child>,
-    /// Whether the node sends anything up, per round.
+    /// Whether the node sends partial sums up, per round.
     sends: Vec<bool>,
     down: SlotCursor,
     up: SlotCursor,
 }
 
 impl SwarmX {
-    /// The node at `place` of the placement's swarm; `window` slots per link and direction.
+    /// Creates the node at index `place` of the placement's swarm, with `window` slots per link and direction.
     pub fn new(plan: Arc<StreamPlan>, placement: Arc<Placement>, place: usize, epoch: Epoch, window: u64) -> Self {
         let node = &placement.swarm[place];
         let links = if node.parent.is_none() { placement.shards as usize } else { 1 };
@@ -102,7 +102,7 @@ impl SwarmX {
         }
     }
 
-    /// The grants to send when the links are up.
+    /// Returns the initial grants, to be sent when the links are established.
     pub fn start(&self) -> Vec<SwarmCommand> {
         let parents =
             self.parents.iter().enumerate().map(|(at, link)| SwarmCommand::GrantParent(at, link.window.total()));
@@ -111,53 +111,53 @@ impl SwarmX {
         parents.chain(children).collect()
     }
 
-    /// The coordinator opened an iteration.
+    /// Opens an iteration.
     ///
     /// # Errors
-    /// Frames that were waiting for it and don't fit.
+    /// Frames that were waiting for it are invalid.
     pub fn open(&mut self, iteration: Iteration, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.down.open(iteration);
         self.up.open(iteration);
         self.pump(out)
     }
 
-    /// A weight frame came from a parent link.
+    /// Handles a weight frame from a parent link.
     ///
     /// # Errors
-    /// The frame is not the next of the plan.
+    /// The frame is not the next one in plan order.
     pub fn weights(&mut self, link: usize, frame: Frame, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.parents[link].frames.push_back(frame);
         self.pump_down(out)
     }
 
-    /// A partial sum came from a child.
+    /// Handles a partial sum from a child.
     ///
     /// # Errors
-    /// The frame is not the next of the plan, or its leaves don't fit.
+    /// The frame is not the next one in plan order, or its leaves do not fit.
     pub fn gradient(&mut self, child: usize, frame: Frame, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.children[child].frames.push_back(frame);
         self.pump_up(out)
     }
 
-    /// A child granted weight slots.
+    /// Handles a grant of weight slots by a child.
     ///
     /// # Errors
-    /// As for [`SwarmX::weights`].
+    /// See [`SwarmX::weights`].
     pub fn child_grant(&mut self, child: usize, total: u64, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.children[child].credit.grant(total);
         self.pump_down(out)
     }
 
-    /// A parent link granted gradient slots.
+    /// Handles a grant of gradient slots by a parent link.
     ///
     /// # Errors
-    /// As for [`SwarmX::gradient`].
+    /// See [`SwarmX::gradient`].
     pub fn parent_grant(&mut self, link: usize, total: u64, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         self.parents[link].credit.grant(total);
         self.pump_up(out)
     }
 
-    /// The most frames waiting on one link: weights of a parent, partial sums of a child.
+    /// Returns the maximum number of frames queued on one link: weights of a parent, partial sums of a child.
     pub fn max_queued_frames(&self) -> (usize, usize) {
         let weights = self.parents.iter().map(|link| link.frames.len()).max();
         let sums = self.children.iter().map(|link| link.frames.len()).max();
@@ -169,7 +169,7 @@ impl SwarmX {
         self.pump_up(out)
     }
 
-    /// The parent link a chunk comes from and goes to.
+    /// Returns the parent link of a chunk.
     fn link_of(&self, at: Slot) -> usize {
         if self.parents.len() == 1 { 0 } else { self.placement.shard_of(at.chunk) as usize }
     }
@@ -223,7 +223,7 @@ impl SwarmX {
         Ok(())
     }
 
-    /// Takes one slot's frames off every child and joins siblings.
+    /// Takes the frames of one slot from every child and joins siblings.
     fn join(
         &mut self,
         iteration: Iteration,
@@ -240,7 +240,7 @@ impl SwarmX {
                 take_and_join(&mut partials, frame, (node, tree), (iteration, at), elements)
                     .map_err(|source| LinkError { from: Neighbour::Child(number), source })?;
             }
-            // A slot without frames on this link counts on neither end.
+            // A slot without frames on this link is not counted at either end.
             if !nodes.is_empty() {
                 out.push(SwarmCommand::GrantChild(number, child.window.consume()));
             }
@@ -249,7 +249,7 @@ impl SwarmX {
     }
 }
 
-/// Joins the sum that is to come next, that of `node`.
+/// Joins the next sum, which must be that of `node`.
 fn take_and_join(
     partials: &mut PartialSums<Payload>,
     frame: Frame,
@@ -271,7 +271,7 @@ fn take_and_join(
     joined.map_err(|source| FrameError::Partial { chunk, source })
 }
 
-/// Checks that a frame is the one that comes next.
+/// Checks that a frame is the next one.
 pub(crate) fn check_expected(got: &FrameKey, iteration: Iteration, at: Slot) -> Result<(), FrameError> {
     if got.iteration == iteration.number && got.round == at.round && got.slot == at.slot && got.chunk == at.chunk {
         return Ok(());

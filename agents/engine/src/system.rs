@@ -1,7 +1,8 @@
-//! A system: in which order it asks for samples, takes weights, computes, reports and sends gradients.
+//! The state machine of a system: the order in which it requests samples, loads weights, computes, reports losses and
+//! sends gradients.
 //!
-//! The driver pulls: [`System::next`] answers the next act, or `None` when something must come first
-//! ([`System::wait_reason`] says what, for `stall_seconds`).
+//! The driver polls [`System::next`], which returns the next action, or `None` if it must wait ([`System::wait_reason`]
+//! returns for what, for `stall_seconds`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,56 +21,57 @@ use crate::slots::Slot;
 use crate::swarm::check_expected;
 use crate::types::{Epoch, Iteration};
 
-/// What the system does next.
+/// Next action of the system.
 #[derive(Clone, Debug)]
 pub enum SystemAction {
-    /// Take the samples of these leaves and start a round.
+    /// Take the samples of these leaves and begin a round.
     Begin {
         /// The iteration.
         iteration: Iteration,
         /// Round within the iteration.
         round: u32,
-        /// The system's leaves; may be none.
+        /// Leaves of the system; may be empty.
         leaves: Range<u32>,
     },
-    /// Put this chunk on the wafer, then grant the sender a running total of slots.
+    /// Load this chunk onto the wafer, then grant the sender a running total of slots.
     Load {
         /// The chunk's slot.
         at: Slot,
         /// Its weights, as the plan encodes them.
         weights: Bytes,
-        /// The total.
+        /// The running total.
         grant: u64,
     },
-    /// Run a layer for all leaves of the round. The loss layer's backward pass follows its forward pass at once.
+    /// Compute a layer for all leaves of the round. The backward pass of the loss layer follows its forward pass
+    /// immediately.
     Compute {
         /// The layer.
         layer: LayerId,
         /// Which pass.
         pass: Pass,
     },
-    /// Tell the coordinator the losses of the round's leaves.
+    /// Report the losses of the round's leaves to the coordinator.
     Report {
         /// The iteration.
         iteration: Iteration,
     },
-    /// Send the sums of these nodes for one chunk.
+    /// Send the partial sums of one chunk.
     Send {
-        /// Where each frame belongs, one per node.
+        /// Keys of the frames, one per node.
         keys: Vec<FrameKey>,
         /// The slot.
         at: Slot,
     },
 }
 
-/// What a blocked system waits for.
+/// What a system waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitReason {
-    /// The coordinator's next iteration: commit and update.
+    /// The next iteration, which follows commit and update.
     Iteration,
     /// Weights.
     Weights,
-    /// Room for gradients.
+    /// Credit for gradients.
     Credit,
 }
 
@@ -82,7 +84,7 @@ enum SystemStage {
     Send(Slot),
 }
 
-/// The machine of one system in one epoch.
+/// The state machine of one system in one epoch.
 pub struct System {
     epoch: Epoch,
     placement: Arc<Placement>,
@@ -100,7 +102,7 @@ pub struct System {
 }
 
 impl System {
-    /// The system at `system_index` of the placement; `window` weight slots may be in flight to it.
+    /// Creates the system at `system_index` of the placement; `window` weight slots may be in flight to it.
     pub fn new(plan: &StreamPlan, placement: Arc<Placement>, system_index: usize, epoch: Epoch, window: u64) -> Self {
         Self {
             epoch,
@@ -118,32 +120,32 @@ impl System {
         }
     }
 
-    /// The first grant, to be sent when the link is up.
+    /// Returns the initial grant, to be sent when the link is established.
     pub const fn initial_grant(&self) -> u64 {
         self.window.total()
     }
 
-    /// The coordinator opened an iteration.
+    /// Opens an iteration.
     pub fn open(&mut self, iteration: Iteration) {
         self.iterations.push_back(iteration);
     }
 
-    /// Weights came.
+    /// Handles a weight frame.
     pub fn weights(&mut self, frame: Frame) {
         self.frames.push_back(frame);
     }
 
-    /// The parent granted gradient slots.
+    /// Handles a grant of gradient slots by the parent.
     pub fn grant(&mut self, total: u64) {
         self.credit.grant(total);
     }
 
-    /// Weight frames waiting.
+    /// Returns the number of queued weight frames.
     pub fn queued_frames(&self) -> usize {
         self.frames.len()
     }
 
-    /// What a `None` of [`System::next`] waits for.
+    /// Returns what the system waits for if [`System::next`] returned `None`.
     pub fn wait_reason(&self) -> WaitReason {
         match self.current() {
             None => WaitReason::Iteration,
@@ -158,10 +160,10 @@ impl System {
         Some((iteration, *stages.get(self.stage)?))
     }
 
-    /// The next act, if nothing must come first.
+    /// Returns the next action, or `None` if the system must wait.
     ///
     /// # Errors
-    /// Weights came in another order than the plan's.
+    /// Weights arrived in another order than the plan's.
     #[expect(clippy::should_implement_trait, reason = "it may have more to give after a `None`, and can fail")]
     pub fn next(&mut self) -> Result<Option<SystemAction>, FrameError> {
         loop {
@@ -228,8 +230,8 @@ impl System {
     }
 }
 
-/// The stages of one round: for each layer its loads, then its computation; after the loss the report; after each
-/// backward computation its sends.
+/// Returns the stages of one round: for each layer its loads, then its computation; the report after the loss; the
+/// sends after each backward computation.
 fn stages(plan: &StreamPlan, down: &[DownSlot], trains: bool) -> Vec<SystemStage> {
     let layers = plan.layers.len();
     let forward = (0..layers).map(|layer| (layer, Pass::Forward));

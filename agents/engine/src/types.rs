@@ -1,15 +1,15 @@
-//! Names and numbers every role shares.
+//! Identifiers and values that all roles share.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Generation of a membership: (attempt, number), ordered. Raised at every change of membership.
+/// Version of the membership: (attempt, number), ordered. Increased by every change of membership.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Epoch {
     /// The job's attempt.
     pub attempt: u32,
-    /// Counts changes of membership within the attempt.
+    /// Number of changes of membership within the attempt.
     pub number: u32,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Epoch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Directs the job.
+    /// Controls the job.
     Coordinator,
     /// Holds parameters and optimizer state.
     MemoryX,
@@ -31,7 +31,7 @@ pub enum Role {
     SwarmX,
     /// Supplies samples.
     Activation,
-    /// A system.
+    /// A CS-2 system, which computes.
     Cs2,
 }
 
@@ -39,7 +39,7 @@ impl Role {
     /// Every role, in the order in which a job starts them.
     pub const ALL: [Role; 5] = [Role::Coordinator, Role::MemoryX, Role::SwarmX, Role::Activation, Role::Cs2];
 
-    /// The name used in agent names, flags and metrics.
+    /// Returns the name used in agent names, flags and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Role::Coordinator => "coordinator",
@@ -50,7 +50,7 @@ impl Role {
         }
     }
 
-    /// The role of that name.
+    /// Parses the name of a role.
     pub fn from_name(name: &str) -> Option<Role> {
         Role::ALL.into_iter().find(|role| role.as_str() == name)
     }
@@ -66,12 +66,12 @@ pub struct AgentId {
 }
 
 impl AgentId {
-    /// `role-index`.
+    /// Creates the agent `role-index`.
     pub const fn new(role: Role, index: u32) -> Self {
         Self { role, index }
     }
 
-    /// The agent of that name.
+    /// Parses the name of an agent.
     pub fn parse(name: &str) -> Option<Self> {
         let (role, index) = name.rsplit_once('-')?;
         Some(Self::new(Role::from_name(role)?, index.parse().ok()?))
@@ -84,15 +84,15 @@ impl fmt::Display for AgentId {
     }
 }
 
-/// What one trip of the weights through the systems is for.
+/// The purpose of one stream of the weights through the systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum IterationKind {
-    /// The update that makes `step` updates in all: forward and backward.
+    /// Computes update number `step`: forward and backward pass.
     Train {
         /// Counts from 1.
         step: u64,
     },
-    /// One batch of evaluation with the weights after `step` updates: forward only.
+    /// Evaluates one batch with the weights after `step` updates: forward pass only.
     Eval {
         /// Updates applied.
         step: u64,
@@ -102,12 +102,12 @@ pub enum IterationKind {
 }
 
 impl IterationKind {
-    /// Whether gradients are made.
+    /// Returns whether gradients are computed.
     pub const fn is_training(self) -> bool {
         matches!(self, IterationKind::Train { .. })
     }
 
-    /// The number of updates the streamed weights must have.
+    /// Returns the number of updates that the streamed weights must have.
     pub const fn required_step(self) -> u64 {
         match self {
             IterationKind::Train { step } => step - 1,
@@ -116,37 +116,37 @@ impl IterationKind {
     }
 }
 
-/// A task the coordinator has opened. Iterations of an epoch are numbered without gaps, so that both ends of a link
-/// count the same positions.
+/// One training step or evaluation batch, opened by the coordinator. Iterations of an epoch are numbered without gaps,
+/// so that both ends of a link count the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Iteration {
     /// Number within the epoch, from 0.
     pub number: u64,
-    /// What is to be done.
+    /// What to compute.
     pub task: IterationKind,
 }
 
-/// What a system found out about one leaf.
+/// The result of a system for one leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeafResult {
     /// The leaf.
     pub leaf: u32,
     /// Sum of the token losses.
     pub loss: f64,
-    /// Tokens that counted.
+    /// Number of tokens with a label.
     pub tokens: u64,
-    /// Tokens whose label was the most likely one; counted in evaluation only.
+    /// Number of tokens predicted correctly; only in evaluation.
     pub correct: u64,
-    /// Where the loss is not finite: the first layer with a non-finite output.
+    /// The first layer with a non-finite output, if the loss is not finite.
     pub bad_layer: Option<u32>,
 }
 
-/// The coordinator's commit, recorded by every shard.
+/// A commit, recorded by every shard.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CommitRecord {
-    /// The step: number of updates once it is applied.
+    /// The step: number of updates after it is applied.
     pub step: u64,
-    /// Factor on the summed gradient: loss scaling and clipping together.
+    /// Factor on the summed gradient: loss scaling and clipping combined.
     pub scale: f32,
     /// Learning rate.
     pub learning_rate: f32,
@@ -154,6 +154,6 @@ pub struct CommitRecord {
     pub loss: f32,
     /// Global norm of the scaled gradient, before clipping.
     pub norm: f32,
-    /// Tokens of the step.
+    /// Number of tokens of the step.
     pub tokens: u64,
 }

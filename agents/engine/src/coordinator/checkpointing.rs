@@ -1,7 +1,9 @@
-//! Checkpoints: staged by the driver, written by every shard while training goes on, published by the driver.
+//! Checkpoints: the driver stages them, every shard writes its part while training continues, and the driver publishes
+//! them.
 //!
-//! A checkpoint that can't be written is given up once every shard has answered, so that no shard still writes when the
-//! next one begins. The run goes on without it; only a run that would end now waits until its last step is saved.
+//! A checkpoint that can't be written is abandoned once every shard has reported, so that no shard is still writing
+//! when the next one begins. The run continues without it. Only a run that would otherwise end waits until its last
+//! step is saved.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,11 +19,11 @@ pub(super) struct CheckpointInProgress {
     record: Option<CommitRecord>,
     epoch: Epoch,
     digests: Vec<Option<ChunkDigests>>,
-    /// The order, once its directory is there.
+    /// The request to the shards, once the directory exists.
     snapshot: Option<SnapshotRequest>,
-    /// Shards that have not answered.
+    /// Shards that have not reported.
     waiting: BTreeSet<AgentId>,
-    /// Why it can't be published, where a shard could not write its part.
+    /// The first failure of a shard to write its part.
     failed: Option<WriteFailure>,
 }
 
@@ -40,18 +42,18 @@ impl fmt::Debug for CheckpointInProgress {
 }
 
 impl Coordinator {
-    /// Whether nothing is left to be saved at this step.
+    /// Returns whether nothing remains to be saved at this step.
     pub(super) const fn is_checkpointed(&self) -> bool {
         self.done.saved || !self.policy.train
     }
 
-    /// Whether a checkpoint has no directory yet. Nothing may be trained meanwhile: a checkpoint is consistent because
-    /// no update is decided between its staging and the shards' hearing of it.
+    /// Returns whether a checkpoint has no directory yet. No iteration begins in this state: a checkpoint is consistent
+    /// because no update is decided between its staging and the snapshot command to the shards.
     pub(super) fn is_staging(&self) -> bool {
         self.saving.as_ref().is_some_and(|saving| saving.snapshot.is_none())
     }
 
-    /// Starts a checkpoint, unless another is still being written or the step is not yet on every shard.
+    /// Begins a checkpoint, unless another is being written or a shard has not recorded the step yet.
     pub(super) fn begin_checkpoint(&mut self, out: &mut Vec<CoordinatorCommand>) {
         if self.saving.is_some() || self.pending_commit.is_some() {
             return;
@@ -80,13 +82,14 @@ impl Coordinator {
         saving.snapshot = Some(snapshot);
     }
 
-    /// The order that a shard which was away may have missed.
+    /// Returns the snapshot command that a disconnected shard may have missed.
     pub(super) fn missed_snapshot_command(&self, shard: AgentId) -> Option<AgentCommand> {
         let saving = self.saving.as_ref().filter(|saving| saving.waiting.contains(&shard))?;
         saving.snapshot.clone().map(AgentCommand::Snapshot)
     }
 
-    /// The checkpoint that `agent` has answered about; `None` where that is another one, or it has answered before.
+    /// Returns the checkpoint if it is waiting for this report of `agent`; `None` for another checkpoint or a repeated
+    /// report.
     fn checkpoint_awaiting(&mut self, agent: AgentId, snapshot: &SnapshotRequest) -> Option<&mut CheckpointInProgress> {
         let saving = self.saving.as_mut().filter(|saving| saving.snapshot.as_ref() == Some(snapshot))?;
         saving.waiting.remove(&agent).then_some(saving)
@@ -121,7 +124,7 @@ impl Coordinator {
         self.finish_checkpoint(out);
     }
 
-    /// Has the checkpoint published, or gives it up, once every shard has answered.
+    /// Publishes the checkpoint, or abandons it, once every shard has reported.
     fn finish_checkpoint(&mut self, out: &mut Vec<CoordinatorCommand>) {
         let Some(saving) = self.saving.as_mut().filter(|saving| saving.waiting.is_empty()) else { return };
         let (step, record, epoch) = (saving.step, saving.record, saving.epoch);
@@ -130,12 +133,13 @@ impl Coordinator {
         } else if let Some(digests) = saving.digests.iter().cloned().collect() {
             out.push(CoordinatorCommand::PublishCheckpoint { step, digests, record, epoch });
         } else {
-            let reason = format!("the checkpoint of step {step} lacks chunks though every shard has written its own");
+            let reason =
+                format!("the checkpoint of step {step} lacks chunks, although every shard has written its part");
             self.end(RunOutcome::Failed { reason, agent: None, cause: FailureCause::Other }, out);
         }
     }
 
-    /// The driver could not stage or publish a checkpoint.
+    /// Handles a failure of the driver to stage or publish a checkpoint.
     pub(super) fn on_save_failed(
         &mut self,
         step: u64,
@@ -161,7 +165,7 @@ impl Coordinator {
         out.push(CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause });
     }
 
-    /// Has the last committed step saved, where the last attempt at saving one failed.
+    /// Requests a checkpoint of the last committed step, if the previous attempt failed.
     pub(super) fn retry_checkpoint(&mut self) {
         if self.failed_save.take().is_some() {
             self.done.saved = false;
@@ -169,12 +173,12 @@ impl Coordinator {
         }
     }
 
-    /// Whether the step that the run is at could not be saved.
+    /// Returns whether saving the current step has failed.
     pub(super) fn lacks_checkpoint(&self) -> bool {
         self.policy.train && self.failed_save == Some(self.step)
     }
 
-    /// Whether nothing is left to be done but to save the last step, which has failed.
+    /// Returns whether the run only waits for its last step to be saved, after a failure.
     pub fn is_awaiting_checkpoint(&self) -> bool {
         let over =
             self.stopping || (self.evaluating.is_none() && self.policy.next(self.step, self.done) == NextAction::End);

@@ -1,4 +1,4 @@
-//! What the coordinator hears and says.
+//! Events and commands of the coordinator.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,72 +10,72 @@ use crate::message::{
 };
 use crate::types::{AgentId, CommitRecord, Epoch};
 
-/// The agents a job wants.
+/// The number of agents that a job requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequiredAgents {
-    /// Systems the user asked for.
+    /// Systems requested by the user.
     pub systems: u32,
-    /// Fewest systems to run with.
+    /// Minimum number of systems.
     pub min_systems: u32,
     /// MemoryX shards.
     pub shards: u32,
-    /// Most children of a SwarmX node.
+    /// Maximum children of a SwarmX node.
     pub fan_out: u32,
     /// Activation servers.
     pub activation_servers: u32,
 }
 
-/// What happened.
+/// Input of the coordinator.
 #[derive(Clone, Debug)]
 pub enum CoordinatorEvent {
-    /// An agent said hello and can be dialled at `address`. It replaces whoever had its name: of the older stream
-    /// nothing may be told any more, neither a report nor its loss.
+    /// An agent joined and can be reached at `address`. It replaces an earlier agent of the same name. After this
+    /// event, the driver must not send reports or the loss of the older stream.
     Joined {
-        /// Who.
+        /// The agent.
         agent: AgentId,
-        /// Its data port; empty for systems.
+        /// Address of its data port; empty for systems.
         address: String,
-        /// What a shard holds.
+        /// State of a shard; `None` for other roles.
         shard: Option<ShardState>,
     },
     /// An agent's control stream broke.
     Lost {
-        /// Who.
+        /// The agent.
         agent: AgentId,
     },
-    /// An agent reports.
+    /// An agent sent a report.
     Report {
-        /// Who.
+        /// The agent.
         agent: AgentId,
-        /// What.
+        /// Its report.
         report: AgentReport,
     },
-    /// The user wants a checkpoint of the last committed step.
+    /// The user requests a checkpoint of the last committed step.
     CheckpointRequested,
-    /// The user wants the run to end: the iteration in flight is abandoned, the last committed step is saved, in
-    /// whatever phase. Needs the shards only; ends at once when one has joined that holds no parameters yet.
+    /// The user stops the run, in any phase: the current iteration is abandoned, and the last committed step is saved.
+    /// Requires only the shards. The run ends at once if a shard has joined that holds no parameters yet.
     StopRequested,
-    /// The driver has made the directory for a checkpoint.
+    /// The driver has created the directory of a checkpoint.
     Staged(SnapshotRequest),
     /// The driver has published a checkpoint.
     Published {
-        /// Updates in it.
+        /// Number of updates in it.
         step: u64,
     },
-    /// The driver could not make the directory for a checkpoint, or not publish it.
+    /// The driver could not create the directory of a checkpoint, or could not publish it.
     SaveFailed {
-        /// Updates in it.
+        /// Number of updates in it.
         step: u64,
-        /// Why, in one sentence.
+        /// The reason, in one sentence.
         reason: String,
-        /// What kind of failure.
+        /// Kind of failure.
         cause: FailureCause,
     },
     /// After [`CoordinatorCommand::ReportSaveFailure`]: save the last committed step now.
     RetrySave,
-    /// The time of a [`CoordinatorCommand::Backoff`] is over.
+    /// The time of a [`CoordinatorCommand::Backoff`] has elapsed.
     BackoffElapsed {
-        /// The epoch it was told for.
+        /// The epoch of that command.
         epoch: Epoch,
     },
 }
@@ -83,17 +83,17 @@ pub enum CoordinatorEvent {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOutcome {
-    /// All steps done.
+    /// All steps are done.
     Complete,
     /// The user stopped it.
     Stopped,
-    /// It can't go on.
+    /// The run failed.
     Failed {
-        /// One sentence.
+        /// The reason, in one sentence.
         reason: String,
-        /// Who is the cause, where it is an agent.
+        /// The agent that caused the failure, if any.
         agent: Option<AgentId>,
-        /// What kind of failure.
+        /// Kind of failure.
         cause: FailureCause,
     },
 }
@@ -105,103 +105,103 @@ pub struct Evaluation {
     pub step: u64,
     /// Loss.
     pub loss: f64,
-    /// Tokens that counted.
+    /// Number of tokens with a label.
     pub tokens: u64,
-    /// Tokens predicted right.
+    /// Number of tokens predicted correctly.
     pub correct: u64,
     /// Batches.
     pub batches: u64,
 }
 
 impl Evaluation {
-    /// Share of the tokens predicted right.
+    /// Returns the share of the tokens predicted correctly.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.tokens.max(1) as f64
     }
 
-    /// The exponential of the loss.
+    /// Returns the exponential of the loss.
     pub fn perplexity(&self) -> f64 {
         self.loss.exp()
     }
 }
 
-/// What to do.
+/// Output of the coordinator.
 #[derive(Clone, Debug)]
 pub enum CoordinatorCommand {
-    /// Send an order to an agent.
+    /// Send a command to an agent.
     Send(AgentId, AgentCommand),
-    /// Make the directory for a checkpoint of `step`; answer [`CoordinatorEvent::Staged`].
+    /// Create the directory for a checkpoint of `step`; reply with [`CoordinatorEvent::Staged`].
     StageCheckpoint {
-        /// Updates in it.
+        /// Number of updates in it.
         step: u64,
     },
-    /// Publish a checkpoint whose chunks are all on disk; answer [`CoordinatorEvent::Published`].
+    /// Publish a checkpoint whose chunks are all on disk; reply with [`CoordinatorEvent::Published`].
     PublishCheckpoint {
-        /// Updates in it.
+        /// Number of updates in it.
         step: u64,
         /// Digests in plan order.
         digests: Vec<ChunkDigests>,
-        /// The commit that made it, if any.
+        /// The commit of its step, if any.
         record: Option<CommitRecord>,
         /// Epoch of its writers.
         epoch: Epoch,
     },
-    /// A checkpoint could not be written. Training goes on; the driver decides when to try again by
-    /// [`CoordinatorEvent::RetrySave`]. A run that has nothing else left to do waits for that, see
+    /// Report that a checkpoint could not be written. Training continues; the driver decides when to retry with
+    /// [`CoordinatorEvent::RetrySave`]. A run that has nothing else to do waits for that, see
     /// [`Coordinator::is_awaiting_checkpoint`].
     ///
     /// [`Coordinator::is_awaiting_checkpoint`]: super::Coordinator::is_awaiting_checkpoint
     ReportSaveFailure {
-        /// Updates in it.
+        /// Number of updates in it.
         step: u64,
-        /// Why, in one sentence.
+        /// The reason, in one sentence.
         reason: String,
-        /// The shard that could not write, where it was one.
+        /// The shard that could not write, if one failed.
         agent: Option<AgentId>,
-        /// What kind of failure.
+        /// Kind of failure.
         cause: FailureCause,
     },
-    /// A new epoch begins with so many systems.
+    /// A new epoch begins.
     Epoch {
         /// The epoch.
         epoch: Epoch,
         /// Its placement.
         placement: Arc<Placement>,
     },
-    /// A link of `epoch` failed: answer [`CoordinatorEvent::BackoffElapsed`] after so long. No new epoch begins before,
-    /// unless one of the two ends comes or goes.
+    /// A link of `epoch` failed: reply with [`CoordinatorEvent::BackoffElapsed`] after this time. No new epoch begins
+    /// earlier, unless one of the two agents joins or disconnects.
     Backoff {
         /// The epoch that failed.
         epoch: Epoch,
-        /// How long.
+        /// The time.
         after: Duration,
-        /// Who reports it.
+        /// The agent that reports the failure.
         reporter: AgentId,
-        /// Who is at the other end, as far as it is known.
+        /// The agent at the other end, if known.
         peer: Option<AgentId>,
-        /// How often this link has failed in a row.
+        /// Number of consecutive failures of this link.
         failures: u32,
     },
-    /// An agent can't go on, and the run does without it: end its stream.
+    /// An agent failed, and the run continues without it: close its stream.
     Disconnect {
-        /// Who.
+        /// The agent.
         agent: AgentId,
-        /// Why, in one sentence.
+        /// The reason, in one sentence.
         reason: String,
     },
-    /// Iterations begin: every link of the epoch is up.
+    /// Iterations begin: every link of the epoch is established.
     ReportRunning,
-    /// A step is committed on some shard. Told once, in order; a coordinator that takes over tells the newest again,
-    /// since its forerunner may not have come to it.
+    /// Report that a shard has recorded the commit of a step. Sent once per step, in order. A new coordinator repeats
+    /// the newest step, because the previous one may not have reported it.
     ReportStep(CommitRecord),
-    /// The run goes on with this source, which is evaluated next.
+    /// The run continues with this source, which is evaluated next.
     EvaluateNext(ParameterSource),
-    /// An evaluation begins; perhaps again, after a change of membership.
+    /// An evaluation begins, or begins again after a change of membership.
     Evaluating,
-    /// A batch of evaluation is done; the running loss so far.
+    /// Report a finished evaluation batch, with the loss so far.
     ReportEvalBatch(Evaluation),
-    /// An evaluation is done.
+    /// Report a finished evaluation.
     ReportEvaluation(Evaluation),
-    /// The run is over; agents have been told.
+    /// The run has ended, and the agents have received [`AgentCommand::Finish`].
     End(RunOutcome),
 }

@@ -1,4 +1,4 @@
-//! Iterations: what comes next, when a step is decided, and who has recorded it.
+//! Iterations: opens them, decides commits, and tracks which shards have recorded a commit.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::membership::is_placed;
 use super::run_policy::{LeafTable, LossScaling, NextAction, StepProgress, gradient_scale};
 use super::{Coordinator, CoordinatorCommand, Evaluation, Phase, RunOutcome};
 
-/// The iteration being run.
+/// The current iteration.
 #[derive(Debug)]
 pub(super) struct CurrentIteration {
     iteration: Iteration,
@@ -18,14 +18,14 @@ pub(super) struct CurrentIteration {
     prepared: BTreeSet<AgentId>,
 }
 
-/// An evaluation being run.
+/// The current evaluation.
 #[derive(Debug)]
 pub(super) struct EvaluationInProgress {
     sums: Evaluation,
     loss_sum: f64,
 }
 
-/// A decided commit that some shards have not recorded yet.
+/// A commit that some shards have not recorded yet.
 #[derive(Debug)]
 pub(super) struct PendingCommit {
     pub(super) record: CommitRecord,
@@ -42,7 +42,7 @@ impl Coordinator {
         }
     }
 
-    /// Opens the next iteration or starts the next action; false when there is nothing more to do now.
+    /// Opens the next iteration or begins the next action. Returns false if there is nothing more to do now.
     pub(super) fn next_iteration(&mut self, out: &mut Vec<CoordinatorCommand>) -> bool {
         if self.checkpoint_wanted {
             if !self.is_checkpointed() {
@@ -161,8 +161,8 @@ impl Coordinator {
         self.try_commit(out);
     }
 
-    /// Commits the current step once everything of it is known. The next iteration may be opened behind it at once:
-    /// each shard hears of the commit first.
+    /// Commits the current step once all its results are known. The next iteration may be opened immediately after it:
+    /// each shard receives the commit first.
     fn try_commit(&mut self, out: &mut Vec<CoordinatorCommand>) {
         let Some(current) = &self.current else { return };
         let (Some(total), IterationKind::Train { step }) = (current.leaves.sum(), current.iteration.task) else {
@@ -198,7 +198,7 @@ impl Coordinator {
         self.issue_commit(record, out);
     }
 
-    /// A commit is decided: every shard must record it. One that is away hears of it when it is back.
+    /// Issues a commit that every shard must record. A disconnected shard receives it when it joins again.
     pub(super) fn issue_commit(&mut self, record: CommitRecord, out: &mut Vec<CoordinatorCommand>) {
         let here = self.shards().filter(|shard| self.members.contains_key(shard));
         out.extend(here.map(|shard| CoordinatorCommand::Send(shard, AgentCommand::Commit { record })));
@@ -223,7 +223,7 @@ impl Coordinator {
         self.report_step(record, out);
     }
 
-    /// Tells the driver of a committed step, once.
+    /// Reports a committed step to the driver, once.
     pub(super) fn report_step(&mut self, record: CommitRecord, out: &mut Vec<CoordinatorCommand>) {
         if record.step > self.reported_step {
             self.reported_step = record.step;

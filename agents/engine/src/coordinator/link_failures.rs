@@ -1,9 +1,9 @@
-//! Links that fail: how long to wait before the next epoch, whom to name, and when to give up.
+//! Link failures: the delay before the next epoch, and the end of the run after repeated failures.
 //!
-//! A link may fail because one of its ends died; then the end of that agent's control stream follows, and the failure
-//! is forgotten. Where both ends stay, the next epoch would fail in the same way: each failure in a row doubles the
-//! pause before it, and after [`MAX_LINK_FAILURES`] the run ends and names both ends. A finished iteration shows that
-//! every link works.
+//! If a link fails because one of its agents died, the loss of that agent's control stream follows, and the failure is
+//! discarded. If both agents stay, the next epoch would fail in the same way: each consecutive failure doubles the
+//! delay, and after [`MAX_LINK_FAILURES`] the run ends with a message that names both agents. A finished iteration
+//! shows that all links work, and resets the counts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,41 +13,41 @@ use crate::types::{AgentId, Epoch};
 
 use super::{Coordinator, CoordinatorCommand, Phase, RunOutcome};
 
-/// Pause after the first failure in a row; each one is twice as long as the one before, up to [`MAX_LINK_BACKOFF`].
+/// Delay after the first failure; doubled for each consecutive one, up to [`MAX_LINK_BACKOFF`].
 pub const INITIAL_LINK_BACKOFF: Duration = Duration::from_millis(100);
-/// See [`INITIAL_LINK_BACKOFF`].
+/// Maximum delay before a new epoch.
 pub const MAX_LINK_BACKOFF: Duration = Duration::from_secs(10);
-/// Failures in a row of one link after which the run ends: within about a minute.
+/// Consecutive failures of one link after which the run ends, within about a minute.
 pub const MAX_LINK_FAILURES: u32 = 12;
 
-/// The ends of a link, the lower name first; only one where the other is not known.
+/// The agents of a link, the lower name first; only one if the other is unknown.
 type LinkEndpoints = (AgentId, Option<AgentId>);
 
 /// Failures since the last finished iteration, by link.
 #[derive(Debug, Default)]
 pub(super) struct LinkFailures {
     counts: BTreeMap<LinkEndpoints, u32>,
-    /// The epoch whose failure is being waited out.
+    /// The epoch whose failure is being waited for.
     backing_off_epoch: Option<Epoch>,
 }
 
 impl LinkFailures {
-    /// Whether a pause must end before the next epoch.
+    /// Returns whether a delay must elapse before the next epoch.
     pub(super) const fn is_backing_off(&self) -> bool {
         self.backing_off_epoch.is_some()
     }
 
-    /// The pause after `epoch` is over.
+    /// Ends the delay after `epoch`.
     pub(super) fn backoff_elapsed(&mut self, epoch: Epoch) {
         self.backing_off_epoch.take_if(|paused| *paused == epoch);
     }
 
-    /// An iteration is finished.
+    /// Resets all counts after a finished iteration.
     pub(super) fn clear(&mut self) {
         self.counts.clear();
     }
 
-    /// An agent came or went: its links fail no more, or for another reason.
+    /// Discards the failures of an agent that joined or disconnected: they no longer apply.
     pub(super) fn forget_agent(&mut self, agent: AgentId) {
         let before = self.counts.len();
         self.counts.retain(|(low, high), _| *low != agent && *high != Some(agent));
@@ -62,8 +62,8 @@ fn backoff_after(failures: u32) -> Duration {
 }
 
 impl Coordinator {
-    /// A link of the current epoch failed. Only the first such report of an epoch counts: the others are of links that
-    /// were closed in consequence.
+    /// Handles the failure of a link in the current epoch. Only the first report of an epoch counts: further links are
+    /// closed as a consequence of it.
     pub(super) fn on_link_lost(&mut self, reporter: AgentId, peer: Option<AgentId>, out: &mut Vec<CoordinatorCommand>) {
         if !matches!(self.phase, Phase::Linking(_) | Phase::Running) {
             return;

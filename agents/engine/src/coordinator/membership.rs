@@ -1,4 +1,4 @@
-//! Membership: who is there, what the shards hold, and the epoch made of them.
+//! Membership: the agents present, the state of the shards, and the epochs formed from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ impl Coordinator {
     ) {
         self.members.insert(agent, MemberState { address, state: state.unwrap_or_default() });
         if agent.role == Role::MemoryX {
-            // In this order: a snapshot missed is older than a commit missed.
+            // In this order: a missed snapshot is older than a missed commit.
             let commit = self.pending_commit.as_ref().map(|deciding| AgentCommand::Commit { record: deciding.record });
             let missed = self.missed_snapshot_command(agent).into_iter().chain(commit);
             out.extend(missed.map(|order| CoordinatorCommand::Send(agent, order)));
@@ -30,7 +30,7 @@ impl Coordinator {
         if self.is_placed(agent) {
             self.restart_gathering();
         } else {
-            // The iteration in flight is worth more than a better placement for it.
+            // The current iteration is worth more than an immediate change of placement.
             self.late_joiners = true;
         }
     }
@@ -48,7 +48,7 @@ impl Coordinator {
         self.placement.as_ref().is_some_and(|placement| is_placed(placement, agent))
     }
 
-    /// Whether more systems could work now than do.
+    /// Returns whether more systems could work than currently do.
     pub(super) fn has_spare_systems(&self) -> bool {
         let systems = self.placement.as_ref().map_or(0, |placement| placement.systems.len());
         matches!(self.phase, Phase::Linking(_) | Phase::Running)
@@ -56,7 +56,7 @@ impl Coordinator {
             && matches!(self.place_members(), Ok(Some(better)) if better.systems.len() > systems)
     }
 
-    /// Membership changed: whatever isn't decided is abandoned. Shards that are loading go on with it.
+    /// Handles a change of membership: abandons everything that is not decided. Shards continue to load parameters.
     pub(super) fn restart_gathering(&mut self) {
         self.current = None;
         self.evaluating = None;
@@ -81,12 +81,12 @@ impl Coordinator {
         }
     }
 
-    /// The shards the job has, whether they are there or not.
+    /// Returns the shards of the job, whether they have joined or not.
     pub(super) fn shards(&self) -> impl Iterator<Item = AgentId> + use<> {
         (0..self.required.shards).map(|index| AgentId::new(Role::MemoryX, index))
     }
 
-    /// Whether a shard that is there has no parameters: before the first epoch, none has anything worth saving then.
+    /// Returns whether a joined shard has no parameters. Before the first epoch, there is nothing to save then.
     pub(super) fn lacks_parameters(&self) -> bool {
         self.members.iter().any(|(agent, member)| agent.role == Role::MemoryX && !member.state.loaded)
     }
@@ -95,7 +95,7 @@ impl Coordinator {
         self.members.keys().filter(|agent| agent.role == role).map(|agent| agent.index).collect()
     }
 
-    /// A placement of as many systems as are wanted and can be served by those who are there; `None` while that is
+    /// Returns a placement with as many of the requested systems as the joined agents can serve; `None` if these are
     /// too few.
     fn place_members(&self) -> Result<Option<Placement>, PlacementError> {
         let server = |index| self.members.contains_key(&AgentId::new(Role::Activation, index));
@@ -119,7 +119,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Starts a new epoch once everyone is there.
+    /// Begins a new epoch once all required agents have joined.
     pub(super) fn try_begin_epoch(&mut self, out: &mut Vec<CoordinatorCommand>) {
         match self.place_members() {
             Ok(None) => {}
@@ -137,8 +137,9 @@ impl Coordinator {
         }
     }
 
-    /// Brings all shards to one committed step: loads those without the source's parameters before the first commit,
-    /// completes a commit that only some have recorded. True once all are there and agree.
+    /// Brings all shards to the same committed step: before the first commit, loads the source's parameters into shards
+    /// that lack them; completes a commit that only some shards have recorded. Returns true once all shards have joined
+    /// and are at the same step.
     pub(super) fn align_shards(&mut self, out: &mut Vec<CoordinatorCommand>) -> bool {
         let states: Option<Vec<(AgentId, ShardState)>> =
             self.shards().map(|shard| Some((shard, self.members.get(&shard)?.state))).collect();
@@ -152,7 +153,7 @@ impl Coordinator {
         }
         if let Some(&(shard, _)) = states.iter().find(|(_, state)| !state.loaded) {
             let reason =
-                "a MemoryX shard came back without its parameters; resume from the newest checkpoint".to_owned();
+                "a MemoryX shard rejoined without its parameters: resume from the newest checkpoint".to_owned();
             self.end(RunOutcome::Failed { reason, agent: Some(shard), cause: FailureCause::ShardLost }, out);
             return false;
         }
@@ -175,7 +176,7 @@ impl Coordinator {
         agree
     }
 
-    /// Fills these shards' parameters. True when there are none.
+    /// Loads the parameters of these shards. Returns true if there are none.
     fn load_shards(&mut self, shards: BTreeSet<AgentId>, out: &mut Vec<CoordinatorCommand>) -> bool {
         if shards.is_empty() {
             return true;
@@ -208,7 +209,7 @@ impl Coordinator {
     }
 }
 
-/// Whether `agent` has a part in `placement`.
+/// Returns whether `agent` has a role in `placement`.
 pub(super) fn is_placed(placement: &Placement, agent: AgentId) -> bool {
     match agent.role {
         Role::Coordinator => false,

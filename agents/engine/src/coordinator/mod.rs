@@ -1,21 +1,19 @@
-//! The coordinator: membership and epochs, iterations, the two-phase commit, checkpoints, the end.
+//! The coordinator: membership, epochs, iterations, the two-phase commit, checkpoints and the end of a run.
 //!
 //! ```text
 //! gather members -> load parameters -> configure (epoch + 1) -> all linked -> iterations -> end
 //!        ^                                                                     |
 //!        '-- an agent or a link is lost, or a wanted system joined by now -----'
 //! ```
-//! A system that joins waits for the end of the iteration in flight. After a link was lost, the next epoch waits for a
-//! pause.
 //!
-//! A training iteration is decided once every shard has reported it prepared and every leaf's loss is known; the commit
-//! is sent until every shard has acknowledged it, over any number of epochs. Everything before that decision may be
-//! thrown away and run again.
-//!
-//! A run that only evaluates may be given several sources; each is loaded, linked and evaluated in an epoch of its own.
-//!
-//! Nothing is durable here: another coordinator of a later attempt, told the same source, finds its place from what
-//! the shards hold.
+//! * A system that joins waits for the end of the current iteration. After a link failure, the next epoch waits for a
+//!   delay.
+//! * A training iteration is decided once every shard has reported it prepared and the loss of every leaf is known. The
+//!   commit is sent until every shard has acknowledged it, over any number of epochs. Everything before that decision
+//!   may be discarded and repeated.
+//! * A run that only evaluates may have several sources. Each is loaded, linked and evaluated in its own epoch.
+//! * No state is durable: the coordinator of a later attempt, started with the same source, continues from the state of
+//!   the shards.
 
 mod checkpointing;
 mod events;
@@ -48,40 +46,40 @@ use link_failures::LinkFailures;
 #[derive(Debug)]
 struct MemberState {
     address: String,
-    /// What a shard holds; of others nothing.
+    /// State of a shard; the default for other roles.
     state: ShardState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Not everyone is there.
+    /// Waiting for required agents.
     Gathering,
-    /// These shards are filling their parameters.
+    /// These shards are loading their parameters.
     Loading(BTreeSet<AgentId>),
-    /// These agents have not all their links yet.
+    /// These agents have not established all their links yet.
     Linking(BTreeSet<AgentId>),
     Running,
     Ended,
 }
 
-/// The machine. See the module text.
+/// The state machine of the coordinator; see the module documentation.
 pub struct Coordinator {
     plan: Arc<StreamPlan>,
     policy: RunPolicy,
     required: RequiredAgents,
     source: ParameterSource,
-    /// What is evaluated after `source`, in order.
+    /// Sources to evaluate after `source`, in order.
     remaining_sources: VecDeque<ParameterSource>,
     epoch: Epoch,
     phase: Phase,
     members: BTreeMap<AgentId, MemberState>,
     placement: Option<Arc<Placement>>,
-    /// Whether a system joined that may work from the next iteration on.
+    /// Whether a system joined that may be included from the next iteration on.
     late_joiners: bool,
     failures: LinkFailures,
-    /// Updates committed, or decided to be.
+    /// Number of updates committed, or decided to be.
     step: u64,
-    /// The newest step told by [`CoordinatorCommand::ReportStep`], or known before.
+    /// The newest step reported by [`CoordinatorCommand::ReportStep`], or known at the start.
     reported_step: u64,
     record: Option<CommitRecord>,
     done: StepProgress,
@@ -90,7 +88,7 @@ pub struct Coordinator {
     current: Option<CurrentIteration>,
     evaluating: Option<EvaluationInProgress>,
     saving: Option<CheckpointInProgress>,
-    /// The step whose checkpoint could not be written, until another one is begun.
+    /// The step whose checkpoint could not be written, until another one begins.
     failed_save: Option<u64>,
     pending_commit: Option<PendingCommit>,
     checkpoint_wanted: bool,
@@ -98,8 +96,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// A coordinator that begins with `source`'s parameters, or with what the shards hold of the same job, in epochs
-    /// after `attempt`.0.
+    /// Creates a coordinator that starts with the parameters of `source`, or with the state of the shards if they hold
+    /// the same job. Its epochs are those after `attempt`.0.
     pub fn new(
         plan: Arc<StreamPlan>,
         policy: RunPolicy,
@@ -137,33 +135,33 @@ impl Coordinator {
         }
     }
 
-    /// A run that only evaluates goes on with these when it is done with the first source, in this order; each has more
-    /// updates than the one before it.
+    /// Adds sources that an evaluation run evaluates after the first one, in this order. Each has more updates than the
+    /// previous one.
     #[must_use]
     pub fn with_further_evaluations(mut self, further: impl IntoIterator<Item = ParameterSource>) -> Self {
         self.remaining_sources = further.into_iter().collect();
         self
     }
 
-    /// Updates committed, or decided to be.
+    /// Returns the number of updates committed, or decided to be.
     pub const fn step(&self) -> u64 {
         self.step
     }
 
-    /// The current epoch.
+    /// Returns the current epoch.
     pub const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Whether `agent` has joined and is still there.
+    /// Returns whether `agent` has joined and is connected.
     pub fn has(&self, agent: AgentId) -> bool {
         self.members.contains_key(&agent)
     }
 
-    /// Takes an event; appends what is to be done.
+    /// Handles an event and appends the resulting commands to `out`.
     pub fn on(&mut self, event: CoordinatorEvent, out: &mut Vec<CoordinatorCommand>) {
         if self.phase == Phase::Ended {
-            // Whoever was away when the others were told.
+            // An agent that was disconnected when the others received it.
             if let CoordinatorEvent::Joined { agent, .. } = event {
                 out.push(CoordinatorCommand::Send(agent, AgentCommand::Finish));
             }
@@ -202,7 +200,7 @@ impl Coordinator {
             }
             AgentReport::LinkLost { epoch, peer } if epoch == self.epoch => self.on_link_lost(agent, peer, out),
             AgentReport::Failed { reason, cause } => self.on_failed(agent, reason, cause, out),
-            // Words of an older epoch.
+            // Reports of an older epoch.
             AgentReport::Linked { .. }
             | AgentReport::Leaves { .. }
             | AgentReport::Prepared { .. }
@@ -210,7 +208,7 @@ impl Coordinator {
         }
     }
 
-    /// Goes on with whatever can go on.
+    /// Continues whatever can continue.
     fn advance(&mut self, out: &mut Vec<CoordinatorCommand>) {
         if self.phase == Phase::Ended {
             return;
@@ -236,8 +234,8 @@ impl Coordinator {
         }
     }
 
-    /// An agent can't go on. The run ends where it can't do without that agent, or where the user has to act; else the
-    /// others go on.
+    /// Handles the failure of an agent. The run ends if it needs that agent or the user has to act; otherwise the other
+    /// agents continue.
     fn on_failed(&mut self, agent: AgentId, reason: String, cause: FailureCause, out: &mut Vec<CoordinatorCommand>) {
         if cause == FailureCause::Other && matches!(agent.role, Role::Cs2 | Role::SwarmX) {
             out.push(CoordinatorCommand::Disconnect { agent, reason });
@@ -247,7 +245,7 @@ impl Coordinator {
         }
     }
 
-    /// Goes on with another source: every shard loads it, and a new epoch begins.
+    /// Continues with another source: every shard loads it, and a new epoch begins.
     fn switch_source(&mut self, source: ParameterSource, out: &mut Vec<CoordinatorCommand>) {
         (self.step, self.reported_step) = (source.step(), source.step());
         (self.source, self.done) = (source, StepProgress::default());
@@ -262,8 +260,8 @@ impl Coordinator {
         self.evaluating = None;
     }
 
-    /// Ends a stopped run, saving the last committed step once every shard has it. Nobody else is needed for that; but
-    /// the shards are, since only they know which step that is.
+    /// Ends a stopped run after saving the last committed step, once every shard has it. This requires no other agents
+    /// than the shards, which are the only ones that know that step.
     fn finish_stopped_run(&mut self, out: &mut Vec<CoordinatorCommand>) {
         let begun = self.epoch.number > 0;
         if !begun && (self.phase != Phase::Gathering || self.lacks_parameters()) {
@@ -281,7 +279,7 @@ impl Coordinator {
         }
     }
 
-    /// Ends once the last checkpoint is published and the last commit recorded.
+    /// Ends the run once the last checkpoint is published and the last commit is recorded.
     fn finish(&mut self, outcome: RunOutcome, out: &mut Vec<CoordinatorCommand>) {
         if self.saving.is_none() && self.pending_commit.is_none() && !self.lacks_checkpoint() {
             self.end(outcome, out);
@@ -295,7 +293,7 @@ impl Coordinator {
     }
 }
 
-/// Where the run stands and what it waits for.
+/// Shows the state of the run and what it waits for.
 impl fmt::Debug for Coordinator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Coordinator")

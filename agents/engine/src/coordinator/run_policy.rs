@@ -1,14 +1,15 @@
-//! What a run does after which step: train, evaluate, checkpoint, end. Pure functions of the policy and the step.
+//! Decides what a run does after each step: train, evaluate, checkpoint or end. Pure functions of the policy and the
+//! step.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::types::LeafResult;
 
-/// How the summed loss becomes the loss that is minimised and reported.
+/// How the summed loss is scaled to the loss that is minimized and reported.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScaling {
-    /// Mean over the tokens that count.
+    /// Mean over the tokens with a label.
     Tokens,
     /// `weight` x sum over tokens / samples of the batch.
     BatchSize {
@@ -20,7 +21,7 @@ pub enum LossScaling {
 }
 
 impl LossScaling {
-    /// The factor from a sum of token losses to the loss.
+    /// Returns the factor from a sum of token losses to the loss.
     pub fn factor(self, tokens: u64) -> f64 {
         match self {
             LossScaling::Tokens if tokens == 0 => 0.0,
@@ -33,33 +34,33 @@ impl LossScaling {
 /// Evaluation in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvalPolicy {
-    /// Every so many steps, and after the last; `None`: once, before anything else.
+    /// Interval in steps, with a further evaluation after the last step. `None`: once, before anything else.
     pub every: Option<u64>,
     /// Batches of one evaluation.
     pub batches: u64,
 }
 
-/// Learning rate as a function of the number of updates already made.
+/// Learning rate as a function of the number of updates made so far.
 pub type LearningRateFn = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 
-/// What a run is to do.
+/// What a run does.
 #[derive(Clone)]
 pub struct RunPolicy {
     /// Whether it trains at all.
     pub train: bool,
-    /// Updates in all, counted from step 0.
+    /// Total number of updates, counted from step 0.
     pub max_steps: u64,
     /// Evaluation, if any.
     pub eval: Option<EvalPolicy>,
-    /// Checkpoint every so many steps; the last step is always one.
+    /// Interval of checkpoints in steps; the last step is always saved.
     pub checkpoint_every: Option<u64>,
     /// Whether step 0 is checkpointed.
     pub initial_checkpoint: bool,
     /// See [`LossScaling`].
     pub scaling: LossScaling,
-    /// Bound on the global norm of the gradient.
+    /// Bound on the global norm of the gradient, if any.
     pub clip: Option<f64>,
-    /// Learning rate for the update after so many others.
+    /// Learning rate by number of updates made so far.
     pub learning_rate: LearningRateFn,
 }
 
@@ -69,7 +70,7 @@ impl fmt::Debug for RunPolicy {
     }
 }
 
-/// What comes next at a step.
+/// The next action at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextAction {
     /// Evaluate.
@@ -94,25 +95,25 @@ pub struct StepProgress {
     pub saved: bool,
 }
 
-/// What is known of a run before it goes on.
+/// State of a run before it continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResumeState {
     /// Updates made.
     pub step: u64,
-    /// What was done at that step.
+    /// Actions done at that step.
     pub done: StepProgress,
 }
 
 impl ResumeState {
-    /// What is known to be done at `step`.
+    /// Returns the actions known to be done at `step`.
     pub(super) fn progress_at(self, step: u64) -> StepProgress {
         if self.step == step { self.done } else { StepProgress::default() }
     }
 }
 
 impl RunPolicy {
-    /// What comes next after `step` updates. Evaluation comes before the checkpoint of the same step, so that a
-    /// resumed run finds a checkpoint's evaluation done.
+    /// Returns the next action after `step` updates. Evaluation comes before the checkpoint of the same step, so that a
+    /// run resumed from the checkpoint does not repeat it.
     pub fn next(&self, step: u64, done: StepProgress) -> NextAction {
         let last = !self.train || step >= self.max_steps;
         let due = |every: Option<u64>| step > 0 && every.is_some_and(|every| every > 0 && step.is_multiple_of(every));
@@ -131,26 +132,26 @@ impl RunPolicy {
     }
 }
 
-/// Losses of all leaves of an iteration, filled in any order, summed in leaf order.
+/// Losses of all leaves of an iteration, inserted in any order and summed in leaf order.
 #[derive(Clone, Debug)]
 pub struct LeafTable {
     leaves: Vec<Option<LeafResult>>,
 }
 
 impl LeafTable {
-    /// Nothing known of `count` leaves.
+    /// Creates a table for `count` leaves.
     pub fn new(count: u32) -> Self {
         Self { leaves: vec![None; count as usize] }
     }
 
-    /// Takes one leaf's result; a repeated or foreign one changes nothing.
+    /// Inserts the result of one leaf; ignores repeated and unknown leaves.
     pub fn insert(&mut self, result: LeafResult) {
         if let Some(slot) = self.leaves.get_mut(result.leaf as usize) {
             slot.get_or_insert(result);
         }
     }
 
-    /// Sum over all leaves in leaf order, or `None` while some are missing.
+    /// Returns the sum over all leaves in leaf order, or `None` while some are missing.
     pub fn sum(&self) -> Option<LeafResult> {
         let mut total = LeafResult { leaf: 0, loss: 0.0, tokens: 0, correct: 0, bad_layer: None };
         for leaf in &self.leaves {
@@ -164,7 +165,8 @@ impl LeafTable {
     }
 }
 
-/// Factor on the gradient and the norm before clipping, from the squared norms of all chunks in plan order.
+/// Returns the factor on the gradient, and the norm before clipping, from the squared norms of all chunks in plan
+/// order.
 ///
 /// The norm is that of the scaled gradient, `factor * sqrt(sum)`; clipping multiplies by
 /// `min(1, bound / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` does.

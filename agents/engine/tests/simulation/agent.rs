@@ -1,4 +1,4 @@
-//! An agent: its control stream and links, and the machine of its role behind them.
+//! An agent: its control stream, its links, and the state machine of its role.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::shard::ShardBody;
 use crate::swarm::SwarmBody;
 use crate::system::SystemBody;
 
-/// What all agents of a job know.
+/// Parameters that all agents of a job share.
 pub struct JobParameters {
     pub plan: Arc<StreamPlan>,
     pub shards: u32,
     /// Chunks that a store copies at a time for a snapshot.
     pub copies: usize,
-    /// Slots a receiver lets be in flight to it, by role.
+    /// Receive window in slots, by role.
     pub windows: BTreeMap<Role, u64>,
 }
 
@@ -39,7 +39,7 @@ struct Peer {
     up: bool,
 }
 
-/// Where an agent stands in its epoch and what its body may use to speak.
+/// State of an agent in its epoch, and its access to the network.
 pub struct AgentContext<'a> {
     pub me: AgentId,
     pub epoch: Epoch,
@@ -91,7 +91,7 @@ impl Agent {
         Self { me, stream: None, epoch, finished: false, peers, linked: false, body }
     }
 
-    /// Joins the coordinator, or joins it again.
+    /// Joins the coordinator, also repeatedly.
     pub fn connect(&mut self, network: &mut Network) {
         let state = match &mut self.body {
             RoleState::Shard(shard) => Some(shard.rejoin()),
@@ -100,7 +100,7 @@ impl Agent {
         self.stream = Some(network.connect(self.me, state));
     }
 
-    /// The body, and where it stands.
+    /// Splits into the role's state and the context.
     pub fn split<'a>(&'a mut self, network: &'a mut Network) -> (&'a mut RoleState, AgentContext<'a>) {
         let Self { me, stream, epoch, peers, body, .. } = self;
         (body, AgentContext { me: *me, epoch: *epoch, stream: *stream, network, peers })
@@ -114,7 +114,7 @@ impl Agent {
                 let current = epoch == self.epoch;
                 let (body, mut place) = self.split(network);
                 match body {
-                    // A shard tells old epochs itself.
+                    // A shard checks the epoch itself.
                     RoleState::Shard(shard) => shard.open(epoch, iteration, &mut place)?,
                     RoleState::Swarm(swarm) if current => swarm.open(iteration, &mut place)?,
                     RoleState::System(system) if current => system.open(iteration),
@@ -154,13 +154,13 @@ impl Agent {
         (!self.peers.is_empty()).then_some(()).ok_or_else(|| format!("{me} has no neighbours"))
     }
 
-    /// Something came on a link of the current epoch.
+    /// Handles a packet on a link of the current epoch.
     pub fn packet(&mut self, peer: AgentId, packet: Packet, network: &mut Network) -> Result<(), String> {
         match packet {
             Packet::Up => self.link_up(peer, network),
             Packet::Broken => {
                 self.peers.entry(peer).and_modify(|peer| peer.up = false);
-                // The storm: a loss may be told more than once.
+                // A loss may be reported more than once.
                 for _ in 0..network.random.within(1, 3) {
                     network.report(self.stream, AgentReport::LinkLost { epoch: self.epoch, peer: Some(peer) });
                 }
@@ -208,7 +208,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Credit came on a link of the current epoch.
+    /// Handles a grant on a link of the current epoch.
     pub fn grant(&mut self, peer: AgentId, total: u64, network: &mut Network) -> Result<(), String> {
         let (body, mut place) = self.split(network);
         match body {
@@ -222,7 +222,7 @@ impl Agent {
         }
     }
 
-    /// What it waits for.
+    /// Describes what the agent waits for.
     pub fn waits_for(&self) -> String {
         let missing: Vec<_> =
             self.peers.iter().filter(|(_, peer)| !peer.up).map(|(agent, _)| agent.to_string()).collect();
@@ -237,7 +237,7 @@ impl Agent {
     }
 }
 
-/// Every neighbour of `me`, and whether it is above.
+/// Returns every neighbor of `me`, and whether it is above.
 fn peers(placement: &Placement, me: AgentId) -> Vec<(AgentId, bool)> {
     let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
     match me.role {
@@ -257,7 +257,7 @@ fn peers(placement: &Placement, me: AgentId) -> Vec<(AgentId, bool)> {
     }
 }
 
-/// The agents above and below a SwarmX node, in its machine's order.
+/// Returns the agents above and below a SwarmX node, in the order of its state machine.
 pub fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId>) {
     let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
     let above = match placement.swarm[place].parent {

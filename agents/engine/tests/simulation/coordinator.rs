@@ -1,4 +1,4 @@
-//! The coordinator: the machine, its streams, and what its driver does for it. Everything it says is checked.
+//! The simulated coordinator: the state machine, its streams, and the work of its driver. Checks every command.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,33 +11,33 @@ use crate::model::Parameters;
 use crate::network::{AgentMessage, Coverage, Network};
 use crate::setup::SimulatedJob;
 
-/// What a run has shown so far, over all its lives.
+/// The results of a run so far, over all attempts.
 #[derive(Default)]
 pub struct History {
     pub steps: Vec<CommitRecord>,
-    /// How often each step was evaluated.
+    /// Number of evaluations of each step.
     pub evaluated: BTreeMap<u64, u32>,
     pub epochs: u32,
     pub restarts: u32,
-    /// How often it was stopped.
+    /// Number of stops.
     pub stops: u32,
-    /// The steps whose checkpoint could not be written; a later try at one may have succeeded.
+    /// Steps whose checkpoint could not be written; a later attempt may have succeeded.
     pub unsaved: BTreeSet<u64>,
     pub coverage: Coverage,
-    /// Checkpoints.
+    /// Steps of published checkpoints.
     pub saved: BTreeSet<u64>,
     pub outcome: Option<RunOutcome>,
 }
 
 impl History {
-    /// The next run goes on from `step`: what came after it is done again.
+    /// Discards everything after `step`, from which the next attempt resumes.
     pub fn truncate_after(&mut self, step: u64) {
         self.steps.retain(|record| record.step <= step);
         self.evaluated.retain(|evaluated, _| *evaluated <= step);
     }
 }
 
-/// Something the driver does on the side.
+/// Asynchronous work of the driver.
 enum BackgroundTask {
     Stage(u64),
     Publish {
@@ -45,9 +45,9 @@ enum BackgroundTask {
         digests: Vec<ChunkDigests>,
         record: Option<CommitRecord>,
     },
-    /// Has the last step saved, which could not be.
+    /// Retries a failed checkpoint of the last step.
     SaveAgain,
-    /// The end of a pause, after it was waited for so many times more.
+    /// The end of a backoff, after it was scheduled this many more times.
     EndPause(Epoch, u64),
 }
 
@@ -57,11 +57,11 @@ pub struct SimulatedCoordinator {
     streams: BTreeMap<AgentId, u64>,
     background_tasks: Vec<BackgroundTask>,
     directories: u64,
-    /// The newest step told in this life.
+    /// The newest step reported in this attempt.
     told: Option<u64>,
-    /// The step of the source that it turned to last.
+    /// The step of the most recent evaluation source.
     source: Option<u64>,
-    /// Reports to be heard again in a later epoch: they must change nothing.
+    /// Reports to be replayed in a later epoch: they must have no effect.
     stale_messages: Vec<(AgentId, AgentReport)>,
 }
 
@@ -82,7 +82,7 @@ impl SimulatedCoordinator {
         self.background_tasks.len()
     }
 
-    /// A message came on a stream. Words of a stream that a later one has replaced are dropped, its end too.
+    /// Handles a message on a stream. Messages of a replaced stream are dropped, including its end.
     pub fn receive(
         &mut self,
         stream: u64,
@@ -111,7 +111,7 @@ impl SimulatedCoordinator {
         self.on(event, task, network, history)
     }
 
-    /// Remembers a report; plays one of an older epoch again.
+    /// Stores a report, and replays one of an older epoch.
     fn replay_stale_report(
         &mut self,
         agent: AgentId,
@@ -162,7 +162,7 @@ impl SimulatedCoordinator {
                     self.background_tasks.push(BackgroundTask::SaveAgain);
                 }
                 CoordinatorCommand::Epoch { .. } => history.epochs += 1,
-                // Longer and longer, as by the clock: the end of a dead agent's stream arrives first.
+                // Increasing delays, as in real time: the end of a dead agent's stream arrives first.
                 CoordinatorCommand::Backoff { epoch, failures, .. } => {
                     self.background_tasks.push(BackgroundTask::EndPause(epoch, 1 << failures))
                 }
@@ -189,7 +189,7 @@ impl SimulatedCoordinator {
         Ok(())
     }
 
-    /// The step that evaluations are of, as far as it was told: the machine itself may have turned to the next.
+    /// Returns the step of the current evaluation according to the commands: the state machine may be ahead of it.
     fn evaluates(&self, task: &SimulatedJob) -> u64 {
         match task.evaluates.first() {
             Some(first) => self.source.unwrap_or(*first),
@@ -197,7 +197,7 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// A step is told once by each coordinator; a new one may begin with the step the old one ended with.
+    /// Each coordinator reports a step once; a new one may begin with the last step of the previous one.
     fn step(&mut self, record: CommitRecord, task: &SimulatedJob, history: &mut History) -> Result<(), String> {
         let expected = task.reference.commits.get(record.step as usize - 1);
         if expected != Some(&record) {
@@ -213,7 +213,7 @@ impl SimulatedCoordinator {
         Ok(())
     }
 
-    /// Does one thing on the side.
+    /// Executes one background task.
     pub fn run_background_task(
         &mut self,
         at: usize,
@@ -243,7 +243,7 @@ impl SimulatedCoordinator {
                 CoordinatorEvent::Staged(SnapshotRequest { step, path })
             }
             BackgroundTask::Publish { step, digests, record } => {
-                // The directory staged last: one checkpoint is written at a time.
+                // The most recently staged directory: one checkpoint is written at a time.
                 let path = format!("{}/{step}/{}", network.attempt, self.directories);
                 publish(step, &path, &digests, record, task, network)?;
                 history.saved.insert(step);
@@ -263,7 +263,7 @@ fn evaluated(sums: Evaluation, task: &SimulatedJob, history: &mut History) -> Re
     Ok(())
 }
 
-/// A checkpoint must be whole, and exactly the state of its step.
+/// Checks that a checkpoint is complete and exactly the state of its step.
 fn publish(
     step: u64,
     path: &str,

@@ -1,4 +1,4 @@
-//! Frames that come in their order and can't be right all the same.
+//! Checks that frames in the correct order with invalid content are rejected.
 
 use std::sync::Arc;
 

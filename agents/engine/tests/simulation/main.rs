@@ -1,8 +1,9 @@
-//! The five roles together, without sockets: agents and links in memory, a scheduler that delivers in any order a
-//! network may choose, crashes of any agent but MemoryX, slow and failing storage, the smallest windows, and arithmetic
-//! whose bits show every mistake. The machines and the chunk store are those that ship.
+//! Simulates the five roles together, without sockets: agents and links in memory, a scheduler that delivers in any
+//! order that a network may choose, crashes of any agent except MemoryX, slow and failing storage, the smallest
+//! windows, and a toy model whose bits reveal every mistake. State machines and chunk store are those of the product.
 //!
-//! A run is a pure function of its seed. A failure names it; `MILLRACE_SIMULATION_SEED=<n> cargo test` runs it alone.
+//! A run is a pure function of its seed. A failure reports the seed; `MILLRACE_SIMULATION_SEED=<n> cargo test` runs it
+//! alone.
 
 mod agent;
 mod coordinator;
@@ -35,7 +36,7 @@ fn seeds() -> Vec<u64> {
     one.map_or_else(|| SEEDS.collect(), |seed| vec![seed])
 }
 
-/// What every run must show, whatever happened in it.
+/// Checks the properties that every run must have, whatever faults it had.
 fn check(task: &SimulatedJob, history: &History) -> Result<(), String> {
     let policy = &task.policy;
     let every = policy.checkpoint_every;
@@ -57,7 +58,7 @@ fn check(task: &SimulatedJob, history: &History) -> Result<(), String> {
         if !history.evaluated.keys().eq(&due) {
             return Err(format!("{:?} were evaluated, and should be {due:?}", history.evaluated));
         }
-        // A run that only evaluates begins anew with every coordinator.
+        // A run that only evaluates restarts with every coordinator.
         let times = if policy.train { 1 } else { 1 + history.restarts + history.stops };
         if history.evaluated.values().any(|evaluated| *evaluated > times) {
             return Err("an evaluation was told twice by one coordinator".to_owned());
@@ -115,7 +116,7 @@ fn new_coordinator_completes_a_partial_commit() {
     for (shards, step, seed) in (1..=3).flat_map(|n| (2..=4).flat_map(move |step| (0..4).map(move |at| (n, step, at))))
     {
         for recorded in 1..=u64::from(shards) {
-            // Half of the runs are resumed from a checkpoint first.
+            // Half of the runs are resumed from a checkpoint.
             let stop = [(FaultTrigger::Recorded(1, 1), Fault::Stop)];
             let crash = [(FaultTrigger::Recorded(step, recorded), Fault::Crash(Role::Coordinator))];
             let lives = [&stop[..], &crash].map(|faults| SimulatedAttempt::small(2, 2, shards, faults));
@@ -151,9 +152,9 @@ fn rejoining_shard_receives_missed_commands() {
     }
 }
 
-/// Faults planted in `Store` by hand, and the first seed that catches each: an update beyond the snapshot's step in
-/// `take_for_snapshot` (without the bound on the pending update's step, and without the check behind it): seed 4, and
-/// seed 66 of [`every_run_ends_in_the_bits_of_the_reference`]; no copy before the update in `read`: seeds 0 and 25.
+/// Faults inserted into `ChunkStore` by hand, and the first seed that detects each: an update after the snapshot's step
+/// in `take_for_snapshot` (without the bound on the pending update's step, and without the check after it): seed 4, and
+/// seed 66 of [`runs_match_the_reference_bit_for_bit`]; no copy before the update in `read`: seeds 0 and 25.
 #[test]
 fn checkpoints_hold_exactly_their_step_on_slow_or_failing_storage() {
     let task = SimulatedJob::small();

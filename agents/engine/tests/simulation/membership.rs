@@ -1,4 +1,4 @@
-//! The coordinator alone, told by hand what its agents do: links that fail, and systems that join.
+//! Tests the coordinator alone with handwritten events: failing links, and systems that join.
 
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ struct CoordinatorFixture {
     task: SimulatedJob,
     /// Systems of the epoch.
     systems: Vec<AgentId>,
-    /// What it wanted done at the last event.
+    /// Commands of the last event.
     out: Vec<CoordinatorCommand>,
 }
 
 impl CoordinatorFixture {
-    /// A coordinator with one shard, node and server, and one of the two systems it wants; the first epoch runs.
+    /// A coordinator with one shard, node and server, and one of the two requested systems, in its first epoch.
     fn running() -> Self {
         let task = SimulatedJob::small();
         let wanted = RequiredAgents { systems: 2, min_systems: 1, shards: 1, fan_out: 2, activation_servers: 1 };
@@ -59,7 +59,7 @@ impl CoordinatorFixture {
         self.on(CoordinatorEvent::Report { agent, report });
     }
 
-    /// Systems of the epoch that began at the last event, if one did.
+    /// Returns the systems of the epoch that began at the last event, if any.
     fn configured(&mut self) -> Option<usize> {
         let placement = self.out.iter().find_map(|command| match command {
             CoordinatorCommand::Epoch { placement, .. } => Some(placement.clone()),
@@ -69,7 +69,7 @@ impl CoordinatorFixture {
         Some(self.systems.len())
     }
 
-    /// Every agent of the epoch has its links.
+    /// Reports that all agents of the epoch have established their links.
     fn link(&mut self) {
         let epoch = self.machine.epoch();
         for agent in [SHARD, NODE, SERVER].into_iter().chain(self.systems.clone()) {
@@ -84,7 +84,7 @@ impl CoordinatorFixture {
         })
     }
 
-    /// Brings the iteration that was opened last to its commit; what follows is in `out`.
+    /// Completes the most recently opened iteration up to its commit; later commands are in `out`.
     fn finish(&mut self, iteration: Iteration) {
         let (epoch, Work::Train { step }) = (self.machine.epoch(), iteration.task) else { panic!("{iteration:?}") };
         let result = |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, bad_layer: None };
@@ -123,13 +123,13 @@ fn repeated_link_failures_back_off_and_end_the_run() {
     let mut desk = CoordinatorFixture::running();
     let mut pauses = Vec::new();
     for failures in 1..MAX_LINK_FAILURES {
-        // Either end may be the one that tells, and others tell of links that were closed in consequence.
+        // Either end may report first, and others report links that were closed in consequence.
         let (reporter, peer) = if failures % 2 == 0 { (NODE, SHARD) } else { (SHARD, NODE) };
         let (epoch, pause, counted) = desk.lose_link(reporter, peer).unwrap();
         assert_eq!(counted, failures);
         pauses.push(pause);
         assert_eq!(desk.lose_link(system(0), NODE), None);
-        // Nothing begins before the pause is over, and the end of an older pause is none of this one.
+        // Nothing begins before the backoff has elapsed, and the end of an older backoff has no effect.
         let before = Epoch { number: epoch.number - 1, ..epoch };
         desk.on(CoordinatorEvent::BackoffElapsed { epoch: before });
         assert_eq!(desk.configured(), None);

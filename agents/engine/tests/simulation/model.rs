@@ -1,5 +1,5 @@
-//! A toy model: a stream plan with a group used twice, and arithmetic in which the order of sums, the version of a
-//! weight, and every single leaf show in the bits.
+//! A toy model: a stream plan with a group that is used twice, and arithmetic whose bits depend on the order of sums,
+//! the version of each weight, and every single leaf.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use millrace_engine::types::{CommitRecord, IterationKind, LeafResult};
 
 use crate::random::{Random, mix};
 
-/// Elements of a chunk: few, or spans of which some are zero in a leaf's gradient.
+/// Elements of a chunk: a few, or blocks of which some are zero in a leaf's gradient.
 const ELEMENTS: [usize; 3] = [1, 3, 2 * SPARSE_BLOCK_ELEMENTS + 2];
 
 /// A plan of 2 to 5 layers, 1 to 3 chunks a group and 1 to 9 leaves.
@@ -84,7 +84,7 @@ fn graph(layers: usize) -> Graph {
     Graph { tensors: Vec::new(), values: Vec::new(), nodes: Vec::new(), layers, tokens: 0, labels: 0 }
 }
 
-/// What must be streamed when a group stays on the wafer only if it is resident.
+/// Chunks to stream if a group stays on the wafer only if it is resident.
 fn down(plan: &StreamPlan, trains: bool) -> Vec<DownSlot> {
     let layers = plan.layers.len();
     let mut passes: Vec<_> = (0..layers).map(|layer| (Pass::Forward, layer)).collect();
@@ -115,12 +115,12 @@ fn unit(value: u64) -> f32 {
     (value >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
-/// First weights of a chunk.
+/// Initial weights of a chunk.
 pub fn initial(plan: &StreamPlan, chunk: ChunkId) -> Vec<f32> {
     (0..plan.chunks[chunk].elements).map(|at| unit(mix(7 + 31 * chunk as u64 + 1009 * at as u64))).collect()
 }
 
-/// Numbers of the samples of a task's leaves, one each.
+/// Returns one value for the samples of each leaf of a task.
 pub fn samples(plan: &StreamPlan, task: IterationKind, leaves: Range<u32>) -> Vec<u64> {
     let first = match task {
         IterationKind::Train { step } => (step - 1) * u64::from(plan.leaves.count),
@@ -129,7 +129,7 @@ pub fn samples(plan: &StreamPlan, task: IterationKind, leaves: Range<u32>) -> Ve
     leaves.map(|leaf| first + u64::from(leaf)).collect()
 }
 
-/// One leaf on its way through the layers.
+/// The computation of one leaf through the layers.
 #[derive(Clone, Debug)]
 pub struct Leaf {
     pub leaf: u32,
@@ -148,7 +148,7 @@ impl Leaf {
         self.values.last().copied().unwrap_or(0.0)
     }
 
-    /// Runs the next layer with its weights, in order.
+    /// Computes the next layer with its weights, in order.
     pub fn forward(&mut self, weights: &[Vec<f32>]) {
         let input = self.last();
         let mut sum = input;
@@ -158,7 +158,7 @@ impl Leaf {
         self.values.push(sum / (1.0 + sum.abs()));
     }
 
-    /// Loss after the last layer.
+    /// Returns the loss after the last layer.
     pub fn result(&mut self) -> LeafResult {
         let error = self.last() - unit(mix(self.sample ^ 0x5555));
         self.slope = 2.0 * error;
@@ -171,7 +171,8 @@ impl Leaf {
         }
     }
 
-    /// Goes back through `layer`; the gradient of each chunk, in order. Weights it doesn't read count as zero.
+    /// Computes the backward pass of `layer`: the gradient of each chunk, in order. Weights that it does not read count
+    /// as zero.
     pub fn backward(&mut self, layer: LayerId, weights: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let (input, slope) = (self.values[layer], self.slope);
         let noise = unit(mix(self.sample ^ layer as u64)) * 1e-3;
@@ -183,7 +184,7 @@ impl Leaf {
                 chunk.iter().enumerate().map(|(element, weight)| (element / SPARSE_BLOCK_ELEMENTS, weight))
             {
                 at += 1;
-                // As in an embedding's lookup: most rows are no word of this sample.
+                // As in an embedding lookup: most rows belong to words that are not in this sample.
                 if chunk.len() > SPARSE_BLOCK_ELEMENTS && !mix(self.sample ^ mix(span as u64)).is_multiple_of(4) {
                     gradient.push(0.0);
                     continue;
@@ -197,7 +198,7 @@ impl Leaf {
     }
 }
 
-/// The tree's sum over `node`: left half plus right half, down to `leaf`.
+/// Returns the tree's sum over `node`: left half plus right half, down to `leaf`.
 pub fn sum(node: Node, leaf: &dyn Fn(u32) -> Option<Vec<f32>>) -> Option<Vec<f32>> {
     let Some((left, right)) = node.children() else { return leaf(node.start) };
     let (mut left, right) = (sum(left, leaf)?, sum(right, leaf)?);
@@ -210,7 +211,7 @@ pub fn squared_norm(gradient: &[f32]) -> f64 {
     gradient.iter().map(|&value| f64::from(value) * f64::from(value)).sum()
 }
 
-/// A chunk's parameters and its one moment.
+/// The parameters of a chunk and its only moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     pub weights: Vec<f32>,
@@ -231,7 +232,7 @@ impl Parameters {
         }
     }
 
-    /// Stands for the digests a real shard makes.
+    /// Returns a substitute for the digests of a real shard.
     pub fn digests(&self) -> Vec<[u8; 32]> {
         let digest = |values: &[f32]| {
             let mut bytes = [0; 32];
@@ -251,7 +252,7 @@ pub fn numbers(sum: &Payload) -> Vec<f32> {
     }
 }
 
-/// f32 values as they travel.
+/// Encodes f32 values as sent on links.
 pub fn encode(values: &[f32]) -> bytes::Bytes {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }

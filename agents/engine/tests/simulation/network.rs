@@ -1,5 +1,5 @@
-//! What lies between the agents: control streams to the coordinator and links of the data tree. Both keep the order of
-//! what one end sends; what is broken keeps some of what was in flight, then ends.
+//! The network between agents: control streams to the coordinator and links of the data tree. Both preserve order;
+//! after a failure, part of the data in flight is delivered before the end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,23 +19,23 @@ pub enum AgentMessage {
     Broken,
 }
 
-/// One control stream. The coordinator's side sends orders; `None` is its end.
+/// One control stream. The coordinator sends commands; `None` ends it.
 #[derive(Debug)]
 pub struct Stream {
     pub agent: AgentId,
-    /// The coordinator it goes to.
+    /// The coordinator attempt it is connected to.
     pub attempt: u32,
     pub orders: VecDeque<Option<AgentCommand>>,
     pub words: VecDeque<AgentMessage>,
 }
 
-/// What travels on a link.
+/// A packet on a link.
 #[derive(Clone, Debug)]
 pub enum Packet {
-    /// The link is up.
+    /// The link is established.
     Up,
     Frame(Frame),
-    /// A system asks its activation server for the samples of some leaves.
+    /// A system requests the samples of some leaves from its activation server.
     Ask(IterationKind, std::ops::Range<u32>),
     Samples(Vec<u64>),
     Broken,
@@ -56,21 +56,21 @@ impl LinkKey {
     }
 }
 
-/// One direction of a link, with the grants that come back.
+/// One direction of a link, with the grants sent back.
 #[derive(Debug, Default)]
 pub struct LinkDirection {
     pub packets: VecDeque<Packet>,
     pub grants: Vec<u64>,
-    /// Slots sent so far and the last of them.
+    /// Number of slots sent so far, and the last slot.
     slots: u64,
     last: Option<(u64, u32, u32)>,
     granted: u64,
-    /// Nothing more can be sent.
+    /// Whether nothing more can be sent.
     broken: bool,
 }
 
 impl LinkDirection {
-    /// Some of what is in flight still arrives, then the end.
+    /// Closes the direction: part of the data in flight is delivered, then the end.
     fn cut(&mut self, random: &mut Random) {
         if !std::mem::replace(&mut self.broken, true) {
             self.packets.truncate(random.below(self.packets.len() + 1));
@@ -86,7 +86,7 @@ pub struct Link {
     pub up: LinkDirection,
 }
 
-/// How often the situations came about that the store is there for.
+/// Counts how often runs reached the situations that the store exists for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coverage {
     /// Commits while a snapshot was written.
@@ -108,21 +108,21 @@ impl std::ops::AddAssign for Coverage {
     }
 }
 
-/// Everything between the agents, and what outlives them all: the disk.
+/// The network between the agents, and the disk, which outlives all of them.
 pub struct Network {
     pub random: Random,
     pub streams: BTreeMap<u64, Stream>,
     pub links: BTreeMap<LinkKey, Link>,
-    /// Links the lower end tries to open.
+    /// Links that the lower end is trying to establish.
     pub dials: BTreeSet<LinkKey>,
     pub disk: Disk,
-    /// Writes to the disk that will fail.
+    /// Number of disk writes that will fail.
     pub failing_writes: usize,
     pub coverage: Coverage,
     pub published: BTreeMap<u64, Vec<Parameters>>,
-    /// The first frame sent without credit.
+    /// The first frame that was sent without credit.
     pub overrun: Option<String>,
-    /// The coordinator's attempt.
+    /// Attempt of the coordinator.
     pub attempt: u32,
     next_stream: u64,
 }
@@ -144,7 +144,7 @@ impl Network {
         }
     }
 
-    /// A new control stream of `agent` to the coordinator of now.
+    /// Opens a control stream of `agent` to the current coordinator.
     pub fn connect(&mut self, agent: AgentId, state: Option<ShardState>) -> u64 {
         self.next_stream += 1;
         let words = VecDeque::from([AgentMessage::Hello(state)]);
@@ -152,7 +152,7 @@ impl Network {
         self.next_stream
     }
 
-    /// A word on a stream, sometimes twice. Losses are told in pieces.
+    /// Sends a message on a stream, sometimes twice. Losses are sent in parts.
     pub fn report(&mut self, stream: Option<u64>, report: AgentReport) {
         let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
         let reports = match report {
@@ -163,7 +163,7 @@ impl Network {
             report => vec![report],
         };
         for report in reports {
-            // Only a snapshot is answered once: a repeat may speak of a later one under the same number.
+            // Results of snapshots are not repeated: the repetition could refer to a later snapshot of the same number.
             let repeat =
                 self.random.chance(5) && !matches!(report, AgentReport::Loaded { .. } | AgentReport::Written { .. });
             if repeat {
@@ -173,7 +173,7 @@ impl Network {
         }
     }
 
-    /// The agent's end of a stream is gone.
+    /// Closes the agent's end of a stream.
     pub fn close_stream(&mut self, stream: Option<u64>) {
         let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
         stream.orders.clear();
@@ -182,7 +182,7 @@ impl Network {
         stream.words.push_back(AgentMessage::Broken);
     }
 
-    /// The coordinator's end of a stream is gone.
+    /// Closes the coordinator's end of a stream.
     pub fn drop_agent(&mut self, stream: u64) {
         let Some(stream) = self.streams.get_mut(&stream) else { return };
         stream.words.clear();
@@ -191,7 +191,7 @@ impl Network {
         stream.orders.push_back(None);
     }
 
-    /// An order on a stream that may have ended.
+    /// Sends a command on a stream that may have ended.
     pub fn order(&mut self, stream: u64, order: AgentCommand) {
         if let Some(stream) = self.streams.get_mut(&stream)
             && !matches!(stream.orders.back(), Some(None))
@@ -200,7 +200,7 @@ impl Network {
         }
     }
 
-    /// A stream breaks under both ends.
+    /// Breaks a stream at both ends.
     pub fn cut_stream(&mut self, stream: u64) {
         let Some(stream) = self.streams.get_mut(&stream) else { return };
         let kept = (self.random.below(stream.orders.len() + 1), self.random.below(stream.words.len() + 1));
@@ -210,14 +210,14 @@ impl Network {
         stream.words.push_back(AgentMessage::Broken);
     }
 
-    /// A link breaks under both ends.
+    /// Breaks a link at both ends.
     pub fn cut_link(&mut self, key: LinkKey) {
         let Some(link) = self.links.get_mut(&key) else { return };
         link.down.cut(&mut self.random);
         link.up.cut(&mut self.random);
     }
 
-    /// The links `agent` has or had before `epoch` are cut.
+    /// Breaks the links that `agent` has, or had before `epoch`.
     pub fn cut_links(&mut self, agent: AgentId, before: Option<Epoch>) {
         let old = |key: &LinkKey| before.is_none_or(|epoch| key.epoch < epoch);
         let keys: Vec<LinkKey> =
@@ -228,7 +228,7 @@ impl Network {
         self.dials.retain(|key| key.lower != agent || !old(key));
     }
 
-    /// `agent` gives a link up; the peer still gets some of what was in flight, then its end.
+    /// Closes a link at `agent`; the peer receives part of the data in flight, then the end.
     pub fn leave(&mut self, key: LinkKey, agent: AgentId) {
         let Some(link) = self.links.get_mut(&key) else { return };
         let (out, into) =
@@ -245,7 +245,7 @@ impl Network {
         (!lane.broken).then_some(lane)
     }
 
-    /// Sends on a link, if it is there. A frame that its receiver has not granted is noted.
+    /// Sends on a link, if it exists. Records a frame that exceeds the receiver's grant.
     pub fn send(&mut self, key: LinkKey, sender: AgentId, packet: Packet) {
         let Some(lane) = self.lane(key, sender) else { return };
         if let Packet::Frame(frame) = &packet {

@@ -1,6 +1,6 @@
-//! A seeded source of choices (SplitMix64).
+//! A seeded random number generator (SplitMix64).
 
-/// The next number of a stream is a pure function of the last.
+/// The next number of a stream is a pure function of the previous one.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -32,12 +32,12 @@ impl Random {
         low + self.below(high - low + 1)
     }
 
-    /// True in so many of a hundred cases.
+    /// Returns true in `percent` of 100 cases.
     pub const fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of them.
+    /// Returns a random element.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
         choices.get(self.below(choices.len())).copied()
     }

@@ -1,4 +1,5 @@
-//! The same run in one place, one leaf after the other: what every simulated run must end in, bit for bit.
+//! A reference run in one process, one leaf after the other. Every simulated run must have the same result, bit for
+//! bit.
 
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::coordinator::{Evaluation, LossScaling, RunPolicy, gradient_scale};

@@ -1,4 +1,4 @@
-//! What a seed makes: a model, a job, the agents it wants, and what goes wrong when.
+//! Generates a scenario from a seed: a model, a job, the agents it requires, and faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,61 +11,61 @@ use crate::model;
 use crate::random::Random;
 use crate::reference::Reference;
 
-/// What may go wrong, or be asked for.
+/// A fault or a request of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// An agent dies and is started again some time later.
+    /// An agent dies and is restarted some time later.
     Crash(Role),
-    /// An agent dies for good.
+    /// An agent dies permanently.
     Vanish(Role),
-    /// A system leaves for good, if enough are left; perhaps another one comes.
+    /// A system leaves permanently, if enough are left; another one may join.
     Leave,
-    /// A control stream of an agent breaks; it joins again.
+    /// A control stream of an agent breaks; the agent joins again.
     CutStream(Role),
     /// A link of the data tree breaks.
     CutLink,
     /// The next write of a snapshot fails.
     FailWrite,
-    /// The user wants a checkpoint.
+    /// The user requests a checkpoint.
     Checkpoint,
-    /// The user wants the run to end.
+    /// The user stops the run.
     Stop,
 }
 
-/// When a fault strikes.
+/// The time of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultTrigger {
-    /// After so many deliveries.
+    /// After this many deliveries.
     Tick(u64),
-    /// When the shards have been brought so many frames of gradients of a step.
+    /// When this many gradient frames of a step were delivered to the shards.
     Gathered(u64, u64),
-    /// When so many shards have recorded a step.
+    /// When this many shards have recorded a step.
     Recorded(u64, u64),
-    /// When so many shards are writing a checkpoint.
+    /// When this many shards are writing a checkpoint.
     Writing(u64),
 }
 
-/// What is slow all through a life.
+/// A component that is slow during a whole attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlowComponent {
-    /// An agent, in everything.
+    /// All actions of an agent.
     Agent(Role),
-    /// What an agent tells the coordinator.
+    /// The messages from an agent to the coordinator.
     Words(Role),
-    /// The disk all checkpoints go to.
+    /// The disk of all checkpoints.
     Disk,
 }
 
-/// The same for every life of a job.
+/// Parameters shared by all attempts of a job.
 pub struct SimulatedJob {
     pub plan: Arc<StreamPlan>,
     pub policy: RunPolicy,
     pub reference: Reference,
-    /// Steps of the checkpoints that a run evaluates which only does that; none of one that trains.
+    /// Steps of the checkpoints that an evaluation run evaluates; empty for a training run.
     pub evaluates: Vec<u64>,
 }
 
-/// One life of a job, up to its end or a stop.
+/// One attempt of a job, until it ends or is stopped.
 #[derive(Clone, Debug)]
 pub struct SimulatedAttempt {
     pub wanted: RequiredAgents,
@@ -110,7 +110,7 @@ impl SimulatedJob {
         Self { reference: Reference::new(&plan, &policy), plan, policy, evaluates: Vec::new() }
     }
 
-    /// The small task's model, each of whose steps is evaluated and none made.
+    /// The model of the small task, with every step evaluated and no training.
     pub fn evaluating() -> Self {
         let Self { plan, policy, .. } = Self::small();
         let eval = Some(EvalPolicy { every: None, batches: 2 });
@@ -118,7 +118,8 @@ impl SimulatedJob {
         Self { evaluates, ..Self::of(plan, RunPolicy { train: false, eval, ..policy }) }
     }
 
-    /// Four steps over five leaves in several rounds, in some of which a system has none, with evaluation and
+    /// Four steps over five leaves in several rounds, some without leaves for a system, with evaluation and
+    /// checkpoints.
     /// checkpoints between.
     pub fn small() -> Self {
         let mut plan = model::plan(&mut Random::new(3));
@@ -138,7 +139,7 @@ impl SimulatedJob {
 }
 
 impl SimulatedAttempt {
-    /// The smallest windows, `systems` systems of which `least` suffice, and these faults.
+    /// The smallest windows, `systems` systems of which `min_systems` suffice, and these faults.
     pub fn small(systems: u32, min_systems: u32, shards: u32, faults: &[(FaultTrigger, Fault)]) -> Self {
         let wanted = RequiredAgents { systems, min_systems, shards, fan_out: 2, activation_servers: 1 };
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, 1)).collect();
@@ -172,7 +173,7 @@ fn laggard(random: &mut Random) -> Option<SlowComponent> {
     }
 }
 
-/// Early moments are as likely as late ones, by order of magnitude.
+/// Early and late ticks are equally likely by order of magnitude.
 fn random_tick(random: &mut Random) -> u64 {
     let magnitude = random.within(3, 13);
     random.within(1 << magnitude, 2 << magnitude) as u64

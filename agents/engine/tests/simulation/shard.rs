@@ -1,4 +1,5 @@
-//! A MemoryX shard: the machine, the store that ships over toy numbers, and the two threads that work on it.
+//! A simulated MemoryX shard: the state machine, the product's chunk store with toy data, and the two threads that use
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,21 +22,21 @@ pub struct ShardBody {
     index: u32,
     pub machine: Shard,
     store: Option<ToyStore>,
-    /// What the store's thread still has to do, in order.
+    /// Queue of the store's thread.
     jobs: VecDeque<StoreWork>,
-    /// The snapshot being written, by a thread of its own.
+    /// The snapshot being written by its own thread.
     writer: Option<Writer>,
     snapshots: SnapshotTracker,
     /// Every commit since the parameters were loaded.
     pub commits: Vec<CommitRecord>,
     root: AgentId,
-    /// Commands that wait for the link.
+    /// Commands to execute once the link is established.
     first: Vec<ShardCommand>,
-    /// Most partial sums that may be open for one use.
+    /// Maximum partial sums that may be open for one use.
     most_open: usize,
-    /// Gradients the store has gathered whole, of which the machine has not heard.
+    /// Complete gradients that the state machine has not been notified of.
     gathered: VecDeque<(ChunkId, f64)>,
-    /// What came in older epochs, to be played again: it must change nothing.
+    /// Messages of older epochs to replay: they must have no effect.
     stale_messages: Vec<StaleMessage>,
 }
 
@@ -71,7 +72,7 @@ impl ShardBody {
         }
     }
 
-    /// What to say on joining.
+    /// Returns the state to send when joining.
     pub fn rejoin(&mut self) -> ShardState {
         self.snapshots.on_coordinator_lost();
         self.machine.state()
@@ -162,7 +163,7 @@ impl ShardBody {
         self.stale_messages.push(message);
     }
 
-    /// Plays a message of an older epoch again.
+    /// Replays a message of an older epoch.
     fn replay_stale_message(&mut self, place: &mut AgentContext) -> Result<(), String> {
         let old = |message: &StaleMessage| match message {
             StaleMessage::Frame(frame) => frame.key.epoch < place.epoch,
@@ -190,7 +191,7 @@ impl ShardBody {
         !self.gathered.is_empty() || !self.jobs.is_empty()
     }
 
-    /// The machine hears of the store's thread, or that thread does its next job.
+    /// Notifies the state machine of a result of the store's thread, or executes that thread's next work item.
     pub fn work(&mut self, place: &mut AgentContext) -> Result<(), String> {
         let hears = !self.gathered.is_empty() && (self.jobs.is_empty() || place.network.random.chance(50));
         if hears && let Some((chunk, norm)) = self.gathered.pop_front() {
@@ -201,7 +202,7 @@ impl ShardBody {
         self.job(place)
     }
 
-    /// The store's thread does its next job; one that has to wait stays the next.
+    /// Executes the next work item of the store's thread. An item that has to wait stays the next one.
     fn job(&mut self, place: &mut AgentContext) -> Result<(), String> {
         let store = self.store.as_ref().ok_or("the shard has no parameters")?;
         match self.jobs.pop_front() {
@@ -228,7 +229,7 @@ impl ShardBody {
                 store.commit(record);
                 place.network.coverage.committed_in_snapshots += usize::from(self.writer.is_some());
             }
-            // The writer of a snapshot that is no longer wanted comes to its end first.
+            // The writer of a snapshot that is no longer required finishes first.
             Some(StoreWork::Snapshot(snapshot)) if self.writer.is_some() => {
                 self.jobs.push_front(StoreWork::Snapshot(snapshot));
             }
@@ -238,7 +239,7 @@ impl ShardBody {
         Ok(())
     }
 
-    /// The snapshot's thread writes one more chunk.
+    /// Writes one more chunk of the snapshot.
     pub fn write(&mut self, place: &mut AgentContext) -> Result<(), String> {
         let (Some(store), Some(writer)) = (&self.store, &mut self.writer) else { return Ok(()) };
         let Network { disk, failing_writes, coverage, .. } = &mut *place.network;
@@ -256,7 +257,7 @@ impl ShardBody {
         Ok(())
     }
 
-    /// All parameters, once everything is done that was decided; `None` where they were never loaded.
+    /// Returns all parameters, after all decided work is done; `None` if they were never loaded.
     pub fn finish(&mut self) -> Result<Option<Vec<(ChunkId, Parameters)>>, String> {
         let Some(store) = &self.store else { return Ok(None) };
         store.abandon_snapshot();

@@ -1,4 +1,4 @@
-//! One life of a job: agents, network and a coordinator, and a scheduler that lets any of them go next.
+//! One attempt of a job: agents, network, a coordinator, and a scheduler that selects the next action at random.
 
 mod faults;
 
@@ -15,23 +15,23 @@ use crate::network::{Link, LinkKey, Network, Packet};
 use crate::random::Random;
 use crate::setup::{Fault, FaultTrigger, SimulatedAttempt, SimulatedJob, SlowComponent};
 
-/// More deliveries than any run needs: beyond this it goes in circles.
+/// More deliveries than any run needs: a run that exceeds this makes no progress.
 const MAX_TICKS: u64 = 400_000;
 
-/// What may happen next.
+/// A possible next action.
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    /// The agent of a stream takes an order.
+    /// The agent of a stream receives a command.
     Order(u64),
-    /// The coordinator takes a word.
+    /// The coordinator receives a message.
     Word(u64),
-    /// A packet reaches the end of a link: down or up.
+    /// A packet arrives at the end of a link: down or up.
     Packet(LinkKey, bool),
-    /// A grant reaches the sender of a lane: down or up.
+    /// A grant arrives at the sender of a link direction: down or up.
     Grant(LinkKey, bool),
     Dial(LinkKey),
     Act(AgentId),
-    /// A shard's store goes on.
+    /// A shard's store executes its next work item.
     Work(AgentId),
     /// A shard writes another chunk of its snapshot.
     Write(AgentId),
@@ -41,7 +41,7 @@ enum Action {
     StartCoordinator,
 }
 
-/// A job's agents and what is between them.
+/// The agents of a job and the network between them.
 pub struct Simulation<'a> {
     task: &'a SimulatedJob,
     life: &'a SimulatedAttempt,
@@ -54,12 +54,12 @@ pub struct Simulation<'a> {
     starts: BTreeMap<AgentId, u64>,
     boss_start: u64,
     next_system: u32,
-    /// The slow agent, where one is.
+    /// The slow agent, if there is one.
     laggard: Option<AgentId>,
     faults: Vec<(FaultTrigger, Fault)>,
     tick: u64,
     gathered: BTreeMap<u64, u64>,
-    /// Updates committed, by the shards that have ended.
+    /// Updates committed by the shards that have finished.
     ended: Vec<u64>,
     pub history: History,
 }
@@ -114,7 +114,7 @@ impl<'a> Simulation<'a> {
         world
     }
 
-    /// Runs to the end of this life.
+    /// Runs this attempt to its end.
     pub fn run(&mut self) -> Result<RunOutcome, String> {
         loop {
             if let Some(outcome) = self.history.outcome.clone() {
@@ -138,7 +138,7 @@ impl<'a> Simulation<'a> {
 
     fn choose(&mut self) -> Result<Action, String> {
         let actions = self.actions(self.tick);
-        // Storage may be so slow that several steps pass while one snapshot is written.
+        // Storage may be so slow that several steps are committed while one snapshot is written.
         let iterations = if self.life.laggard == Some(SlowComponent::Disk) { 300 } else { 33 };
         if self.life.laggard.is_some() && self.network.random.below(iterations) > 0 {
             let others: Vec<Action> = actions.iter().copied().filter(|action| !self.is_slow(*action)).collect();
@@ -149,7 +149,7 @@ impl<'a> Simulation<'a> {
         if let Some(action) = self.network.random.pick(&actions) {
             return Ok(action);
         }
-        // Everybody waits for those who are still away, or for what is still to come from outside.
+        // All agents wait for agents that are not restarted yet, or for scheduled faults.
         let late = self.actions(u64::MAX);
         if let Some(action) = self.network.random.pick(&late) {
             return Ok(action);
@@ -186,7 +186,7 @@ impl<'a> Simulation<'a> {
                 }
             }
         }
-        // A dialled agent that hasn't heard of the epoch yet keeps the caller waiting.
+        // A dialed agent that has not received the epoch yet does not answer.
         let answers = |key: &&LinkKey| self.agents.get(&key.upper).is_none_or(|upper| upper.epoch >= key.epoch);
         actions.extend(self.network.dials.iter().filter(answers).map(|&key| Action::Dial(key)));
         for (&id, agent) in &self.agents {
@@ -212,7 +212,7 @@ impl<'a> Simulation<'a> {
         actions
     }
 
-    /// Whether an action is the laggard's.
+    /// Returns whether an action belongs to the slow component.
     fn is_slow(&self, action: Action) -> bool {
         let all = !matches!(self.life.laggard, Some(SlowComponent::Words(_)));
         let disk = self.life.laggard == Some(SlowComponent::Disk);
@@ -291,7 +291,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// What a new coordinator finds on the disk about the step it goes on from.
+    /// Returns what a new coordinator finds on the disk about the step it resumes from.
     fn known(&self) -> ResumeState {
         if !self.task.policy.train {
             return ResumeState::default();
@@ -363,7 +363,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// An agent has ended gracefully. A shard's parameters are those of the reference, each step committed once.
+    /// Checks an agent that has shut down. A shard has the parameters of the reference, with each step committed once.
     fn end_agent(&mut self, id: AgentId) -> Result<(), String> {
         let Some(mut agent) = self.agents.remove(&id) else { return Ok(()) };
         self.network.close_stream(agent.stream);
@@ -410,7 +410,7 @@ impl<'a> Simulation<'a> {
         Ok(outcome)
     }
 
-    /// Who waits for what.
+    /// Describes what each agent waits for.
     pub fn dump(&self) -> String {
         let mut lines = vec![format!("after {} deliveries, {:?}", self.tick, self.life)];
         lines.extend(self.coordinator.iter().map(|coordinator| format!("{:?}", coordinator.machine)));
@@ -419,14 +419,14 @@ impl<'a> Simulation<'a> {
         lines.join("\n")
     }
 
-    /// What outlives this life.
+    /// Returns the state that outlives this attempt.
     pub fn into_parts(mut self) -> (Network, History) {
         self.history.coverage += self.network.coverage;
         (self.network, self.history)
     }
 }
 
-/// Lives of a job, each resumed from the newest checkpoint, until it is complete.
+/// Runs attempts of a job, each resumed from the newest checkpoint, until it is complete.
 pub fn run(
     task: &SimulatedJob,
     mut random: Random,
@@ -455,7 +455,7 @@ pub fn run(
     }
 }
 
-/// Where the parameters of `step` come from.
+/// Returns the source of the parameters of `step`.
 fn source_of(step: u64) -> ParameterSource {
     match step {
         0 => ParameterSource::Initial,

@@ -1,4 +1,4 @@
-//! The arithmetic of the toy model for the store that ships, and the disk that snapshots are written to.
+//! The toy model's arithmetic for the product's chunk store, and the disk that snapshots are written to.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use millrace_engine::types::CommitRecord;
 
 use crate::model::{Parameters, encode, numbers, squared_norm};
 
-/// What shards have written, by directory.
+/// The chunks written by shards, by directory.
 pub type Disk = BTreeMap<String, BTreeMap<ChunkId, Parameters>>;
 
 /// The numbers of one chunk.
@@ -38,7 +38,7 @@ impl ChunkOps for ToyArithmetic {
 
 pub type ToyStore = ChunkStore<ToyArithmetic>;
 
-/// A store of chunks `shard`, `shard + shards`, ... of `state`, the parameters after `step` updates.
+/// Creates a store of chunks `shard`, `shard + shards`, ... of `state`, the parameters after `step` updates.
 pub fn filled(
     plan: &StreamPlan,
     (shard, shards): (u32, u32),
@@ -55,12 +55,12 @@ pub fn filled(
     Ok(store)
 }
 
-/// Weights to be streamed; `None` while no copy is free.
+/// Returns the weights to stream; `None` while no copy is free.
 pub fn read(store: &ToyStore, chunk: ChunkId) -> Result<Option<Bytes>, StoreError> {
     store.read(chunk, |numbers| encode(&numbers.parameters.weights))
 }
 
-/// Adds a use's gradient; after the last the squared norm.
+/// Adds the gradient of a use; returns the squared norm after the last one.
 pub fn gather(
     store: &ToyStore,
     chunk: ChunkId,
@@ -78,7 +78,7 @@ pub fn gather(
     })
 }
 
-/// Every chunk with all updates applied.
+/// Returns every chunk with all updates applied.
 pub fn finish(store: &ToyStore) -> Result<Vec<(ChunkId, Parameters)>, String> {
     store.abandon_snapshot();
     let parameters = |chunk| {
@@ -101,7 +101,7 @@ impl Writer {
         Self { cursor: store.begin_snapshot(snapshot.step), snapshot, digests: Vec::new() }
     }
 
-    /// Writes one more chunk, or fails to; once all are written or one is not, the snapshot and what is reported of it.
+    /// Writes one more chunk, or fails. After the last chunk or a failure, returns the snapshot and its report.
     pub fn write(
         &mut self,
         store: &ToyStore,

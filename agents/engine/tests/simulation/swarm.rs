@@ -1,4 +1,4 @@
-//! A SwarmX node: the machine of its epoch.
+//! A simulated SwarmX node: the state machine of its epoch.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ struct Node {
     machine: SwarmX,
     above: Vec<AgentId>,
     below: Vec<AgentId>,
-    /// Most weight frames and partial sums that may wait on one link.
+    /// Maximum weight frames and partial sums that may be queued on one link.
     most: (usize, usize),
 }
 

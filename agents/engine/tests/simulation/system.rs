@@ -1,4 +1,4 @@
-//! A system: the machine of its epoch and a toy wafer that really computes, from the frames it was sent.
+//! A simulated system: the state machine of its epoch, and a toy wafer that computes from the received frames.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ struct Run {
     above: AgentId,
     samples_from: AgentId,
     window: u64,
-    /// Leaves whose samples are being fetched.
+    /// Leaves whose samples are being requested.
     asked: Option<std::ops::Range<u32>>,
-    /// Nothing to do until something comes.
+    /// Whether it must wait for an event.
     idle: bool,
     wafer: BTreeMap<ChunkId, Vec<f32>>,
     leaves: Vec<Leaf>,
@@ -103,12 +103,12 @@ impl SystemBody {
         Ok(())
     }
 
-    /// Whether [`SystemBody::act`] may do something.
+    /// Returns whether [`SystemBody::act`] has something to do.
     pub fn is_ready(&self) -> bool {
         self.run.as_ref().is_some_and(|run| !run.idle && run.asked.is_none())
     }
 
-    /// Does the next act.
+    /// Executes the next action.
     pub fn act(&mut self, place: &mut AgentContext) -> Result<(), String> {
         let Some(run) = &mut self.run else { return Ok(()) };
         match run.machine.next().map_err(|error| error.to_string())? {

@@ -1,4 +1,4 @@
-//! What goes wrong, and what users ask for.
+//! Injects faults and user requests.
 
 use millrace_engine::coordinator::CoordinatorEvent;
 use millrace_engine::types::{AgentId, Role};
@@ -9,7 +9,7 @@ use crate::network::LinkKey;
 use crate::setup::{Fault, FaultTrigger};
 
 impl Simulation<'_> {
-    /// Whatever goes wrong now.
+    /// Injects the faults that are due.
     pub(super) fn inject_fault(&mut self) -> Result<(), String> {
         if self.history.outcome.is_some() {
             return Ok(());
@@ -53,7 +53,7 @@ impl Simulation<'_> {
                 }
             }
             Fault::FailWrite => self.network.failing_writes += 1,
-            // Who asks in vain asks again.
+            // A request without effect is repeated.
             Fault::Checkpoint | Fault::Stop if self.coordinator.is_none() => {
                 self.faults.push((FaultTrigger::Tick(self.tick + 1), fault));
             }
@@ -82,7 +82,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// A system goes for good, where enough are left; perhaps another one comes under another name.
+    /// Removes a system permanently if enough are left; another one may join under another name.
     fn remove_system(&mut self) {
         let systems = self.agents.keys().chain(self.starts.keys()).filter(|id| id.role == Role::Cs2).count();
         let replaced = self.network.random.chance(60);
