@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::{Error, LockError, Strictness, list};
+use millrace_checkpoint::{Error, LoadStrictness, LockError, list};
 use millrace_emulator::numerics::NumericsProfile;
 use millrace_params::Job;
 use millrace_telemetry::journal::Reason;
@@ -26,8 +26,8 @@ pub fn checkpoint_failure(error: &Error) -> Failure {
 }
 
 /// How closely the checkpoint must be of the job's model.
-pub const fn strictness(job: &Job) -> Strictness {
-    if job.run.disable_strict_checkpoint_loading { Strictness::Partial } else { Strictness::Strict }
+pub const fn strictness(job: &Job) -> LoadStrictness {
+    if job.run.disable_strict_checkpoint_loading { LoadStrictness::AllowMissing } else { LoadStrictness::Strict }
 }
 
 /// Whether this is no checkpoint, but a directory of some, as another job's model_dir is.
@@ -35,7 +35,7 @@ pub const fn strictness(job: &Job) -> Strictness {
 /// # Errors
 /// It can't be read.
 pub fn holds_checkpoints(path: &Path) -> Result<bool, Failure> {
-    Ok(!list(path).map_err(|error| checkpoint_failure(&error))?.whole.is_empty())
+    Ok(!list(path).map_err(|error| checkpoint_failure(&error))?.complete.is_empty())
 }
 
 /// Refuses to go on under the numerics profile `now` from a checkpoint computed under `then`, unless the user `accepts`

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use millrace_checkpoint::hf::{Choices, export_hf, import_hf, params_text};
-use millrace_checkpoint::{Checkpoint, Facts, LockRequest, ModelDirLock, Moments, PlanReader, Section, Strictness};
+use millrace_checkpoint::{
+    Checkpoint, CheckpointMetadata, LoadStrictness, LockRequest, ModelDirLock, Moments, PlanReader, Section,
+};
 use millrace_emulator::compile::compile_job;
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
 use millrace_emulator::kernels::Simd;
@@ -38,9 +40,9 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/parity/fixtures/transformers").join(name)
 }
 
-fn facts(plan: &StreamPlan) -> Facts {
+fn facts(plan: &StreamPlan) -> CheckpointMetadata {
     let text = String::new;
-    Facts {
+    CheckpointMetadata {
         plan: plan.hash(),
         seed: 0,
         next_sample: 0,
@@ -95,7 +97,7 @@ fn an_imported_model_computes_the_logits_of_transformers_and_is_exported_byte_fo
     let tokens: Vec<i32> = words("input_ids").into_iter().map(i32::from_le_bytes).collect();
     let logits: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
 
-    let mut reader = PlanReader::new(open(), &plan, &Moments::none(), Strictness::Strict).unwrap();
+    let mut reader = PlanReader::new(open(), &plan, &Moments::none(), LoadStrictness::Strict).unwrap();
     let options = DeviceOptions { seed: 0, threads: 1, simd: Simd::detect(), leaves: VOCABULARY };
     let mut device = CpuDevice::new(Arc::clone(&plan), options).unwrap();
     for (sample, input_ids) in tokens.chunks(plan.sequence).enumerate() {

@@ -79,12 +79,12 @@ impl<'de> Deserialize<'de> for Digest {
 
 /// The digests of a checkpoint's chunks, gathered from the shards as they report them.
 #[derive(Clone, Debug)]
-pub struct ChunkDigests {
+pub struct CheckpointDigests {
     /// `[section][chunk]`, the parameters first.
     sections: Vec<Vec<Option<Digest>>>,
 }
 
-impl ChunkDigests {
+impl CheckpointDigests {
     /// An empty table for the chunks of `layout` and their `moments`.
     pub fn new(layout: &Layout, moments: &Moments) -> Self {
         Self { sections: vec![vec![None; layout.chunks().len()]; 1 + moments.len()] }

@@ -37,7 +37,7 @@ pub enum Error {
     Damaged(Damage),
     /// The notes of which checkpoints follow from one another are not what they should be.
     #[error("{} tells which checkpoints follow from one another and can't be read: {reason}", path.display())]
-    UnreadableHistory {
+    LineageUnreadable {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -53,15 +53,15 @@ pub enum Error {
     },
     /// The checkpoint, or a directory to import, belongs to another model.
     #[error("{} holds another model than the params describe: {difference}", path.display())]
-    OtherModel {
+    ModelMismatch {
         /// The directory.
         path: PathBuf,
         /// The first difference.
-        difference: Difference,
+        difference: ModelDifference,
     },
     /// The model can't be written as a Hugging Face GPT-2.
     #[error("this model can't be exported as a Hugging Face GPT-2: {reason}")]
-    NotGpt2 {
+    NotExportable {
         /// Which part of it.
         reason: String,
         /// What would make it one.
@@ -93,7 +93,7 @@ pub enum Error {
 
 /// The first difference between the model of the params and one on disk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Difference {
+pub enum ModelDifference {
     /// On disk, it is missing.
     #[error("it has no tensor {name}")]
     Missing {
@@ -190,12 +190,12 @@ impl Error {
             Self::Damaged(_) => Some(
                 "name an older checkpoint with --checkpoint_path; `checkpoint verify DIR` lists every damaged place".into(),
             ),
-            Self::UnreadableHistory { .. } => Some(
+            Self::LineageUnreadable { .. } => Some(
                 "bring the file back from a backup; or remove it: the checkpoint of the last attempt is then the newest"
                     .into(),
             ),
             Self::NotACheckpoint { .. } => Some("name a directory such as model_dir/checkpoint_100".into()),
-            Self::OtherModel { .. } => Some(
+            Self::ModelMismatch { .. } => Some(
                 "use the params this checkpoint was trained with (their `model` section), or another model_dir to start anew"
                     .into(),
             ),
@@ -203,7 +203,7 @@ impl Error {
                 Some("free some space, or choose another model_dir with -o".into())
             }
             Self::Lock(LockError::Io { .. }) => Some("choose another model_dir with -o".into()),
-            Self::NotGpt2 { hint, .. } | Self::NotImportable { hint, .. } => Some(hint.clone()),
+            Self::NotExportable { hint, .. } | Self::NotImportable { hint, .. } => Some(hint.clone()),
             _ => None,
         }
     }

@@ -15,10 +15,10 @@ use millrace_emulator::plan::{Chunk, ChunkId, Group, GroupId, StreamPlan};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::header;
+use crate::safetensors_header;
 
 /// Bytes of an element on disk: parameters and moments are f32 whatever travels on the wire.
-pub(crate) const ELEMENT: u64 = 4;
+pub(crate) const ELEMENT_BYTES: u64 = 4;
 
 /// What of a chunk: its parameters, or one of the optimizer's moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -144,7 +144,7 @@ impl Layout {
     ///
     /// # Errors
     /// When the plan does not hold the invariants of the module text, which no compiled plan does.
-    pub fn of(plan: &StreamPlan) -> Result<Self> {
+    pub fn from_plan(plan: &StreamPlan) -> Result<Self> {
         let parts = (plan.graph.clone(), plan.groups.clone(), plan.chunks.clone());
         Self::new(parts.0, parts.1, parts.2).map_err(Error::Argument)
     }
@@ -158,12 +158,12 @@ impl Layout {
 
     pub(crate) fn from_json(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        struct Parts {
+        struct LayoutParts {
             graph: Graph,
             groups: Vec<Group>,
             chunks: Vec<Chunk>,
         }
-        let parts: Parts = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let parts: LayoutParts = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         Self::new(parts.graph, parts.groups, parts.chunks)
     }
 
@@ -193,7 +193,7 @@ impl Layout {
     }
 
     /// Where every tensor lies: its group and its elements there.
-    pub(crate) fn places(&self) -> Vec<(GroupId, Range<usize>)> {
+    pub(crate) fn tensor_ranges(&self) -> Vec<(GroupId, Range<usize>)> {
         let mut places = vec![(0, 0..0); self.graph.tensors.len()];
         for (group, members) in self.groups.iter().enumerate() {
             for (tensor, range) in &members.tensors {
@@ -238,11 +238,11 @@ impl Layout {
             endings.flat_map(|ending| self.groups.iter().enumerate().map(move |(at, group)| (ending, at, group)));
         with_groups
             .map(|(moment, at, group)| {
-                let header = header::write(group.tensors.iter().map(|(tensor, range)| {
+                let header = safetensors_header::write(group.tensors.iter().map(|(tensor, range)| {
                     let tensor = &self.graph.tensors[*tensor];
-                    (tensor.name.as_str(), tensor.shape.as_slice(), range.start as u64 * ELEMENT)
+                    (tensor.name.as_str(), tensor.shape.as_slice(), range.start as u64 * ELEMENT_BYTES)
                 }));
-                let bytes = header.len() as u64 + group.elements as u64 * ELEMENT;
+                let bytes = header.len() as u64 + group.elements as u64 * ELEMENT_BYTES;
                 FileSpec { path: file_name(at, &group.name, moment), header, bytes }
             })
             .collect()
@@ -263,7 +263,10 @@ fn file_name(at: GroupId, group: &str, moment: Option<&String>) -> String {
 fn check_groups(graph: &Graph, groups: &[Group]) -> Result<(), String> {
     let mut names = HashMap::new();
     for tensor in &graph.tensors {
-        if tensor.name.is_empty() || tensor.name == header::METADATA || names.insert(&tensor.name, ()).is_some() {
+        if tensor.name.is_empty()
+            || tensor.name == safetensors_header::METADATA_KEY
+            || names.insert(&tensor.name, ()).is_some()
+        {
             return Err(format!("the tensor name {:?} is empty, reserved or used twice", tensor.name));
         }
     }

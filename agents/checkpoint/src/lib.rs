@@ -29,12 +29,12 @@
 mod digest;
 mod error;
 mod files;
-mod header;
 pub mod hf;
+mod safetensors_header;
 
 mod info;
 mod layout;
-mod line;
+mod lineage;
 mod list;
 pub mod lock;
 mod manifest;
@@ -42,15 +42,15 @@ mod plan_reader;
 mod read;
 mod write;
 
-pub use digest::{ChunkDigests, Digest};
-pub use error::{Damage, Difference, Error, Result};
+pub use digest::{CheckpointDigests, Digest};
+pub use error::{Damage, Error, ModelDifference, Result};
 pub use info::CheckpointInfo;
 pub use layout::{Layout, Moments, Section};
-pub use line::{Before, Point, begin_line, take_over_line};
-pub use list::{Check, Listing, PassedOver, list, newest_whole, retain, tidy};
+pub use lineage::{LineagePoint, ResumeHistory, begin_lineage, continue_lineage};
+pub use list::{CheckpointListing, SkippedCheckpoint, VerificationLevel, clean_up, list, newest_complete, retain};
 pub use lock::{LockError, LockRequest, ModelDirLock};
-pub use manifest::{FORMAT, Facts, MANIFEST, WriterEpoch};
-pub use plan_reader::{PlanReader, Strictness};
+pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, WriterEpoch};
+pub use plan_reader::{LoadStrictness, PlanReader};
 pub use read::{Checkpoint, FileEntry, verify};
 pub use write::{RangeWriter, Staging};
 

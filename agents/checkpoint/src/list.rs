@@ -11,45 +11,47 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::files::{remove_dir, rename_synced};
 use crate::info::CheckpointInfo;
-use crate::line::{History, Point};
+use crate::lineage::{Lineage, LineagePoint};
 use crate::lock::ModelDirLock;
 use crate::manifest::{Manifest, WriterEpoch};
 use crate::read::Checkpoint;
 
-const PREFIX: &str = "checkpoint_";
-const PARTIAL: &str = "partial-";
-const REPLACED: &str = "replaced-";
-const DELETED: &str = "deleted";
+const CHECKPOINT_PREFIX: &str = "checkpoint_";
+const PARTIAL_PREFIX: &str = "partial-";
+const REPLACED_PREFIX: &str = "replaced-";
+const DELETED_DIR: &str = "deleted";
 
-const LEFT: &str =
+const LEFT_LINEAGE_REASON: &str =
     "a later run went back to an older one and left its line; name it with --checkpoint_path to go on from it";
 
 pub(crate) fn name_of(step: u64) -> String {
-    format!("{PREFIX}{step}")
+    format!("{CHECKPOINT_PREFIX}{step}")
 }
 
 pub(crate) fn partial_name(step: u64, epoch: WriterEpoch, number: u64) -> String {
-    format!("{PREFIX}{step}.{PARTIAL}{epoch}.{number}")
+    format!("{CHECKPOINT_PREFIX}{step}.{PARTIAL_PREFIX}{epoch}.{number}")
 }
 
 pub(crate) fn replaced_name(step: u64, epoch: WriterEpoch) -> String {
-    format!("{PREFIX}{step}.{REPLACED}{epoch}")
+    format!("{CHECKPOINT_PREFIX}{step}.{REPLACED_PREFIX}{epoch}")
 }
 
 /// What a model_dir holds.
 #[derive(Debug, Default, Serialize)]
-pub struct Listing {
+pub struct CheckpointListing {
     /// Checkpoints whose manifest, file lengths and headers are right; newest (highest step) last.
-    pub whole: Vec<CheckpointInfo>,
+    #[serde(rename = "whole")]
+    pub complete: Vec<CheckpointInfo>,
     /// Checkpoints that can't be used, newest last.
-    pub broken: Vec<PassedOver>,
+    #[serde(rename = "broken")]
+    pub damaged: Vec<SkippedCheckpoint>,
     /// Directories of checkpoints that were never finished, or are being written.
     pub partial: Vec<PathBuf>,
 }
 
 /// A checkpoint that can't be used, or is not to be.
 #[derive(Debug, Serialize)]
-pub struct PassedOver {
+pub struct SkippedCheckpoint {
     /// The step its name says.
     pub step: u64,
     /// Its directory.
@@ -60,7 +62,7 @@ pub struct PassedOver {
 
 /// How closely checkpoints are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum VerificationLevel {
     /// Manifest, documents, file lengths and headers.
     Quick,
     /// Every byte.
@@ -71,39 +73,43 @@ pub enum Check {
 ///
 /// # Errors
 /// When the directory can't be read.
-pub fn list(model_dir: &Path) -> Result<Listing> {
-    let mut listing = Listing { partial: entries(model_dir)?.partial, ..Listing::default() };
+pub fn list(model_dir: &Path) -> Result<CheckpointListing> {
+    let mut listing = CheckpointListing { partial: entries(model_dir)?.partial, ..CheckpointListing::default() };
     for (step, path) in entries(model_dir)?.steps {
         match Checkpoint::open(&path) {
-            Ok(checkpoint) => listing.whole.push(checkpoint.info()),
-            Err(error) => listing.broken.push(broken(step, path, &error)?),
+            Ok(checkpoint) => listing.complete.push(checkpoint.info()),
+            Err(error) => listing.damaged.push(skip_if_damaged(step, path, &error)?),
         }
     }
     Ok(listing)
 }
 
-/// The newest checkpoint of the [line](crate::begin_line) of the last attempt that passes `check`, and those of higher steps
-/// that did not or belong to a line that was left. Without any: `None`.
+/// The newest checkpoint of the [line](crate::begin_lineage) of the last attempt that passes `check`, and those of
+/// higher steps that did not or belong to a line that was left. Without any: `None`.
 ///
 /// # Errors
 /// When the directory can't be read, or what is noted of its lines.
-pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint>, Vec<PassedOver>)> {
-    let history = History::read(model_dir)?;
+pub fn newest_complete(
+    model_dir: &Path,
+    check: VerificationLevel,
+) -> Result<(Option<Checkpoint>, Vec<SkippedCheckpoint>)> {
+    let history = Lineage::read(model_dir)?;
     let (mut candidates, mut passed) = (Vec::new(), Vec::new());
     for (step, path) in entries(model_dir)?.steps {
-        match Manifest::read(&path).map(|manifest| Point { attempt: manifest.epoch.attempt, step }) {
+        match Manifest::read(&path).map(|manifest| LineagePoint { attempt: manifest.epoch.attempt, step }) {
             Ok(point) if history.continues(point) => candidates.push((point, path)),
-            Ok(_) => passed.push(PassedOver { step, path, reason: LEFT.to_owned() }),
-            Err(error) => passed.push(broken(step, path, &error)?),
+            Ok(_) => passed.push(SkippedCheckpoint { step, path, reason: LEFT_LINEAGE_REASON.to_owned() }),
+            Err(error) => passed.push(skip_if_damaged(step, path, &error)?),
         }
     }
     candidates.sort();
     let mut found = None;
     while let (None, Some((point, path))) = (&found, candidates.pop()) {
-        let opened = if check == Check::Full { Checkpoint::open_verified(&path) } else { Checkpoint::open(&path) };
+        let opened =
+            if check == VerificationLevel::Full { Checkpoint::open_verified(&path) } else { Checkpoint::open(&path) };
         match opened {
             Ok(checkpoint) => found = Some(checkpoint),
-            Err(error) => passed.push(broken(point.step, path, &error)?),
+            Err(error) => passed.push(skip_if_damaged(point.step, path, &error)?),
         }
     }
     passed.retain(|passed| found.as_ref().is_none_or(|found| passed.step > found.step()));
@@ -111,10 +117,10 @@ pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint
     Ok((found, passed))
 }
 
-/// Deletes checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and returns what
-/// was deleted: first those of lines that were left, then the oldest. Broken ones are neither counted nor touched; the
-/// newest is always kept. Neither counted nor touched, where the lock is a job's, are those that the job has nothing to
-/// do with: another job wrote them, and this one does not go on from them.
+/// Deletes checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and returns
+/// what was deleted: first those of lines that were left, then the oldest. Broken ones are neither counted nor touched;
+/// the newest is always kept. Neither counted nor touched, where the lock is a job's, are those that the job has
+/// nothing to do with: another job wrote them, and this one does not go on from them.
 ///
 /// Recovery checkpoints are not counted: of a job's own only the newest is kept, and only until a newer checkpoint is
 /// there. That holds without `max_checkpoints`, too.
@@ -122,9 +128,10 @@ pub fn newest_whole(model_dir: &Path, check: Check) -> Result<(Option<Checkpoint
 /// # Errors
 /// When the lock was lost or the file system refuses.
 pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf>> {
-    let (mut own, history) = (list(lock.model_dir())?.whole, History::read(lock.model_dir())?);
-    let point = |info: &CheckpointInfo| Point { attempt: info.epoch.attempt, step: info.step };
-    let is_own = |at: Point| lock.owner().job.is_none() || at.attempt > lock.before() || history.continues(at);
+    let (mut own, history) = (list(lock.model_dir())?.complete, Lineage::read(lock.model_dir())?);
+    let point = |info: &CheckpointInfo| LineagePoint { attempt: info.epoch.attempt, step: info.step };
+    let is_own =
+        |at: LineagePoint| lock.owner().job.is_none() || at.attempt > lock.attempts_before() || history.continues(at);
     own.retain(|info| is_own(point(info)));
     own.sort_by_key(|info| (history.continues(point(info)), point(info)));
     let newest = own.pop();
@@ -133,7 +140,7 @@ pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf
     regular.truncate(if max_checkpoints == 0 { 0 } else { regular.len().saturating_sub(kept) });
     let superseded: Vec<_> = recovery.into_iter().chain(regular).collect();
     if !superseded.is_empty() {
-        lock.still_mine()?;
+        lock.check_held()?;
     }
     superseded.into_iter().map(|old| delete(&old.path).map(|()| old.path)).collect()
 }
@@ -143,8 +150,8 @@ pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf
 ///
 /// # Errors
 /// When the lock was lost or the file system refuses.
-pub fn tidy(lock: &ModelDirLock) -> Result<Vec<String>> {
-    lock.still_mine()?;
+pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
+    lock.check_held()?;
     let mut done = Vec::new();
     let found = entries(lock.model_dir())?;
     for (step, path) in found.replaced {
@@ -167,7 +174,7 @@ pub fn tidy(lock: &ModelDirLock) -> Result<Vec<String>> {
 fn delete(path: &Path) -> Result<()> {
     let mut away = path.as_os_str().to_owned();
     away.push(".");
-    away.push(DELETED);
+    away.push(DELETED_DIR);
     let away = PathBuf::from(away);
     remove_dir(&away)?;
     rename_synced(path, &away)?;
@@ -175,10 +182,12 @@ fn delete(path: &Path) -> Result<()> {
 }
 
 /// An error of the file system ends a search, damage only a candidate.
-fn broken(step: u64, path: PathBuf, error: &Error) -> Result<PassedOver> {
+fn skip_if_damaged(step: u64, path: PathBuf, error: &Error) -> Result<SkippedCheckpoint> {
     let reason = error.to_string();
     match error {
-        Error::Damaged(_) | Error::NotACheckpoint { .. } | Error::Io { .. } => Ok(PassedOver { step, path, reason }),
+        Error::Damaged(_) | Error::NotACheckpoint { .. } | Error::Io { .. } => {
+            Ok(SkippedCheckpoint { step, path, reason })
+        }
         _ => Err(Error::Argument(reason)),
     }
 }
@@ -198,16 +207,16 @@ fn entries(model_dir: &Path) -> Result<Entries> {
         listed => listed.map_err(|e| Error::io("list", model_dir, e))?,
     };
     for entry in listed {
-        let Some(rest) = entry.name().strip_prefix(PREFIX) else { continue };
+        let Some(rest) = entry.name().strip_prefix(CHECKPOINT_PREFIX) else { continue };
         let (step, ending) = rest.split_once('.').map_or((rest, None), |(step, ending)| (step, Some(ending)));
         // Only as this crate writes it: no sign, no leading zeros.
         let Some(step) = step.parse::<u64>().ok().filter(|number| number.to_string() == step) else { continue };
         let path = entry.path.clone();
         match ending {
             None => found.steps.push((step, path)),
-            Some(ending) if ending.starts_with(PARTIAL) => found.partial.push(path),
-            Some(ending) if ending.starts_with(REPLACED) => found.replaced.push((step, path)),
-            Some(ending) if ending == DELETED => found.deleted.push(path),
+            Some(ending) if ending.starts_with(PARTIAL_PREFIX) => found.partial.push(path),
+            Some(ending) if ending.starts_with(REPLACED_PREFIX) => found.replaced.push((step, path)),
+            Some(ending) if ending == DELETED_DIR => found.deleted.push(path),
             Some(_) => {}
         }
     }

@@ -8,22 +8,22 @@ use std::path::Path;
 use millrace_emulator::plan::PlanHash;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::{ChunkDigests, Digest, optimizer_digest};
+use crate::digest::{CheckpointDigests, Digest, optimizer_digest};
 use crate::error::{Damage, Error, Result};
 use crate::files::{read_limited, stays_inside};
 use crate::layout::{Layout, Moments, Section};
 
 /// Version of the format this program writes, and the highest it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT_VERSION: u32 = 1;
 
 /// The manifest's name.
-pub const MANIFEST: &str = "manifest.json";
-pub(crate) const LAYOUT: &str = "layout.json";
-pub(crate) const JOB: &str = "job.json";
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
+pub const MANIFEST_FILE: &str = "manifest.json";
+pub(crate) const LAYOUT_FILE: &str = "layout.json";
+pub(crate) const JOB_FILE: &str = "job.json";
+pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// More than a manifest of a trillion parameters has.
-const MOST_BYTES: u64 = 4 << 30;
+const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
 const CHECKSUM_KEY: &str = "{\n  \"checksum\": \"";
 const NO_CHECKSUM: [u8; 64] = [b'0'; 64];
@@ -45,7 +45,7 @@ impl std::fmt::Display for WriterEpoch {
 
 /// What the run knows of the state being saved; all but the bytes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Facts {
+pub struct CheckpointMetadata {
     /// Hash of the run's stream plan.
     pub plan: PlanHash,
     /// The run's seed.
@@ -72,13 +72,13 @@ pub struct Facts {
 
 /// A file and the digest of all its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct WholeFile {
+pub(crate) struct DocumentDigest {
     pub path: String,
     pub bytes: u64,
     pub blake3: Digest,
 }
 
-impl WholeFile {
+impl DocumentDigest {
     pub fn of(path: &str, bytes: &[u8]) -> Self {
         Self { path: path.to_owned(), bytes: bytes.len() as u64, blake3: Digest::of(bytes) }
     }
@@ -118,7 +118,7 @@ pub(crate) struct Manifest {
     pub parameters: u64,
     pub parameters_blake3: Digest,
     pub optimizer_blake3: Digest,
-    pub documents: Vec<WholeFile>,
+    pub documents: Vec<DocumentDigest>,
     pub files: Vec<DataFile>,
 }
 
@@ -126,11 +126,11 @@ impl Manifest {
     /// The manifest of a finished checkpoint.
     pub fn new(
         (step, epoch): (u64, WriterEpoch),
-        facts: Facts,
+        facts: CheckpointMetadata,
         layout: &Layout,
         moments: &Moments,
-        documents: Vec<WholeFile>,
-        digests: &ChunkDigests,
+        documents: Vec<DocumentDigest>,
+        digests: &CheckpointDigests,
     ) -> Self {
         let sections: Vec<Vec<Digest>> = moments.sections().map(|section| digests.section(section)).collect();
         let specs = layout.files(moments).into_iter();
@@ -143,7 +143,7 @@ impl Manifest {
             chunks: chunks.get(group.chunks.clone()).unwrap_or_default().to_vec(),
         });
         Self {
-            format: FORMAT,
+            format: FORMAT_VERSION,
             step,
             epoch,
             written_by: concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -183,9 +183,9 @@ impl Manifest {
     /// # Errors
     /// [`Error::NotACheckpoint`] when there is none or a newer program wrote it, [`Error::Damaged`] when it is damaged.
     pub fn read(dir: &Path) -> Result<Self> {
-        let path = dir.join(MANIFEST);
+        let path = dir.join(MANIFEST_FILE);
         let not_one = |reason: &str| Error::NotACheckpoint { path: dir.to_owned(), reason: reason.to_owned() };
-        let text = match read_limited(&path, MOST_BYTES) {
+        let text = match read_limited(&path, MAX_MANIFEST_BYTES) {
             Ok(text) => text,
             Err(error)
                 if error.kind() == std::io::ErrorKind::NotFound
@@ -203,10 +203,11 @@ impl Manifest {
         if !checksum_matches(&text) {
             return Err(damaged("does not match its own checksum".into()));
         }
-        let format = serde_json::from_slice::<Format>(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
-        if format.format > FORMAT {
+        let format =
+            serde_json::from_slice::<FormatHeader>(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
+        if format.format > FORMAT_VERSION {
             return Err(not_one(&format!(
-                "it has format {}, and this program reads formats up to {FORMAT}: use the release that wrote it, or a later one",
+                "it has format {}, and this program reads formats up to {FORMAT_VERSION}: use the release that wrote it, or a later one",
                 format.format
             )));
         }
@@ -232,7 +233,7 @@ impl Manifest {
 }
 
 #[derive(Deserialize)]
-struct Format {
+struct FormatHeader {
     format: u32,
 }
 

@@ -8,18 +8,18 @@ use std::ops::Range;
 
 use millrace_emulator::plan::{ChunkId, GroupId, StreamPlan};
 
-use crate::error::{Difference, Error, Result};
+use crate::error::{Error, ModelDifference, Result};
 use crate::layout::{Layout, Moments, Section};
 use crate::read::{Checkpoint, RangeCache};
 
 /// How closely the tensors of a checkpoint must be those of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strictness {
+pub enum LoadStrictness {
     /// The same names and shapes, none missing and none besides.
     Strict,
     /// What fits is taken: tensors of the plan that the checkpoint does not have in the same shape are
-    /// [absent](PlanReader::absent_tensors), tensors it has besides are ignored.
-    Partial,
+    /// [absent](PlanReader::missing_tensors), tensors it has besides are ignored.
+    AllowMissing,
 }
 
 /// See the module text.
@@ -31,7 +31,7 @@ pub struct PlanReader {
     places: Vec<Option<(GroupId, Range<usize>)>>,
     /// Which of the checkpoint's sections each of the plan's is; `None` when the checkpoint does not have it.
     sections: Vec<Option<Section>>,
-    absent: Vec<String>,
+    missing_tensors: Vec<String>,
     cache: RangeCache,
 }
 
@@ -39,30 +39,31 @@ impl PlanReader {
     /// A reader of `from` by the chunks of `plan`. Moments are matched by name.
     ///
     /// # Errors
-    /// [`Error::OtherModel`], where strict, with the first tensor that is missing, of another shape or unknown to the
-    /// plan.
-    pub fn new(from: Checkpoint, plan: &StreamPlan, moments: &Moments, strictness: Strictness) -> Result<Self> {
-        let layout = Layout::of(plan)?;
-        if strictness == Strictness::Strict {
+    /// [`Error::ModelMismatch`], where strict, with the first tensor that is missing, of another shape or unknown to
+    /// the plan.
+    pub fn new(from: Checkpoint, plan: &StreamPlan, moments: &Moments, strictness: LoadStrictness) -> Result<Self> {
+        let layout = Layout::from_plan(plan)?;
+        if strictness == LoadStrictness::Strict {
             let found = from.layout().graph().tensors.iter();
             let found = found.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
             if let Some(difference) = first_difference(&layout, found) {
-                return Err(Error::OtherModel { path: from.path().to_owned(), difference });
+                return Err(Error::ModelMismatch { path: from.path().to_owned(), difference });
             }
         }
-        let all = from.layout().places();
+        let all = from.layout().tensor_ranges();
         let tensors = from.layout().graph().tensors.iter().zip(all);
         let known: HashMap<_, _> = tensors.map(|(tensor, place)| ((&tensor.name, &tensor.shape), place)).collect();
         let wanted = layout.graph().tensors.iter();
         let places = wanted.map(|tensor| known.get(&(&tensor.name, &tensor.shape)).cloned()).collect();
         let known = |name: &String| from.moments().names().iter().position(|held| held == name).map(Section::Moment);
         let sections = std::iter::once(Some(Section::Parameters)).chain(moments.names().iter().map(known)).collect();
-        let absent = moments.names().iter().filter(|name| known(name).is_none()).cloned().collect();
-        Ok(Self { layout, places, sections, absent, cache: RangeCache::default(), from })
+        let missing_tensors = moments.names().iter().filter(|name| known(name).is_none()).cloned().collect();
+        Ok(Self { layout, places, sections, missing_tensors, cache: RangeCache::default(), from })
     }
 
-    /// The plan's tensors that the checkpoint does not have; none unless the reader is [`Strictness::Partial`].
-    pub fn absent_tensors(&self) -> Vec<&str> {
+    /// The plan's tensors that the checkpoint does not have; none unless the reader is
+    /// [`LoadStrictness::AllowMissing`].
+    pub fn missing_tensors(&self) -> Vec<&str> {
         let tensors = self.layout.graph().tensors.iter().zip(&self.places);
         tensors.filter(|(_, place)| place.is_none()).map(|(tensor, _)| tensor.name.as_str()).collect()
     }
@@ -73,8 +74,8 @@ impl PlanReader {
     }
 
     /// The plan's moments that the checkpoint does not have (an imported model has none); they read as zeros.
-    pub fn absent_moments(&self) -> &[String] {
-        &self.absent
+    pub fn missing_moments(&self) -> &[String] {
+        &self.missing_tensors
     }
 
     /// Reads a chunk of the plan. `section` counts the moments given to [`PlanReader::new`]. Parameters of an absent
@@ -113,13 +114,16 @@ impl PlanReader {
 
 /// The first difference between the model of `expected` and the tensors found, in the model's order; then what was
 /// found besides.
-fn first_difference<'a>(expected: &Layout, found: impl Iterator<Item = (&'a str, &'a [usize])>) -> Option<Difference> {
+fn first_difference<'a>(
+    expected: &Layout,
+    found: impl Iterator<Item = (&'a str, &'a [usize])>,
+) -> Option<ModelDifference> {
     let found: Vec<_> = found.collect();
     let by_name: HashMap<_, _> = found.iter().copied().collect();
     let tensors = &expected.graph().tensors;
     let differs = tensors.iter().find_map(|tensor| match by_name.get(tensor.name.as_str()) {
-        None => Some(Difference::Missing { name: tensor.name.clone() }),
-        Some(shape) => (*shape != tensor.shape).then(|| Difference::Shape {
+        None => Some(ModelDifference::Missing { name: tensor.name.clone() }),
+        Some(shape) => (*shape != tensor.shape).then(|| ModelDifference::Shape {
             name: tensor.name.clone(),
             found: shape.to_vec(),
             expected: tensor.shape.clone(),
@@ -128,6 +132,6 @@ fn first_difference<'a>(expected: &Layout, found: impl Iterator<Item = (&'a str,
     differs.or_else(|| {
         let known: HashSet<_> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let extra = found.iter().find(|(name, _)| !known.contains(name));
-        extra.map(|(name, _)| Difference::Unknown { name: (*name).to_owned() })
+        extra.map(|(name, _)| ModelDifference::Unknown { name: (*name).to_owned() })
     })
 }

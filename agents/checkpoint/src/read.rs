@@ -14,14 +14,14 @@ use serde::Serialize;
 use crate::digest::Digest;
 use crate::error::{Damage, Error, Result};
 use crate::files::read_limited;
-use crate::header;
 use crate::info::CheckpointInfo;
-use crate::layout::{ELEMENT, Layout, Moments, Section};
-use crate::line::Point;
-use crate::manifest::{DataFile, JOB, LAYOUT, MANIFEST, Manifest, WholeFile};
+use crate::layout::{ELEMENT_BYTES, Layout, Moments, Section};
+use crate::lineage::LineagePoint;
+use crate::manifest::{DataFile, DocumentDigest, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest};
+use crate::safetensors_header;
 
 /// Bytes read and hashed at a time.
-const BLOCK: usize = 1 << 17;
+const READ_BLOCK_BYTES: usize = 1 << 17;
 
 /// A whole checkpoint on disk.
 #[derive(Debug)]
@@ -70,18 +70,18 @@ impl Checkpoint {
     fn open_unchecked(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
         let manifest = Manifest::read(&dir)?;
-        let mut documents = [(LAYOUT, Vec::new()), (JOB, Vec::new())];
+        let mut documents = [(LAYOUT_FILE, Vec::new()), (JOB_FILE, Vec::new())];
         for (name, bytes) in &mut documents {
             let file = manifest.documents.iter().find(|file| file.path == *name);
             let file =
-                file.ok_or_else(|| Error::Damaged(Damage::file(dir.join(MANIFEST), format!("lists no {name}"))))?;
+                file.ok_or_else(|| Error::Damaged(Damage::file(dir.join(MANIFEST_FILE), format!("lists no {name}"))))?;
             *bytes = read_document(&dir, file)?;
         }
         let [(_, layout), (_, job)] = documents;
         let broken = |name: &str, reason: String| Error::Damaged(Damage::file(dir.join(name), reason));
-        let layout = Layout::from_json(&layout).map_err(|e| broken(LAYOUT, format!("is not a layout: {e}")))?;
-        let job = String::from_utf8(job).map_err(|_| broken(JOB, "is not UTF-8".into()))?;
-        check_files(&layout, &manifest).map_err(|reason| broken(MANIFEST, reason))?;
+        let layout = Layout::from_json(&layout).map_err(|e| broken(LAYOUT_FILE, format!("is not a layout: {e}")))?;
+        let job = String::from_utf8(job).map_err(|_| broken(JOB_FILE, "is not UTF-8".into()))?;
+        check_files(&layout, &manifest).map_err(|reason| broken(MANIFEST_FILE, reason))?;
         let open = manifest.files.iter().map(|_| OnceLock::new()).collect();
         Ok(Self { dir, manifest, layout, job, open })
     }
@@ -97,8 +97,8 @@ impl Checkpoint {
     }
 
     /// Which attempt wrote it, and after which step.
-    pub const fn point(&self) -> Point {
-        Point { attempt: self.manifest.epoch.attempt, step: self.manifest.step }
+    pub const fn lineage_point(&self) -> LineagePoint {
+        LineagePoint { attempt: self.manifest.epoch.attempt, step: self.manifest.step }
     }
 
     /// Files, chunks and tensors, as cut by the plan of the run that wrote it.
@@ -131,9 +131,9 @@ impl Checkpoint {
     /// # Errors
     /// When the file system refuses.
     pub fn files(&self) -> Result<Vec<FileEntry>> {
-        let path = self.dir.join(MANIFEST);
+        let path = self.dir.join(MANIFEST_FILE);
         let manifest = millrace_roots::metadata(&path).map_err(|e| Error::io("read", &path, e))?.len();
-        let all = self.manifest.sizes().chain([(MANIFEST, manifest)]);
+        let all = self.manifest.sizes().chain([(MANIFEST_FILE, manifest)]);
         Ok(all.map(|(path, bytes)| FileEntry { path: path.to_owned(), bytes }).collect())
     }
 
@@ -176,7 +176,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::read_chunk`].
     pub fn read_tensor(&self, tensor: TensorId, section: Section) -> Result<Vec<f32>> {
-        let places = self.layout.places();
+        let places = self.layout.tensor_ranges();
         let (group, range) = places.get(tensor).ok_or_else(|| Error::Argument(format!("tensor {tensor}")))?;
         let mut values = vec![0.0; range.len()];
         RangeCache::default().read(self, *group, range.clone(), section, &mut values)?;
@@ -188,7 +188,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When the file system refuses.
-    pub fn damages(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Damage>> {
+    pub fn find_damage(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Damage>> {
         let mut found = self.damaged_files()?;
         let (mut done, mut values) = (0, Vec::new());
         for section in self.moments().sections() {
@@ -202,19 +202,19 @@ impl Checkpoint {
                         read => read?,
                     }
                 }
-                done += place.elements as u64 * ELEMENT;
+                done += place.elements as u64 * ELEMENT_BYTES;
                 progress(done);
             }
         }
         Ok(found)
     }
 
-    /// [`Checkpoint::damages`], the first as an error.
+    /// [`Checkpoint::find_damage`], the first as an error.
     ///
     /// # Errors
     /// [`Error::Damaged`], or when the file system refuses.
     pub fn verify(&self) -> Result<()> {
-        match self.damages(|_| ())?.into_iter().next() {
+        match self.find_damage(|_| ())?.into_iter().next() {
             Some(damage) => Err(Error::Damaged(damage)),
             None => Ok(()),
         }
@@ -235,7 +235,7 @@ impl Checkpoint {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => Some("is missing".to_owned()),
                 Err(e) => return Err(Error::io("read", path, e)),
                 Ok((bytes, _)) if bytes != file.bytes => Some(wrong_length(bytes, file.bytes)),
-                Ok((_, open)) => match header::read_bytes(&open) {
+                Ok((_, open)) => match safetensors_header::read_bytes(&open) {
                     Ok(header) if Digest::of(&header) == file.header_blake3 => None,
                     Ok(_) => Some("has a header that does not match its digest in the manifest".to_owned()),
                     Err(e) if e.kind() == io::ErrorKind::InvalidData => Some(format!("is not as it was written: {e}")),
@@ -250,7 +250,7 @@ impl Checkpoint {
     /// The bytes of the file that elements `range` of its group take.
     fn file_range(&self, at: usize, range: &Range<usize>) -> Range<u64> {
         let first = self.manifest.files[at].header_bytes;
-        first + range.start as u64 * ELEMENT..first + range.end as u64 * ELEMENT
+        first + range.start as u64 * ELEMENT_BYTES..first + range.end as u64 * ELEMENT_BYTES
     }
 
     fn damage(&self, at: usize, group: GroupId, range: &Range<usize>, reason: &str) -> Error {
@@ -277,7 +277,7 @@ impl Checkpoint {
 /// When `dir` is no checkpoint at all, or the file system refuses.
 pub fn verify(dir: impl Into<PathBuf>, progress: impl FnMut(u64)) -> Result<Vec<Damage>> {
     match Checkpoint::open_unchecked(dir) {
-        Ok(checkpoint) => checkpoint.damages(progress),
+        Ok(checkpoint) => checkpoint.find_damage(progress),
         Err(Error::Damaged(damage)) => Ok(vec![damage]),
         Err(error) => Err(error),
     }
@@ -287,7 +287,7 @@ fn wrong_length(found: u64, expected: u64) -> String {
     format!("is {found} bytes long instead of {expected}")
 }
 
-fn read_document(dir: &Path, file: &WholeFile) -> Result<Vec<u8>> {
+fn read_document(dir: &Path, file: &DocumentDigest) -> Result<Vec<u8>> {
     let path = dir.join(&file.path);
     let damaged = |reason: String| Err(Error::Damaged(Damage::file(&path, reason)));
     match read_limited(&path, file.bytes) {
@@ -308,7 +308,7 @@ fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), String> {
     }
     let fits = |(file, group): (&DataFile, &millrace_emulator::plan::Group)| {
         file.chunks.len() == group.chunks.len()
-            && file.header_bytes.checked_add(group.elements as u64 * ELEMENT) == Some(file.bytes)
+            && file.header_bytes.checked_add(group.elements as u64 * ELEMENT_BYTES) == Some(file.bytes)
     };
     match manifest.files.iter().zip(groups.iter().cycle()).find(|(file, group)| !fits((*file, *group))) {
         Some((file, group)) => Err(format!("lists {}, which does not fit group {}", file.path, group.name)),
@@ -318,8 +318,8 @@ fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), String> {
 
 /// Fills `out` from little-endian bytes at `offset` and returns their digest.
 fn read_f32(file: &File, mut offset: u64, out: &mut [f32]) -> io::Result<Digest> {
-    let (mut hasher, mut block) = (blake3::Hasher::new(), vec![0; BLOCK.min(out.len() * 4)]);
-    for part in out.chunks_mut(BLOCK / 4) {
+    let (mut hasher, mut block) = (blake3::Hasher::new(), vec![0; READ_BLOCK_BYTES.min(out.len() * 4)]);
+    for part in out.chunks_mut(READ_BLOCK_BYTES / 4) {
         let bytes = &mut block[..part.len() * 4];
         file.read_exact_at(bytes, offset)?;
         hasher.update(bytes);

@@ -9,7 +9,7 @@ use millrace_emulator::graph::{
 };
 use millrace_emulator::plan::{Chunk, Encoding, Group, LeafLayout, PlanHash, StreamPlan};
 
-use crate::{Facts, LockRequest, ModelDirLock, Moments, RangeWriter, Staging, WriterEpoch};
+use crate::{CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Staging, WriterEpoch};
 
 /// A GPT-2 of two blocks, hidden 8, two heads.
 #[derive(Clone, Copy)]
@@ -159,8 +159,8 @@ pub fn plan() -> StreamPlan {
     plan_of(graph(Model::default()), 4, 100)
 }
 
-pub fn facts(plan: &StreamPlan) -> Facts {
-    Facts {
+pub fn facts(plan: &StreamPlan) -> CheckpointMetadata {
+    CheckpointMetadata {
         plan: plan.hash(),
         seed: u64::MAX,
         next_sample: 80,
@@ -240,8 +240,8 @@ pub fn write_of_kind(
         }
         writer.finish().unwrap();
         for (section, chunk, digest) in written {
-            staging.record(section, chunk, digest).unwrap();
+            staging.record_digest(section, chunk, digest).unwrap();
         }
     }
-    staging.publish(Facts { plan: PlanHash(step), recovery, ..facts(plan) }).unwrap()
+    staging.publish(CheckpointMetadata { plan: PlanHash(step), recovery, ..facts(plan) }).unwrap()
 }

@@ -7,8 +7,8 @@
 //! 3. The coordinator enters the digests and calls [`Staging::publish`]: documents, manifest (last, by rename), and the
 //!    directory's own rename to `checkpoint_<step>`; every step is on disk before the next.
 //!
-//! A run that dies in between leaves a `.partial-` directory, never a checkpoint; [`crate::tidy`] removes it. The epoch
-//! in the name keeps writers of an abandoned attempt away from the next one's files.
+//! A run that dies in between leaves a `.partial-` directory, never a checkpoint; [`crate::clean_up`] removes it. The
+//! epoch in the name keeps writers of an abandoned attempt away from the next one's files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,13 +18,15 @@ use std::sync::{Arc, OnceLock};
 
 use millrace_emulator::plan::{ChunkId, StreamPlan};
 
-use crate::digest::{ChunkDigests, Digest};
+use crate::digest::{CheckpointDigests, Digest};
 use crate::error::{Error, Result};
 use crate::files::{remove_dir, rename_synced, sync_dir, to_le_bytes, write_synced};
-use crate::layout::{ELEMENT, FileSpec, Layout, Moments, Section};
+use crate::layout::{ELEMENT_BYTES, FileSpec, Layout, Moments, Section};
 use crate::list::{name_of, partial_name, replaced_name};
 use crate::lock::ModelDirLock;
-use crate::manifest::{Facts, INDEX, JOB, LAYOUT, MANIFEST, Manifest, WholeFile, WriterEpoch};
+use crate::manifest::{
+    CheckpointMetadata, DocumentDigest, INDEX_FILE, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest, WriterEpoch,
+};
 
 /// Stagings that this process has made.
 static STAGINGS: AtomicU64 = AtomicU64::new(0);
@@ -38,7 +40,7 @@ pub struct Staging {
     moments: Moments,
     step: u64,
     epoch: WriterEpoch,
-    digests: ChunkDigests,
+    digests: CheckpointDigests,
     published: bool,
 }
 
@@ -54,14 +56,14 @@ impl Staging {
         epoch: WriterEpoch,
         moments: &Moments,
     ) -> Result<Self> {
-        let layout = Layout::of(plan)?;
+        let layout = Layout::from_plan(plan)?;
         moments.check().map_err(Error::Argument)?;
-        lock.still_mine()?;
+        lock.check_held()?;
         // The same epoch may try the same step again: no file of the first try may be taken for one of the second.
         let number = STAGINGS.fetch_add(1, Ordering::Relaxed);
         let path = lock.model_dir().join(partial_name(step, epoch, number));
         remove_dir(&path)?;
-        let digests = ChunkDigests::new(&layout, moments);
+        let digests = CheckpointDigests::new(&layout, moments);
         let staging = Self {
             lock: Arc::clone(lock),
             path,
@@ -95,12 +97,12 @@ impl Staging {
     ///
     /// # Errors
     /// When there is no such chunk, or another digest was entered for it.
-    pub fn record(&mut self, section: Section, chunk: ChunkId, digest: Digest) -> Result<()> {
+    pub fn record_digest(&mut self, section: Section, chunk: ChunkId, digest: Digest) -> Result<()> {
         self.digests.set(section, chunk, digest)
     }
 
     /// The first chunk whose digest is still to come.
-    pub fn missing(&self) -> Option<(Section, ChunkId)> {
+    pub fn first_missing(&self) -> Option<(Section, ChunkId)> {
         self.digests.missing()
     }
 
@@ -109,8 +111,8 @@ impl Staging {
     /// # Errors
     /// When a chunk was not reported, a file is not as long as it was made, the lock was lost, or the file system
     /// refuses; the staging directory is then removed.
-    pub fn publish(mut self, facts: Facts) -> Result<PathBuf> {
-        if let Some((section, chunk)) = self.missing() {
+    pub fn publish(mut self, facts: CheckpointMetadata) -> Result<PathBuf> {
+        if let Some((section, chunk)) = self.first_missing() {
             return Err(Error::Argument(format!("{section} of chunk {chunk}, never reported as written")));
         }
         for spec in self.layout.files(&self.moments) {
@@ -124,9 +126,9 @@ impl Staging {
         let manifest = Manifest::new((self.step, self.epoch), facts, layout, moments, documents, &self.digests);
         let draft = self.path.join("manifest.json.draft");
         write_synced(&draft, &manifest.encode())?;
-        rename_synced(&draft, &self.path.join(MANIFEST))?;
+        rename_synced(&draft, &self.path.join(MANIFEST_FILE))?;
         self.directories().iter().try_for_each(|dir| sync_dir(dir))?;
-        self.lock.still_mine()?;
+        self.lock.check_held()?;
         self.move_into_place()
     }
 
@@ -136,17 +138,17 @@ impl Staging {
         all
     }
 
-    fn write_documents(&self, facts: &Facts) -> Result<Vec<WholeFile>> {
+    fn write_documents(&self, facts: &CheckpointMetadata) -> Result<Vec<DocumentDigest>> {
         let json = |value: serde_json::Result<Vec<u8>>| value.map_err(|e| Error::Argument(e.to_string()));
         let documents = [
-            (LAYOUT, json(serde_json::to_vec(&self.layout))?),
-            (INDEX, json(serde_json::to_vec_pretty(&self.index()))?),
-            (JOB, facts.job.clone().into_bytes()),
+            (LAYOUT_FILE, json(serde_json::to_vec(&self.layout))?),
+            (INDEX_FILE, json(serde_json::to_vec_pretty(&self.index()))?),
+            (JOB_FILE, facts.job.clone().into_bytes()),
         ];
         for (name, bytes) in &documents {
             write_synced(&self.path.join(name), bytes)?;
         }
-        Ok(documents.iter().map(|(name, bytes)| WholeFile::of(name, bytes)).collect())
+        Ok(documents.iter().map(|(name, bytes)| DocumentDigest::of(name, bytes)).collect())
     }
 
     /// Which tensor is in which file, in the form the Hugging Face tools read.
@@ -157,7 +159,7 @@ impl Staging {
             .flat_map(|(spec, group)| group.tensors.iter().map(move |(tensor, _)| (spec, *tensor)))
             .map(|(spec, tensor)| (self.layout.graph().tensors[tensor].name.clone(), spec.path.clone().into()))
             .collect();
-        serde_json::json!({"metadata": {"total_size": self.layout.parameters() * ELEMENT}, "weight_map": weight_map})
+        serde_json::json!({"metadata": {"total_size": self.layout.parameters() * ELEMENT_BYTES}, "weight_map": weight_map})
     }
 
     fn move_into_place(&mut self) -> Result<PathBuf> {
@@ -226,7 +228,7 @@ impl RangeWriter {
     /// When the plan is not valid or the directory is not there.
     pub fn open(staging: impl Into<PathBuf>, plan: &StreamPlan, moments: &Moments) -> Result<Self> {
         let path = staging.into();
-        let layout = Layout::of(plan)?;
+        let layout = Layout::from_plan(plan)?;
         moments.check().map_err(Error::Argument)?;
         millrace_roots::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
         let specs = layout.files(moments);
@@ -247,7 +249,7 @@ impl RangeWriter {
         }
         to_le_bytes(values, &mut self.block);
         let at = self.layout.file_of(place.group, section);
-        let offset = self.specs[at].header.len() as u64 + place.start as u64 * ELEMENT;
+        let offset = self.specs[at].header.len() as u64 + place.start as u64 * ELEMENT_BYTES;
         let written = self.file(at)?.write_all_at(&self.block, offset);
         written.map_err(|e| Error::io("write", self.path.join(&self.specs[at].path), e))?;
         Ok(Digest::of(&self.block))

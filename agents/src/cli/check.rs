@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, newest_whole};
+use millrace_checkpoint::{Checkpoint, Moments, PlanReader, VerificationLevel, newest_complete};
 use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
 use millrace_params::{InputSpec, Job, Mode};
@@ -129,7 +129,7 @@ fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
         PlanReader::new(checkpoint, &prepared.plan, &Moments::none(), strictness(&prepared.resolved.job))?;
         return Ok(());
     }
-    if !run.mode.trains() && newest_whole(Path::new(&run.model_dir), Check::Quick)?.0.is_none() {
+    if !run.mode.trains() && newest_complete(Path::new(&run.model_dir), VerificationLevel::Quick)?.0.is_none() {
         let refusal = Refusal::bad_input(format!("there is no whole checkpoint in {} to evaluate", run.model_dir));
         return Err(refusal.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
     }

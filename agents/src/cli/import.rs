@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use millrace_checkpoint::hf::{Choices, import_hf, params_text};
-use millrace_checkpoint::{Error, Facts, LockRequest, ModelDirLock, list};
+use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
 use millrace_params::{Overrides, Params};
 
 use super::arguments::{ImportParams, JobFlags, MachineFlags};
@@ -87,7 +87,7 @@ fn write_new(path: &Path, text: &str) -> Result<(), Refusal> {
 /// Returns the checkpoint's directory.
 fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Result<PathBuf, Refusal> {
     let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
-    if let Some(newest) = list(model_dir)?.whole.last() {
+    if let Some(newest) = list(model_dir)?.complete.last() {
         let refusal =
             Refusal::bad_input(format!("{} already has a checkpoint of step {}", model_dir.display(), newest.step));
         return Err(refusal.hint("choose another model_dir with -o"));
@@ -102,17 +102,17 @@ fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Resul
         let _ = std::fs::remove_dir_all(model_dir);
     }
     imported.map_err(|error| match error {
-        Error::OtherModel { .. } => Refusal::from(error).hint(mismatch_hint),
+        Error::ModelMismatch { .. } => Refusal::from(error).hint(mismatch_hint),
         _ => error.into(),
     })
 }
 
 /// What is known of weights that nobody here has trained.
-fn facts(prepared: &Prepared) -> Result<Facts, Refusal> {
+fn facts(prepared: &Prepared) -> Result<CheckpointMetadata, Refusal> {
     let job = &prepared.resolved.job;
     let profile = prepared.profile(None);
     let optimizer = serde_json::to_value(job.optimizer.kind).map_err(Failure::own)?;
-    Ok(Facts {
+    Ok(CheckpointMetadata {
         plan: prepared.plan.hash(),
         seed: job.run.seed,
         next_sample: 0,

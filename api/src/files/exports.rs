@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-use millrace_checkpoint::{Checkpoint, MANIFEST, hf};
+use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
 use millrace_control::Workers;
 use millrace_params::ObjectName;
 
@@ -111,7 +111,7 @@ impl Exports {
         })?;
         let unreadable = |error: io::Error| super::local::unreadable(&error);
         // Of the same parameters there may be several models: what else it says counts, too.
-        let manifest = millrace_roots::read(dir.join(MANIFEST)).map_err(unreadable)?;
+        let manifest = millrace_roots::read(dir.join(MANIFEST_FILE)).map_err(unreadable)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
         if millrace_roots::is_dir(&out) {
             used_now(&out);

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::jiff::Timestamp;
-use millrace_checkpoint::{CheckpointInfo, MANIFEST};
+use millrace_checkpoint::{CheckpointInfo, MANIFEST_FILE};
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
@@ -51,7 +51,7 @@ impl Files for LocalFiles {
     async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>> {
         let dir = self.model_dir.clone();
         blocking(move || {
-            let mut listing = millrace_checkpoint::list(&dir).map_err(|error| broken(&error))?.whole;
+            let mut listing = millrace_checkpoint::list(&dir).map_err(|error| broken(&error))?.complete;
             listing.reverse();
             listing.into_iter().map(described).collect()
         })
@@ -73,7 +73,7 @@ impl Files for LocalFiles {
         blocking(move || {
             let open = || {
                 if is_checkpoint {
-                    millrace_roots::open_without_links(&dir, MANIFEST)?;
+                    millrace_roots::open_without_links(&dir, MANIFEST_FILE)?;
                 }
                 millrace_roots::open_without_links(&dir, &inside)
             };
@@ -133,7 +133,7 @@ fn described(info: CheckpointInfo) -> Result<CheckpointFiles> {
 /// The files of a shelf in its directory, in the order of their paths. Of a checkpoint without a manifest there are none.
 fn listed(dir: &Path, shelf: &Shelf) -> io::Result<Vec<FileInfo>> {
     let mut files = Vec::new();
-    if matches!(shelf, Shelf::Checkpoint(_)) && !millrace_roots::is_file(dir.join(MANIFEST)) {
+    if matches!(shelf, Shelf::Checkpoint(_)) && !millrace_roots::is_file(dir.join(MANIFEST_FILE)) {
         return Ok(files);
     }
     let (mut dirs, mut seen) = (vec![dir.to_owned()], 0);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use futures::TryStreamExt;
-use millrace_checkpoint::{Facts, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch};
+use millrace_checkpoint::{
+    CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch,
+};
 use millrace_emulator::compile::compile_job;
 use millrace_params::{ApplianceDocument, Overrides, Params};
 use millrace_protocol::proto::{Entry, FollowRequest};
@@ -61,10 +63,10 @@ fn checkpoint(lock: &Arc<ModelDirLock>) {
     for (at, chunk) in plan.chunks.iter().enumerate() {
         let values: Vec<f32> = (0..chunk.elements).map(|element| element as f32).collect();
         let digest = writer.write_chunk(at, Section::Parameters, &values).unwrap();
-        staging.record(Section::Parameters, at, digest).unwrap();
+        staging.record_digest(Section::Parameters, at, digest).unwrap();
     }
     writer.finish().unwrap();
-    let facts = Facts {
+    let facts = CheckpointMetadata {
         plan: plan.hash(),
         seed: 1,
         next_sample: 4 * STEP,

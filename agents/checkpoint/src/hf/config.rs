@@ -6,7 +6,7 @@ use millrace_emulator::graph::ActivationKind;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::source::{json, refuse};
+use super::directory::{json, refuse};
 use crate::error::{Error, Result};
 
 /// Bounds on sizes, those that params have for their own keys.
@@ -18,7 +18,7 @@ const MOST_POSITIONS: usize = 1 << 22;
 /// The configuration. Keys that are not named here change nothing that Millrace computes.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
-pub(super) struct Config {
+pub(super) struct Gpt2Config {
     pub model_type: String,
     pub vocab_size: usize,
     pub n_positions: usize,
@@ -38,7 +38,7 @@ pub(super) struct Config {
     pub quantization_config: Option<IgnoredAny>,
 }
 
-impl Default for Config {
+impl Default for Gpt2Config {
     fn default() -> Self {
         Self {
             model_type: String::new(),
@@ -62,7 +62,7 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl Gpt2Config {
     /// Reads `config.json` in `dir`.
     ///
     /// # Errors

@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use millrace_emulator::graph::ActivationKind;
 use serde::Serialize;
 
-use super::gpt2::{Gpt2, Mapped};
+use super::gpt2::{Gpt2, TensorMapping};
 use super::transpose;
 use crate::error::{Error, Result};
 use crate::files::{parent, remove_dir, rename_synced, to_le_bytes, write_synced};
-use crate::header;
-use crate::layout::{ELEMENT, Section};
+use crate::layout::{ELEMENT_BYTES, Section};
 use crate::read::Checkpoint;
+use crate::safetensors_header;
 
 /// What was exported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Exported {
+pub struct ExportSummary {
     /// The directory.
     pub path: PathBuf,
     /// Tensors written.
@@ -25,15 +25,16 @@ pub struct Exported {
     pub bytes: u64,
 }
 
-/// Writes the parameters of `checkpoint` as a directory that `transformers.GPT2LMHeadModel` loads. The directory must not
-/// exist or be empty; it appears when it is complete.
+/// Writes the parameters of `checkpoint` as a directory that `transformers.GPT2LMHeadModel` loads. The directory must
+/// not exist or be empty; it appears when it is complete.
 ///
 /// # Errors
-/// [`Error::NotGpt2`] when the model is none, [`Error::Exists`], [`Error::Damaged`], or when the file system refuses.
-pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<Exported> {
-    let model = Gpt2::of(checkpoint.layout().graph())?;
+/// [`Error::NotExportable`] when the model is none, [`Error::Exists`], [`Error::Damaged`], or when the file system
+/// refuses.
+pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummary> {
+    let model = Gpt2::from_graph(checkpoint.layout().graph())?;
     if model.head_bias.is_some() {
-        return Err(Error::NotGpt2 {
+        return Err(Error::NotExportable {
             reason: "its head has a bias, and Hugging Face's GPT-2 has no place for one".into(),
             hint: "train with use_bias_in_output: false to export".into(),
         });
@@ -42,7 +43,7 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<Exported> {
         return Err(Error::Exists { path: out_dir.to_owned() });
     }
     let name = out_dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let draft = Draft(parent(out_dir).join(format!("{name}.partial-{}", std::process::id())));
+    let draft = TempDir(parent(out_dir).join(format!("{name}.partial-{}", std::process::id())));
     remove_dir(&draft.0)?;
     millrace_roots::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
     let exported = write_tensors(checkpoint, &model, &draft.0.join("model.safetensors"))?;
@@ -50,28 +51,28 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<Exported> {
     write_synced(&draft.0.join("config.json"), &config)?;
     crate::files::sync_dir(&draft.0)?;
     rename_synced(&draft.0, out_dir)?;
-    Ok(Exported { path: out_dir.to_owned(), ..exported })
+    Ok(ExportSummary { path: out_dir.to_owned(), ..exported })
 }
 
 /// A directory that goes away unless it was renamed.
-struct Draft(PathBuf);
+struct TempDir(PathBuf);
 
-impl Drop for Draft {
+impl Drop for TempDir {
     fn drop(&mut self) {
         // Gone already after the rename; otherwise there is nothing to be done about a failure.
         let _ = remove_dir(&self.0);
     }
 }
 
-fn write_tensors(checkpoint: &Checkpoint, model: &Gpt2, path: &Path) -> Result<Exported> {
+fn write_tensors(checkpoint: &Checkpoint, model: &Gpt2, path: &Path) -> Result<ExportSummary> {
     let mut mapping = model.mapping();
     for mapped in mapping.iter_mut().filter(|mapped| mapped.name != "lm_head.weight") {
         mapped.name.insert_str(0, "transformer.");
     }
     let mut end = 0;
-    let header = header::write(mapping.iter().map(|mapped| {
+    let header = safetensors_header::write(mapping.iter().map(|mapped| {
         let start = end;
-        end += mapped.shape.iter().product::<usize>() as u64 * ELEMENT;
+        end += mapped.shape.iter().product::<usize>() as u64 * ELEMENT_BYTES;
         (mapped.name.as_str(), mapped.shape.as_slice(), start)
     }));
     let io = |e| Error::io("write", path, e);
@@ -82,10 +83,10 @@ fn write_tensors(checkpoint: &Checkpoint, model: &Gpt2, path: &Path) -> Result<E
         write_f32(&mut out, &values(checkpoint, mapped)?).map_err(io)?;
     }
     out.flush().and_then(|()| out.get_ref().sync_all()).map_err(io)?;
-    Ok(Exported { path: path.to_owned(), tensors: mapping.len(), bytes: header.len() as u64 + end })
+    Ok(ExportSummary { path: path.to_owned(), tensors: mapping.len(), bytes: header.len() as u64 + end })
 }
 
-fn values(checkpoint: &Checkpoint, mapped: &Mapped) -> Result<Vec<f32>> {
+fn values(checkpoint: &Checkpoint, mapped: &TensorMapping) -> Result<Vec<f32>> {
     let Some(tensor) = mapped.tensor else {
         return Ok(vec![0.0; mapped.shape.iter().product()]);
     };

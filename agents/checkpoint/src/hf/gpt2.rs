@@ -11,7 +11,7 @@ pub(super) type NormIds = (TensorId, TensorId);
 
 /// One transformer block.
 #[derive(Clone, Debug)]
-pub(super) struct Block {
+pub(super) struct TransformerBlock {
     pub ln_1: NormIds,
     pub qkv: LinearIds,
     pub proj: LinearIds,
@@ -24,7 +24,7 @@ pub(super) struct Block {
 
 /// Dropout rates, in the three places where GPT-2's configuration has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Rates {
+pub(super) struct DropoutRates {
     pub embedding: f32,
     pub attention: f32,
     pub residual: f32,
@@ -35,7 +35,7 @@ pub(super) struct Rates {
 pub(super) struct Gpt2 {
     pub wte: TensorId,
     pub wpe: TensorId,
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<TransformerBlock>,
     pub ln_f: NormIds,
     pub head: TensorId,
     pub head_bias: Option<TensorId>,
@@ -46,12 +46,12 @@ pub(super) struct Gpt2 {
     pub vocabulary: usize,
     pub epsilon: f32,
     pub activation: ActivationKind,
-    pub rates: Rates,
+    pub rates: DropoutRates,
 }
 
 /// A tensor of a Hugging Face GPT-2 and what it is made of.
 #[derive(Clone, Debug)]
-pub(super) struct Mapped {
+pub(super) struct TensorMapping {
     /// Name there, without the prefix `transformer.`.
     pub name: String,
     /// Shape there.
@@ -69,27 +69,28 @@ impl Gpt2 {
     /// The GPT-2 that `graph` is.
     ///
     /// # Errors
-    /// [`Error::NotGpt2`] with the first operator that is not where GPT-2 has it.
-    pub fn of(graph: &Graph) -> Result<Self> {
-        let mut walk = Walk { graph, at: 0 };
-        let (wte, tokens) = walk.embedding()?;
-        let (wpe, mut stream) = walk.position(tokens)?;
-        let mut rates = Rates { embedding: walk.dropout(&mut stream)?.unwrap_or(0.0), ..Rates::default() };
+    /// [`Error::NotExportable`] with the first operator that is not where GPT-2 has it.
+    pub fn from_graph(graph: &Graph) -> Result<Self> {
+        let mut matcher = GraphMatcher { graph, at: 0 };
+        let (wte, tokens) = matcher.embedding()?;
+        let (wpe, mut stream) = matcher.position(tokens)?;
+        let mut rates =
+            DropoutRates { embedding: matcher.dropout(&mut stream)?.unwrap_or(0.0), ..DropoutRates::default() };
         let (mut blocks, mut common) = (Vec::new(), None);
         let (ln_f, normed) = loop {
-            let (norm, epsilon, normed) = walk.norm(stream)?;
-            walk.same(&mut common, epsilon, "epsilon of the norms")?;
-            if walk.ends() {
+            let (norm, epsilon, normed) = matcher.norm(stream)?;
+            matcher.same(&mut common, epsilon, "epsilon of the norms")?;
+            if matcher.is_at_end() {
                 break (norm, normed);
             }
-            blocks.push(walk.block(norm, normed, &mut stream, &mut rates)?);
+            blocks.push(matcher.block(norm, normed, &mut stream, &mut rates)?);
         };
-        let (head, head_bias) = walk.head(normed)?;
+        let (head, head_bias) = matcher.head(normed)?;
         let first = blocks.first().ok_or_else(|| refuse("it has no transformer block".into()))?;
-        let [vocabulary, hidden] = walk.matrix(wte)?;
+        let [vocabulary, hidden] = matcher.matrix(wte)?;
         let model = Self {
-            inner: walk.matrix(first.0.fc.0)?[0],
-            positions: walk.matrix(wpe)?[0],
+            inner: matcher.matrix(first.0.fc.0)?[0],
+            positions: matcher.matrix(wpe)?[0],
             heads: first.1,
             activation: first.2,
             blocks: blocks.iter().map(|block| block.0.clone()).collect(),
@@ -116,9 +117,9 @@ impl Gpt2 {
     }
 
     /// Every tensor of the Hugging Face model, an untied head last.
-    pub fn mapping(&self) -> Vec<Mapped> {
+    pub fn mapping(&self) -> Vec<TensorMapping> {
         let (hidden, inner) = (self.hidden, self.inner);
-        let plain = |name: String, shape: Vec<usize>, tensor| Mapped {
+        let plain = |name: String, shape: Vec<usize>, tensor| TensorMapping {
             name,
             shape,
             tensor: Some(tensor),
@@ -133,8 +134,8 @@ impl Gpt2 {
             [plain(format!("{name}.weight"), vec![hidden], gain), plain(format!("{name}.bias"), vec![hidden], offset)]
         };
         let linear = |name: String, (weight, bias): LinearIds, shape: [usize; 2]| {
-            let weight = Mapped { transposed: true, ..plain(format!("{name}.weight"), shape.to_vec(), weight) };
-            [weight, Mapped { tensor: bias, ..plain(format!("{name}.bias"), vec![shape[1]], 0) }]
+            let weight = TensorMapping { transposed: true, ..plain(format!("{name}.weight"), shape.to_vec(), weight) };
+            [weight, TensorMapping { tensor: bias, ..plain(format!("{name}.bias"), vec![shape[1]], 0) }]
         };
         for (at, block) in self.blocks.iter().enumerate() {
             let mut qkv = linear(format!("h.{at}.attn.c_attn"), block.qkv, [hidden, hidden.saturating_mul(3)]);
@@ -182,16 +183,16 @@ impl Gpt2 {
 
 fn refuse(reason: String) -> Error {
     let hint = "GPT-2 has learned positions, pre-norm blocks of causal attention and MLP, and a head without a bias; use `checkpoint info` and the safetensors files of the checkpoint for other models";
-    Error::NotGpt2 { reason, hint: hint.into() }
+    Error::NotExportable { reason, hint: hint.into() }
 }
 
-/// A walk over the operators, each taken only where it fits.
-struct Walk<'a> {
+/// A matcher over the operators, each taken only where it fits.
+struct GraphMatcher<'a> {
     graph: &'a Graph,
     at: usize,
 }
 
-impl Walk<'_> {
+impl GraphMatcher<'_> {
     fn peek(&self) -> Result<&OpNode> {
         self.graph.nodes.get(self.at).ok_or_else(|| refuse("its operators end early".into()))
     }
@@ -202,7 +203,7 @@ impl Walk<'_> {
     }
 
     /// Takes the next operator if `fits` likes its kind and it reads exactly `inputs`.
-    fn take<T>(
+    fn expect_op<T>(
         &mut self,
         wanted: &str,
         inputs: &[ValueId],
@@ -223,27 +224,27 @@ impl Walk<'_> {
     fn embedding(&mut self) -> Result<(TensorId, ValueId)> {
         let tokens = self.graph.tokens;
         let (_, params, out) =
-            self.take("the token embedding", &[tokens], |op| matches!(op, OpKind::Embedding).then_some(()))?;
+            self.expect_op("the token embedding", &[tokens], |op| matches!(op, OpKind::Embedding).then_some(()))?;
         Ok((self.one(&params)?, out))
     }
 
     fn position(&mut self, x: ValueId) -> Result<(TensorId, ValueId)> {
         let (_, params, out) =
-            self.take("learned positions", &[x], |op| matches!(op, OpKind::AddPosition).then_some(()))?;
+            self.expect_op("learned positions", &[x], |op| matches!(op, OpKind::AddPosition).then_some(()))?;
         Ok((self.one(&params)?, out))
     }
 
     /// The rate of a dropout of `x`, if there is one here.
     fn dropout(&mut self, x: &mut ValueId) -> Result<Option<f32>> {
         let OpKind::Dropout { rate } = self.peek()?.op else { return Ok(None) };
-        let (_, _, out) = self.take("a dropout of the same value", &[*x], |_| Some(()))?;
+        let (_, _, out) = self.expect_op("a dropout of the same value", &[*x], |_| Some(()))?;
         *x = out;
         Ok(Some(rate))
     }
 
     fn norm(&mut self, x: ValueId) -> Result<(NormIds, f32, ValueId)> {
         let epsilon = |op: &OpKind| if let OpKind::LayerNorm { epsilon } = op { Some(*epsilon) } else { None };
-        let (epsilon, params, out) = self.take("a layer norm", &[x], epsilon)?;
+        let (epsilon, params, out) = self.expect_op("a layer norm", &[x], epsilon)?;
         match params.as_slice() {
             &[gain, offset] => Ok(((gain, offset), epsilon, out)),
             _ => Err(refuse("a layer norm has no offset".into())),
@@ -251,7 +252,8 @@ impl Walk<'_> {
     }
 
     fn linear(&mut self, x: ValueId) -> Result<(LinearIds, ValueId)> {
-        let (_, params, out) = self.take("a linear layer", &[x], |op| matches!(op, OpKind::Linear).then_some(()))?;
+        let (_, params, out) =
+            self.expect_op("a linear layer", &[x], |op| matches!(op, OpKind::Linear).then_some(()))?;
         match *params.as_slice() {
             [weight] => Ok(((weight, None), out)),
             [weight, bias] => Ok(((weight, Some(bias)), out)),
@@ -260,12 +262,12 @@ impl Walk<'_> {
     }
 
     /// The rest of a residual branch that ends in `branch`: dropout and addition.
-    fn join(&mut self, mut branch: ValueId, stream: &mut ValueId, rates: &mut Rates) -> Result<()> {
+    fn residual_add(&mut self, mut branch: ValueId, stream: &mut ValueId, rates: &mut DropoutRates) -> Result<()> {
         if let Some(rate) = self.dropout(&mut branch)? {
             rates.residual = rate;
         }
         let (_, _, out) =
-            self.take("the residual addition", &[branch, *stream], |op| matches!(op, OpKind::Add).then_some(()))?;
+            self.expect_op("the residual addition", &[branch, *stream], |op| matches!(op, OpKind::Add).then_some(()))?;
         *stream = out;
         Ok(())
     }
@@ -276,27 +278,27 @@ impl Walk<'_> {
         ln_1: NormIds,
         normed: ValueId,
         stream: &mut ValueId,
-        rates: &mut Rates,
-    ) -> Result<(Block, usize, ActivationKind)> {
+        rates: &mut DropoutRates,
+    ) -> Result<(TransformerBlock, usize, ActivationKind)> {
         let (qkv, x) = self.linear(normed)?;
         let attention = |op: &OpKind| match op {
             OpKind::CausalAttention { heads, scale, dropout } => Some((*heads, *scale, *dropout)),
             _ => None,
         };
-        let ((heads, scale, dropout), _, x) = self.take("causal attention", &[x], attention)?;
+        let ((heads, scale, dropout), _, x) = self.expect_op("causal attention", &[x], attention)?;
         rates.attention = dropout;
         let (proj, x) = self.linear(x)?;
-        self.join(x, stream, rates)?;
+        self.residual_add(x, stream, rates)?;
         let (ln_2, _, x) = self.norm(*stream)?;
         let (fc, x) = self.linear(x)?;
         let activation = |op: &OpKind| if let OpKind::Activation { kind } = op { Some(*kind) } else { None };
-        let (kind, _, x) = self.take("the activation", &[x], activation)?;
+        let (kind, _, x) = self.expect_op("the activation", &[x], activation)?;
         let (mlp_proj, x) = self.linear(x)?;
-        self.join(x, stream, rates)?;
-        Ok((Block { ln_1, qkv, proj, ln_2, fc, mlp_proj, scale }, heads, kind))
+        self.residual_add(x, stream, rates)?;
+        Ok((TransformerBlock { ln_1, qkv, proj, ln_2, fc, mlp_proj, scale }, heads, kind))
     }
 
-    fn ends(&self) -> bool {
+    fn is_at_end(&self) -> bool {
         matches!(self.graph.nodes.get(self.at).map(|node| &node.op), Some(OpKind::CrossEntropy))
     }
 

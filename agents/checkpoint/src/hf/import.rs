@@ -7,24 +7,29 @@ use std::sync::Arc;
 use millrace_emulator::graph::{ActivationKind, TensorId};
 use millrace_emulator::plan::StreamPlan;
 
-use super::gpt2::{Gpt2, Mapped};
-use super::source::Source;
+use super::directory::HfDirectory;
+use super::gpt2::{Gpt2, TensorMapping};
 use super::transpose;
-use crate::error::{Difference, Error, Result};
+use crate::error::{Error, ModelDifference, Result};
 use crate::layout::{Moments, Section};
 use crate::lock::ModelDirLock;
-use crate::manifest::{Facts, WriterEpoch};
+use crate::manifest::{CheckpointMetadata, WriterEpoch};
 use crate::write::{RangeWriter, Staging};
 
-/// Imports the weights in `hf_dir` as `checkpoint_0` of the lock's model_dir, without moments, and returns its directory.
-/// Weights of 16 bits are widened, which changes nothing.
+/// Imports the weights in `hf_dir` as `checkpoint_0` of the lock's model_dir, without moments, and returns its
+/// directory. Weights of 16 bits are widened, which changes nothing.
 ///
 /// # Errors
-/// [`Error::NotImportable`] when `hf_dir` can't be read, [`Error::OtherModel`] with the first difference from the plan's
-/// model, [`Error::NotGpt2`] when that is none, or when the file system refuses.
-pub fn import_hf(hf_dir: &Path, lock: &Arc<ModelDirLock>, plan: &StreamPlan, mut facts: Facts) -> Result<PathBuf> {
-    let source = Source::open(hf_dir)?;
-    let model = Gpt2::of(&plan.graph)?;
+/// [`Error::NotImportable`] when `hf_dir` can't be read, [`Error::ModelMismatch`] with the first difference from the
+/// plan's model, [`Error::NotExportable`] when that is none, or when the file system refuses.
+pub fn import_hf(
+    hf_dir: &Path,
+    lock: &Arc<ModelDirLock>,
+    plan: &StreamPlan,
+    mut facts: CheckpointMetadata,
+) -> Result<PathBuf> {
+    let source = HfDirectory::open(hf_dir)?;
+    let model = Gpt2::from_graph(&plan.graph)?;
     let mapping = model.mapping();
     check_settings(&source, &model)?;
     check_tensors(&source, &model, &mapping)?;
@@ -47,14 +52,14 @@ pub fn import_hf(hf_dir: &Path, lock: &Arc<ModelDirLock>, plan: &StreamPlan, mut
                 out[range].copy_from_slice(part);
             }
         }
-        staging.record(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &out)?)?;
+        staging.record_digest(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &out)?)?;
     }
     writer.finish()?;
     staging.publish(facts)
 }
 
 /// One of our tensors; nothing for a head bias.
-fn read(source: &Source, model: &Gpt2, mapping: &[Mapped], tensor: TensorId) -> Result<Vec<f32>> {
+fn read(source: &HfDirectory, model: &Gpt2, mapping: &[TensorMapping], tensor: TensorId) -> Result<Vec<f32>> {
     let Some((at, mapped)) = mapping.iter().enumerate().find(|(_, mapped)| mapped.tensor == Some(tensor)) else {
         return Ok(Vec::new());
     };
@@ -63,7 +68,7 @@ fn read(source: &Source, model: &Gpt2, mapping: &[Mapped], tensor: TensorId) -> 
         values = transpose(&values, rows, columns);
     }
     // Blocks have twelve tensors each, after the two embeddings.
-    let theirs = their_scale(source, model, at.saturating_sub(2) / 12);
+    let theirs = source_attention_scale(source, model, at.saturating_sub(2) / 12);
     let factor = mapped.queries.map_or(1.0, |(_, factor)| factor) / theirs;
     let queries = if mapped.name.contains(".c_attn.") { values.len() / 3 } else { 0 };
     if factor != 1.0 {
@@ -73,19 +78,19 @@ fn read(source: &Source, model: &Gpt2, mapping: &[Mapped], tensor: TensorId) -> 
 }
 
 /// Their factor on query-key products in a block, over `1 / sqrt(head)`.
-fn their_scale(source: &Source, model: &Gpt2, block: usize) -> f32 {
+fn source_attention_scale(source: &HfDirectory, model: &Gpt2, block: usize) -> f32 {
     let head = (model.hidden / model.heads) as f32;
     let base = if source.config.scale_attn_weights { 1.0 } else { head.sqrt() };
     if source.config.scale_attn_by_inverse_layer_idx { base / (block + 1) as f32 } else { base }
 }
 
 /// What no shape shows.
-fn check_settings(source: &Source, model: &Gpt2) -> Result<()> {
+fn check_settings(source: &HfDirectory, model: &Gpt2) -> Result<()> {
     let config = &source.config;
     config.check_family(&source.dir)?;
     let differs = |key: &str, found: String, expected: String| {
-        let difference = Difference::Setting { key: key.into(), found, expected };
-        Err(Error::OtherModel { path: source.dir.clone(), difference })
+        let difference = ModelDifference::Setting { key: key.into(), found, expected };
+        Err(Error::ModelMismatch { path: source.dir.clone(), difference })
     };
     if config.n_head != model.heads {
         return differs("n_head", config.n_head.to_string(), model.heads.to_string());
@@ -106,19 +111,19 @@ fn check_settings(source: &Source, model: &Gpt2) -> Result<()> {
     Ok(())
 }
 
-fn check_tensors(source: &Source, model: &Gpt2, mapping: &[Mapped]) -> Result<()> {
-    let other = |difference| Err(Error::OtherModel { path: source.dir.clone(), difference });
+fn check_tensors(source: &HfDirectory, model: &Gpt2, mapping: &[TensorMapping]) -> Result<()> {
+    let other = |difference| Err(Error::ModelMismatch { path: source.dir.clone(), difference });
     for mapped in mapping {
         let name = mapped.name.clone();
         match (source.shape(&name), mapped.tensor) {
             (None, None) => {}
-            (None, Some(_)) => return other(Difference::Missing { name }),
+            (None, Some(_)) => return other(ModelDifference::Missing { name }),
             (Some(found), _) if found != mapped.shape => {
-                return other(Difference::Shape { name, found: found.to_vec(), expected: mapped.shape.clone() });
+                return other(ModelDifference::Shape { name, found: found.to_vec(), expected: mapped.shape.clone() });
             }
             // A bias of zeros is as good as none.
             (Some(_), None) if source.read(&name)?.iter().any(|&value| value != 0.0) => {
-                return other(Difference::Unknown { name });
+                return other(ModelDifference::Unknown { name });
             }
             (Some(_), _) => {}
         }
@@ -127,7 +132,7 @@ fn check_tensors(source: &Source, model: &Gpt2, mapping: &[Mapped]) -> Result<()
     // With tied embeddings a saved head is the embedding once more.
     let ignored = |name: &str| model.tied() && name == "lm_head.weight";
     match source.names().find(|name| !known.contains(name) && !ignored(name)) {
-        Some(name) => other(Difference::Unknown { name: name.into() }),
+        Some(name) => other(ModelDifference::Unknown { name: name.into() }),
         None => Ok(()),
     }
 }

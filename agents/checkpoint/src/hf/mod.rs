@@ -8,14 +8,14 @@
 //! Both directions hold one tensor in memory at a time, and leave nothing half-written behind.
 
 mod config;
+mod directory;
 mod dtype;
 mod export;
 mod gpt2;
 mod import;
 mod params;
-mod source;
 
-pub use export::{Exported, export_hf};
+pub use export::{ExportSummary, export_hf};
 pub use import::import_hf;
 pub use params::{Choices, params_text};
 
@@ -25,7 +25,7 @@ pub use params::{Choices, params_text};
 /// [`Error::NotImportable`](crate::Error::NotImportable) when the directory can't be read, or a tensor has a type that
 /// is not known.
 pub fn tensors(dir: &std::path::Path) -> crate::Result<Vec<(String, Vec<f32>)>> {
-    let source = source::Source::open(dir)?;
+    let source = directory::HfDirectory::open(dir)?;
     source.names().map(|name| Ok((name.to_owned(), source.read(name)?))).collect()
 }
 

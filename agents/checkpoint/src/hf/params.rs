@@ -12,7 +12,7 @@ use std::path::Path;
 
 use millrace_emulator::graph::ActivationKind;
 
-use super::config::Config;
+use super::config::Gpt2Config;
 use crate::error::Result;
 
 /// Tokens of GPT-2's own encoding; vocabularies are often padded beyond.
@@ -29,14 +29,14 @@ pub struct Choices<'a> {
     pub num_csx: u64,
 }
 
-/// Params that train the model which `hf_dir/config.json` describes, as YAML. Lines that the user must look at are marked
-/// `EDIT`.
+/// Params that train the model which `hf_dir/config.json` describes, as YAML. Lines that the user must look at are
+/// marked `EDIT`.
 ///
 /// # Errors
-/// [`Error::NotImportable`](crate::Error::NotImportable) when the file can't be read, or names the key that asks for what
-/// Millrace can't train.
+/// [`Error::NotImportable`](crate::Error::NotImportable) when the file can't be read, or names the key that asks for
+/// what Millrace can't train.
 pub fn params_text(hf_dir: &Path, choices: Choices<'_>) -> Result<String> {
-    let config = Config::read(hf_dir)?;
+    let config = Gpt2Config::read(hf_dir)?;
     config.check_trainable(hf_dir)?;
     Ok(format!(
         "\
@@ -86,7 +86,7 @@ runconfig:
 }
 
 /// `train_input`: text where the vocabulary is that of a known tokenizer, else token files.
-fn train_input(config: &Config) -> String {
+fn train_input(config: &Gpt2Config) -> String {
     let text = config.vocab_size >= GPT2_TOKENS || config.vocab_size == BYTE_TOKENS;
     let mut lines = vec!["train_input:".to_owned()];
     if text {
@@ -114,7 +114,7 @@ fn train_input(config: &Config) -> String {
 }
 
 /// `model`, whole.
-fn model(config: &Config) -> String {
+fn model(config: &Gpt2Config) -> String {
     let nonlinearity = match config.activation() {
         Some(ActivationKind::Gelu) => "gelu",
         _ => "gelu_new",

@@ -22,7 +22,7 @@ fn plan(change: impl Fn(&mut Model)) -> StreamPlan {
     plan_of(graph(model), 4, 100)
 }
 
-fn exported(dir: &Path, plan: &StreamPlan) -> crate::Result<super::Exported> {
+fn exported(dir: &Path, plan: &StreamPlan) -> crate::Result<super::ExportSummary> {
     let checkpoint = Checkpoint::open(write(&lock(&dir.join("run")), plan, 3, &Moments::none())).unwrap();
     export_hf(&checkpoint, &dir.join("hf"))
 }
@@ -87,7 +87,7 @@ fn an_exported_model_has_the_names_shapes_and_values_of_gpt2() {
 }
 
 #[test]
-fn what_was_exported_imports_to_the_same_bytes() {
+fn export_then_import_is_byte_identical() {
     for (tied, bias, head_bias) in [(true, true, false), (false, false, false), (false, true, true)] {
         let dir = tempfile::tempdir().unwrap();
         let plan_out = plan(|model| (model.tied, model.bias) = (tied, bias));
@@ -108,7 +108,7 @@ fn what_was_exported_imports_to_the_same_bytes() {
 }
 
 #[test]
-fn an_unusual_attention_scale_is_moved_into_the_queries() {
+fn attention_scale_is_folded_into_queries() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan(|model| model.scale = 0.25));
     exported(dir.path(), &plan).unwrap();
     let bytes = std::fs::read(dir.path().join("hf/model.safetensors")).unwrap();
@@ -124,10 +124,10 @@ fn an_unusual_attention_scale_is_moved_into_the_queries() {
 }
 
 #[test]
-fn what_is_not_gpt2_or_would_be_overwritten_is_refused() {
+fn rejects_other_models_and_existing_targets() {
     let dir = tempfile::tempdir().unwrap();
     let error = exported(dir.path(), &plan(|model| model.head_bias = true)).unwrap_err();
-    assert!(matches!(&error, Error::NotGpt2 { hint, .. } if hint.contains("use_bias_in_output")), "{error}");
+    assert!(matches!(&error, Error::NotExportable { hint, .. } if hint.contains("use_bias_in_output")), "{error}");
     let mut other = plan(|_| ());
     other.graph.nodes.swap(3, 4);
     let dir = tempfile::tempdir().unwrap();
@@ -153,7 +153,7 @@ fn every_gpt_of_the_params_is_a_gpt2() {
         );
         let params = millrace_params::Params::parse_yaml(&text).unwrap();
         let job = params.resolve(&millrace_params::Overrides::default()).unwrap().job;
-        let model = Gpt2::of(&millrace_emulator::families::gpt(&job.model, 16).unwrap()).unwrap();
+        let model = Gpt2::from_graph(&millrace_emulator::families::gpt(&job.model, 16).unwrap()).unwrap();
         assert_eq!((model.tied(), model.blocks.len(), model.heads, model.inner), (tied, 2, 2, 20));
         assert_eq!((model.rates.embedding, model.rates.residual), (dropout, dropout));
         assert!(model.mapping().iter().all(|mapped| mapped.queries.is_none()));
@@ -161,7 +161,7 @@ fn every_gpt_of_the_params_is_a_gpt2() {
 }
 
 /// A directory as other programs write it: two files, 16-bit types, no prefix, mask buffers.
-fn foreign(dir: &Path, plan: &StreamPlan, change: impl Fn(&mut Tensors, &mut Value)) {
+fn write_foreign_directory(dir: &Path, plan: &StreamPlan, change: impl Fn(&mut Tensors, &mut Value)) {
     let mut tensors = HashMap::new();
     let small = |elements: usize| (0..elements).map(|at| at as f32 / 8.0 - 3.0).collect::<Vec<f32>>();
     let shape_of = |name: &str| plan.graph.tensors.iter().find(|t| t.name == name).unwrap().shape.clone();
@@ -211,11 +211,11 @@ fn half(value: f32, kind: usize) -> [u8; 2] {
 }
 
 #[test]
-fn directories_of_other_programs_import_and_differences_are_named() {
+fn foreign_directories_import_and_differences_are_reported() {
     let plan = plan(|_| ());
     let import = |change: &dyn Fn(&mut Tensors, &mut Value)| {
         let dir = tempfile::tempdir().unwrap();
-        foreign(dir.path(), &plan, change);
+        write_foreign_directory(dir.path(), &plan, change);
         let lock = lock(&dir.path().join("run"));
         import_hf(dir.path(), &lock, &plan, facts(&plan)).map(|path| {
             let checkpoint = Checkpoint::open(path).unwrap();
@@ -275,7 +275,7 @@ fn params_have_the_model_of_config_json_and_a_key_that_cannot_be_trained_is_name
         "n_head": 4, "n_inner": 40, "activation_function": "gelu", "resid_pdrop": 0, "embd_pdrop": 0.25,
         "layer_norm_epsilon": 1e-6, "tie_word_embeddings": false, "unknown": [1]}));
     assert_eq!((own.run.model_dir.as_str(), own.run.num_csx), ("tuned \"1\"\n: {", 2));
-    let model = Gpt2::of(&millrace_emulator::families::gpt(&own.model, 32).unwrap()).unwrap();
+    let model = Gpt2::from_graph(&millrace_emulator::families::gpt(&own.model, 32).unwrap()).unwrap();
     assert_eq!((model.vocabulary, model.positions, model.hidden, model.blocks.len()), (300, 32, 24, 3));
     assert_eq!((model.heads, model.inner, model.epsilon, model.tied()), (4, 40, 1e-6, false));
     assert_eq!((model.rates.residual, model.rates.embedding, model.rates.attention), (0.0, 0.25, 0.1));
@@ -308,9 +308,9 @@ fn params_have_the_model_of_config_json_and_a_key_that_cannot_be_trained_is_name
 }
 
 #[test]
-fn broken_directories_are_refused_and_never_panic() {
+fn broken_directories_are_rejected_without_panic() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan(|_| ()));
-    foreign(dir.path(), &plan, |_, _| ());
+    write_foreign_directory(dir.path(), &plan, |_, _| ());
     let lock = lock(&dir.path().join("run"));
     for name in ["config.json", "model.safetensors.index.json", "model-1.safetensors"] {
         let file = dir.path().join(name);
@@ -328,5 +328,5 @@ fn broken_directories_are_refused_and_never_panic() {
         assert!(import_hf(dir.path(), &lock, &plan, facts(&plan)).unwrap_err().is_bad_input());
         std::fs::write(&file, whole).unwrap();
     }
-    assert!(crate::list(lock.model_dir()).unwrap().whole.is_empty());
+    assert!(crate::list(lock.model_dir()).unwrap().complete.is_empty());
 }

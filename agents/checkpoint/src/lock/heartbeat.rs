@@ -10,24 +10,25 @@ use super::slot::state_lines;
 
 /// Touches a lock file every period; marks it released when dropped.
 #[derive(Debug)]
-pub(super) struct Heartbeat {
+pub(super) struct LockHeartbeat {
     file: Arc<File>,
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Heartbeat {
+impl LockHeartbeat {
     pub fn start(file: Arc<File>, period: Duration) -> Self {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let (beating, stopped) = (Arc::clone(&file), Arc::clone(&stop));
         // Without a thread the lock still holds; others would have to believe it abandoned after the lease.
-        let thread =
-            std::thread::Builder::new().name("lock-heartbeat".into()).spawn(move || beat(&beating, &stopped, period));
+        let thread = std::thread::Builder::new()
+            .name("lock-heartbeat".into())
+            .spawn(move || run_heartbeat(&beating, &stopped, period));
         Self { file, stop, thread: thread.ok() }
     }
 }
 
-fn beat(file: &File, (stop, changed): &(Mutex<bool>, Condvar), period: Duration) {
+fn run_heartbeat(file: &File, (stop, changed): &(Mutex<bool>, Condvar), period: Duration) {
     let mut stopped = stop.lock().unwrap_or_else(PoisonError::into_inner);
     while !*stopped {
         let waited = changed.wait_timeout(stopped, period).unwrap_or_else(PoisonError::into_inner);
@@ -43,7 +44,7 @@ fn write(file: &File, released: bool) {
     let _ = file.write_all_at(state_lines(released).as_bytes(), 0).and_then(|()| file.sync_data());
 }
 
-impl Drop for Heartbeat {
+impl Drop for LockHeartbeat {
     fn drop(&mut self) {
         *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.stop.1.notify_all();

@@ -14,15 +14,17 @@
 //! * The creator touches its file every sixth of the lease (the *heartbeat*) and marks it released on drop.
 //!
 //! An owner is gone when it released the lock; when it ran on this host, in this process-id namespace, as
-//! this user, and `/proc` shows no such process with that start time; when it ran elsewhere and its heartbeat is older than the lease, both
-//! ages taken from the file server's clock; or when it is fenced: the newcomer is a higher *attempt* of the same job.
-//! An attempt no higher than that of the same job which holds or last held the lock is always refused.
+//! this user, and `/proc` shows no such process with that start time; when it ran elsewhere and its heartbeat is older
+//! than the lease, both ages taken from the file server's clock; or when it is fenced: the newcomer is a higher
+//! *attempt* of the same job. An attempt no higher than that of the same job which holds or last held the lock is
+//! always refused.
 //!
 //! A job counts its attempts from 1, and so does the next that has the same model_dir. What is in there tells attempts
-//! apart by one count over all: a job's first goes on from the last of whoever had it before, and the file says from which.
+//! apart by one count over all: a job's first goes on from the last of whoever had it before, and the file says from
+//! which.
 //!
 //! Invariant: whoever holds the lock created the highest number. An owner that was fenced or fell silent finds out by
-//! [`ModelDirLock::still_mine`], which everything that publishes into model_dir asks first; what it writes before that
+//! [`ModelDirLock::check_held`], which everything that publishes into model_dir asks first; what it writes before that
 //! lies in directories that carry its own epoch, and its heartbeats go to a file nobody reads any more.
 
 mod heartbeat;
@@ -34,17 +36,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use heartbeat::Heartbeat;
+use heartbeat::LockHeartbeat;
 pub use owner::Owner;
-use slot::{Draft, Occupant};
+use slot::{CurrentLock, LockDraft};
 
 use crate::error::Result;
 
 /// How long an owner on another host may be silent before its lock is taken.
-pub const LEASE: Duration = Duration::from_secs(60);
+pub const LOCK_LEASE: Duration = Duration::from_secs(60);
 
 /// Lost races before giving up: each lost one is another's success, so this many means something is badly wrong.
-const TRIES: usize = 64;
+const MAX_LOCK_RACES: usize = 64;
 
 /// Who asks for the lock.
 #[derive(Clone, Debug)]
@@ -57,21 +59,21 @@ pub struct LockRequest {
 impl LockRequest {
     /// A run without a job behind it: a new owner each time, its attempt one above that of the last run in model_dir.
     pub const fn local() -> Self {
-        Self { job: None, attempt: None, lease: LEASE }
+        Self { job: None, attempt: None, lease: LOCK_LEASE }
     }
 
-    /// An attempt of the job with this unique id: takes over from lower attempts, dead or alive. An attempt has the lock
-    /// once: epochs of a second life would have the numbers of the first's.
+    /// An attempt of the job with this unique id: takes over from lower attempts, dead or alive. An attempt has the
+    /// lock once: epochs of a second life would have the numbers of the first's.
     pub fn job(uid: impl Into<String>, attempt: u32) -> Self {
-        Self { job: Some(uid.into()), attempt: Some(attempt), lease: LEASE }
+        Self { job: Some(uid.into()), attempt: Some(attempt), lease: LOCK_LEASE }
     }
 
     /// The next attempt of the job with this unique id, whichever number that is; takes over from a dead one only.
-    pub fn next_of(uid: impl Into<String>) -> Self {
-        Self { job: Some(uid.into()), attempt: None, lease: LEASE }
+    pub fn next_attempt_of(uid: impl Into<String>) -> Self {
+        Self { job: Some(uid.into()), attempt: None, lease: LOCK_LEASE }
     }
 
-    /// Another lease than [`LEASE`]; must be the same for all who share a model_dir.
+    /// Another lease than [`LOCK_LEASE`]; must be the same for all who share a model_dir.
     #[must_use]
     pub const fn with_lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
@@ -134,14 +136,15 @@ pub struct ModelDirLock {
     owner: Owner,
     previous: Option<Owner>,
     // Dropping it marks the lock released.
-    _heartbeat: Heartbeat,
+    _heartbeat: LockHeartbeat,
 }
 
 impl ModelDirLock {
     /// Takes the lock of `model_dir`, which is created if it does not exist. Never waits.
     ///
     /// # Errors
-    /// When another run holds it, this attempt of the job or a newer one has been there, or the directory can't be written.
+    /// When another run holds it, this attempt of the job or a newer one has been there, or the directory can't be
+    /// written.
     pub fn acquire(model_dir: impl Into<PathBuf>, request: &LockRequest) -> Result<Self, LockError> {
         let model_dir = model_dir.into();
         let io = |action| {
@@ -149,13 +152,13 @@ impl ModelDirLock {
             move |cause| LockError::Io { action, model_dir, cause }
         };
         millrace_roots::create_dir_all(&model_dir).map_err(io("create"))?;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_LOCK_RACES {
             // Written before anything is judged: its time stamp is "now" by the file server's clock.
-            let draft = Draft::new(&model_dir).map_err(io("create"))?;
+            let draft = LockDraft::new(&model_dir).map_err(io("create"))?;
             let top = slot::highest(&model_dir).map_err(io("read"))?;
-            let previous = judge(&model_dir, request, top.as_ref(), &draft)?;
+            let previous = check_occupant(&model_dir, request, top.as_ref(), &draft)?;
             let last = previous.as_ref().map_or(0, |last| last.attempt);
-            let before = before(request, previous.as_ref());
+            let before = attempts_before(request, previous.as_ref());
             let attempt = request.attempt.map_or(last.saturating_add(1), |attempt| before.saturating_add(attempt));
             let generation = top.as_ref().map_or(0, |occupant| occupant.generation).saturating_add(1);
             let owner = Owner::this_process(request.job.clone(), before, attempt);
@@ -166,7 +169,7 @@ impl ModelDirLock {
                 continue;
             }
             slot::remove_older(&model_dir, generation, request.lease);
-            let _heartbeat = Heartbeat::start(Arc::new(file), request.lease / 6);
+            let _heartbeat = LockHeartbeat::start(Arc::new(file), request.lease / 6);
             return Ok(Self { model_dir, generation, owner, previous, _heartbeat });
         }
         Err(LockError::Contended { model_dir })
@@ -186,15 +189,15 @@ impl ModelDirLock {
     ///
     /// # Errors
     /// [`LockError::Lost`] when it was taken over.
-    pub fn still_mine(&self) -> Result<(), LockError> {
+    pub fn check_held(&self) -> Result<(), LockError> {
         let io = |action| {
             let model_dir = self.model_dir.clone();
             move |cause| LockError::Io { action, model_dir, cause }
         };
         // Creating a name makes a network client see the directory as the server has it, not as it was cached.
-        drop(Draft::new(&self.model_dir).map_err(io("check"))?);
+        drop(LockDraft::new(&self.model_dir).map_err(io("check"))?);
         match slot::highest(&self.model_dir).map_err(io("check"))? {
-            Some(top) if top.generation == self.generation && top.is(&self.owner) => Ok(()),
+            Some(top) if top.generation == self.generation && top.is_owned_by(&self.owner) => Ok(()),
             top => {
                 let by = top.and_then(|top| top.owner).map(Box::new);
                 Err(LockError::Lost { model_dir: self.model_dir.clone(), by })
@@ -214,7 +217,7 @@ impl ModelDirLock {
     }
 
     /// Attempts of others that had model_dir before this job's first.
-    pub const fn before(&self) -> u32 {
+    pub const fn attempts_before(&self) -> u32 {
         self.owner.before
     }
 
@@ -229,18 +232,24 @@ impl ModelDirLock {
     }
 }
 
-/// How many attempts of others were there before the first of the one that asks; of runs without a job each is another's.
-fn before(request: &LockRequest, previous: Option<&Owner>) -> u32 {
+/// How many attempts of others were there before the first of the one that asks; of runs without a job each is
+/// another's.
+fn attempts_before(request: &LockRequest, previous: Option<&Owner>) -> u32 {
     previous.map_or(0, |last| if request.job.is_some() && request.job == last.job { last.before } else { last.attempt })
 }
 
 /// Whether the lock may be taken from its present occupant, who is then returned.
-fn judge(dir: &Path, request: &LockRequest, top: Option<&Occupant>, now: &Draft) -> Result<Option<Owner>, LockError> {
+fn check_occupant(
+    dir: &Path,
+    request: &LockRequest,
+    top: Option<&CurrentLock>,
+    now: &LockDraft,
+) -> Result<Option<Owner>, LockError> {
     let Some(top) = top else { return Ok(None) };
     let model_dir = || dir.to_owned();
     let Some(owner) = &top.owner else {
         // Created and never filled: only where hard links are missing and its creator died, or is just about to.
-        return if top.silence(now) > request.lease {
+        return if top.time_since_heartbeat(now) > request.lease {
             Ok(None)
         } else {
             Err(LockError::Contended { model_dir: model_dir() })
@@ -256,7 +265,7 @@ fn judge(dir: &Path, request: &LockRequest, top: Option<&Occupant>, now: &Draft)
     }
     // A process of another user may be hidden from this one: that it is not seen then says nothing.
     let alive = owner.is_alive().filter(|&alive| alive || top.uid == now.uid);
-    let gone = top.released || alive.map_or_else(|| top.silence(now) > request.lease, |alive| !alive);
+    let gone = top.released || alive.map_or_else(|| top.time_since_heartbeat(now) > request.lease, |alive| !alive);
     if gone {
         Ok(Some(owner.clone()))
     } else {

@@ -17,7 +17,7 @@ const DRAFT: &str = ".millrace-lock.draft-";
 
 /// The highest numbered file and what it says.
 #[derive(Debug)]
-pub(super) struct Occupant {
+pub(super) struct CurrentLock {
     pub generation: u64,
     pub released: bool,
     /// `None` while its creator has not finished writing it.
@@ -27,13 +27,13 @@ pub(super) struct Occupant {
     pub uid: u32,
 }
 
-impl Occupant {
+impl CurrentLock {
     /// How long its owner has been silent at the time `now` was created, by the file server's clock.
-    pub fn silence(&self, now: &Draft) -> Duration {
+    pub fn time_since_heartbeat(&self, now: &LockDraft) -> Duration {
         now.created.duration_since(self.touched).unwrap_or_default()
     }
 
-    pub fn is(&self, owner: &Owner) -> bool {
+    pub fn is_owned_by(&self, owner: &Owner) -> bool {
         self.owner.as_ref().is_some_and(|present| present.token == owner.token)
     }
 }
@@ -44,7 +44,7 @@ pub(super) fn state_lines(released: bool) -> String {
 }
 
 /// The highest numbered lock file of `dir`.
-pub(super) fn highest(dir: &Path) -> io::Result<Option<Occupant>> {
+pub(super) fn highest(dir: &Path) -> io::Result<Option<CurrentLock>> {
     loop {
         let Some(generation) = generations(dir)?.into_iter().max() else { return Ok(None) };
         let path = path(dir, generation);
@@ -58,7 +58,7 @@ pub(super) fn highest(dir: &Path) -> io::Result<Option<Occupant>> {
                 let mut lines = text.splitn(3, |&byte| byte == b'\n');
                 let released = lines.next() == Some(b"released".as_slice());
                 let owner = lines.nth(1).and_then(|json| serde_json::from_slice(json).ok());
-                return Ok(Some(Occupant { generation, released, owner, touched, uid }));
+                return Ok(Some(CurrentLock { generation, released, owner, touched, uid }));
             }
         }
     }
@@ -100,7 +100,7 @@ pub(super) fn remove_older(dir: &Path, generation: u64, lease: Duration) {
 
 /// A file of this process alone, to become a lock; removed when dropped.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct LockDraft {
     dir: PathBuf,
     path: PathBuf,
     file: File,
@@ -110,7 +110,7 @@ pub(super) struct Draft {
     pub uid: u32,
 }
 
-impl Draft {
+impl LockDraft {
     pub fn new(dir: &Path) -> io::Result<Self> {
         let path = dir.join(format!("{DRAFT}{}", random_token()));
         let file = millrace_roots::OpenOptions::new().write(true).create_new(true).open(&path)?;
@@ -140,7 +140,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for LockDraft {
     fn drop(&mut self) {
         // Left behind, it is tidied away by the lock's next owner.
         let _ = millrace_roots::remove_file(&self.path);
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_hard_links_a_name_is_still_created_by_one_only() {
+    fn exclusive_creation_works_without_hard_links() {
         let dir = tempfile::tempdir().unwrap();
         let target = path(dir.path(), 1);
         assert!(create_exclusively(&target, b"held    \n").unwrap().is_some());

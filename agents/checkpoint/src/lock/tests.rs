@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::slot::{Draft, Occupant};
-use super::{LEASE, LockError, LockRequest, ModelDirLock, slot};
+use super::slot::{CurrentLock, LockDraft};
+use super::{LOCK_LEASE, LockError, LockRequest, ModelDirLock, slot};
 
 fn acquire(dir: &Path, request: &LockRequest) -> Result<ModelDirLock, LockError> {
     ModelDirLock::acquire(dir, request)
@@ -25,7 +25,7 @@ fn a_second_run_is_refused_until_the_first_has_ended() {
     let refused = acquire(&model_dir, &LockRequest::local()).unwrap_err().to_string();
     let expected = format!("model_dir {} is in use by process {} on host ", model_dir.display(), std::process::id());
     assert!(refused.starts_with(&expected) && refused.contains("choose another -o or wait"), "{refused}");
-    first.still_mine().unwrap();
+    first.check_held().unwrap();
     drop(first);
     let second = acquire(&model_dir, &LockRequest::local()).unwrap();
     assert_eq!((second.attempt(), second.previous().map(|last| last.attempt)), (2, Some(1)));
@@ -42,7 +42,7 @@ fn racing_threads_never_hold_it_together() {
                 while taken.load(Ordering::SeqCst) < 60 {
                     let Ok(lock) = acquire(dir.path(), &LockRequest::local()) else { continue };
                     assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
-                    lock.still_mine().unwrap();
+                    lock.check_held().unwrap();
                     taken.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(holders.fetch_sub(1, Ordering::SeqCst), 1);
                 }
@@ -75,7 +75,7 @@ fn race(dir: &Path) -> (Child, bool) {
 }
 
 #[test]
-fn of_racing_processes_one_wins_and_its_death_frees_the_lock() {
+fn one_of_racing_processes_wins_and_its_death_releases_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let mut children: Vec<(Child, bool)> = (0..5).map(|_| race(dir.path())).collect();
     for (child, held) in &mut children {
@@ -114,24 +114,24 @@ fn a_higher_attempt_takes_over_and_a_lower_one_is_fenced() {
     let first = job("a", 1).unwrap();
     assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 1, .. })));
     assert!(matches!(job("b", 9), Err(LockError::InUse { .. })));
-    assert!(matches!(acquire(dir.path(), &LockRequest::next_of("a")), Err(LockError::InUse { .. })));
+    assert!(matches!(acquire(dir.path(), &LockRequest::next_attempt_of("a")), Err(LockError::InUse { .. })));
     let second = job("a", 2).unwrap();
-    let lost = first.still_mine().unwrap_err().to_string();
+    let lost = first.check_held().unwrap_err().to_string();
     assert!(lost.contains("was taken over by process") && lost.contains("(attempt 2)"), "{lost}");
     // What the old owner does on its way out does not reach the new one's lock.
     drop(first);
-    second.still_mine().unwrap();
+    second.check_held().unwrap();
     assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 2, .. })));
     drop(second);
     assert!(matches!(job("a", 2), Err(LockError::Fenced { attempt: 2, newer: 2, .. })));
-    assert_eq!(acquire(dir.path(), &LockRequest::next_of("a")).unwrap().attempt(), 3);
+    assert_eq!(acquire(dir.path(), &LockRequest::next_attempt_of("a")).unwrap().attempt(), 3);
 }
 
 #[test]
-fn the_next_job_counts_its_attempts_from_one_and_model_dir_counts_on() {
+fn next_job_restarts_attempts_while_model_dir_continues() {
     let dir = tempfile::tempdir().unwrap();
     let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
-    let counts = |lock: ModelDirLock| (lock.attempt(), lock.before());
+    let counts = |lock: ModelDirLock| (lock.attempt(), lock.attempts_before());
     assert_eq!(counts(job("a", 1).unwrap()), (1, 0));
     assert_eq!(counts(job("a", 4).unwrap()), (4, 0));
     let owner = ModelDirLock::last_owner(dir.path()).unwrap().unwrap();
@@ -144,7 +144,7 @@ fn the_next_job_counts_its_attempts_from_one_and_model_dir_counts_on() {
 }
 
 #[test]
-fn an_owner_elsewhere_lives_as_long_as_its_heartbeat() {
+fn remote_owner_expires_with_its_heartbeat() {
     let dir = tempfile::tempdir().unwrap();
     let ours = acquire(dir.path(), &LockRequest::local()).unwrap();
     drop(ours);
@@ -155,30 +155,30 @@ fn an_owner_elsewhere_lives_as_long_as_its_heartbeat() {
     fs::write(&file, format!("{}{}\n", slot::state_lines(false), serde_json::to_string(&owner).unwrap())).unwrap();
     let refused = acquire(dir.path(), &LockRequest::local()).unwrap_err().to_string();
     assert!(refused.contains("on host node-7"), "{refused}");
-    let silent = SystemTime::now() - LEASE - Duration::from_secs(5);
+    let silent = SystemTime::now() - LOCK_LEASE - Duration::from_secs(5);
     File::options().write(true).open(&file).unwrap().set_modified(silent).unwrap();
     assert_eq!(acquire(dir.path(), &LockRequest::local()).unwrap().previous(), Some(&owner));
 }
 
 #[test]
-fn a_process_that_can_not_be_seen_is_dead_only_to_its_own_user() {
+fn invisible_process_counts_as_dead_only_for_the_same_user() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = acquire(dir.path(), &LockRequest::local()).unwrap().owner().clone();
     // This process id, but of a process that started at another time.
     owner.started += 1;
-    let now = Draft::new(dir.path()).unwrap();
+    let now = LockDraft::new(dir.path()).unwrap();
     let judged = |uid, age| {
         let touched = SystemTime::now() - age;
-        let top = Occupant { generation: 1, released: false, owner: Some(owner.clone()), touched, uid };
-        super::judge(dir.path(), &LockRequest::local(), Some(&top), &now).is_ok()
+        let top = CurrentLock { generation: 1, released: false, owner: Some(owner.clone()), touched, uid };
+        super::check_occupant(dir.path(), &LockRequest::local(), Some(&top), &now).is_ok()
     };
     assert!(judged(now.uid, Duration::ZERO));
     assert!(!judged(now.uid + 1, Duration::ZERO));
-    assert!(judged(now.uid + 1, LEASE * 2));
+    assert!(judged(now.uid + 1, LOCK_LEASE * 2));
 }
 
 #[test]
-fn a_holder_touches_its_lock_and_garbage_is_neither_free_nor_fatal() {
+fn holder_refreshes_its_lock_and_garbage_is_tolerated() {
     let dir = tempfile::tempdir().unwrap();
     let lock = acquire(dir.path(), &LockRequest::local().with_lease(Duration::from_millis(60))).unwrap();
     let touched = || fs::metadata(dir.path().join(".millrace-lock.1")).unwrap().modified().unwrap();

@@ -47,7 +47,7 @@ fn every_flipped_bit_is_found_and_its_file_named() {
 }
 
 #[test]
-fn the_manifest_guards_each_of_its_own_bytes() {
+fn manifest_checksum_covers_every_byte() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &plan, 5, &Moments::none());
     let file = path.join("manifest.json");
@@ -140,15 +140,15 @@ fn a_manifest_of_a_later_version_is_refused_and_unknown_fields_are_passed_over()
     manifest["of_a_later_release"] = Value::Bool(true);
     replace(&path.join("manifest.json"), &sign(&manifest));
     Checkpoint::open_verified(&path).unwrap();
-    manifest["format"] = (crate::FORMAT + 1).into();
+    manifest["format"] = (crate::FORMAT_VERSION + 1).into();
     replace(&path.join("manifest.json"), &sign(&manifest));
     let refused = Checkpoint::open(&path).unwrap_err().to_string();
-    assert!(refused.contains(&format!("format {}", crate::FORMAT + 1)), "{refused}");
-    assert!(refused.contains(&format!("up to {}", crate::FORMAT)) && refused.contains("release"), "{refused}");
+    assert!(refused.contains(&format!("format {}", crate::FORMAT_VERSION + 1)), "{refused}");
+    assert!(refused.contains(&format!("up to {}", crate::FORMAT_VERSION)) && refused.contains("release"), "{refused}");
 }
 
 #[test]
-fn nothing_in_a_manifest_or_layout_panics_even_when_signed() {
+fn mutated_manifests_and_layouts_never_panic() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
     let read = |name: &str| serde_json::from_slice::<Value>(&fs::read(path.join(name)).unwrap()).unwrap();
@@ -177,7 +177,7 @@ fn nothing_in_a_manifest_or_layout_panics_even_when_signed() {
             }
             Ok(checkpoint) => {
                 opened += 1;
-                let _ = checkpoint.damages(|_| ());
+                let _ = checkpoint.find_damage(|_| ());
                 let _ = (checkpoint.info().to_string(), checkpoint.files());
                 let _ = hf::export_hf(&checkpoint, &dir.path().join(format!("hf{round}")));
             }

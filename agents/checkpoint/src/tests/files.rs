@@ -3,7 +3,7 @@
 use safetensors::SafeTensors;
 
 use crate::testing::{Model, bits, chunk_values, facts, graph, lock, plan, plan_of, tensor_values, write};
-use crate::{Checkpoint, Digest, Moments, PlanReader, Section, Strictness};
+use crate::{Checkpoint, Digest, LoadStrictness, Moments, PlanReader, Section};
 
 #[test]
 fn a_checkpoint_comes_back_bit_by_bit_and_its_digests_are_as_documented() {
@@ -67,7 +67,7 @@ fn every_file_is_safetensors_and_the_index_names_every_tensor() {
 }
 
 #[test]
-fn any_other_plan_of_the_same_model_reads_it() {
+fn checkpoint_is_readable_by_any_plan_of_the_model() {
     let (dir, written) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &written, 3, &Moments::momentum());
     let mut reversed = graph(Model::default());
@@ -76,8 +76,8 @@ fn any_other_plan_of_the_same_model_reads_it() {
     for (groups, most) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
         let plan = plan_of(reversed.clone(), groups, most);
         let mut reader =
-            PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &Moments::adam(), Strictness::Strict).unwrap();
-        assert_eq!(reader.absent_moments(), ["v"]);
+            PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &Moments::adam(), LoadStrictness::Strict).unwrap();
+        assert_eq!(reader.missing_moments(), ["v"]);
         for chunk in 0..plan.chunks.len() {
             let mut out = vec![1.0; plan.chunks[chunk].elements];
             for section in [Section::Parameters, Section::Moment(0)] {
@@ -114,7 +114,7 @@ fn another_model_is_refused_by_its_first_difference() {
     ];
     for (graph, expected) in cases {
         let other = plan_of(graph, 4, 100);
-        let error = PlanReader::new(Checkpoint::open(&path).unwrap(), &other, &Moments::none(), Strictness::Strict)
+        let error = PlanReader::new(Checkpoint::open(&path).unwrap(), &other, &Moments::none(), LoadStrictness::Strict)
             .unwrap_err();
         assert!(error.to_string().ends_with(expected), "{error}");
         assert!(error.is_bad_input() && error.hint().is_some());
@@ -122,13 +122,14 @@ fn another_model_is_refused_by_its_first_difference() {
 }
 
 #[test]
-fn a_partial_reader_takes_what_fits_and_names_the_rest() {
+fn partial_load_reports_missing_tensors() {
     let (dir, written) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &written, 3, &Moments::momentum());
     let plan = plan_of(graph(Model { tied: false, vocabulary: 12, bias: false, ..Model::default() }), 3, 64);
     let mut reader =
-        PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &Moments::momentum(), Strictness::Partial).unwrap();
-    assert_eq!(reader.absent_tensors(), ["wte.weight", "lm_head.weight"]);
+        PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &Moments::momentum(), LoadStrictness::AllowMissing)
+            .unwrap();
+    assert_eq!(reader.missing_tensors(), ["wte.weight", "lm_head.weight"]);
     for chunk in 0..plan.chunks.len() {
         for (section, filler) in [(Section::Parameters, 9.0), (Section::Moment(0), 0.0)] {
             let mut expected = chunk_values(&plan, chunk, section.index());

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::testing::{facts, lock, plan, write, write_of_kind};
 use crate::{
-    Before, Check, Checkpoint, Error, LockError, LockRequest, ModelDirLock, Moments, Point, RangeWriter, Section,
-    Staging, WriterEpoch, begin_line, list, newest_whole, retain, tidy,
+    Checkpoint, Error, LineagePoint, LockError, LockRequest, ModelDirLock, Moments, RangeWriter, ResumeHistory,
+    Section, Staging, VerificationLevel, WriterEpoch, begin_lineage, clean_up, list, newest_complete, retain,
 };
 
 const EPOCH: WriterEpoch = WriterEpoch { attempt: 4, number: 1 };
@@ -20,7 +20,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 fn steps(dir: &Path) -> Vec<u64> {
-    list(dir).unwrap().whole.iter().map(|info| info.step).collect()
+    list(dir).unwrap().complete.iter().map(|info| info.step).collect()
 }
 
 fn copy(from: &Path, to: PathBuf) {
@@ -37,7 +37,7 @@ fn copy(from: &Path, to: PathBuf) {
 }
 
 #[test]
-fn only_a_complete_checkpoint_is_published_and_an_abandoned_one_leaves_nothing() {
+fn only_complete_checkpoints_are_published() {
     let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::none());
     let lock = lock(dir.path());
     let mut staging = Staging::create(&lock, &plan, 9, EPOCH, &moments).unwrap();
@@ -49,9 +49,9 @@ fn only_a_complete_checkpoint_is_published_and_an_abandoned_one_leaves_nothing()
     assert!(matches!(writer.write_chunk(0, Section::Moment(0), &[1.0]), Err(Error::Argument(_))));
     let values = vec![1.0; plan.chunks[0].elements];
     let digest = writer.write_chunk(0, Section::Parameters, &values).unwrap();
-    staging.record(Section::Parameters, 0, digest).unwrap();
-    assert!(staging.record(Section::Parameters, 0, crate::Digest([0; 32])).is_err());
-    assert_eq!(staging.missing(), Some((Section::Parameters, 1)));
+    staging.record_digest(Section::Parameters, 0, digest).unwrap();
+    assert!(staging.record_digest(Section::Parameters, 0, crate::Digest([0; 32])).is_err());
+    assert_eq!(staging.first_missing(), Some((Section::Parameters, 1)));
     let error = staging.publish(facts(&plan)).unwrap_err();
     assert!(error.to_string().contains("never reported as written"), "{error}");
     assert!(names(dir.path()).is_empty());
@@ -61,7 +61,7 @@ fn only_a_complete_checkpoint_is_published_and_an_abandoned_one_leaves_nothing()
 }
 
 #[test]
-fn a_run_that_was_overtaken_publishes_nothing() {
+fn fenced_run_publishes_nothing() {
     let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::none());
     let take = |attempt| Arc::new(ModelDirLock::acquire(dir.path(), &LockRequest::job("a", attempt)).unwrap());
     let old = take(1);
@@ -70,7 +70,7 @@ fn a_run_that_was_overtaken_publishes_nothing() {
     for chunk in 0..plan.chunks.len() {
         let values = vec![0.5; plan.chunks[chunk].elements];
         staging
-            .record(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &values).unwrap())
+            .record_digest(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &values).unwrap())
             .unwrap();
     }
     writer.finish().unwrap();
@@ -83,10 +83,10 @@ fn a_run_that_was_overtaken_publishes_nothing() {
 }
 
 #[test]
-fn the_newest_whole_one_is_found_and_old_ones_go() {
+fn newest_complete_checkpoint_is_found_and_old_ones_deleted() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let lock = lock(dir.path());
-    assert!(newest_whole(dir.path(), Check::Full).unwrap().0.is_none());
+    assert!(newest_complete(dir.path(), VerificationLevel::Full).unwrap().0.is_none());
     for step in [2, 10, 9, 100] {
         write(&lock, &plan, step, &Moments::none());
     }
@@ -99,12 +99,12 @@ fn the_newest_whole_one_is_found_and_old_ones_go() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
     let newest = |check| {
-        let (found, skipped) = newest_whole(dir.path(), check).unwrap();
+        let (found, skipped) = newest_complete(dir.path(), check).unwrap();
         (found.unwrap().step(), skipped.iter().map(|broken| broken.step).collect::<Vec<_>>())
     };
-    assert_eq!(newest(Check::Quick), (100, vec![200]));
-    assert_eq!(newest(Check::Full), (10, vec![200, 100]));
-    let (_, skipped) = newest_whole(dir.path(), Check::Full).unwrap();
+    assert_eq!(newest(VerificationLevel::Quick), (100, vec![200]));
+    assert_eq!(newest(VerificationLevel::Full), (10, vec![200, 100]));
+    let (_, skipped) = newest_complete(dir.path(), VerificationLevel::Full).unwrap();
     assert!(skipped[1].reason.contains("00001-h.1.safetensors") && skipped[0].reason.contains("no manifest.json"));
     assert!(retain(&lock, 0).unwrap().is_empty());
     assert_eq!(retain(&lock, 2).unwrap(), [dir.path().join("checkpoint_2"), dir.path().join("checkpoint_9")]);
@@ -128,22 +128,22 @@ fn a_recovery_checkpoint_is_kept_until_a_newer_checkpoint_is_there() {
     }
 }
 
-/// Four attempts: the second goes back to step 4 and dies at once, the third tries again, the fourth returns to the line
-/// that was left.
+/// Four attempts: the second goes back to step 4 and dies at once, the third tries again, the fourth returns to the
+/// line that was left.
 #[test]
-fn a_run_that_went_back_is_what_the_next_one_goes_on_from() {
+fn next_run_resumes_from_the_branch_of_the_last_run() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let next = |from, steps: &[u64]| {
         let lock = lock(dir.path());
-        let before = begin_line(&lock, from).unwrap();
+        let before = begin_lineage(&lock, from).unwrap();
         steps.iter().for_each(|&step| drop(write(&lock, &plan, step, &Moments::none())));
         (before.shared, before.made_by)
     };
     let newest = || {
-        let (found, passed) = newest_whole(dir.path(), Check::Full).unwrap();
-        (found.map(|found| found.point()), passed.iter().map(|passed| passed.step).collect::<Vec<_>>())
+        let (found, passed) = newest_complete(dir.path(), VerificationLevel::Full).unwrap();
+        (found.map(|found| found.lineage_point()), passed.iter().map(|passed| passed.step).collect::<Vec<_>>())
     };
-    let point = |attempt, step| Some(Point { attempt, step });
+    let point = |attempt, step| Some(LineagePoint { attempt, step });
     assert_eq!(next(None, &[4, 8, 10]), (0, vec![]));
     assert_eq!(newest(), (point(1, 10), vec![]));
     assert_eq!(next(point(1, 4), &[]), (4, vec![]));
@@ -160,7 +160,7 @@ fn a_run_that_went_back_is_what_the_next_one_goes_on_from() {
     assert_eq!(retain(&lock, 3).unwrap(), [dir.path().join("checkpoint_6")]);
     assert_eq!(steps(dir.path()), [4, 10, 12]);
     // Anew: nothing in common with what there is.
-    assert_eq!(begin_line(&lock, None).unwrap(), Before::default());
+    assert_eq!(begin_lineage(&lock, None).unwrap(), ResumeHistory::default());
     assert_eq!(newest().0, None);
     // Without the notes, the last attempt's are the newest.
     fs::remove_file(dir.path().join("attempts.json")).unwrap();
@@ -168,7 +168,7 @@ fn a_run_that_went_back_is_what_the_next_one_goes_on_from() {
 }
 
 #[test]
-fn notes_of_attempts_that_cannot_be_read_stop_a_run_and_say_what_to_do() {
+fn unreadable_lineage_stops_the_run_with_a_hint() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let lock = lock(dir.path());
     [4, 8].iter().for_each(|&step| drop(write(&lock, &plan, step, &Moments::none())));
@@ -176,8 +176,8 @@ fn notes_of_attempts_that_cannot_be_read_stop_a_run_and_say_what_to_do() {
     for damaged in ["", "{", "[]", r#"{"1":{"attempt":-1,"step":0}}"#] {
         fs::write(&notes, damaged).unwrap();
         let errors = [
-            newest_whole(dir.path(), Check::Quick).map(drop).unwrap_err(),
-            begin_line(&lock, None).map(drop).unwrap_err(),
+            newest_complete(dir.path(), VerificationLevel::Quick).map(drop).unwrap_err(),
+            begin_lineage(&lock, None).map(drop).unwrap_err(),
             retain(&lock, 1).map(drop).unwrap_err(),
         ];
         for error in errors {
@@ -190,7 +190,7 @@ fn notes_of_attempts_that_cannot_be_read_stop_a_run_and_say_what_to_do() {
 }
 
 #[test]
-fn a_step_written_again_replaces_the_old_one_and_the_dead_are_tidied_away() {
+fn rewritten_step_replaces_the_old_and_leftovers_are_removed() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let at = |name: &str| dir.path().join(name);
     let lock = lock(dir.path());
@@ -204,7 +204,7 @@ fn a_step_written_again_replaces_the_old_one_and_the_dead_are_tidied_away() {
     copy(&first, at("checkpoint_5.replaced-1.1"));
     copy(&first, at("checkpoint_3.deleted"));
     assert_eq!(list(dir.path()).unwrap().partial, [at("checkpoint_6.partial-1.1")]);
-    assert_eq!(tidy(&lock).unwrap().len(), 2);
+    assert_eq!(clean_up(&lock).unwrap().len(), 2);
     assert_eq!(names(dir.path()), ["checkpoint_4", "checkpoint_5"]);
 }
 
@@ -221,7 +221,7 @@ fn model_dir_of_the_first_release() -> PathBuf {
 }
 
 #[test]
-fn a_checkpoint_of_the_first_release_is_read_to_the_last_byte_and_its_model_dir_taken_over() {
+fn v0_1_0_checkpoint_is_readable_and_its_model_dir_usable() {
     let dir = tempfile::tempdir().unwrap();
     copy(&model_dir_of_the_first_release(), dir.path().to_owned());
     let checkpoint = Checkpoint::open_verified(dir.path().join("checkpoint_4")).unwrap();
@@ -230,7 +230,7 @@ fn a_checkpoint_of_the_first_release_is_read_to_the_last_byte_and_its_model_dir_
     let digest = "895ef4dcce8c537f0bc639c69ff60e71592af9c89b2b83f3786e269f086bced8";
     assert_eq!(info.parameters_blake3.to_string(), digest);
     assert_eq!(steps(dir.path()), [4]);
-    let (newest, passed) = newest_whole(dir.path(), Check::Full).unwrap();
+    let (newest, passed) = newest_complete(dir.path(), VerificationLevel::Full).unwrap();
     assert_eq!((newest.unwrap().step(), passed.len()), (4, 0));
 
     let request = LockRequest::job("04ee1378-51fb-49ca-aa63-bea509db754a", 2);
@@ -240,6 +240,6 @@ fn a_checkpoint_of_the_first_release_is_read_to_the_last_byte_and_its_model_dir_
         (2, Some(1)),
         "its attempts are counted on"
     );
-    begin_line(&lock, Some(Point { attempt: 1, step: 4 })).unwrap();
-    assert_eq!(newest_whole(dir.path(), Check::Quick).unwrap().0.unwrap().step(), 4);
+    begin_lineage(&lock, Some(LineagePoint { attempt: 1, step: 4 })).unwrap();
+    assert_eq!(newest_complete(dir.path(), VerificationLevel::Quick).unwrap().0.unwrap().step(), 4);
 }

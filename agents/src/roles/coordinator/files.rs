@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use millrace_checkpoint::Before;
+use millrace_checkpoint::ResumeHistory;
 use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
@@ -92,7 +92,7 @@ impl RunFiles {
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn begin(&mut self, step: u64, before: &Before) -> Result<Option<Resumed>, Failure> {
+    pub fn begin(&mut self, step: u64, before: &ResumeHistory) -> Result<Option<Resumed>, Failure> {
         let dir = self.model_dir.as_path();
         let open = || {
             let metrics =
@@ -247,7 +247,7 @@ impl RunFiles {
 
 /// `metrics.jsonl` with the steps `before` this run, each once: what is of another line goes, what is missing of this
 /// one comes back from the journal.
-fn metrics_of_line(model_dir: &Path, before: &Before) -> Result<MetricsLog, Error> {
+fn metrics_of_line(model_dir: &Path, before: &ResumeHistory) -> Result<MetricsLog, Error> {
     let mut metrics = MetricsLog::open(model_dir, before.shared)?;
     if before.made_by.is_empty() {
         return Ok(metrics);
@@ -287,13 +287,13 @@ mod tests {
         launch.model_dir = dir.path().to_owned();
         let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
         let mut first = RunFiles::open(&launch, 1, LastReport::default()).unwrap();
-        assert_eq!(first.begin(0, &Before::default()).unwrap(), None);
+        assert_eq!(first.begin(0, &ResumeHistory::default()).unwrap(), None);
         (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()));
         drop(first);
         // It came to write step 3, or it did not: its successor is told the newest step in either case.
         for (attempt, newest) in [(2, 3), (3, 4)] {
             let mut next = RunFiles::open(&launch, attempt, LastReport::default()).unwrap();
-            let resumed = next.begin(newest, &Before { shared: newest, ..Before::default() }).unwrap();
+            let resumed = next.begin(newest, &ResumeHistory { shared: newest, ..ResumeHistory::default() }).unwrap();
             assert_eq!(resumed, Some(Resumed { step: newest, repeated_steps: 0 }));
             next.step(&record(newest), 0.5, Rates::default());
         }
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(steps, [1, 2, 3, 4]);
         // One without a checkpoint begins again, and says what that costs.
         let mut again = RunFiles::open(&launch, 4, LastReport::default()).unwrap();
-        let resumed = again.begin(0, &Before::default()).unwrap();
+        let resumed = again.begin(0, &ResumeHistory::default()).unwrap();
         assert_eq!(resumed, Some(Resumed { step: 0, repeated_steps: 4 }));
     }
 }

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace_checkpoint::lock::LEASE;
+use millrace_checkpoint::lock::LOCK_LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::{PlanReport, format_rough_duration};
@@ -47,7 +47,7 @@ use driver::Driver;
 use journal::{JobJournal, JournalService, UserCommand};
 
 /// How long a dead coordinator of the same job is waited for to be known dead; twice the lock's lease.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LEASE.as_secs());
+const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LOCK_LEASE.as_secs());
 /// For those who follow the journal to hear its last entry.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The coordinator's own log records that may wait to be written into its files.
@@ -104,7 +104,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
             return Err(Failure::of(Reason::Interrupted, "Stopped before the run began."));
         }
     };
-    let before = prepared.lock.before().into();
+    let before = prepared.lock.attempts_before().into();
     let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), before }));
     let (records, logs) = mpsc::channel::<Record>(LOG_RECORDS);
     logger.forward(move |record| {
@@ -207,7 +207,7 @@ async fn prepare(
     let named = resume::named(&launch)?;
 
     let lock = Arc::new(take_model_dir(&launch).await?);
-    for removed in millrace_checkpoint::tidy(&lock).map_err(|error| checkpoint_failure(&error))? {
+    for removed in millrace_checkpoint::clean_up(&lock).map_err(|error| checkpoint_failure(&error))? {
         tracing::info!("removed what an earlier run left unfinished: {removed}");
     }
     let mut further = resume::choose(&launch, &compiled, named)?;
@@ -224,7 +224,7 @@ async fn prepare(
 async fn take_model_dir(launch: &Launch) -> Result<ModelDirLock, Failure> {
     let request = match (&launch.job_uid, launch.attempt) {
         (Some(uid), Some(attempt)) => LockRequest::job(uid, attempt),
-        (Some(uid), None) => LockRequest::next_of(uid),
+        (Some(uid), None) => LockRequest::next_attempt_of(uid),
         (None, _) => LockRequest::local(),
     };
     let deadline = Instant::now() + LOCK_PATIENCE;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use millrace_checkpoint::{Check, Checkpoint, Moments, PlanReader, Point, list, newest_whole};
+use millrace_checkpoint::{Checkpoint, LineagePoint, Moments, PlanReader, VerificationLevel, list, newest_complete};
 use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_params::{InputSpec, Job, Mode};
@@ -24,7 +24,7 @@ pub struct Beginning {
     /// The checkpoint of that step in `model_dir`, where it is the one begun with.
     pub saved: Option<Saved>,
     /// Which one of `model_dir`'s it is, if it is one.
-    pub from: Option<Point>,
+    pub from: Option<LineagePoint>,
     /// The profile of the checkpoint, JSON, where there is one.
     pub profile: Option<String>,
     /// Sentences for the user.
@@ -75,7 +75,8 @@ fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint
         "Checkpoint autoloading is enabled. Looking for latest checkpoint in \"{}\".",
         directory.display()
     ));
-    let (checkpoint, broken) = newest_whole(directory, Check::Full).map_err(|error| checkpoint_failure(&error))?;
+    let (checkpoint, broken) =
+        newest_complete(directory, VerificationLevel::Full).map_err(|error| checkpoint_failure(&error))?;
     report.extend(broken.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
     Ok(checkpoint)
 }
@@ -84,9 +85,9 @@ fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint
 fn all_whole(launch: &Launch, report: &mut Vec<String>) -> Result<Vec<Checkpoint>, Failure> {
     let directory = launch.resume.checkpoint_path.as_deref().unwrap_or(&launch.model_dir);
     let listing = list(directory).map_err(|error| checkpoint_failure(&error))?;
-    report.extend(listing.broken.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
+    report.extend(listing.damaged.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
     let mut whole = Vec::new();
-    for info in listing.whole {
+    for info in listing.complete {
         match Checkpoint::open_verified(&info.path) {
             Ok(checkpoint) => whole.push(checkpoint),
             Err(error) => report.push(passed_over(&info.path, &error)),
@@ -117,7 +118,7 @@ fn from_checkpoint(
 ) -> Result<Beginning, Failure> {
     let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), strictness(&compiled.job))
         .map_err(|error| checkpoint_failure(&error))?;
-    report.extend(reader.absent_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
+    report.extend(reader.missing_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
     let checkpoint = reader.checkpoint();
     let (states, path) = (launch.resume.states, checkpoint.path());
     let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };
@@ -141,7 +142,7 @@ fn from_checkpoint(
         source: ParameterSource::Checkpoint { path: path.to_string_lossy().into_owned(), optimizer, step },
         step,
         saved,
-        from: is_own.then(|| checkpoint.point()),
+        from: is_own.then(|| checkpoint.lineage_point()),
         profile: Some(profile_of(checkpoint, &compiled.job, step)),
         report,
     })

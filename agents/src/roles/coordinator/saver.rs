@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millrace_checkpoint::{Checkpoint, Digest, Facts, ModelDirLock, Moments, Staging, WriterEpoch};
+use millrace_checkpoint::{Checkpoint, CheckpointMetadata, Digest, ModelDirLock, Moments, Staging, WriterEpoch};
 use millrace_engine::message::{ChunkDigests, SnapshotRequest};
 use millrace_engine::types::{CommitRecord, Epoch};
 
@@ -65,21 +65,21 @@ impl Saver {
         let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
         for (chunk, of_chunk) in digests.into_iter().enumerate() {
             for (section, digest) in self.moments.sections().zip(of_chunk) {
-                staging.record(section, chunk, Digest(digest)).map_err(failed)?;
+                staging.record_digest(section, chunk, Digest(digest)).map_err(failed)?;
             }
         }
         let step = staging.step();
-        let path = staging.publish(Facts { recovery, ..self.facts(step, record) }).map_err(failed)?;
+        let path = staging.publish(CheckpointMetadata { recovery, ..self.facts(step, record) }).map_err(failed)?;
         let digest = Checkpoint::open(&path).map_err(failed)?.info().parameters_blake3.to_string();
         let keep = self.job.job.run.max_checkpoints.unwrap_or(0);
         millrace_checkpoint::retain(&self.lock, usize::try_from(keep).unwrap_or(usize::MAX)).map_err(failed)?;
         Ok(Saved { path, step, digest })
     }
 
-    fn facts(&self, step: u64, record: Option<CommitRecord>) -> Facts {
+    fn facts(&self, step: u64, record: Option<CommitRecord>) -> CheckpointMetadata {
         let job = &self.job.job;
         let optimizer = serde_json::to_value(job.optimizer.kind).unwrap_or_default();
-        Facts {
+        CheckpointMetadata {
             plan: self.job.hash,
             seed: job.run.seed,
             next_sample: step * self.job.plan.leaves.batch(),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use millrace_checkpoint::Before;
+use millrace_checkpoint::ResumeHistory;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::coordinator::{Evaluation, LossScaling};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
@@ -167,7 +167,7 @@ impl Teller {
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn gathered(&mut self, systems: usize, step: u64, before: &Before, held: bool) -> Result<(), Failure> {
+    pub fn gathered(&mut self, systems: usize, step: u64, before: &ResumeHistory, held: bool) -> Result<(), Failure> {
         self.state.resumed = self.files.begin(step, before)?;
         self.state.step = step;
         if held {

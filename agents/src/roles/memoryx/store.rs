@@ -148,7 +148,7 @@ impl Store {
         let moments = if optimizer { moments.clone() } else { Moments::none() };
         let strictness = crate::checkpoints::strictness(&job.job);
         let mut reader = PlanReader::new(checkpoint, &job.plan, &moments, strictness).map_err(failed)?;
-        if !reader.absent_tensors().is_empty() {
+        if !reader.missing_tensors().is_empty() {
             // What the checkpoint has not got keeps its initial values.
             self.initialise().map_err(Failure::own)?;
         }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use millrace_checkpoint::{Before, begin_line, take_over_line};
+use millrace_checkpoint::{ResumeHistory, begin_lineage, continue_lineage};
 use millrace_emulator::numerics::Isa;
 use millrace_engine::coordinator::{Coordinator, CoordinatorEvent, RequiredAgents, ResumeState, StepProgress};
 use millrace_engine::message::ShardState;
@@ -119,9 +119,9 @@ impl Driver {
         let held = committed.filter(|&step| step >= beginning.step);
         let step = held.unwrap_or(beginning.step);
         let before = match held {
-            _ if !launch.mode.trains() => Before::default(),
-            Some(step) => take_over_line(lock, step).map_err(|error| checkpoint_failure(&error))?,
-            None => begin_line(lock, beginning.from).map_err(|error| checkpoint_failure(&error))?,
+            _ if !launch.mode.trains() => ResumeHistory::default(),
+            Some(step) => continue_lineage(lock, step).map_err(|error| checkpoint_failure(&error))?,
+            None => begin_lineage(lock, beginning.from).map_err(|error| checkpoint_failure(&error))?,
         };
         self.teller.gathered(launch.wanted.systems, step, &before, held.is_some())?;
         let saved = beginning.saved.is_some() && step == beginning.step;

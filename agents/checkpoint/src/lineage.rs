@@ -1,8 +1,8 @@
 //! Lines: which checkpoints of a model_dir follow from one another.
 //!
-//! A run may go back to an older checkpoint. The newer ones of the line it leaves stay where they are, until the new line
-//! reaches their steps and replaces them or retention takes them; but they are no longer what a later run goes on from.
-//! So every attempt that trains notes where it begins, in `attempts.json`, before it changes anything else.
+//! A run may go back to an older checkpoint. The newer ones of the line it leaves stay where they are, until the new
+//! line reaches their steps and replaces them or retention takes them; but they are no longer what a later run goes on
+//! from. So every attempt that trains notes where it begins, in `attempts.json`, before it changes anything else.
 //!
 //! The *line* of an attempt is all that it wrote, what it began with, and the line of that.
 
@@ -17,14 +17,14 @@ use crate::error::{Error, Result};
 use crate::files::{read_limited, rename_synced, write_synced};
 use crate::lock::ModelDirLock;
 
-const FILE: &str = "attempts.json";
+const LINEAGE_FILE: &str = "attempts.json";
 
 /// More than a million attempts take.
-const MOST_BYTES: u64 = 1 << 26;
+const MAX_LINEAGE_BYTES: u64 = 1 << 26;
 
 /// A state of the model: after so many updates, the last of them made, or saved, by this attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Point {
+pub struct LineagePoint {
     /// The attempt.
     pub attempt: u32,
     /// Updates.
@@ -34,69 +34,71 @@ pub struct Point {
 /// What each attempt began with: `None` where that was no checkpoint of the model_dir.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct History(BTreeMap<u32, Option<Point>>);
+pub(crate) struct Lineage(BTreeMap<u32, Option<LineagePoint>>);
 
-impl History {
+impl Lineage {
     /// Reads what is noted in `model_dir`; nothing where the file is missing.
     ///
     /// # Errors
     /// The file can't be read, or holds something else. A run that ignored it could go on from a checkpoint that was
     /// left behind, and retention could delete the wrong ones.
     pub fn read(model_dir: &Path) -> Result<Self> {
-        let path = model_dir.join(FILE);
-        let text = match read_limited(&path, MOST_BYTES) {
+        let path = model_dir.join(LINEAGE_FILE);
+        let text = match read_limited(&path, MAX_LINEAGE_BYTES) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(cause) if cause.kind() != io::ErrorKind::InvalidData => return Err(Error::io("read", path, cause)),
-            Err(too_long) => return Err(Error::UnreadableHistory { path, reason: too_long.to_string() }),
+            Err(too_long) => return Err(Error::LineageUnreadable { path, reason: too_long.to_string() }),
             Ok(text) => text,
         };
-        serde_json::from_slice(&text).map_err(|error| Error::UnreadableHistory { path, reason: error.to_string() })
+        serde_json::from_slice(&text).map_err(|error| Error::LineageUnreadable { path, reason: error.to_string() })
     }
 
     /// Whether `point` belongs to the line of the last attempt, or is newer than that (imported since).
-    pub fn continues(&self, point: Point) -> bool {
+    pub fn continues(&self, point: LineagePoint) -> bool {
         self.head().is_none_or(|head| {
-            let mut line = self.line(head);
+            let mut line = self.ancestors(head);
             point.attempt > head.attempt || line.any(|at| at.attempt == point.attempt && point.step <= at.step)
         })
     }
 
     /// The last step that `point` and the last attempt have in common.
-    fn shared(&self, point: Point) -> u64 {
+    fn last_common_step(&self, point: LineagePoint) -> u64 {
         let Some(head) = self.head() else { return point.step };
-        let joins = |at: Point| self.line(head).find(|of| of.attempt == at.attempt).map(|of| of.step.min(at.step));
-        self.line(point).find_map(joins).unwrap_or(0)
+        let joins =
+            |at: LineagePoint| self.ancestors(head).find(|of| of.attempt == at.attempt).map(|of| of.step.min(at.step));
+        self.ancestors(point).find_map(joins).unwrap_or(0)
     }
 
     /// How the steps up to `point` came about.
-    fn before(&self, point: Point) -> Before {
-        let shared = self.shared(point);
-        let mut line: Vec<Point> = self.line(point).collect();
+    fn history_up_to(&self, point: LineagePoint) -> ResumeHistory {
+        let shared = self.last_common_step(point);
+        let mut line: Vec<LineagePoint> = self.ancestors(point).collect();
         line.reverse();
         let mut last = shared;
         let made_by = line.into_iter().filter(|point| point.step > shared).map(|point| {
             let first = std::mem::replace(&mut last, point.step) + 1;
             (point.attempt, first..=point.step)
         });
-        Before { shared, made_by: made_by.collect() }
+        ResumeHistory { shared, made_by: made_by.collect() }
     }
 
     /// All that the last attempt may have written.
-    fn head(&self) -> Option<Point> {
-        self.0.last_key_value().map(|(&attempt, _)| Point { attempt, step: u64::MAX })
+    fn head(&self) -> Option<LineagePoint> {
+        self.0.last_key_value().map(|(&attempt, _)| LineagePoint { attempt, step: u64::MAX })
     }
 
     /// `point`, what its attempt began with, and so on: of each attempt the last point that belongs to the line.
-    fn line(&self, point: Point) -> impl Iterator<Item = Point> {
+    fn ancestors(&self, point: LineagePoint) -> impl Iterator<Item = LineagePoint> {
         // Nobody begins with what comes later; a file that says so must not be followed for ever.
-        let before = |at: &Point| self.0.get(&at.attempt).copied().flatten().filter(|from| from.attempt < at.attempt);
+        let before =
+            |at: &LineagePoint| self.0.get(&at.attempt).copied().flatten().filter(|from| from.attempt < at.attempt);
         std::iter::successors(Some(point), before)
     }
 }
 
 /// How the steps before an attempt's first came about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Before {
+pub struct ResumeHistory {
     /// Up to this one they are those of the last attempt, too.
     pub shared: u64,
     /// Which attempts made those that follow, and which of them; rising.
@@ -107,10 +109,10 @@ pub struct Before {
 ///
 /// # Errors
 /// When the lock was lost, the notes can't be read, or the file system refuses.
-pub fn begin_line(lock: &ModelDirLock, from: Option<Point>) -> Result<Before> {
-    let history = History::read(lock.model_dir())?;
-    let before = from.map_or_else(Before::default, |from| history.before(from));
-    note(lock, history, from)?;
+pub fn begin_lineage(lock: &ModelDirLock, from: Option<LineagePoint>) -> Result<ResumeHistory> {
+    let history = Lineage::read(lock.model_dir())?;
+    let before = from.map_or_else(ResumeHistory::default, |from| history.history_up_to(from));
+    record_attempt(lock, history, from)?;
     Ok(before)
 }
 
@@ -118,18 +120,18 @@ pub fn begin_line(lock: &ModelDirLock, from: Option<Point>) -> Result<Before> {
 ///
 /// # Errors
 /// As for [`begin_line`].
-pub fn take_over_line(lock: &ModelDirLock, step: u64) -> Result<Before> {
-    let history = History::read(lock.model_dir())?;
-    let from = history.head().map(|head| Point { step, ..head });
-    note(lock, history, from)?;
-    Ok(Before { shared: step, ..Before::default() })
+pub fn continue_lineage(lock: &ModelDirLock, step: u64) -> Result<ResumeHistory> {
+    let history = Lineage::read(lock.model_dir())?;
+    let from = history.head().map(|head| LineagePoint { step, ..head });
+    record_attempt(lock, history, from)?;
+    Ok(ResumeHistory { shared: step, ..ResumeHistory::default() })
 }
 
-fn note(lock: &ModelDirLock, mut history: History, from: Option<Point>) -> Result<()> {
+fn record_attempt(lock: &ModelDirLock, mut history: Lineage, from: Option<LineagePoint>) -> Result<()> {
     history.0.insert(lock.attempt(), from);
     let text = serde_json::to_vec(&history).map_err(|error| Error::Argument(error.to_string()))?;
-    lock.still_mine()?;
-    let draft = lock.model_dir().join(format!("{FILE}.draft"));
+    lock.check_held()?;
+    let draft = lock.model_dir().join(format!("{LINEAGE_FILE}.draft"));
     write_synced(&draft, &text)?;
-    rename_synced(&draft, &lock.model_dir().join(FILE))
+    rename_synced(&draft, &lock.model_dir().join(LINEAGE_FILE))
 }

@@ -7,36 +7,36 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::config::Config;
+use super::config::Gpt2Config;
 use super::dtype::widen;
-use crate::error::{Difference, Error, Result};
+use crate::error::{Error, ModelDifference, Result};
 use crate::files::{read_limited, stays_inside};
-use crate::header::{self, Entry, element_bytes};
+use crate::safetensors_header::{self, TensorEntry, element_bytes};
 
 /// More than any index or configuration is long.
-const MOST_JSON: u64 = 64 << 20;
+const MAX_JSON_BYTES: u64 = 64 << 20;
 
 #[derive(Deserialize)]
-struct Index {
+struct WeightIndex {
     weight_map: BTreeMap<String, String>,
 }
 
 /// A Hugging Face directory, its tensors under their names without the prefix `transformer.`.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct HfDirectory {
     pub dir: PathBuf,
-    pub config: Config,
+    pub config: Gpt2Config,
     files: Vec<(PathBuf, File, u64)>,
-    tensors: BTreeMap<String, (usize, Entry)>,
+    tensors: BTreeMap<String, (usize, TensorEntry)>,
 }
 
-impl Source {
+impl HfDirectory {
     /// Opens `dir` and reads all headers.
     pub fn open(dir: &Path) -> Result<Self> {
-        let config = Config::read(dir)?;
+        let config = Gpt2Config::read(dir)?;
         let index = dir.join("model.safetensors.index.json");
         let names = if millrace_roots::is_file(&index) {
-            json::<Index>(&index, "download the directory again")?.weight_map.into_values().collect()
+            json::<WeightIndex>(&index, "download the directory again")?.weight_map.into_values().collect()
         } else {
             BTreeSet::from(["model.safetensors".to_owned()])
         };
@@ -63,7 +63,7 @@ impl Source {
             ),
             _ => Error::io("read", path, e),
         })?;
-        let (entries, data) = header::read(&file).map_err(|e| match e.kind() {
+        let (entries, data) = safetensors_header::read(&file).map_err(|e| match e.kind() {
             std::io::ErrorKind::InvalidData => refuse(path, e.to_string(), "download the file again"),
             _ => Error::io("read", path, e),
         })?;
@@ -90,8 +90,10 @@ impl Source {
 
     /// A tensor's values, as f32.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
-        let missing =
-            || Error::OtherModel { path: self.dir.clone(), difference: Difference::Missing { name: name.into() } };
+        let missing = || Error::ModelMismatch {
+            path: self.dir.clone(),
+            difference: ModelDifference::Missing { name: name.into() },
+        };
         let (file, entry) = self.tensors.get(name).ok_or_else(missing)?;
         let (path, file, data) = self.files.get(*file).ok_or_else(missing)?;
         let size = element_bytes(&entry.dtype).ok_or_else(|| {
@@ -115,9 +117,9 @@ pub(super) fn refuse(path: &Path, reason: String, hint: &str) -> Error {
     Error::NotImportable { path: path.to_owned(), reason, hint: hint.to_owned() }
 }
 
-/// Reads a JSON file of at most [`MOST_JSON`] bytes.
+/// Reads a JSON file of at most [`MAX_JSON_BYTES`] bytes.
 pub(super) fn json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
-    let text = read_limited(path, MOST_JSON).map_err(|e| match e.kind() {
+    let text = read_limited(path, MAX_JSON_BYTES).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => refuse(path, "it is missing".into(), hint),
         std::io::ErrorKind::InvalidData => refuse(path, e.to_string(), hint),
         _ => Error::io("read", path, e),

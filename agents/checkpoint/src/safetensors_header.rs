@@ -11,19 +11,19 @@ use std::os::unix::fs::FileExt;
 use serde::{Deserialize, Serialize};
 
 /// The key of a header that is no tensor.
-pub(crate) const METADATA: &str = "__metadata__";
+pub(crate) const METADATA_KEY: &str = "__metadata__";
 
 /// Data begins at a multiple of this many bytes (spaces after the JSON are allowed by the format). With chunks of
 /// 1 MiB no two shards then ever write the same page of a file, which network file systems would have to pass to and
 /// fro between their clients.
-const ALIGNMENT: usize = 4096;
+const DATA_ALIGNMENT_BYTES: usize = 4096;
 
 /// The format's own limit on the JSON's length.
-const MOST: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Entry {
+pub(crate) struct TensorEntry {
     /// `F32`, `BF16` and so on.
     pub dtype: String,
     /// Dimensions, outermost first.
@@ -34,16 +34,16 @@ pub(crate) struct Entry {
 
 /// The header of a file of f32 tensors: name, shape and first byte of each, without gaps, offsets ascending.
 pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize], u64)>) -> Vec<u8> {
-    let mut json = format!("{{\"{METADATA}\":{{\"format\":\"pt\"}}");
+    let mut json = format!("{{\"{METADATA_KEY}\":{{\"format\":\"pt\"}}");
     for (name, shape, start) in tensors {
         let end = start + 4 * shape.iter().product::<usize>() as u64;
-        let entry = Entry { dtype: "F32".into(), shape: shape.to_vec(), data_offsets: (start, end) };
+        let entry = TensorEntry { dtype: "F32".into(), shape: shape.to_vec(), data_offsets: (start, end) };
         // Strings and numbers written to memory: neither can fail.
         let text = |value: serde_json::Result<String>| value.unwrap_or_default();
         json += &format!(",{}:{}", text(serde_json::to_string(name)), text(serde_json::to_string(&entry)));
     }
     json.push('}');
-    let length = (8 + json.len()).next_multiple_of(ALIGNMENT);
+    let length = (8 + json.len()).next_multiple_of(DATA_ALIGNMENT_BYTES);
     let mut header = ((length - 8) as u64).to_le_bytes().to_vec();
     header.extend_from_slice(json.as_bytes());
     header.resize(length, b' ');
@@ -60,7 +60,7 @@ pub(crate) fn read_bytes(file: &File) -> io::Result<Vec<u8>> {
     }
     file.read_exact_at(&mut length, 0)?;
     let json = u64::from_le_bytes(length);
-    if json > MOST || json > total - 8 {
+    if json > MAX_HEADER_BYTES || json > total - 8 {
         return Err(invalid("its header is longer than the file"));
     }
     let mut header = vec![0; 8 + json as usize];
@@ -69,7 +69,7 @@ pub(crate) fn read_bytes(file: &File) -> io::Result<Vec<u8>> {
 }
 
 /// The tensors of `file`, each within its data and as long as its type and shape say; and where the data begins.
-pub(crate) fn read(file: &File) -> io::Result<(BTreeMap<String, Entry>, u64)> {
+pub(crate) fn read(file: &File) -> io::Result<(BTreeMap<String, TensorEntry>, u64)> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let header = read_bytes(file)?;
     let data = file.metadata()?.len().saturating_sub(header.len() as u64);
@@ -77,8 +77,8 @@ pub(crate) fn read(file: &File) -> io::Result<(BTreeMap<String, Entry>, u64)> {
     let values: BTreeMap<String, serde_json::Value> =
         serde_json::from_slice(json).map_err(|error| invalid(format!("its header is not JSON: {error}")))?;
     let mut entries = BTreeMap::new();
-    for (name, value) in values.into_iter().filter(|(name, _)| name != METADATA) {
-        let entry: Entry = serde_json::from_value(value)
+    for (name, value) in values.into_iter().filter(|(name, _)| name != METADATA_KEY) {
+        let entry: TensorEntry = serde_json::from_value(value)
             .map_err(|error| invalid(format!("its entry {name} is not valid: {error}")))?;
         let (start, end) = entry.data_offsets;
         let elements = entry.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
