@@ -1,4 +1,4 @@
-//! blake3 digests of chunks, and of what they make together.
+//! blake3 digests of chunks and of checkpoints.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,12 +14,12 @@ use crate::layout::{Layout, Moments, Section};
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
-    /// The digest of `bytes`.
+    /// Returns the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// The digest of the little-endian bytes of `values`: what a chunk of a checkpoint has.
+    /// Returns the digest of the little-endian bytes of `values`: the digest of a checkpoint chunk.
     pub fn of_f32(values: &[f32]) -> Self {
         let (mut hasher, mut block) = (blake3::Hasher::new(), Vec::new());
         for part in values.chunks(1 << 14) {
@@ -29,7 +29,7 @@ impl Digest {
         Self::finish(&hasher)
     }
 
-    /// The digest of digests one after the other, 32 bytes each.
+    /// Returns the digest of concatenated digests, 32 bytes each.
     pub fn of_all(digests: impl IntoIterator<Item = Self>) -> Self {
         let mut hasher = blake3::Hasher::new();
         for digest in digests {
@@ -77,7 +77,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// The digests of a checkpoint's chunks, gathered from the shards as they report them.
+/// The digests of a checkpoint's chunks, collected from the reports of the shards.
 #[derive(Clone, Debug)]
 pub struct CheckpointDigests {
     /// `[section][chunk]`, the parameters first.
@@ -85,15 +85,15 @@ pub struct CheckpointDigests {
 }
 
 impl CheckpointDigests {
-    /// An empty table for the chunks of `layout` and their `moments`.
+    /// Creates an empty table for the chunks of `layout` and their `moments`.
     pub fn new(layout: &Layout, moments: &Moments) -> Self {
         Self { sections: vec![vec![None; layout.chunks().len()]; 1 + moments.len()] }
     }
 
-    /// Enters the digest of one chunk. Entering the same digest again changes nothing.
+    /// Records the digest of one chunk. Recording the same digest again has no effect.
     ///
     /// # Errors
-    /// When there is no such chunk or section, or another digest stands there already.
+    /// There is no such chunk or section, or another digest is recorded for it.
     pub fn set(&mut self, section: Section, chunk: usize, digest: Digest) -> Result<()> {
         let slot = self.sections.get_mut(section.index()).and_then(|chunks| chunks.get_mut(chunk));
         let Some(slot) = slot else {
@@ -106,7 +106,7 @@ impl CheckpointDigests {
         Ok(())
     }
 
-    /// The first chunk that nobody has reported.
+    /// Returns the first chunk without a digest.
     pub fn missing(&self) -> Option<(Section, usize)> {
         self.sections.iter().enumerate().find_map(|(section, chunks)| {
             let chunk = chunks.iter().position(Option::is_none)?;
@@ -114,13 +114,13 @@ impl CheckpointDigests {
         })
     }
 
-    /// The digests of a section in plan order, those not yet reported left out.
+    /// Returns the recorded digests of a section in plan order.
     pub(crate) fn section(&self, section: Section) -> Vec<Digest> {
         self.sections.get(section.index()).into_iter().flatten().copied().flatten().collect()
     }
 }
 
-/// `optimizer_blake3`: for each chunk in plan order, each moment in order. `moments` is `[moment][chunk]`.
+/// Returns `optimizer_blake3`: for each chunk in plan order, each moment in order. `moments` is `[moment][chunk]`.
 pub(crate) fn optimizer_digest(moments: &[Vec<Digest>]) -> Digest {
     let chunks = moments.first().map_or(0, Vec::len);
     Digest::of_all((0..chunks).flat_map(|chunk| moments.iter().filter_map(move |moment| moment.get(chunk).copied())))

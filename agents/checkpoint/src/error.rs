@@ -1,6 +1,6 @@
-//! What can go wrong with a checkpoint, as sentences for the person who runs the job.
+//! Errors of checkpoints, as sentences for users.
 //!
-//! Every error is one complete sentence; [`Error::hint`] says what to do about it where that is not in the sentence.
+//! Every error is one complete sentence; [`Error::hint`] returns the remedy if the sentence does not contain it.
 
 use std::io;
 use std::ops::Range;
@@ -13,37 +13,37 @@ use crate::lock::LockError;
 /// A `Result` of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a checkpoint could not be written, read, exported or imported.
+/// Reason why a checkpoint could not be written, read, exported or imported.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file system is full, or the user's quota on it.
+    /// The file system is full, or the user's quota on it is exhausted.
     #[error("no space is left for {}; free some, lower max_checkpoints or choose another model_dir (older checkpoints are kept)", path.display())]
     NoSpace {
         /// What was being written.
         path: PathBuf,
     },
-    /// Any other failure of the file system.
+    /// Another error of the file system.
     #[error("can't {action} {}: {cause}", path.display())]
     Io {
-        /// What was tried, as a verb: "read", "create".
+        /// The operation, as a verb: "read", "create".
         action: &'static str,
-        /// On what.
+        /// Its object.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// A checkpoint is not what its manifest says.
+    /// A checkpoint does not match its manifest.
     #[error("the checkpoint is damaged: {0}")]
     Damaged(Damage),
-    /// The notes of which checkpoints follow from one another are not what they should be.
-    #[error("{} tells which checkpoints follow from one another and can't be read: {reason}", path.display())]
+    /// The file that records how checkpoints follow from one another is invalid.
+    #[error("can't read {}, which records how checkpoints follow from one another: {reason}", path.display())]
     LineageUnreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A directory that holds no checkpoint.
+    /// A directory is not a checkpoint.
     #[error("{} is not a checkpoint: {reason}", path.display())]
     NotACheckpoint {
         /// The directory.
@@ -52,41 +52,41 @@ pub enum Error {
         reason: String,
     },
     /// The checkpoint, or a directory to import, belongs to another model.
-    #[error("{} holds another model than the params describe: {difference}", path.display())]
+    #[error("{} holds a different model than the params describe: {difference}", path.display())]
     ModelMismatch {
         /// The directory.
         path: PathBuf,
         /// The first difference.
         difference: ModelDifference,
     },
-    /// The model can't be written as a Hugging Face GPT-2.
+    /// The model can't be exported as a Hugging Face GPT-2.
     #[error("this model can't be exported as a Hugging Face GPT-2: {reason}")]
     NotExportable {
-        /// Which part of it.
+        /// The part that differs.
         reason: String,
-        /// What would make it one.
+        /// What it would have to be.
         hint: String,
     },
-    /// A directory to import is not one this crate understands.
+    /// A directory can't be imported.
     #[error("can't import {}: {reason}", path.display())]
     NotImportable {
         /// The directory or file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
-    /// The place to write to is taken.
+    /// The destination exists.
     #[error("{} already exists and is not empty; choose another directory or remove it", path.display())]
     Exists {
         /// The directory.
         path: PathBuf,
     },
-    /// The lock on model_dir is another's.
+    /// The lock of model_dir is held by another run.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// Called with what the layout does not have: a mistake of the program, not of its user.
+    /// An argument does not exist in the layout: a bug of the program.
     #[error("the checkpoint was asked for what it does not have: {0}")]
     Argument(String),
 }
@@ -94,55 +94,55 @@ pub enum Error {
 /// The first difference between the model of the params and one on disk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelDifference {
-    /// On disk, it is missing.
+    /// A tensor is missing on disk.
     #[error("it has no tensor {name}")]
     Missing {
         /// The tensor of the params' model.
         name: String,
     },
-    /// On disk, it is additional.
+    /// There is an additional tensor on disk.
     #[error("it has a tensor {name} that the model of the params does not have")]
     Unknown {
         /// The tensor on disk.
         name: String,
     },
-    /// Both have it, in different shapes.
+    /// A tensor has different shapes.
     #[error("{name} has shape {found:?} there and {expected:?} by the params")]
     Shape {
         /// The tensor.
         name: String,
         /// Shape on disk.
         found: Vec<usize>,
-        /// Shape by the params.
+        /// Shape according to the params.
         expected: Vec<usize>,
     },
-    /// A setting that no shape shows.
+    /// A setting that is not visible in shapes differs.
     #[error("{key} is {found} there and {expected} by the params")]
     Setting {
         /// Its name on disk.
         key: String,
         /// Value on disk.
         found: String,
-        /// Value by the params.
+        /// Value according to the params.
         expected: String,
     },
 }
 
-/// One damaged place of a checkpoint.
+/// One damaged part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
     /// The file.
     pub file: PathBuf,
-    /// Bytes of the file that do not match; `None` when it is the whole file.
+    /// Bytes of the file that do not match; `None` for the whole file.
     pub bytes: Option<Range<u64>>,
-    /// Tensors that lie in these bytes.
+    /// Tensors stored in these bytes.
     pub tensors: Vec<String>,
-    /// What is wrong with it.
+    /// What is wrong.
     pub reason: String,
 }
 
 impl Damage {
-    /// Damage to a file as a whole.
+    /// Creates the damage of a whole file.
     pub(crate) fn file(file: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
         Self { file: file.into(), bytes: None, tensors: Vec::new(), reason: reason.into() }
     }
@@ -163,19 +163,19 @@ impl std::fmt::Display for Damage {
     }
 }
 
-/// Whether the file system, or the user's quota on it, is full.
+/// Returns whether the file system is full, or the user's quota on it is exhausted.
 fn is_full(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 impl Error {
-    /// An error of the file system, told apart by whether space ran out.
+    /// Creates the error of a file system operation; a lack of space has its own variant.
     pub(crate) fn io(action: &'static str, path: impl AsRef<Path>, cause: io::Error) -> Self {
         let path = path.as_ref().to_owned();
         if is_full(&cause) { Self::NoSpace { path } } else { Self::Io { action, path, cause } }
     }
 
-    /// Whether the file system, or the user's quota on it, is full.
+    /// Returns whether the error is a lack of space or an exhausted quota.
     pub fn is_full(&self) -> bool {
         match self {
             Self::NoSpace { .. } => true,
@@ -184,7 +184,7 @@ impl Error {
         }
     }
 
-    /// What the user can do, where the sentence itself does not say it.
+    /// Returns what the user can do, if the sentence itself does not say it.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Damaged(_) => Some(
@@ -208,12 +208,12 @@ impl Error {
         }
     }
 
-    /// Whether what the user named is at fault (exit code 2) rather than something that broke while running (1).
+    /// Returns whether the user's input caused the error (exit code 2) rather than a failure at run time (1).
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::NoSpace { .. } | Self::Io { .. } | Self::Argument(_) => false,
             Self::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => true,
-            // Named wrongly, or not this user's to write; a full disk is neither.
+            // A wrong path, or one that this user may not write; a full disk is neither.
             Self::Lock(LockError::Io { cause, .. }) => !is_full(cause),
             Self::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => false,
             _ => true,

@@ -1,11 +1,11 @@
-//! Small helpers over the file system: what is said to be on disk is on disk.
+//! File system helpers with durable writes.
 
 use std::io::{Read, Write};
 use std::path::{Component, Path};
 
 use crate::error::{Error, Result};
 
-/// Writes a whole file and waits until it is on disk.
+/// Writes a whole file and syncs it to disk.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = millrace_roots::OpenOptions::new()
         .write(true)
@@ -16,18 +16,18 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io("write", path, e))
 }
 
-/// Waits until the names in a directory are on disk.
+/// Syncs the entries of a directory to disk.
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
     millrace_roots::open_dir(path).and_then(|dir| dir.sync_all()).map_err(|e| Error::io("sync", path, e))
 }
 
-/// Renames and waits until that is on disk.
+/// Renames and syncs the directories.
 pub(crate) fn rename_synced(from: &Path, to: &Path) -> Result<()> {
     millrace_roots::rename(from, to).map_err(|e| Error::io("rename", from, e))?;
     sync_dir(parent(to))
 }
 
-/// The directory a path lies in.
+/// Returns the parent directory of a path.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -45,12 +45,12 @@ pub(crate) fn read_limited(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether `path` names something below the directory it is joined to, and nothing else.
+/// Returns whether `path` is below the directory it is joined to.
 pub(crate) fn stays_inside(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Removes a directory and all in it, if it is there.
+/// Removes a directory and its content, if it exists.
 pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     match millrace_roots::remove_dir_all(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
@@ -58,12 +58,12 @@ pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     }
 }
 
-/// Now, in seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(crate) fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Fills `out` with the little-endian bytes of `values`: what a file has of them.
+/// Fills `out` with the little-endian bytes of `values`, as stored in files.
 pub(crate) fn to_le_bytes(values: &[f32], out: &mut Vec<u8>) {
     out.resize(values.len() * 4, 0);
     for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {

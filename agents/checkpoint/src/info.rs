@@ -1,4 +1,4 @@
-//! What a checkpoint is, for people and scripts.
+//! Information about a checkpoint, for users and scripts.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,28 +9,28 @@ use crate::digest::Digest;
 use crate::layout::Moments;
 use crate::manifest::{Manifest, WriterEpoch};
 
-/// What `checkpoint info` shows; the keys of its JSON are stable.
+/// The output of `checkpoint info`; the keys of its JSON are stable.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckpointInfo {
     /// Its directory.
     pub path: PathBuf,
     /// The step after which it was taken.
     pub step: u64,
-    /// blake3 of the blake3 of every chunk's f32 bytes, in the order of the plan that wrote it.
+    /// blake3 of the blake3 digests of every chunk's f32 bytes, in the order of the plan that wrote it.
     pub parameters_blake3: Digest,
-    /// The same over the moments: for every chunk, each moment in order.
+    /// The same for the moments: for every chunk, each moment in order.
     pub optimizer_blake3: Digest,
     /// Number of trained scalars.
     pub parameters: u64,
-    /// Length of all its files but the manifest.
+    /// Length of all its files except the manifest.
     pub bytes: u64,
     /// Hash of the plan that wrote it.
     pub plan: String,
-    /// Who wrote it.
+    /// The epoch of its writers.
     pub epoch: WriterEpoch,
     /// The run's seed.
     pub seed: u64,
-    /// Number of the first sample no step up to this one has used.
+    /// Number of the first sample that no step up to this one has used.
     pub next_sample: u64,
     /// Number format of the arithmetic.
     pub precision: String,
@@ -42,15 +42,15 @@ pub struct CheckpointInfo {
     pub loss: Option<f32>,
     /// Global gradient norm of the step.
     pub grad_norm: Option<f32>,
-    /// What a later reader should know.
+    /// Notes for later readers.
     pub notes: Vec<String>,
-    /// Whether it was written because time had passed: it is deleted when a newer checkpoint is there.
+    /// Whether it is a recovery checkpoint, which is deleted when a newer checkpoint exists.
     pub recovery: bool,
-    /// The numerics profile: the JSON as it was given where it is JSON, else the text.
+    /// The numerics profile: as JSON if it is valid JSON, otherwise as text.
     pub numerics_profile: serde_json::Value,
     /// Program and version that wrote it.
     pub written_by: String,
-    /// When, in seconds since 1970.
+    /// Time of writing, in seconds since 1970.
     pub created_unix_seconds: u64,
     /// Version of the format.
     pub format: u32,

@@ -1,10 +1,11 @@
-//! Where every element of a checkpoint lies: files, tensors in them, chunks of them.
+//! The position of every element of a checkpoint: files, tensors in files, and chunks of files.
 //!
-//! A [`Layout`] is the part of a stream plan that decides about bytes on disk: the graph (names, shapes, and what an
-//! export needs to know), the groups and the chunks. It is stored in the checkpoint, so that a checkpoint can be read,
-//! verified and exported without the job that wrote it. A value of this type always holds its invariants:
-//! * every tensor lies in exactly one group, groups have no gaps;
-//! * the chunks of the groups, one group after the other, are all chunks in order, and cut each group without gaps.
+//! A [`Layout`] is the part of a stream plan that determines the bytes on disk: the graph (names, shapes, and what an
+//! export needs), the groups and the chunks. It is stored in the checkpoint, so that a checkpoint can be read, verified
+//! and exported without the job that wrote it.
+//!
+//! * Every tensor is in exactly one group, and groups have no gaps.
+//! * The chunks of the groups, group by group, are all chunks in order, and divide each group without gaps.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,16 +18,16 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::safetensors_header;
 
-/// Bytes of an element on disk: parameters and moments are f32 whatever travels on the wire.
+/// Bytes of an element on disk: parameters and moments are f32, whatever the encoding on links.
 pub(crate) const ELEMENT_BYTES: u64 = 4;
 
-/// What of a chunk: its parameters, or one of the optimizer's moments.
+/// A section of a chunk: its parameters, or one of the optimizer's moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Section {
     /// The parameters.
     Parameters,
-    /// The moment of this place in [`Moments`].
+    /// The moment with this index in [`Moments`].
     Moment(usize),
 }
 
@@ -55,23 +56,23 @@ impl fmt::Display for Section {
     }
 }
 
-/// The names of an optimizer's moments, in order; each gives its files their ending.
+/// The names of an optimizer's moments, in order. File names end with them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Moments(Vec<String>);
 
 impl Moments {
-    /// The given names.
+    /// Creates moments with the given names.
     ///
     /// # Errors
-    /// When one is empty, has other characters than `a-z`, `0-9` and `_`, or stands twice.
+    /// A name is empty, has characters other than `a-z`, `0-9` and `_`, or is repeated.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
         let moments = Self(names.into_iter().map(Into::into).collect());
         moments.check().map_err(Error::Argument)?;
         Ok(moments)
     }
 
-    /// No moments: an imported or evaluated model, SGD without momentum.
+    /// No moments: an imported or evaluated model, or SGD without momentum.
     pub const fn none() -> Self {
         Self(Vec::new())
     }
@@ -86,22 +87,22 @@ impl Moments {
         Self(vec!["m".into(), "v".into()])
     }
 
-    /// The names.
+    /// Returns the names.
     pub fn names(&self) -> &[String] {
         &self.0
     }
 
-    /// How many.
+    /// Returns the number of moments.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Parameters, then every moment.
+    /// Returns all sections: parameters, then every moment.
     pub fn sections(&self) -> impl Iterator<Item = Section> + use<> {
         (0..=self.0.len()).map(Section::from_index)
     }
@@ -120,7 +121,7 @@ impl Moments {
     }
 }
 
-/// See the module text.
+/// The layout of a checkpoint; see the module documentation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Layout {
     graph: Graph,
@@ -133,23 +134,23 @@ pub struct Layout {
 pub(crate) struct FileSpec {
     /// Relative to the checkpoint's directory, with `/`.
     pub path: String,
-    /// Everything before the data.
+    /// The header: everything before the data.
     pub header: Vec<u8>,
     /// Length of header and data.
     pub bytes: u64,
 }
 
 impl Layout {
-    /// The layout of a plan.
+    /// Creates the layout of a plan.
     ///
     /// # Errors
-    /// When the plan does not hold the invariants of the module text, which no compiled plan does.
+    /// The plan violates the guarantees of the module documentation, which no compiled plan does.
     pub fn from_plan(plan: &StreamPlan) -> Result<Self> {
         let parts = (plan.graph.clone(), plan.groups.clone(), plan.chunks.clone());
         Self::new(parts.0, parts.1, parts.2).map_err(Error::Argument)
     }
 
-    /// The layout of these parts, or why they make none.
+    /// Creates the layout of these parts, or returns why they are invalid.
     pub(crate) fn new(graph: Graph, groups: Vec<Group>, chunks: Vec<Chunk>) -> Result<Self, String> {
         check_groups(&graph, &groups)?;
         check_chunks(&groups, &chunks)?;
@@ -167,32 +168,32 @@ impl Layout {
         Self::new(parts.graph, parts.groups, parts.chunks)
     }
 
-    /// The model.
+    /// Returns the model.
     pub const fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// Groups, in plan order: one file each.
+    /// Returns the groups in plan order: one file each.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// Chunks, in plan order.
+    /// Returns the chunks in plan order.
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<TensorId> {
         self.graph.tensors.iter().position(|tensor| tensor.name == name)
     }
 
-    /// Number of trained scalars.
+    /// Returns the number of trained scalars.
     pub fn parameters(&self) -> u64 {
         self.groups.iter().map(|group| group.elements as u64).sum()
     }
 
-    /// Where every tensor lies: its group and its elements there.
+    /// Returns the group of every tensor, and its element range in that group.
     pub(crate) fn tensor_ranges(&self) -> Vec<(GroupId, Range<usize>)> {
         let mut places = vec![(0, 0..0); self.graph.tensors.len()];
         for (group, members) in self.groups.iter().enumerate() {
@@ -203,7 +204,7 @@ impl Layout {
         places
     }
 
-    /// The chunks of `group` that overlap `range`, with their elements in the group.
+    /// Returns the chunks of `group` that overlap `range`, with their elements in the group.
     pub(crate) fn overlapping(
         &self,
         group: GroupId,
@@ -219,19 +220,19 @@ impl Layout {
             .map(move |(at, chunk)| (ids.start + first + at, chunk.start..chunk.start + chunk.elements))
     }
 
-    /// Names of the tensors that lie in elements `range` of `group`.
+    /// Returns the names of the tensors in elements `range` of `group`.
     pub(crate) fn tensor_names(&self, group: GroupId, range: &Range<usize>) -> Vec<String> {
         let inside = |place: &Range<usize>| place.start < range.end && range.start < place.end;
         let members = self.groups[group].tensors.iter().filter(|(_, place)| inside(place));
         members.map(|(tensor, _)| self.graph.tensors[*tensor].name.clone()).collect()
     }
 
-    /// Which file a chunk's section lies in, as an index into [`Layout::files`].
+    /// Returns the file of a chunk's section, as an index into [`Layout::files`].
     pub(crate) fn file_of(&self, group: GroupId, section: Section) -> usize {
         section.index() * self.groups.len() + group
     }
 
-    /// Every file, section after section, group after group.
+    /// Returns every file, section by section, group by group.
     pub(crate) fn files(&self, moments: &Moments) -> Vec<FileSpec> {
         let endings = std::iter::once(None).chain(moments.names().iter().map(Some));
         let with_groups =
@@ -249,8 +250,8 @@ impl Layout {
     }
 }
 
-/// `parameters/00003-h.3.safetensors`, `optimizer/00003-h.3.m.safetensors`: the number keeps names apart that differ
-/// only in characters a file system may not have.
+/// Returns names such as `parameters/00003-h.3.safetensors` and `optimizer/00003-h.3.m.safetensors`. The number
+/// distinguishes names that differ only in characters that a file system may not support.
 fn file_name(at: GroupId, group: &str, moment: Option<&String>) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let name: String = group.chars().map(plain).take(100).collect();

@@ -9,19 +9,18 @@
 //! job.json                             the resolved job of the run
 //! manifest.json                        step, seed, data cursor, numerics profile …, digest of every byte; written last
 //! ```
-//! As groups have no gaps, a chunk of the plan is a byte range of a file: each MemoryX shard writes exactly its own
+//! Groups have no gaps, so a chunk of the plan is a byte range of a file: each MemoryX shard writes its own ranges
 //! ([`RangeWriter`]) between the coordinator's [`Staging::create`] and [`Staging::publish`].
 //!
-//! Invariants:
-//! * A directory named `checkpoint_<step>` was complete and on disk before it got that name.
-//! * Nothing is read without being verified: every byte of a checkpoint is under a digest of the manifest, and the
-//!   manifest under its own.
-//! * Only the holder of the [`ModelDirLock`] publishes, deletes or tidies in a model_dir.
-//! * Nothing found on disk makes this crate panic.
+//! * A directory named `checkpoint_<step>` was complete and synced to disk before it got that name.
+//! * Nothing is used without verification: every byte of a checkpoint is covered by a digest in the manifest, and the
+//!   manifest by its own.
+//! * Only the holder of the [`ModelDirLock`] publishes, deletes or cleans up in a model_dir.
+//! * No content on disk can make this crate panic.
 //!
-//! The digests scripts compare: `parameters_blake3` is the blake3 of the 32-byte blake3 digests of every chunk's
-//! parameters (f32, little-endian) in plan order; `optimizer_blake3` of those of the moments, for each chunk in plan
-//! order each moment in order.
+//! Digests for comparison by scripts: `parameters_blake3` is the blake3 of the 32-byte blake3 digests of every chunk's
+//! parameters (f32, little-endian) in plan order; `optimizer_blake3` that of the moments, for each chunk in plan order
+//! each moment in order.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]

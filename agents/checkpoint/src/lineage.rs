@@ -1,10 +1,10 @@
-//! Lines: which checkpoints of a model_dir follow from one another.
+//! Lineage: records how the checkpoints of a model_dir follow from one another.
 //!
-//! A run may go back to an older checkpoint. The newer ones of the line it leaves stay where they are, until the new
-//! line reaches their steps and replaces them or retention takes them; but they are no longer what a later run goes on
-//! from. So every attempt that trains notes where it begins, in `attempts.json`, before it changes anything else.
+//! A run may resume from an older checkpoint. The newer checkpoints remain until the new run reaches their steps and
+//! replaces them, or retention deletes them; but later runs no longer resume from them. For this purpose every attempt
+//! that trains records in `attempts.json` where it begins, before it changes anything else.
 //!
-//! The *line* of an attempt is all that it wrote, what it began with, and the line of that.
+//! The *lineage* of an attempt is everything it wrote, the checkpoint it began with, and the lineage of that.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,29 +19,29 @@ use crate::lock::ModelDirLock;
 
 const LINEAGE_FILE: &str = "attempts.json";
 
-/// More than a million attempts take.
+/// Exceeds the size of a record of a million attempts.
 const MAX_LINEAGE_BYTES: u64 = 1 << 26;
 
-/// A state of the model: after so many updates, the last of them made, or saved, by this attempt.
+/// A state of the model: after a number of updates, the last of them made, or saved, by an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LineagePoint {
     /// The attempt.
     pub attempt: u32,
-    /// Updates.
+    /// Number of updates.
     pub step: u64,
 }
 
-/// What each attempt began with: `None` where that was no checkpoint of the model_dir.
+/// The point that each attempt began with: `None` if it was not a checkpoint of the model_dir.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Lineage(BTreeMap<u32, Option<LineagePoint>>);
 
 impl Lineage {
-    /// Reads what is noted in `model_dir`; nothing where the file is missing.
+    /// Reads the record of `model_dir`; empty if the file does not exist.
     ///
     /// # Errors
-    /// The file can't be read, or holds something else. A run that ignored it could go on from a checkpoint that was
-    /// left behind, and retention could delete the wrong ones.
+    /// The file can't be read, or is invalid. Ignoring it could resume from a checkpoint of an abandoned lineage, or
+    /// make retention delete the wrong ones.
     pub fn read(model_dir: &Path) -> Result<Self> {
         let path = model_dir.join(LINEAGE_FILE);
         let text = match read_limited(&path, MAX_LINEAGE_BYTES) {
@@ -53,7 +53,7 @@ impl Lineage {
         serde_json::from_slice(&text).map_err(|error| Error::LineageUnreadable { path, reason: error.to_string() })
     }
 
-    /// Whether `point` belongs to the line of the last attempt, or is newer than that (imported since).
+    /// Returns whether `point` belongs to the lineage of the last attempt, or is newer (imported since).
     pub fn continues(&self, point: LineagePoint) -> bool {
         self.head().is_none_or(|head| {
             let mut line = self.ancestors(head);
@@ -61,7 +61,7 @@ impl Lineage {
         })
     }
 
-    /// The last step that `point` and the last attempt have in common.
+    /// Returns the last step that `point` and the last attempt have in common.
     fn last_common_step(&self, point: LineagePoint) -> u64 {
         let Some(head) = self.head() else { return point.step };
         let joins =
@@ -69,7 +69,7 @@ impl Lineage {
         self.ancestors(point).find_map(joins).unwrap_or(0)
     }
 
-    /// How the steps up to `point` came about.
+    /// Returns the history of the steps up to `point`.
     fn history_up_to(&self, point: LineagePoint) -> ResumeHistory {
         let shared = self.last_common_step(point);
         let mut line: Vec<LineagePoint> = self.ancestors(point).collect();
@@ -82,33 +82,33 @@ impl Lineage {
         ResumeHistory { shared, made_by: made_by.collect() }
     }
 
-    /// All that the last attempt may have written.
+    /// Returns the point after everything that the last attempt may have written.
     fn head(&self) -> Option<LineagePoint> {
         self.0.last_key_value().map(|(&attempt, _)| LineagePoint { attempt, step: u64::MAX })
     }
 
-    /// `point`, what its attempt began with, and so on: of each attempt the last point that belongs to the line.
+    /// Returns `point`, the point its attempt began with, and so on: the last point of each attempt in the lineage.
     fn ancestors(&self, point: LineagePoint) -> impl Iterator<Item = LineagePoint> {
-        // Nobody begins with what comes later; a file that says so must not be followed for ever.
+        // No attempt begins with a later one; an invalid file must not cause an infinite loop.
         let before =
             |at: &LineagePoint| self.0.get(&at.attempt).copied().flatten().filter(|from| from.attempt < at.attempt);
         std::iter::successors(Some(point), before)
     }
 }
 
-/// How the steps before an attempt's first came about.
+/// The history of the steps before the first step of an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResumeHistory {
-    /// Up to this one they are those of the last attempt, too.
+    /// Steps up to this one are also those of the last attempt.
     pub shared: u64,
-    /// Which attempts made those that follow, and which of them; rising.
+    /// The attempts that made the following steps, and their last steps; ascending.
     pub made_by: Vec<(u32, RangeInclusive<u64>)>,
 }
 
-/// Notes that the lock's attempt trains on from `from`, a checkpoint of its model_dir, or from anything else.
+/// Records that the lock's attempt trains from `from`, a checkpoint of its model_dir, or from another source.
 ///
 /// # Errors
-/// When the lock was lost, the notes can't be read, or the file system refuses.
+/// The lock was lost, the record can't be read, or an error of the file system.
 pub fn begin_lineage(lock: &ModelDirLock, from: Option<LineagePoint>) -> Result<ResumeHistory> {
     let history = Lineage::read(lock.model_dir())?;
     let before = from.map_or_else(ResumeHistory::default, |from| history.history_up_to(from));
@@ -116,10 +116,10 @@ pub fn begin_lineage(lock: &ModelDirLock, from: Option<LineagePoint>) -> Result<
     Ok(before)
 }
 
-/// Notes that the lock's attempt goes on where the one before it was cut off, after `step` updates.
+/// Records that the lock's attempt continues where the previous one was interrupted, after `step` updates.
 ///
 /// # Errors
-/// As for [`begin_line`].
+/// See [`begin_lineage`].
 pub fn continue_lineage(lock: &ModelDirLock, step: u64) -> Result<ResumeHistory> {
     let history = Lineage::read(lock.model_dir())?;
     let from = history.head().map(|head| LineagePoint { step, ..head });

@@ -1,8 +1,8 @@
-//! The checkpoints of a model_dir: listing, choosing the one to go on from, keeping only so many, tidying up.
+//! Lists the checkpoints of a model_dir, selects the one to resume from, applies retention, and cleans up.
 //!
-//! Names: `checkpoint_<step>` is a checkpoint; `checkpoint_<step>.partial-<epoch>.<n>` one being written;
-//! `.replaced-<epoch>` one that a new one of the same step is taking the place of; `.deleted` one being deleted. A
-//! directory is only ever deleted under one of the last three, so what half a deletion leaves is no checkpoint.
+//! Names: `checkpoint_<step>` is a checkpoint; `checkpoint_<step>.partial-<epoch>.<n>` is being written;
+//! `.replaced-<epoch>` is being replaced by a new checkpoint of the same step; `.deleted` is being deleted. A directory
+//! is only deleted under one of the last three names, so an interrupted deletion never leaves an incomplete checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ const REPLACED_PREFIX: &str = "replaced-";
 const DELETED_DIR: &str = "deleted";
 
 const LEFT_LINEAGE_REASON: &str =
-    "a later run went back to an older one and left its line; name it with --checkpoint_path to go on from it";
+    "a later run resumed from an older checkpoint; to resume from this one, name it with --checkpoint_path";
 
 pub(crate) fn name_of(step: u64) -> String {
     format!("{CHECKPOINT_PREFIX}{step}")
@@ -36,31 +36,31 @@ pub(crate) fn replaced_name(step: u64, epoch: WriterEpoch) -> String {
     format!("{CHECKPOINT_PREFIX}{step}.{REPLACED_PREFIX}{epoch}")
 }
 
-/// What a model_dir holds.
+/// The content of a model_dir.
 #[derive(Debug, Default, Serialize)]
 pub struct CheckpointListing {
-    /// Checkpoints whose manifest, file lengths and headers are right; newest (highest step) last.
+    /// Checkpoints with valid manifest, file lengths and headers, in ascending order of steps.
     #[serde(rename = "whole")]
     pub complete: Vec<CheckpointInfo>,
-    /// Checkpoints that can't be used, newest last.
+    /// Checkpoints that can't be used, in ascending order of steps.
     #[serde(rename = "broken")]
     pub damaged: Vec<SkippedCheckpoint>,
-    /// Directories of checkpoints that were never finished, or are being written.
+    /// Directories of checkpoints that are incomplete, or being written.
     pub partial: Vec<PathBuf>,
 }
 
-/// A checkpoint that can't be used, or is not to be.
+/// A checkpoint that can't be used, or must not be used.
 #[derive(Debug, Serialize)]
 pub struct SkippedCheckpoint {
-    /// The step its name says.
+    /// The step in its name.
     pub step: u64,
     /// Its directory.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// How closely checkpoints are looked at.
+/// How thoroughly checkpoints are verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerificationLevel {
     /// Manifest, documents, file lengths and headers.
@@ -69,10 +69,10 @@ pub enum VerificationLevel {
     Full,
 }
 
-/// Lists the checkpoints of `model_dir`; of a directory that does not exist, none.
+/// Lists the checkpoints of `model_dir`; returns none if the directory does not exist.
 ///
 /// # Errors
-/// When the directory can't be read.
+/// The directory can't be read.
 pub fn list(model_dir: &Path) -> Result<CheckpointListing> {
     let mut listing = CheckpointListing { partial: entries(model_dir)?.partial, ..CheckpointListing::default() };
     for (step, path) in entries(model_dir)?.steps {
@@ -84,11 +84,12 @@ pub fn list(model_dir: &Path) -> Result<CheckpointListing> {
     Ok(listing)
 }
 
-/// The newest checkpoint of the [line](crate::begin_lineage) of the last attempt that passes `check`, and those of
-/// higher steps that did not or belong to a line that was left. Without any: `None`.
+/// Returns the newest checkpoint in the [lineage](crate::begin_lineage) of the last attempt that passes `check`, and
+/// the checkpoints of higher steps that did not or belong to an abandoned lineage. Returns `None` if there is no such
+/// checkpoint.
 ///
 /// # Errors
-/// When the directory can't be read, or what is noted of its lines.
+/// The directory, or its lineage record, can't be read.
 pub fn newest_complete(
     model_dir: &Path,
     check: VerificationLevel,
@@ -117,16 +118,16 @@ pub fn newest_complete(
     Ok((found, passed))
 }
 
-/// Deletes checkpoints of the lock's model_dir until `max_checkpoints` whole ones are left (0: keeps all), and returns
-/// what was deleted: first those of lines that were left, then the oldest. Broken ones are neither counted nor touched;
-/// the newest is always kept. Neither counted nor touched, where the lock is a job's, are those that the job has
-/// nothing to do with: another job wrote them, and this one does not go on from them.
+/// Deletes checkpoints of the lock's model_dir until `max_checkpoints` complete ones are left (0: keeps all), and
+/// returns the deleted ones: first those of abandoned lineages, then the oldest. The newest is always kept. Damaged
+/// checkpoints are neither counted nor deleted. If the lock is held by a job, neither are checkpoints that another job
+/// wrote and that this job does not continue.
 ///
-/// Recovery checkpoints are not counted: of a job's own only the newest is kept, and only until a newer checkpoint is
-/// there. That holds without `max_checkpoints`, too.
+/// Recovery checkpoints are not counted. Of a job's own only the newest is kept, and only until a newer checkpoint
+/// exists, also without `max_checkpoints`.
 ///
 /// # Errors
-/// When the lock was lost or the file system refuses.
+/// The lock was lost, or an error of the file system.
 pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf>> {
     let (mut own, history) = (list(lock.model_dir())?.complete, Lineage::read(lock.model_dir())?);
     let point = |info: &CheckpointInfo| LineagePoint { attempt: info.epoch.attempt, step: info.step };
@@ -145,11 +146,11 @@ pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf
     superseded.into_iter().map(|old| delete(&old.path).map(|()| old.path)).collect()
 }
 
-/// Cleans up after writers that died, at the start of a run: removes checkpoints that were never finished or only half
-/// deleted, brings back one whose replacement never came. Returns what it did, as sentences for the log.
+/// Cleans up after interrupted writers, at the start of a run: removes incomplete and partially deleted checkpoints,
+/// and restores one whose replacement was interrupted. Returns what it did, as sentences for the log.
 ///
 /// # Errors
-/// When the lock was lost or the file system refuses.
+/// The lock was lost, or an error of the file system.
 pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
     lock.check_held()?;
     let mut done = Vec::new();
@@ -158,7 +159,7 @@ pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
         let home = lock.model_dir().join(name_of(step));
         if millrace_roots::metadata(&home).is_err() && Checkpoint::open(&path).is_ok() {
             rename_synced(&path, &home)?;
-            done.push(format!("brought back {}, which was to be replaced when the last run ended", home.display()));
+            done.push(format!("restored {}, whose replacement was interrupted", home.display()));
         } else {
             remove_dir(&path)?;
         }
@@ -181,7 +182,7 @@ fn delete(path: &Path) -> Result<()> {
     remove_dir(&away)
 }
 
-/// An error of the file system ends a search, damage only a candidate.
+/// An error of the file system ends the search; damage only excludes a candidate.
 fn skip_if_damaged(step: u64, path: PathBuf, error: &Error) -> Result<SkippedCheckpoint> {
     let reason = error.to_string();
     match error {
@@ -209,7 +210,7 @@ fn entries(model_dir: &Path) -> Result<Entries> {
     for entry in listed {
         let Some(rest) = entry.name().strip_prefix(CHECKPOINT_PREFIX) else { continue };
         let (step, ending) = rest.split_once('.').map_or((rest, None), |(step, ending)| (step, Some(ending)));
-        // Only as this crate writes it: no sign, no leading zeros.
+        // Only the form that this crate writes: no sign, no leading zeros.
         let Some(step) = step.parse::<u64>().ok().filter(|number| number.to_string() == step) else { continue };
         let path = entry.path.clone();
         match ending {

@@ -1,7 +1,8 @@
-//! `manifest.json`: what a checkpoint is, and the digest of every byte of it.
+//! `manifest.json`: the metadata of a checkpoint, and the digest of every byte of it.
 //!
-//! Written last; a directory without one is no checkpoint. Its first key, `checksum`, is the blake3 of the manifest's
-//! own text with the checksum's 64 digits replaced by zeros, so that damage to the manifest is found like any other.
+//! It is written last; a directory without it is not a checkpoint. Its first key, `checksum`, is the blake3 of the
+//! manifest's own text with the 64 digits of the checksum replaced by zeros, so that damage to the manifest is detected
+//! as well.
 
 use std::path::Path;
 
@@ -16,24 +17,24 @@ use crate::layout::{Layout, Moments, Section};
 /// Version of the format this program writes, and the highest it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// The manifest's name.
+/// File name of the manifest.
 pub const MANIFEST_FILE: &str = "manifest.json";
 pub(crate) const LAYOUT_FILE: &str = "layout.json";
 pub(crate) const JOB_FILE: &str = "job.json";
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// More than a manifest of a trillion parameters has.
+/// Exceeds the length of a manifest for a trillion parameters.
 const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
 const CHECKSUM_KEY: &str = "{\n  \"checksum\": \"";
 const NO_CHECKSUM: [u8; 64] = [b'0'; 64];
 
-/// Who wrote a checkpoint: the epoch of its writers.
+/// The epoch of a checkpoint's writers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WriterEpoch {
     /// The job's attempt.
     pub attempt: u32,
-    /// Counts changes of membership within the attempt.
+    /// Number of changes of membership within the attempt.
     pub number: u32,
 }
 
@@ -43,7 +44,7 @@ impl std::fmt::Display for WriterEpoch {
     }
 }
 
-/// What the run knows of the state being saved; all but the bytes.
+/// The run's metadata of a checkpoint; everything except the data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointMetadata {
     /// Hash of the run's stream plan.
@@ -62,11 +63,11 @@ pub struct CheckpointMetadata {
     pub loss: Option<f32>,
     /// Global gradient norm of the step; `None` before the first.
     pub grad_norm: Option<f32>,
-    /// What a later reader should know, such as "numerics profile changed by flag at step 40".
+    /// Notes for later readers, such as "numerics profile changed by flag at step 40".
     pub notes: Vec<String>,
-    /// The resolved job, as JSON; kept as `job.json`.
+    /// The resolved job as JSON, stored as `job.json`.
     pub job: String,
-    /// Whether it was written because time had passed, and is to be deleted when a newer one is there.
+    /// Whether it is a recovery checkpoint, to be deleted when a newer one exists.
     pub recovery: bool,
 }
 
@@ -84,7 +85,7 @@ impl DocumentDigest {
     }
 }
 
-/// A safetensors file: the digest of its header and of every chunk, one after the other.
+/// A safetensors file: the digests of its header and of every chunk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DataFile {
     pub path: String,
@@ -94,7 +95,7 @@ pub(crate) struct DataFile {
     pub chunks: Vec<Digest>,
 }
 
-/// See the module text. The order of the fields is the order in the file.
+/// The manifest; see the module documentation. The order of the fields is the order in the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     pub format: u32,
@@ -112,7 +113,7 @@ pub(crate) struct Manifest {
     pub loss: Option<f32>,
     pub grad_norm: Option<f32>,
     pub notes: Vec<String>,
-    /// Since 0.2.0; checkpoints before that are none.
+    /// Since 0.2.0; earlier checkpoints are not recovery checkpoints.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recovery: bool,
     pub parameters: u64,
@@ -123,7 +124,7 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// The manifest of a finished checkpoint.
+    /// Creates the manifest of a finished checkpoint.
     pub fn new(
         (step, epoch): (u64, WriterEpoch),
         facts: CheckpointMetadata,
@@ -167,9 +168,10 @@ impl Manifest {
         }
     }
 
-    /// The text of the file, checksum included.
+    /// Returns the text of the file, including the checksum.
     pub fn encode(&self) -> Vec<u8> {
-        // Numbers and strings written to memory can't fail. Pretty JSON opens "{\n  ".
+        // Writing numbers and strings to memory can't fail. Pretty JSON begins with "{
+        //   ".
         let body = serde_json::to_string_pretty(self).unwrap_or_default();
         let zeros = String::from_utf8_lossy(&NO_CHECKSUM);
         let mut text = format!("{CHECKSUM_KEY}{zeros}\",{}\n", body.get(1..).unwrap_or_default()).into_bytes();
@@ -178,10 +180,10 @@ impl Manifest {
         text
     }
 
-    /// Reads `dir/manifest.json` and checks it against itself.
+    /// Reads `dir/manifest.json` and verifies its checksum.
     ///
     /// # Errors
-    /// [`Error::NotACheckpoint`] when there is none or a newer program wrote it, [`Error::Damaged`] when it is damaged.
+    /// [`Error::NotACheckpoint`] if there is none or a newer program wrote it, [`Error::Damaged`] if it is damaged.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(MANIFEST_FILE);
         let not_one = |reason: &str| Error::NotACheckpoint { path: dir.to_owned(), reason: reason.to_owned() };
@@ -225,7 +227,7 @@ impl Manifest {
         }
     }
 
-    /// Length of every file of the checkpoint but the manifest.
+    /// Returns the length of every file of the checkpoint except the manifest.
     pub fn sizes(&self) -> impl Iterator<Item = (&str, u64)> {
         let documents = self.documents.iter().map(|file| (file.path.as_str(), file.bytes));
         documents.chain(self.files.iter().map(|file| (file.path.as_str(), file.bytes)))

@@ -1,7 +1,7 @@
-//! Reading a checkpoint by another plan than the one that wrote it.
+//! Reads a checkpoint with another plan than the one that wrote it.
 //!
-//! Tensors are matched by name and must have the same shapes; how either plan groups them and cuts chunks does not
-//! matter. Everything read is verified, by whole chunks of the checkpoint.
+//! Tensors are matched by name and must have the same shapes; groups and chunks may differ. Everything is verified, in
+//! whole chunks of the checkpoint.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -12,34 +12,34 @@ use crate::error::{Error, ModelDifference, Result};
 use crate::layout::{Layout, Moments, Section};
 use crate::read::{Checkpoint, RangeCache};
 
-/// How closely the tensors of a checkpoint must be those of the plan.
+/// How exactly the tensors of a checkpoint must match those of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadStrictness {
-    /// The same names and shapes, none missing and none besides.
+    /// The same names and shapes, none missing and none additional.
     Strict,
-    /// What fits is taken: tensors of the plan that the checkpoint does not have in the same shape are
-    /// [absent](PlanReader::missing_tensors), tensors it has besides are ignored.
+    /// Matching tensors are loaded. Tensors of the plan that the checkpoint does not have in the same shape are
+    /// [missing](PlanReader::missing_tensors); additional tensors of the checkpoint are ignored.
     AllowMissing,
 }
 
-/// See the module text.
+/// Reads the chunks of a plan; see the module documentation.
 #[derive(Debug)]
 pub struct PlanReader {
     from: Checkpoint,
     layout: Layout,
-    /// Where each of the plan's tensors lies in the checkpoint; `None` when it is not there in that shape.
+    /// Position of each of the plan's tensors in the checkpoint; `None` if it does not have the tensor in that shape.
     places: Vec<Option<(GroupId, Range<usize>)>>,
-    /// Which of the checkpoint's sections each of the plan's is; `None` when the checkpoint does not have it.
+    /// The checkpoint's section for each section of the plan; `None` if it does not have it.
     sections: Vec<Option<Section>>,
     missing_tensors: Vec<String>,
     cache: RangeCache,
 }
 
 impl PlanReader {
-    /// A reader of `from` by the chunks of `plan`. Moments are matched by name.
+    /// Creates a reader of `from` by the chunks of `plan`. Moments are matched by name.
     ///
     /// # Errors
-    /// [`Error::ModelMismatch`], where strict, with the first tensor that is missing, of another shape or unknown to
+    /// [`Error::ModelMismatch`] if strict, with the first tensor that is missing, has another shape or is unknown to
     /// the plan.
     pub fn new(from: Checkpoint, plan: &StreamPlan, moments: &Moments, strictness: LoadStrictness) -> Result<Self> {
         let layout = Layout::from_plan(plan)?;
@@ -61,28 +61,29 @@ impl PlanReader {
         Ok(Self { layout, places, sections, missing_tensors, cache: RangeCache::default(), from })
     }
 
-    /// The plan's tensors that the checkpoint does not have; none unless the reader is
+    /// Returns the plan's tensors that the checkpoint does not have; empty unless the reader uses
     /// [`LoadStrictness::AllowMissing`].
     pub fn missing_tensors(&self) -> Vec<&str> {
         let tensors = self.layout.graph().tensors.iter().zip(&self.places);
         tensors.filter(|(_, place)| place.is_none()).map(|(tensor, _)| tensor.name.as_str()).collect()
     }
 
-    /// The checkpoint.
+    /// Returns the checkpoint.
     pub const fn checkpoint(&self) -> &Checkpoint {
         &self.from
     }
 
-    /// The plan's moments that the checkpoint does not have (an imported model has none); they read as zeros.
+    /// Returns the plan's moments that the checkpoint does not have (an imported model has none); they are read as
+    /// zeros.
     pub fn missing_moments(&self) -> &[String] {
         &self.missing_tensors
     }
 
-    /// Reads a chunk of the plan. `section` counts the moments given to [`PlanReader::new`]. Parameters of an absent
-    /// tensor are left as they are in `out`, its moments and absent moments are zeros.
+    /// Reads a chunk of the plan. `section` counts the moments given to [`PlanReader::new`]. Parameters of a missing
+    /// tensor keep their value in `out`; its moments, and missing moments, are zeros.
     ///
     /// # Errors
-    /// [`Error::Damaged`] when a chunk it lies in does not match its digest.
+    /// [`Error::Damaged`] if a chunk that contains it does not match its digest.
     pub fn read_chunk(&mut self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
         let place = self.layout.chunks().get(chunk).zip(self.sections.get(section.index()));
         let (place, source) = place.ok_or_else(|| Error::Argument(format!("{section} of chunk {chunk}")))?;
@@ -112,8 +113,8 @@ impl PlanReader {
     }
 }
 
-/// The first difference between the model of `expected` and the tensors found, in the model's order; then what was
-/// found besides.
+/// Returns the first difference between the model of `expected` and the tensors found: in the order of the model, then
+/// additional tensors.
 fn first_difference<'a>(
     expected: &Layout,
     found: impl Iterator<Item = (&'a str, &'a [usize])>,

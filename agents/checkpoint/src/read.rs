@@ -1,4 +1,4 @@
-//! Reading a checkpoint: opened with its files' lengths and headers checked, every chunk verified as it is read.
+//! Reads a checkpoint: file lengths and headers are checked when it is opened, every chunk is verified when it is read.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,7 @@ use crate::safetensors_header;
 /// Bytes read and hashed at a time.
 const READ_BLOCK_BYTES: usize = 1 << 17;
 
-/// A whole checkpoint on disk.
+/// A complete checkpoint on disk.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -33,7 +33,7 @@ pub struct Checkpoint {
     open: Vec<OnceLock<File>>,
 }
 
-/// A file of a checkpoint, for who wants to carry it elsewhere.
+/// A file of a checkpoint, for copying.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileEntry {
     /// Relative to the checkpoint's directory, with `/`.
@@ -43,18 +43,18 @@ pub struct FileEntry {
 }
 
 impl Checkpoint {
-    /// [`Checkpoint::open`], and every byte verified.
+    /// Opens a checkpoint and verifies every byte.
     ///
     /// # Errors
-    /// As of [`Checkpoint::open`], or when the file system refuses.
+    /// See [`Checkpoint::open`] and [`Checkpoint::verify`].
     pub fn open_verified(dir: impl Into<PathBuf>) -> Result<Self> {
         let checkpoint = Self::open(dir)?;
         checkpoint.verify()?;
         Ok(checkpoint)
     }
 
-    /// Opens the checkpoint in `dir`: reads its manifest and documents, checks every file's length and header. The
-    /// data are verified as they are read, or all at once by [`Checkpoint::verify`].
+    /// Opens the checkpoint in `dir`: reads its manifest and documents, checks every file's length and header. The data
+    /// are verified when they are read, or all at once by [`Checkpoint::verify`].
     ///
     /// # Errors
     /// [`Error::NotACheckpoint`] or [`Error::Damaged`], which names the first damaged file.
@@ -66,7 +66,7 @@ impl Checkpoint {
         }
     }
 
-    /// Opens without looking at any data file.
+    /// Opens without reading any data file.
     fn open_unchecked(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
         let manifest = Manifest::read(&dir)?;
@@ -86,50 +86,50 @@ impl Checkpoint {
         Ok(Self { dir, manifest, layout, job, open })
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// The step after which it was taken.
+    /// Returns the step after which it was taken.
     pub const fn step(&self) -> u64 {
         self.manifest.step
     }
 
-    /// Which attempt wrote it, and after which step.
+    /// Returns the attempt that wrote it, and its step.
     pub const fn lineage_point(&self) -> LineagePoint {
         LineagePoint { attempt: self.manifest.epoch.attempt, step: self.manifest.step }
     }
 
-    /// Files, chunks and tensors, as cut by the plan of the run that wrote it.
+    /// Returns files, chunks and tensors, as divided by the plan of the run that wrote it.
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The optimizer's moments it holds.
+    /// Returns the optimizer's moments in it.
     pub const fn moments(&self) -> &Moments {
         &self.manifest.moments
     }
 
-    /// The resolved job of the run that wrote it, as JSON.
+    /// Returns the resolved job of the run that wrote it, as JSON.
     pub fn job(&self) -> &str {
         &self.job
     }
 
-    /// The numerics profile of the run that wrote it, as JSON.
+    /// Returns the numerics profile of the run that wrote it, as JSON.
     pub fn numerics_profile(&self) -> &str {
         &self.manifest.numerics_profile
     }
 
-    /// What `checkpoint info` shows.
+    /// Returns the output of `checkpoint info`.
     pub fn info(&self) -> CheckpointInfo {
         CheckpointInfo::new(&self.dir, &self.manifest)
     }
 
-    /// Every file of it, the manifest last: copied in this order, a copy is whole once it is complete.
+    /// Returns all its files, the manifest last: copied in this order, a copy is valid once it is complete.
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// An error of the file system.
     pub fn files(&self) -> Result<Vec<FileEntry>> {
         let path = self.dir.join(MANIFEST_FILE);
         let manifest = millrace_roots::metadata(&path).map_err(|e| Error::io("read", &path, e))?.len();
@@ -137,18 +137,18 @@ impl Checkpoint {
         Ok(all.map(|(path, bytes)| FileEntry { path: path.to_owned(), bytes }).collect())
     }
 
-    /// The digest of a chunk's section by the manifest.
+    /// Returns the digest of a chunk's section from the manifest.
     pub fn digest(&self, section: Section, chunk: ChunkId) -> Option<Digest> {
         let place = self.layout.chunks().get(chunk).filter(|_| section.index() <= self.moments().len())?;
         let first = self.layout.groups().get(place.group)?.chunks.start;
         self.manifest.files.get(self.layout.file_of(place.group, section))?.chunks.get(chunk - first).copied()
     }
 
-    /// Reads the whole of one chunk's section and verifies it. The chunk is one of [`Checkpoint::layout`]; a
-    /// [`PlanReader`](crate::PlanReader) reads by another plan.
+    /// Reads and verifies one chunk's section. The chunk is one of [`Checkpoint::layout`]; use a
+    /// [`PlanReader`](crate::PlanReader) to read by another plan.
     ///
     /// # Errors
-    /// [`Error::Damaged`] with file, bytes and tensors when the digest does not match; `out` then holds what was read.
+    /// [`Error::Damaged`] with file, bytes and tensors if the digest does not match; `out` then holds the data read.
     pub fn read_chunk(&self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
         let asked = || Error::Argument(format!("{section} of chunk {chunk}"));
         let expected = self.digest(section, chunk).ok_or_else(asked)?;
@@ -171,10 +171,10 @@ impl Checkpoint {
         }
     }
 
-    /// Reads the whole of a tensor's section; its chunks are verified.
+    /// Reads a tensor's section and verifies its chunks.
     ///
     /// # Errors
-    /// As [`Checkpoint::read_chunk`].
+    /// See [`Checkpoint::read_chunk`].
     pub fn read_tensor(&self, tensor: TensorId, section: Section) -> Result<Vec<f32>> {
         let places = self.layout.tensor_ranges();
         let (group, range) = places.get(tensor).ok_or_else(|| Error::Argument(format!("tensor {tensor}")))?;
@@ -183,18 +183,17 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Reads and verifies everything, and returns every damaged place. `progress` is told the bytes done so far, after
-    /// each chunk.
+    /// Verifies everything and returns every damaged part. `progress` receives the bytes done so far after each chunk.
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// An error of the file system.
     pub fn find_damage(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Damage>> {
         let mut found = self.damaged_files()?;
         let (mut done, mut values) = (0, Vec::new());
         for section in self.moments().sections() {
             for (chunk, place) in self.layout.chunks().iter().enumerate() {
                 let file = self.dir.join(&self.manifest.files[self.layout.file_of(place.group, section)].path);
-                // A file that is missing or cut short was named as a whole.
+                // A missing or truncated file was already reported.
                 if !found.iter().any(|damage| damage.file == file && damage.bytes.is_none()) {
                     values.resize(place.elements, 0.0);
                     match self.read_chunk(chunk, section, &mut values) {
@@ -209,10 +208,10 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// [`Checkpoint::find_damage`], the first as an error.
+    /// Verifies everything and returns the first damage as an error.
     ///
     /// # Errors
-    /// [`Error::Damaged`], or when the file system refuses.
+    /// [`Error::Damaged`], or an error of the file system.
     pub fn verify(&self) -> Result<()> {
         match self.find_damage(|_| ())?.into_iter().next() {
             Some(damage) => Err(Error::Damaged(damage)),
@@ -220,7 +219,7 @@ impl Checkpoint {
         }
     }
 
-    /// Documents and data files that are missing, of another length, or with another header.
+    /// Returns documents and data files that are missing or have the wrong length or header.
     fn damaged_files(&self) -> Result<Vec<Damage>> {
         let mut found = Vec::new();
         for document in &self.manifest.documents {
@@ -247,7 +246,7 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// The bytes of the file that elements `range` of its group take.
+    /// Returns the byte range of elements `range` of a group in its file.
     fn file_range(&self, at: usize, range: &Range<usize>) -> Range<u64> {
         let first = self.manifest.files[at].header_bytes;
         first + range.start as u64 * ELEMENT_BYTES..first + range.end as u64 * ELEMENT_BYTES
@@ -271,10 +270,10 @@ impl Checkpoint {
     }
 }
 
-/// Every damaged place of the checkpoint in `dir`, also when it can't even be opened; none when it is whole.
+/// Returns every damaged part of the checkpoint in `dir`, even if it can't be opened; empty if it is undamaged.
 ///
 /// # Errors
-/// When `dir` is no checkpoint at all, or the file system refuses.
+/// `dir` is not a checkpoint, or an error of the file system.
 pub fn verify(dir: impl Into<PathBuf>, progress: impl FnMut(u64)) -> Result<Vec<Damage>> {
     match Checkpoint::open_unchecked(dir) {
         Ok(checkpoint) => checkpoint.find_damage(progress),
@@ -300,7 +299,7 @@ fn read_document(dir: &Path, file: &DocumentDigest) -> Result<Vec<u8>> {
     }
 }
 
-/// Whether the manifest lists the files that the layout needs.
+/// Returns whether the manifest lists the files that the layout needs.
 fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), String> {
     let groups = layout.groups();
     if manifest.files.len() != groups.len() * (1 + manifest.moments.len()) {
@@ -331,7 +330,7 @@ fn read_f32(file: &File, mut offset: u64, out: &mut [f32]) -> io::Result<Digest>
     Ok(Digest::finish(&hasher))
 }
 
-/// Reads any range of a group by way of whole, verified chunks; keeps the last one for the range that follows.
+/// Reads any range of a group in whole, verified chunks; caches the last one for the next range.
 #[derive(Debug, Default)]
 pub(crate) struct RangeCache {
     held: Option<(ChunkId, Section)>,

@@ -1,7 +1,7 @@
 //! The header of a safetensors file: eight bytes of length (little-endian), then JSON, then the data.
 //!
-//! Written here and not by the `safetensors` crate because shards fill a file by ranges, long after its header was
-//! written. Read with distrust: nothing in a header is believed before it was checked against the file's length.
+//! Implemented here instead of using the `safetensors` crate, because shards fill a file in ranges, long after its
+//! header was written. Headers are not trusted: everything is checked against the file's length before use.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,21 +10,20 @@ use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 
-/// The key of a header that is no tensor.
+/// The key of a header that is not a tensor.
 pub(crate) const METADATA_KEY: &str = "__metadata__";
 
-/// Data begins at a multiple of this many bytes (spaces after the JSON are allowed by the format). With chunks of
-/// 1 MiB no two shards then ever write the same page of a file, which network file systems would have to pass to and
-/// fro between their clients.
+/// Data begin at a multiple of this many bytes (the format allows spaces after the JSON). With chunks of 1 MiB, no two
+/// shards write to the same page of a file, which network file systems would have to transfer between their clients.
 const DATA_ALIGNMENT_BYTES: usize = 4096;
 
-/// The format's own limit on the JSON's length.
+/// The format's limit on the JSON's length.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TensorEntry {
-    /// `F32`, `BF16` and so on.
+    /// The type: `F32`, `BF16` and so on.
     pub dtype: String,
     /// Dimensions, outermost first.
     pub shape: Vec<usize>,
@@ -32,13 +31,13 @@ pub(crate) struct TensorEntry {
     pub data_offsets: (u64, u64),
 }
 
-/// The header of a file of f32 tensors: name, shape and first byte of each, without gaps, offsets ascending.
+/// Creates the header of a file of f32 tensors: name, shape and first byte of each, without gaps, offsets ascending.
 pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize], u64)>) -> Vec<u8> {
     let mut json = format!("{{\"{METADATA_KEY}\":{{\"format\":\"pt\"}}");
     for (name, shape, start) in tensors {
         let end = start + 4 * shape.iter().product::<usize>() as u64;
         let entry = TensorEntry { dtype: "F32".into(), shape: shape.to_vec(), data_offsets: (start, end) };
-        // Strings and numbers written to memory: neither can fail.
+        // Writing strings and numbers to memory can't fail.
         let text = |value: serde_json::Result<String>| value.unwrap_or_default();
         json += &format!(",{}:{}", text(serde_json::to_string(name)), text(serde_json::to_string(&entry)));
     }
@@ -50,7 +49,7 @@ pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize], u64
     header
 }
 
-/// The header of `file` as bytes, the length included.
+/// Reads the header of `file`, including its length.
 pub(crate) fn read_bytes(file: &File) -> io::Result<Vec<u8>> {
     let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
     let total = file.metadata()?.len();
@@ -68,7 +67,8 @@ pub(crate) fn read_bytes(file: &File) -> io::Result<Vec<u8>> {
     Ok(header)
 }
 
-/// The tensors of `file`, each within its data and as long as its type and shape say; and where the data begins.
+/// Reads the tensors of `file`, each within its data and of the length of its type and shape; and the position of the
+/// data.
 pub(crate) fn read(file: &File) -> io::Result<(BTreeMap<String, TensorEntry>, u64)> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let header = read_bytes(file)?;
@@ -84,7 +84,7 @@ pub(crate) fn read(file: &File) -> io::Result<(BTreeMap<String, TensorEntry>, u6
         let elements = entry.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
         let bytes = element_bytes(&entry.dtype).zip(elements).and_then(|(size, count)| count.checked_mul(size));
         let fits = start <= end && end <= data;
-        // Types this program does not know may be there, but are not read.
+        // Unsupported types are allowed, but not read.
         if !fits || bytes.is_some_and(|bytes| bytes != end - start) || elements.is_none() {
             return Err(invalid(format!("its entry {name} does not fit the file")));
         }
@@ -93,7 +93,7 @@ pub(crate) fn read(file: &File) -> io::Result<(BTreeMap<String, TensorEntry>, u6
     Ok((entries, header.len() as u64))
 }
 
-/// Bytes of an element of the types that are read.
+/// Returns the bytes of an element of a supported type.
 pub(crate) fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "F64" => Some(8),

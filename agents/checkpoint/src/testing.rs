@@ -118,7 +118,7 @@ pub fn graph(model: Model) -> Graph {
     b.graph
 }
 
-/// A plan whose groups are as many as `groups`, cut into chunks of at most `most` elements.
+/// A plan with `groups` groups, cut into chunks of at most `most` elements.
 pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
     let leaves = LeafLayout { count: 2, samples: 1 };
     let mut plan = StreamPlan {
@@ -175,7 +175,7 @@ pub fn facts(plan: &StreamPlan) -> CheckpointMetadata {
     }
 }
 
-/// Random bits, so that NaNs of all kinds, infinities, subnormals and negative zeros are among them.
+/// Random bits, including all kinds of NaNs, infinities, subnormals and negative zeros.
 pub fn random_bits(seed: u64, elements: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let special = [f32::NAN.to_bits(), 0x7fa0_0001, 0xffc1_2345, (-0.0f32).to_bits(), 1, f32::NEG_INFINITY.to_bits()];
@@ -197,14 +197,14 @@ pub fn lock(dir: &Path) -> Arc<ModelDirLock> {
     Arc::new(ModelDirLock::acquire(dir, &LockRequest::local()).unwrap())
 }
 
-/// Contents of a tensor's section, whichever plan cuts it.
+/// The content of a tensor's section, independent of the plan.
 pub fn tensor_values(plan: &StreamPlan, tensor: usize, section: usize) -> Vec<f32> {
     let tensor = &plan.graph.tensors[tensor];
     let seed = tensor.name.bytes().fold(section as u64 + 1, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
     random_bits(seed, tensor.elements())
 }
 
-/// Contents of a chunk's section.
+/// The content of a chunk's section.
 pub fn chunk_values(plan: &StreamPlan, chunk: usize, section: usize) -> Vec<f32> {
     let mut values = vec![0.0; plan.chunks[chunk].elements];
     for (tensor, start, range) in plan.chunk_pieces(chunk) {
@@ -214,12 +214,12 @@ pub fn chunk_values(plan: &StreamPlan, chunk: usize, section: usize) -> Vec<f32>
     values
 }
 
-/// Writes a checkpoint the way two shards do.
+/// Writes a checkpoint as two shards do.
 pub fn write(lock: &Arc<ModelDirLock>, plan: &StreamPlan, step: u64, moments: &Moments) -> PathBuf {
     write_of_kind(lock, plan, step, moments, false)
 }
 
-/// As [`write`]; a recovery checkpoint where `recovery` says so.
+/// Like [`write`]; a recovery checkpoint if `recovery` is true.
 pub fn write_of_kind(
     lock: &Arc<ModelDirLock>,
     plan: &StreamPlan,

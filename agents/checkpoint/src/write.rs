@@ -1,14 +1,14 @@
-//! Writing a checkpoint: staged by the coordinator, filled by the shards, published at once.
+//! Writes a checkpoint: the coordinator stages it, the shards fill it, and the coordinator publishes it atomically.
 //!
-//! 1. The coordinator makes a [`Staging`]: the directory `checkpoint_<step>.partial-<epoch>.<n>` with every file at its
-//!    full length and with its header. Only a holder of the model_dir's lock can.
-//! 2. Each shard opens a [`RangeWriter`] on it and writes the chunks it owns, in any order, and reports their digests
-//!    once [`RangeWriter::finish`] has put them on disk. Ranges of different shards never overlap.
-//! 3. The coordinator enters the digests and calls [`Staging::publish`]: documents, manifest (last, by rename), and the
-//!    directory's own rename to `checkpoint_<step>`; every step is on disk before the next.
+//! 1. The coordinator creates a [`Staging`]: the directory `checkpoint_<step>.partial-<epoch>.<n>` with every file at
+//!    its full length and with its header. This requires the lock of the model_dir.
+//! 2. Each shard opens a [`RangeWriter`] on it, writes the chunks it owns in any order, and reports their digests once
+//!    [`RangeWriter::finish`] has synced them to disk. Ranges of different shards never overlap.
+//! 3. The coordinator records the digests and calls [`Staging::publish`]: documents, manifest (last, by rename), and
+//!    the rename of the directory to `checkpoint_<step>`. Each step is synced to disk before the next.
 //!
-//! A run that dies in between leaves a `.partial-` directory, never a checkpoint; [`crate::clean_up`] removes it. The
-//! epoch in the name keeps writers of an abandoned attempt away from the next one's files.
+//! A run that dies in between leaves a `.partial-` directory, never a checkpoint; [`crate::clean_up`] removes it.
+//! Because the epoch is in the name, writers of an abandoned attempt can't write to the next one's files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -28,10 +28,10 @@ use crate::manifest::{
     CheckpointMetadata, DocumentDigest, INDEX_FILE, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest, WriterEpoch,
 };
 
-/// Stagings that this process has made.
+/// Number of stagings that this process has created.
 static STAGINGS: AtomicU64 = AtomicU64::new(0);
 
-/// A checkpoint being written. Dropped without [`Staging::publish`], it is removed.
+/// A checkpoint being written. Removed on drop unless [`Staging::publish`] succeeded.
 #[derive(Debug)]
 pub struct Staging {
     lock: Arc<ModelDirLock>,
@@ -45,10 +45,10 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Makes the staging directory with all its files.
+    /// Creates the staging directory with all its files.
     ///
     /// # Errors
-    /// When the lock was lost, the plan is not valid, or the file system refuses.
+    /// The lock was lost, the plan is invalid, or an error of the file system.
     pub fn create(
         lock: &Arc<ModelDirLock>,
         plan: &StreamPlan,
@@ -59,7 +59,7 @@ impl Staging {
         let layout = Layout::from_plan(plan)?;
         moments.check().map_err(Error::Argument)?;
         lock.check_held()?;
-        // The same epoch may try the same step again: no file of the first try may be taken for one of the second.
+        // The same epoch may try the same step again: files of the two attempts must be distinguishable.
         let number = STAGINGS.fetch_add(1, Ordering::Relaxed);
         let path = lock.model_dir().join(partial_name(step, epoch, number));
         remove_dir(&path)?;
@@ -83,40 +83,40 @@ impl Staging {
         Ok(staging)
     }
 
-    /// The directory, for the shards' [`RangeWriter::open`].
+    /// Returns the directory, for the shards' [`RangeWriter::open`].
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The step.
+    /// Returns the step.
     pub const fn step(&self) -> u64 {
         self.step
     }
 
-    /// Enters the digest of a chunk that a shard has put on disk.
+    /// Records the digest of a chunk that a shard has synced to disk.
     ///
     /// # Errors
-    /// When there is no such chunk, or another digest was entered for it.
+    /// There is no such chunk, or another digest was recorded for it.
     pub fn record_digest(&mut self, section: Section, chunk: ChunkId, digest: Digest) -> Result<()> {
         self.digests.set(section, chunk, digest)
     }
 
-    /// The first chunk whose digest is still to come.
+    /// Returns the first chunk without a digest.
     pub fn first_missing(&self) -> Option<(Section, ChunkId)> {
         self.digests.missing()
     }
 
-    /// Makes it a checkpoint and returns its directory. A checkpoint of the same step is replaced.
+    /// Publishes the checkpoint and returns its directory. A checkpoint of the same step is replaced.
     ///
     /// # Errors
-    /// When a chunk was not reported, a file is not as long as it was made, the lock was lost, or the file system
-    /// refuses; the staging directory is then removed.
+    /// A digest is missing, a file has the wrong length, the lock was lost, or an error of the file system. The staging
+    /// directory is then removed.
     pub fn publish(mut self, facts: CheckpointMetadata) -> Result<PathBuf> {
         if let Some((section, chunk)) = self.first_missing() {
             return Err(Error::Argument(format!("{section} of chunk {chunk}, never reported as written")));
         }
         for spec in self.layout.files(&self.moments) {
-            // The shards have synced their ranges; this is for the header and the length, which are the coordinator's.
+            // The shards have synced their ranges; this syncs the header and the length, which the coordinator wrote.
             let path = self.path.join(&spec.path);
             check_length(&path, spec.bytes)?;
             millrace_roots::open(&path).and_then(|file| file.sync_all()).map_err(|e| Error::io("sync", &path, e))?;
@@ -151,7 +151,7 @@ impl Staging {
         Ok(documents.iter().map(|(name, bytes)| DocumentDigest::of(name, bytes)).collect())
     }
 
-    /// Which tensor is in which file, in the form the Hugging Face tools read.
+    /// Returns the index of tensors and files, in the format of the Hugging Face tools.
     fn index(&self) -> serde_json::Value {
         let specs = self.layout.files(&Moments::none());
         let members = specs.iter().zip(self.layout.groups());
@@ -168,14 +168,14 @@ impl Staging {
         let old = dir.join(replaced_name(self.step, self.epoch));
         let replaces = millrace_roots::metadata(&target).is_ok();
         if replaces {
-            // A crash between the two renames leaves the old one under this name, from which it is brought back.
+            // After a crash between the two renames the old one has this name, from which it is restored.
             remove_dir(&old)?;
             rename_synced(&target, &old)?;
         }
         rename_synced(&self.path, &target)?;
         self.published = true;
         if replaces {
-            // Already replaced; what can't be removed now is removed at the next start.
+            // Already replaced; if it can't be removed now, the next start removes it.
             let _ = remove_dir(&old);
         }
         Ok(target)
@@ -185,7 +185,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.published {
-            // What can't be removed now is removed at the next start.
+            // If it can't be removed now, the next start removes it.
             let _ = remove_dir(&self.path);
         }
     }
@@ -210,7 +210,7 @@ fn check_length(path: &Path, expected: u64) -> Result<()> {
     Err(Error::io("finish", path, cause))
 }
 
-/// A shard's hand on a checkpoint being written: puts the chunks it owns at their places.
+/// A shard's writer of a staged checkpoint: writes the chunks that the shard owns.
 #[derive(Debug)]
 pub struct RangeWriter {
     path: PathBuf,
@@ -222,10 +222,10 @@ pub struct RangeWriter {
 }
 
 impl RangeWriter {
-    /// Opens the staging directory the coordinator named. Files are opened as they are first written.
+    /// Opens the staging directory given by the coordinator. Files are opened when they are first written.
     ///
     /// # Errors
-    /// When the plan is not valid or the directory is not there.
+    /// The plan is invalid or the directory does not exist.
     pub fn open(staging: impl Into<PathBuf>, plan: &StreamPlan, moments: &Moments) -> Result<Self> {
         let path = staging.into();
         let layout = Layout::from_plan(plan)?;
@@ -236,10 +236,10 @@ impl RangeWriter {
         Ok(Self { path, layout, sections: 1 + moments.len(), specs, open, block: Vec::new() })
     }
 
-    /// Writes the whole of one chunk's section and returns the digest to report, once [`RangeWriter::finish`] is done.
+    /// Writes one chunk's section and returns the digest to report after [`RangeWriter::finish`].
     ///
     /// # Errors
-    /// When there is no such chunk, `values` is not as long as it, or the file system refuses.
+    /// There is no such chunk, `values` has the wrong length, or an error of the file system.
     pub fn write_chunk(&mut self, chunk: ChunkId, section: Section, values: &[f32]) -> Result<Digest> {
         let place = self.layout.chunks().get(chunk).copied().filter(|_| section.index() < self.sections);
         let place = place.ok_or_else(|| Error::Argument(format!("{section} of chunk {chunk}")))?;
@@ -255,10 +255,10 @@ impl RangeWriter {
         Ok(Digest::of(&self.block))
     }
 
-    /// Waits until all that was written is on disk.
+    /// Syncs everything that was written to disk.
     ///
     /// # Errors
-    /// When the file system refuses, as a full one may only now.
+    /// An error of the file system; lack of space may only be reported here.
     pub fn finish(self) -> Result<()> {
         for (file, spec) in self.open.iter().zip(&self.specs) {
             if let Some(file) = file.get() {

@@ -109,7 +109,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     let before = place.files();
     let refused = place.run("train -p wider.yaml -o new --checkpoint_path m/checkpoint_2 --num_csx 1");
     assert_eq!(refused.code(), 2, "{}", refused.stderr);
-    assert!(refused.stderr.contains("another model"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("a different model"), "{}", refused.stderr);
     assert_eq!(place.files(), before);
 }
 

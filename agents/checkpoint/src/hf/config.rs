@@ -1,4 +1,4 @@
-//! `config.json` of a Hugging Face GPT-2: what of it decides about the arithmetic, with the defaults of `transformers`.
+//! `config.json` of a Hugging Face GPT-2: the keys that affect the computation, with the defaults of `transformers`.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use serde::de::IgnoredAny;
 use super::directory::{json, refuse};
 use crate::error::{Error, Result};
 
-/// Bounds on sizes, those that params have for their own keys.
+/// Bounds on sizes, equal to those of the corresponding params.
 const MOST_VOCABULARY: usize = 1 << 24;
 const MOST_WIDTH: usize = 1 << 20;
 const MOST_LAYERS: usize = 1 << 14;
 const MOST_POSITIONS: usize = 1 << 22;
 
-/// The configuration. Keys that are not named here change nothing that Millrace computes.
+/// The configuration. Other keys have no effect on what Millrace computes.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 pub(super) struct Gpt2Config {
@@ -66,12 +66,12 @@ impl Gpt2Config {
     /// Reads `config.json` in `dir`.
     ///
     /// # Errors
-    /// [`Error::NotImportable`] when it is missing, too long, no JSON, or has a value of another type.
+    /// [`Error::NotImportable`] if it is missing, too long, not JSON, or has a value of the wrong type.
     pub fn read(dir: &Path) -> Result<Self> {
         json(&dir.join("config.json"), "copy the config.json that belongs to these weights into it")
     }
 
-    /// The activation of the feed-forward network; `None` for one that Millrace does not have.
+    /// Returns the activation of the feed-forward network; `None` if Millrace does not have it.
     pub fn activation(&self) -> Option<ActivationKind> {
         match self.activation_function.as_str() {
             "gelu" => Some(ActivationKind::Gelu),
@@ -80,12 +80,12 @@ impl Gpt2Config {
         }
     }
 
-    /// Width of the feed-forward network.
+    /// Returns the width of the feed-forward network.
     pub fn inner(&self) -> usize {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Refuses a model of another family, read from `dir`.
+    /// Checks that the model in `dir` is of this family.
     ///
     /// # Errors
     /// [`Error::NotImportable`].
@@ -97,10 +97,10 @@ impl Gpt2Config {
         Err(refuse(dir, reason, "only GPT-2 directories can be imported"))
     }
 
-    /// Refuses, for the model in `dir`, the first key that asks for what Millrace can't train.
+    /// Checks the model in `dir` for keys that request something Millrace can't train.
     ///
     /// # Errors
-    /// [`Error::NotImportable`], which names the key.
+    /// [`Error::NotImportable`] with the first such key.
     pub fn check_trainable(&self, dir: &Path) -> Result<()> {
         self.check_family(dir)?;
         for (key, value, most) in [
@@ -144,7 +144,7 @@ impl Gpt2Config {
     }
 }
 
-/// The refusal of `key` with the value `found`, where `wanted` can be trained.
+/// Returns the error for `key` with the value `found`, where `wanted` is supported.
 fn untrainable(dir: &Path, key: &str, found: impl std::fmt::Debug, wanted: &str) -> Error {
     let found: String = format!("{found:?}").chars().take(80).collect();
     let reason = format!("{key} {found} of its config.json can't be trained: it must be {wanted}");

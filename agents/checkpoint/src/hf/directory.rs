@@ -1,4 +1,4 @@
-//! Reading the tensors of a Hugging Face directory, with distrust.
+//! Reads the tensors of a Hugging Face directory. Nothing in it is trusted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::error::{Error, ModelDifference, Result};
 use crate::files::{read_limited, stays_inside};
 use crate::safetensors_header::{self, TensorEntry, element_bytes};
 
-/// More than any index or configuration is long.
+/// Maximum length of an index or configuration.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 #[derive(Deserialize)]
@@ -21,7 +21,7 @@ struct WeightIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// A Hugging Face directory, its tensors under their names without the prefix `transformer.`.
+/// A Hugging Face directory, with tensor names without the prefix `transformer.`.
 #[derive(Debug)]
 pub(super) struct HfDirectory {
     pub dir: PathBuf,
@@ -69,7 +69,7 @@ impl HfDirectory {
         })?;
         for (name, entry) in entries {
             let name = name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned);
-            // Causal masks, saved as buffers by older versions.
+            // Causal masks, which older versions save as buffers.
             if !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") {
                 self.tensors.insert(name, (self.files.len(), entry));
             }
@@ -78,17 +78,17 @@ impl HfDirectory {
         Ok(())
     }
 
-    /// Names of all tensors.
+    /// Returns the names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Shape of a tensor.
+    /// Returns the shape of a tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|(_, entry)| entry.shape.as_slice())
     }
 
-    /// A tensor's values, as f32.
+    /// Returns the values of a tensor as f32.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
         let missing = || Error::ModelMismatch {
             path: self.dir.clone(),

@@ -1,7 +1,7 @@
-//! Number formats of imported tensors, widened to f32.
+//! Converts imported tensors to f32.
 
-/// Widens little-endian `bytes` of the given safetensors type onto the end of `out`; `false` for types not known here.
-/// f64 is rounded to nearest even; the others fit exactly.
+/// Appends little-endian `bytes` of the given safetensors type to `out` as f32; returns `false` for unsupported types.
+/// f64 is rounded to nearest even; the others are exact.
 pub(super) fn widen(dtype: &str, bytes: &[u8], out: &mut Vec<f32>) -> bool {
     let halves = || bytes.as_chunks::<2>().0.iter().map(|half| u16::from_le_bytes(*half));
     match dtype {
@@ -14,7 +14,7 @@ pub(super) fn widen(dtype: &str, bytes: &[u8], out: &mut Vec<f32>) -> bool {
     true
 }
 
-/// IEEE 754 binary16: 1 sign bit, 5 exponent bits of bias 15, 10 fraction bits.
+/// Converts IEEE 754 binary16: 1 sign bit, 5 exponent bits with bias 15, 10 fraction bits.
 fn from_f16(half: u16) -> f32 {
     let half = u32::from(half);
     let (sign, exponent, fraction) = ((half >> 15) << 31, (half >> 10) & 31, half & 1023);

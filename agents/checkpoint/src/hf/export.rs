@@ -1,4 +1,4 @@
-//! Writing a Hugging Face GPT-2 directory.
+//! Writes a Hugging Face GPT-2 directory.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::layout::{ELEMENT_BYTES, Section};
 use crate::read::Checkpoint;
 use crate::safetensors_header;
 
-/// What was exported.
+/// Summary of an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExportSummary {
     /// The directory.
@@ -29,8 +29,8 @@ pub struct ExportSummary {
 /// not exist or be empty; it appears when it is complete.
 ///
 /// # Errors
-/// [`Error::NotExportable`] when the model is none, [`Error::Exists`], [`Error::Damaged`], or when the file system
-/// refuses.
+/// [`Error::NotExportable`] if the model is not a GPT-2, [`Error::Exists`], [`Error::Damaged`], or an error of the file
+/// system.
 pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummary> {
     let model = Gpt2::from_graph(checkpoint.layout().graph())?;
     if model.head_bias.is_some() {
@@ -54,12 +54,12 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
     Ok(ExportSummary { path: out_dir.to_owned(), ..exported })
 }
 
-/// A directory that goes away unless it was renamed.
+/// A directory that is removed on drop unless it was renamed.
 struct TempDir(PathBuf);
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // Gone already after the rename; otherwise there is nothing to be done about a failure.
+        // After the rename it does not exist; otherwise nothing can be done about a failure.
         let _ = remove_dir(&self.0);
     }
 }
@@ -110,7 +110,7 @@ fn write_f32(out: &mut impl Write, values: &[f32]) -> std::io::Result<()> {
 }
 
 fn config(model: &Gpt2) -> serde_json::Value {
-    // A GPT-2 vocabulary ends in its one special token; a smaller one has none.
+    // A GPT-2 vocabulary ends with its only special token; a smaller one has none.
     let special = (model.vocabulary >= 50_257).then_some(50_256);
     serde_json::json!({
         "architectures": ["GPT2LMHeadModel"],
@@ -140,7 +140,7 @@ fn config(model: &Gpt2) -> serde_json::Value {
     })
 }
 
-/// The f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.
+/// Returns the f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.
 fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -1,4 +1,4 @@
-//! Recognising GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a last norm, the head.
+//! Recognizes GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a final norm, and the head.
 
 use millrace_emulator::graph::{ActivationKind, Graph, OpKind, OpNode, TensorId, ValueId};
 
@@ -22,7 +22,7 @@ pub(super) struct TransformerBlock {
     pub scale: f32,
 }
 
-/// Dropout rates, in the three places where GPT-2's configuration has one.
+/// Dropout rates at the three positions that GPT-2's configuration has.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct DropoutRates {
     pub embedding: f32,
@@ -30,7 +30,7 @@ pub(super) struct DropoutRates {
     pub residual: f32,
 }
 
-/// A graph that is a GPT-2.
+/// A graph that has the structure of GPT-2.
 #[derive(Clone, Debug)]
 pub(super) struct Gpt2 {
     pub wte: TensorId,
@@ -49,27 +49,27 @@ pub(super) struct Gpt2 {
     pub rates: DropoutRates,
 }
 
-/// A tensor of a Hugging Face GPT-2 and what it is made of.
+/// A tensor of a Hugging Face GPT-2 and its source.
 #[derive(Clone, Debug)]
 pub(super) struct TensorMapping {
-    /// Name there, without the prefix `transformer.`.
+    /// Name in the export, without the prefix `transformer.`.
     pub name: String,
-    /// Shape there.
+    /// Shape in the export.
     pub shape: Vec<usize>,
-    /// Ours; `None` for a bias this model does without.
+    /// Our tensor; `None` for a bias that this model does not have.
     pub tensor: Option<TensorId>,
-    /// Ours is `[out, in]`, theirs `[in, out]`.
+    /// Whether to transpose: ours is `[out, in]`, theirs `[in, out]`.
     pub transposed: bool,
-    /// Elements of ours, counted from its start, that make queries, and the factor by which the exported ones are
-    /// larger: theirs are always scaled by `1 / sqrt(head)`.
+    /// Number of elements at the start of our tensor that compute queries, and the factor by which the exported ones
+    /// are larger: GPT-2 always scales by `1 / sqrt(head)`.
     pub queries: Option<(usize, f32)>,
 }
 
 impl Gpt2 {
-    /// The GPT-2 that `graph` is.
+    /// Matches `graph` with the structure of GPT-2.
     ///
     /// # Errors
-    /// [`Error::NotExportable`] with the first operator that is not where GPT-2 has it.
+    /// [`Error::NotExportable`] with the first operator that does not match.
     pub fn from_graph(graph: &Graph) -> Result<Self> {
         let mut matcher = GraphMatcher { graph, at: 0 };
         let (wte, tokens) = matcher.embedding()?;
@@ -111,12 +111,12 @@ impl Gpt2 {
         Ok(model)
     }
 
-    /// Whether the head is the embedding table.
+    /// Returns whether the head is the embedding table.
     pub fn tied(&self) -> bool {
         self.head == self.wte
     }
 
-    /// Every tensor of the Hugging Face model, an untied head last.
+    /// Returns every tensor of the Hugging Face model; an untied head is last.
     pub fn mapping(&self) -> Vec<TensorMapping> {
         let (hidden, inner) = (self.hidden, self.inner);
         let plain = |name: String, shape: Vec<usize>, tensor| TensorMapping {
@@ -157,7 +157,7 @@ impl Gpt2 {
         all
     }
 
-    /// By how much queries must grow when attention scales by `1 / sqrt(head)`; `None` when not at all.
+    /// Returns the factor on queries if attention scales by `1 / sqrt(head)`; `None` for 1.
     fn query_factor(&self, scale: f32) -> Option<f32> {
         let head = (self.hidden / self.heads) as f64;
         let factor = f64::from(scale) * head.sqrt();
@@ -186,7 +186,7 @@ fn refuse(reason: String) -> Error {
     Error::NotExportable { reason, hint: hint.into() }
 }
 
-/// A matcher over the operators, each taken only where it fits.
+/// Matches operators in order.
 struct GraphMatcher<'a> {
     graph: &'a Graph,
     at: usize,
@@ -202,7 +202,7 @@ impl GraphMatcher<'_> {
         refuse(format!("operator {} is {found}, where GPT-2 has {wanted}", self.at))
     }
 
-    /// Takes the next operator if `fits` likes its kind and it reads exactly `inputs`.
+    /// Takes the next operator if `fits` accepts its kind and it reads exactly `inputs`.
     fn expect_op<T>(
         &mut self,
         wanted: &str,
@@ -234,7 +234,7 @@ impl GraphMatcher<'_> {
         Ok((self.one(&params)?, out))
     }
 
-    /// The rate of a dropout of `x`, if there is one here.
+    /// Returns the rate of a dropout of `x`, if there is one here.
     fn dropout(&mut self, x: &mut ValueId) -> Result<Option<f32>> {
         let OpKind::Dropout { rate } = self.peek()?.op else { return Ok(None) };
         let (_, _, out) = self.expect_op("a dropout of the same value", &[*x], |_| Some(()))?;
@@ -261,7 +261,7 @@ impl GraphMatcher<'_> {
         }
     }
 
-    /// The rest of a residual branch that ends in `branch`: dropout and addition.
+    /// Matches the end of a residual branch after `branch`: dropout and addition.
     fn residual_add(&mut self, mut branch: ValueId, stream: &mut ValueId, rates: &mut DropoutRates) -> Result<()> {
         if let Some(rate) = self.dropout(&mut branch)? {
             rates.residual = rate;
@@ -272,7 +272,7 @@ impl GraphMatcher<'_> {
         Ok(())
     }
 
-    /// A block after its first norm, with its heads and activation.
+    /// Matches a block after its first norm; returns heads and activation.
     fn block(
         &mut self,
         ln_1: NormIds,

@@ -1,4 +1,4 @@
-//! Reading a Hugging Face GPT-2 directory into a checkpoint at step 0.
+//! Imports a Hugging Face GPT-2 directory as a checkpoint at step 0.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use crate::manifest::{CheckpointMetadata, WriterEpoch};
 use crate::write::{RangeWriter, Staging};
 
 /// Imports the weights in `hf_dir` as `checkpoint_0` of the lock's model_dir, without moments, and returns its
-/// directory. Weights of 16 bits are widened, which changes nothing.
+/// directory. 16-bit weights are widened without loss.
 ///
 /// # Errors
-/// [`Error::NotImportable`] when `hf_dir` can't be read, [`Error::ModelMismatch`] with the first difference from the
-/// plan's model, [`Error::NotExportable`] when that is none, or when the file system refuses.
+/// [`Error::NotImportable`] if `hf_dir` can't be read, [`Error::ModelMismatch`] with the first difference from the
+/// plan's model, [`Error::NotExportable`] if that is not a GPT-2, or an error of the file system.
 pub fn import_hf(
     hf_dir: &Path,
     lock: &Arc<ModelDirLock>,
@@ -33,7 +33,7 @@ pub fn import_hf(
     let mapping = model.mapping();
     check_settings(&source, &model)?;
     check_tensors(&source, &model, &mapping)?;
-    // Nothing has been trained yet, whatever run the facts come from.
+    // Nothing has been trained yet, whatever run the metadata come from.
     (facts.next_sample, facts.loss, facts.grad_norm) = (0, None, None);
     facts.notes.push(format!("imported from {}", hf_dir.display()));
     let epoch = WriterEpoch { attempt: lock.attempt(), number: 0 };
@@ -47,7 +47,7 @@ pub fn import_hf(
                 values = read(&source, &model, &mapping, tensor)?;
                 held = Some(tensor);
             }
-            // Zeros for a head bias, the one tensor that GPT-2 does not have.
+            // Zeros for a head bias, the only tensor that GPT-2 does not have.
             if let Some(part) = values.get(start..start + range.len()) {
                 out[range].copy_from_slice(part);
             }
@@ -58,7 +58,7 @@ pub fn import_hf(
     staging.publish(facts)
 }
 
-/// One of our tensors; nothing for a head bias.
+/// Reads one of our tensors; zeros for a head bias.
 fn read(source: &HfDirectory, model: &Gpt2, mapping: &[TensorMapping], tensor: TensorId) -> Result<Vec<f32>> {
     let Some((at, mapped)) = mapping.iter().enumerate().find(|(_, mapped)| mapped.tensor == Some(tensor)) else {
         return Ok(Vec::new());
@@ -77,14 +77,14 @@ fn read(source: &HfDirectory, model: &Gpt2, mapping: &[TensorMapping], tensor: T
     Ok(values)
 }
 
-/// Their factor on query-key products in a block, over `1 / sqrt(head)`.
+/// Returns the source's factor on query-key products in a block, relative to `1 / sqrt(head)`.
 fn source_attention_scale(source: &HfDirectory, model: &Gpt2, block: usize) -> f32 {
     let head = (model.hidden / model.heads) as f32;
     let base = if source.config.scale_attn_weights { 1.0 } else { head.sqrt() };
     if source.config.scale_attn_by_inverse_layer_idx { base / (block + 1) as f32 } else { base }
 }
 
-/// What no shape shows.
+/// Checks settings that are not visible in shapes.
 fn check_settings(source: &HfDirectory, model: &Gpt2) -> Result<()> {
     let config = &source.config;
     config.check_family(&source.dir)?;
@@ -121,7 +121,7 @@ fn check_tensors(source: &HfDirectory, model: &Gpt2, mapping: &[TensorMapping]) 
             (Some(found), _) if found != mapped.shape => {
                 return other(ModelDifference::Shape { name, found: found.to_vec(), expected: mapped.shape.clone() });
             }
-            // A bias of zeros is as good as none.
+            // A bias of zeros is equivalent to no bias.
             (Some(_), None) if source.read(&name)?.iter().any(|&value| value != 0.0) => {
                 return other(ModelDifference::Unknown { name });
             }
@@ -129,7 +129,7 @@ fn check_tensors(source: &HfDirectory, model: &Gpt2, mapping: &[TensorMapping]) 
         }
     }
     let known: HashSet<&str> = mapping.iter().map(|mapped| mapped.name.as_str()).collect();
-    // With tied embeddings a saved head is the embedding once more.
+    // With tied embeddings a saved head equals the embedding.
     let ignored = |name: &str| model.tied() && name == "lm_head.weight";
     match source.names().find(|name| !known.contains(name) && !ignored(name)) {
         Some(name) => other(ModelDifference::Unknown { name: name.into() }),

@@ -1,11 +1,11 @@
-//! To and from the GPT-2 directories of the Hugging Face `transformers` library.
+//! Imports and exports GPT-2 directories of the Hugging Face `transformers` library.
 //!
-//! Such a directory holds `model.safetensors` (or several files with an index) and `config.json`. The tensors differ
-//! from ours in three ways only: their names; `Conv1D` weights are `[in, out]`, the transpose of ours; and a bias is
-//! always there. What GPT-2 is, is decided by the graph's operators, not by tensor names, so that any
-//! graph with that structure can be exported.
+//! Such a directory has `model.safetensors` (or several files with an index) and `config.json`. The tensors differ from
+//! ours in three ways: names; `Conv1D` weights are `[in, out]`, the transpose of ours; and there is always a bias. The
+//! graph's operators decide whether a model is a GPT-2, not tensor names, so any graph with that structure can be
+//! exported.
 //!
-//! Both directions hold one tensor in memory at a time, and leave nothing half-written behind.
+//! Both directions hold one tensor in memory at a time, and leave no incomplete files.
 
 mod config;
 mod directory;
@@ -19,19 +19,19 @@ pub use export::{ExportSummary, export_hf};
 pub use import::import_hf;
 pub use params::{Choices, params_text};
 
-/// Reads every tensor of the Hugging Face directory `dir`, of whatever model.
+/// Reads every tensor of the Hugging Face directory `dir`, of any model.
 ///
 /// # Errors
-/// [`Error::NotImportable`](crate::Error::NotImportable) when the directory can't be read, or a tensor has a type that
-/// is not known.
+/// [`Error::NotImportable`](crate::Error::NotImportable) if the directory can't be read, or a tensor has an unsupported
+/// type.
 pub fn tensors(dir: &std::path::Path) -> crate::Result<Vec<(String, Vec<f32>)>> {
     let source = directory::HfDirectory::open(dir)?;
     source.names().map(|name| Ok((name.to_owned(), source.read(name)?))).collect()
 }
 
-/// The transpose of a row-major `[rows, columns]` matrix.
+/// Transposes a row-major `[rows, columns]` matrix.
 fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    // Square tiles, so that both sides' cache lines are used whole.
+    // Square tiles, so that cache lines of both sides are used completely.
     const TILE: usize = 32;
     let mut out = vec![0.0; values.len()];
     for top in (0..rows).step_by(TILE) {

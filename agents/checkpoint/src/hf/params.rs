@@ -1,4 +1,4 @@
-//! Params for a Hugging Face GPT-2: a YAML document with the model as `config.json` has it, and values to start
+//! Writes params for a Hugging Face GPT-2: a YAML document with the model of `config.json`, and values to start
 //! fine-tuning from.
 //!
 //! ```yaml
@@ -15,26 +15,26 @@ use millrace_emulator::graph::ActivationKind;
 use super::config::Gpt2Config;
 use crate::error::Result;
 
-/// Tokens of GPT-2's own encoding; vocabularies are often padded beyond.
+/// Tokens of GPT-2's own encoding; vocabularies are often padded beyond this.
 const GPT2_TOKENS: usize = 50_257;
 /// Tokens of the tokenizer `bytes`.
 const BYTE_TOKENS: usize = 256;
 
-/// What `config.json` does not say.
+/// Values that `config.json` does not contain.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
-    /// Where the imported checkpoint lies.
+    /// Directory of the imported checkpoint.
     pub model_dir: &'a str,
     /// Systems to train on.
     pub num_csx: u64,
 }
 
-/// Params that train the model which `hf_dir/config.json` describes, as YAML. Lines that the user must look at are
+/// Returns params, as YAML, that train the model described by `hf_dir/config.json`. Lines that the user must check are
 /// marked `EDIT`.
 ///
 /// # Errors
-/// [`Error::NotImportable`](crate::Error::NotImportable) when the file can't be read, or names the key that asks for
-/// what Millrace can't train.
+/// [`Error::NotImportable`](crate::Error::NotImportable) if the file can't be read, or with the key that requests
+/// something Millrace can't train.
 pub fn params_text(hf_dir: &Path, choices: Choices<'_>) -> Result<String> {
     let config = Gpt2Config::read(hf_dir)?;
     config.check_trainable(hf_dir)?;
@@ -85,7 +85,7 @@ runconfig:
     ))
 }
 
-/// `train_input`: text where the vocabulary is that of a known tokenizer, else token files.
+/// Writes `train_input`: text if the vocabulary is that of a known tokenizer, otherwise token files.
 fn train_input(config: &Gpt2Config) -> String {
     let text = config.vocab_size >= GPT2_TOKENS || config.vocab_size == BYTE_TOKENS;
     let mut lines = vec!["train_input:".to_owned()];
@@ -113,7 +113,7 @@ fn train_input(config: &Gpt2Config) -> String {
     lines.join("\n")
 }
 
-/// `model`, whole.
+/// Writes `model`.
 fn model(config: &Gpt2Config) -> String {
     let nonlinearity = match config.activation() {
         Some(ActivationKind::Gelu) => "gelu",
@@ -151,12 +151,12 @@ model:                                      # as config.json has it: the importe
     )
 }
 
-/// A line of a section, with a comment.
+/// Formats a line of a section with a comment.
 fn line(key: &str, comment: &str) -> String {
     format!("    {key:<39} # {comment}")
 }
 
-/// A string in the double quotes of YAML, on one line whatever is in it.
+/// Formats a string in YAML double quotes, on one line for any content.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {
@@ -164,7 +164,7 @@ fn quoted(text: &str) -> String {
             '"' | '\\' => quoted.extend(['\\', character]),
             ' '..='~' => quoted.push(character),
             _ if character.is_alphanumeric() => quoted.push(character),
-            // Writing to a String does not fail.
+            // Writing to a String can't fail.
             _ => drop(write!(quoted, "\\U{:08X}", u32::from(character))),
         }
     }

@@ -1,4 +1,4 @@
-//! Export and import against files read and written by the `safetensors` crate.
+//! Tests export and import with files read and written by the `safetensors` crate.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -160,7 +160,7 @@ fn every_gpt_of_the_params_is_a_gpt2() {
     }
 }
 
-/// A directory as other programs write it: two files, 16-bit types, no prefix, mask buffers.
+/// A directory as written by other programs: two files, 16-bit types, no prefix, mask buffers.
 fn write_foreign_directory(dir: &Path, plan: &StreamPlan, change: impl Fn(&mut Tensors, &mut Value)) {
     let mut tensors = HashMap::new();
     let small = |elements: usize| (0..elements).map(|at| at as f32 / 8.0 - 3.0).collect::<Vec<f32>>();
@@ -230,7 +230,7 @@ fn foreign_directories_import_and_differences_are_reported() {
     // Ours [20, 8], theirs [8, 20].
     assert!((0..INNER * HIDDEN).all(|n| fc[n] == ((n % HIDDEN) * INNER + n / HIDDEN) as f32 / 8.0 - 3.0));
     assert_eq!(tensors[at("ln_f.bias")], (0..HIDDEN).map(|n| n as f32 / 8.0 - 3.0).collect::<Vec<f32>>());
-    // Scores neither divided by sqrt(4) nor, in the first block, by its number: twice the queries.
+    // Scores are neither divided by sqrt(4) nor, in the first block, by its number: twice the queries.
     let unscaled = import(&|_, config| config["scale_attn_weights"] = false.into()).unwrap();
     let (ours, theirs) = (&unscaled[at("h.0.attn.qkv.bias")], &tensors[at("h.0.attn.qkv.bias")]);
     assert!((0..3 * HIDDEN).all(|n| ours[n] == theirs[n] * if n < HIDDEN { 2.0 } else { 1.0 }));

@@ -1,4 +1,4 @@
-//! The thread that shows that a lock's owner lives.
+//! The thread that refreshes a lock.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::slot::state_lines;
 
-/// Touches a lock file every period; marks it released when dropped.
+/// Refreshes a lock file periodically; marks it released on drop.
 #[derive(Debug)]
 pub(super) struct LockHeartbeat {
     file: Arc<File>,
@@ -20,7 +20,7 @@ impl LockHeartbeat {
     pub fn start(file: Arc<File>, period: Duration) -> Self {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let (beating, stopped) = (Arc::clone(&file), Arc::clone(&stop));
-        // Without a thread the lock still holds; others would have to believe it abandoned after the lease.
+        // Without a thread the lock is still valid; other hosts treat it as expired after the lease.
         let thread = std::thread::Builder::new()
             .name("lock-heartbeat".into())
             .spawn(move || run_heartbeat(&beating, &stopped, period));
@@ -39,7 +39,7 @@ fn run_heartbeat(file: &File, (stop, changed): &(Mutex<bool>, Condvar), period: 
     }
 }
 
-/// Writes the two lines of fixed width again. A failure shows as silence, which is what it is.
+/// Rewrites the two lines of fixed width. After a failure the heartbeat is simply not refreshed.
 fn write(file: &File, released: bool) {
     let _ = file.write_all_at(state_lines(released).as_bytes(), 0).and_then(|()| file.sync_data());
 }

@@ -1,4 +1,4 @@
-//! Who holds a lock, and whether that process still lives.
+//! The owner of a lock, and whether its process is running.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -13,31 +13,31 @@ use crate::files::unix_seconds;
 /// The process that holds, or held, a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Random, new for every lock taken.
+    /// Random, new for every acquired lock.
     pub token: String,
     /// The job's unique id; `None` for a local run.
     pub job: Option<String>,
-    /// The attempt, counted over all that had model_dir: the job's own number and `before`.
+    /// The attempt in the common count of model_dir: the job's own number plus `before`.
     pub attempt: u32,
-    /// Attempts of others before the job's first.
+    /// Number of attempts of other jobs before the job's first.
     #[serde(default)]
     pub before: u32,
     /// Name of the host.
     pub host: String,
-    /// Which boot of which kernel: process ids say nothing outside of it.
+    /// Identifies the boot of the kernel: process ids are only meaningful within it.
     pub boot: String,
-    /// The namespace the process id counts in: containers of one host have their own.
+    /// The namespace of the process id: containers of one host have their own.
     pub pid_namespace: String,
     /// Process id.
     pub pid: u32,
-    /// When the process started, in clock ticks since the boot: tells a reused process id from the process.
+    /// Start of the process in clock ticks since the boot: distinguishes processes that reuse an id.
     pub started: u64,
-    /// When the lock was taken, in seconds since 1970 by the owner's clock.
+    /// When the lock was acquired, in seconds since 1970 by the owner's clock.
     pub since: u64,
 }
 
 impl Owner {
-    /// This process, with a new token.
+    /// Describes this process, with a new token.
     pub(super) fn this_process(job: Option<String>, before: u32, attempt: u32) -> Self {
         let pid = std::process::id();
         Self {
@@ -56,7 +56,7 @@ impl Owner {
         }
     }
 
-    /// Whether the process lives; `None` when that can't be seen from here.
+    /// Returns whether the process is running; `None` if this host can't determine it.
     pub(super) fn is_alive(&self) -> Option<bool> {
         let boot = first_line("/proc/sys/kernel/random/boot_id")?;
         let same_place = boot == self.boot && !self.pid_namespace.is_empty() && pid_namespace() == self.pid_namespace;
@@ -70,10 +70,10 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Start of a process in clock ticks since boot; `None` when there is none or it is a zombie.
+/// Returns the start of a process in clock ticks since the boot; `None` if it does not exist or is a zombie.
 fn process_start(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name, second, is in brackets and may itself have spaces and brackets.
+    // The second field, the command's name, is in parentheses and may contain spaces and parentheses itself.
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
     // Third field: state. Twenty-second: start time.
     let state = fields.next()?;
@@ -90,11 +90,11 @@ fn first_line(path: &str) -> Option<String> {
     Some(text.lines().next()?.to_owned())
 }
 
-/// 128 random bits in hexadecimal.
+/// Returns 128 random bits in hexadecimal.
 pub(super) fn random_token() -> String {
     let mut bytes = [0; 16];
     if File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).is_err() {
-        // The standard library's hash keys are random, too.
+        // The standard library's hash keys are random.
         for half in bytes.chunks_exact_mut(8) {
             half.copy_from_slice(&RandomState::new().build_hasher().finish().to_le_bytes());
         }

@@ -1,7 +1,7 @@
 //! The numbered files of a lock: listing, exclusive creation, removal.
 //!
-//! A file has three lines: `held    ` or `released`; `heartbeat <seconds since 1970, 20 digits>`, both of fixed
-//! width, so that the creator can write them again in place; and the [`Owner`] as JSON.
+//! A file has three lines: `held    ` or `released`; `heartbeat <seconds since 1970, 20 digits>`, both of fixed width,
+//! so that the creator can rewrite them in place; and the [`Owner`] as JSON.
 
 use std::fs::File;
 use std::io;
@@ -15,20 +15,20 @@ use crate::files::{read_limited, unix_seconds};
 const PREFIX: &str = ".millrace-lock.";
 const DRAFT: &str = ".millrace-lock.draft-";
 
-/// The highest numbered file and what it says.
+/// The highest numbered file and its content.
 #[derive(Debug)]
 pub(super) struct CurrentLock {
     pub generation: u64,
     pub released: bool,
-    /// `None` while its creator has not finished writing it.
+    /// `None` while its creator has not written it.
     pub owner: Option<Owner>,
     pub touched: SystemTime,
-    /// The user whose file it is.
+    /// The user id of the file's owner.
     pub uid: u32,
 }
 
 impl CurrentLock {
-    /// How long its owner has been silent at the time `now` was created, by the file server's clock.
+    /// Returns the time from the last heartbeat until `now` was created, by the file server's clock.
     pub fn time_since_heartbeat(&self, now: &LockDraft) -> Duration {
         now.created.duration_since(self.touched).unwrap_or_default()
     }
@@ -38,19 +38,19 @@ impl CurrentLock {
     }
 }
 
-/// What the fixed first two lines are.
+/// Returns the first two lines.
 pub(super) fn state_lines(released: bool) -> String {
     format!("{:<8}\nheartbeat {:020}\n", if released { "released" } else { "held" }, unix_seconds())
 }
 
-/// The highest numbered lock file of `dir`.
+/// Reads the highest numbered lock file of `dir`.
 pub(super) fn highest(dir: &Path) -> io::Result<Option<CurrentLock>> {
     loop {
         let Some(generation) = generations(dir)?.into_iter().max() else { return Ok(None) };
         let path = path(dir, generation);
         let read = read_limited(&path, 1 << 16).and_then(|text| Ok((text, millrace_roots::metadata(&path)?)));
         match read {
-            // Its successor removed it between the listing and now.
+            // Its successor removed it after the listing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             read => {
                 let (text, metadata) = read?;
@@ -76,13 +76,13 @@ fn generations(dir: &Path) -> io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// Withdraws this process's own file.
+/// Removes this process's own file.
 pub(super) fn remove(dir: &Path, generation: u64) {
-    // If it stays, it is found dead by its process id or its silence.
+    // If it remains, it is recognized as expired by its process id or heartbeat.
     let _ = millrace_roots::remove_file(path(dir, generation));
 }
 
-/// Removes what earlier owners left, and drafts of the dead. What stays does no harm.
+/// Removes files of earlier owners, and drafts of ended processes. Remaining files are harmless.
 pub(super) fn remove_older(dir: &Path, generation: u64, lease: Duration) {
     for older in generations(dir).unwrap_or_default().into_iter().filter(|&older| older < generation) {
         remove(dir, older);
@@ -98,15 +98,15 @@ pub(super) fn remove_older(dir: &Path, generation: u64, lease: Duration) {
     }
 }
 
-/// A file of this process alone, to become a lock; removed when dropped.
+/// A private file of this process that becomes a lock; removed on drop.
 #[derive(Debug)]
 pub(super) struct LockDraft {
     dir: PathBuf,
     path: PathBuf,
     file: File,
-    /// By the file server's clock.
+    /// Time stamp of the file server's clock.
     created: SystemTime,
-    /// The user this process creates files as.
+    /// The user id with which this process creates files.
     pub uid: u32,
 }
 
@@ -119,7 +119,7 @@ impl LockDraft {
         Ok(Self { dir: dir.to_owned(), path, file, created, uid })
     }
 
-    /// Makes it the lock file of `generation`: `None` when another was faster.
+    /// Links it as the lock file of `generation`. Returns `None` if another process was faster.
     pub fn publish(self, generation: u64, owner: &Owner) -> io::Result<Option<File>> {
         let content = format!("{}{}\n", state_lines(false), serde_json::to_string(owner)?);
         self.file.write_all_at(content.as_bytes(), 0)?;
@@ -128,13 +128,13 @@ impl LockDraft {
         match millrace_roots::hard_link(&self.path, &target) {
             Ok(()) => Ok(Some(self.file.try_clone()?)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // A network file system may have done it and lost the answer.
+                // A network file system may have done it and lost the reply.
                 let there = millrace_roots::read(&target).is_ok_and(|there| there == content.as_bytes());
                 if there { Ok(Some(self.file.try_clone()?)) } else { Ok(None) }
             }
-            // The draft was tidied away as too old: begin again.
+            // The draft was removed because it was too old: begin again.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // No hard links here.
+            // There are no hard links.
             Err(_) => create_exclusively(&target, content.as_bytes()),
         }
     }
@@ -142,7 +142,7 @@ impl LockDraft {
 
 impl Drop for LockDraft {
     fn drop(&mut self) {
-        // Left behind, it is tidied away by the lock's next owner.
+        // If it remains, the next owner of the lock removes it.
         let _ = millrace_roots::remove_file(&self.path);
     }
 }
@@ -167,7 +167,7 @@ mod tests {
         let target = path(dir.path(), 1);
         assert!(create_exclusively(&target, b"held    \n").unwrap().is_some());
         assert!(create_exclusively(&target, b"held    \n").unwrap().is_none());
-        // Not yet filled in: nobody's, but not free either.
+        // Not filled in yet: without an owner, but not free either.
         let top = highest(dir.path()).unwrap().unwrap();
         assert!(top.owner.is_none() && !top.released);
     }

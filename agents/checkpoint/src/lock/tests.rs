@@ -49,21 +49,21 @@ fn racing_threads_never_hold_it_together() {
             });
         }
     });
-    // Nobody won with a number that was used before.
+    // No process succeeded with a number that was used before.
     let top = slot::highest(dir.path()).unwrap().unwrap();
     assert_eq!(top.owner.unwrap().attempt, taken.load(Ordering::SeqCst));
 }
 
 const CHILD_DIR: &str = "MILLRACE_TEST_LOCK_DIR";
 
-/// Not a test of its own: what the processes of `of_racing_processes_…` do.
+/// Not a test: the child processes of `one_of_racing_processes_…` run it.
 #[test]
 #[ignore = "started by another test as a process"]
 fn racing_process() {
     let Ok(dir) = std::env::var(CHILD_DIR) else { return };
     let lock = acquire(Path::new(&dir), &LockRequest::local());
     println!("\n{}", if lock.is_ok() { "held" } else { "refused" });
-    // Until the parent closes the pipe, or kills.
+    // Until the parent closes the pipe, or kills it.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -90,7 +90,7 @@ fn one_of_racing_processes_wins_and_its_death_releases_the_lock() {
         matches!(acquire(dir.path(), &LockRequest::local()), Err(LockError::InUse { owner, .. }) if owner.pid == pid)
     );
     children[winner].0.kill().unwrap();
-    // Waits for the end of its output; the process may still be a zombie, which is as good as dead.
+    // Waits for the end of its output; the process may still be a zombie, which counts as ended.
     let mut rest = String::new();
     children[winner].0.stdout.as_mut().unwrap().read_to_string(&mut rest).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -118,7 +118,7 @@ fn a_higher_attempt_takes_over_and_a_lower_one_is_fenced() {
     let second = job("a", 2).unwrap();
     let lost = first.check_held().unwrap_err().to_string();
     assert!(lost.contains("was taken over by process") && lost.contains("(attempt 2)"), "{lost}");
-    // What the old owner does on its way out does not reach the new one's lock.
+    // What the old owner does while it exits does not affect the new owner's lock.
     drop(first);
     second.check_held().unwrap();
     assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 2, .. })));
@@ -148,7 +148,7 @@ fn remote_owner_expires_with_its_heartbeat() {
     let dir = tempfile::tempdir().unwrap();
     let ours = acquire(dir.path(), &LockRequest::local()).unwrap();
     drop(ours);
-    // The same lock as another host would have written it.
+    // The same lock as written by another host.
     let file = dir.path().join(".millrace-lock.1");
     let mut owner = slot::highest(dir.path()).unwrap().unwrap().owner.unwrap();
     (owner.boot, owner.host) = ("elsewhere".into(), "node-7".into());
@@ -164,7 +164,7 @@ fn remote_owner_expires_with_its_heartbeat() {
 fn invisible_process_counts_as_dead_only_for_the_same_user() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = acquire(dir.path(), &LockRequest::local()).unwrap().owner().clone();
-    // This process id, but of a process that started at another time.
+    // This process id, but of a process with another start time.
     owner.started += 1;
     let now = LockDraft::new(dir.path()).unwrap();
     let judged = |uid, age| {

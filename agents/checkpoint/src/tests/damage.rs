@@ -1,4 +1,4 @@
-//! Every damaged byte is found and named; nothing on disk makes the reader panic.
+//! Checks that every damaged byte is found and reported, and that no content on disk makes the reader panic.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -25,7 +25,7 @@ fn every_flipped_bit_is_found_and_its_file_named() {
         let file = path.join(&name);
         let whole = fs::read(&file).unwrap();
         let length = whole.len();
-        // Length and name of the header, its padding, and the data on both sides of a chunk's border.
+        // Length and name of the header, its padding, and the data on both sides of a chunk boundary.
         let places = [0, 7, 9, 60, length / 3, 4095, 4096, 4096 + 399, 4096 + 400, length - 1];
         for place in places.into_iter().filter(|&place| place < length) {
             let mut damaged = whole.clone();
@@ -88,7 +88,7 @@ fn truncated_lengthened_emptied_and_missing_files_are_named() {
     assert!(error.to_string().ends_with("is not a checkpoint: there is no such directory"), "{error}");
 }
 
-/// Puts something unexpected at a random place of a document.
+/// Inserts an unexpected value at a random position of a document.
 fn mutate(value: &mut Value, random: &mut impl Iterator<Item = usize>) {
     let any = json!([null, -1, 1e300, "", [], {}]);
     let numbers = json!([0, 1, 2, 3, 7, 1u64 << 33, 1u64 << 62, u64::MAX]);
@@ -118,13 +118,13 @@ fn mutate(value: &mut Value, random: &mut impl Iterator<Item = usize>) {
     }
 }
 
-/// Puts a new file at `path`; writing over the old one would wait for the disk each time.
+/// Creates a new file at `path`; overwriting the old one would wait for the disk each time.
 fn replace(path: &Path, content: &[u8]) {
     fs::remove_file(path).unwrap();
     fs::write(path, content).unwrap();
 }
 
-/// Signs a manifest the way the writer does.
+/// Signs a manifest as the writer does.
 fn sign(manifest: &Value) -> Vec<u8> {
     let body = serde_json::to_string(manifest).unwrap();
     let text = |checksum: &str| format!("{{\n  \"checksum\": \"{checksum}\",{}", &body[1..]);
@@ -183,6 +183,6 @@ fn mutated_manifests_and_layouts_never_panic() {
             }
         }
     }
-    // The mutations reach behind the parser in both directions.
+    // The mutations reach the code after the parser, in both directions.
     assert!(refused > 100 && opened > 50, "{refused} refused, {opened} opened");
 }

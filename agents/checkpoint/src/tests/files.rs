@@ -1,4 +1,4 @@
-//! What is on disk, and that it comes back bit by bit.
+//! Checks the files on disk, and that all data are read back bit by bit.
 
 use safetensors::SafeTensors;
 
@@ -71,7 +71,7 @@ fn checkpoint_is_readable_by_any_plan_of_the_model() {
     let (dir, written) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &written, 3, &Moments::momentum());
     let mut reversed = graph(Model::default());
-    // Another order of tensors; the operators do not matter for reading.
+    // Another order of tensors; operators are irrelevant for reading.
     reversed.tensors.reverse();
     for (groups, most) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
         let plan = plan_of(reversed.clone(), groups, most);

@@ -1,4 +1,4 @@
-//! From staging to deletion: what is there, what is kept, what is cleaned up.
+//! Tests the life cycle from staging to deletion: publication, retention, cleaning up.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ fn only_complete_checkpoints_are_published() {
     let error = staging.publish(facts(&plan)).unwrap_err();
     assert!(error.to_string().contains("never reported as written"), "{error}");
     assert!(names(dir.path()).is_empty());
-    // The shard's late write goes to files that are no more.
+    // The shard's late write goes to files that no longer exist.
     writer.write_chunk(0, Section::Parameters, &values).unwrap();
     assert!(writer.finish().is_err());
 }
@@ -93,7 +93,7 @@ fn newest_complete_checkpoint_is_found_and_old_ones_deleted() {
     fs::create_dir(dir.path().join("checkpoint_0100")).unwrap();
     fs::create_dir(dir.path().join("checkpoint_200")).unwrap();
     assert_eq!(steps(dir.path()), [2, 9, 10, 100]);
-    // One bit of the data: only a full check sees it.
+    // One bit of the data: only a full verification detects it.
     let file = dir.path().join("checkpoint_100/parameters/00001-h.1.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -128,8 +128,8 @@ fn a_recovery_checkpoint_is_kept_until_a_newer_checkpoint_is_there() {
     }
 }
 
-/// Four attempts: the second goes back to step 4 and dies at once, the third tries again, the fourth returns to the
-/// line that was left.
+/// Four attempts: the second resumes from step 4 and dies at once, the third tries again, the fourth returns to the
+/// abandoned lineage.
 #[test]
 fn next_run_resumes_from_the_branch_of_the_last_run() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
@@ -150,19 +150,19 @@ fn next_run_resumes_from_the_branch_of_the_last_run() {
     assert_eq!(newest(), (point(1, 4), vec![10, 8]));
     assert_eq!(next(point(1, 4), &[6, 8]), (4, vec![]));
     assert_eq!(newest(), (point(3, 8), vec![10]));
-    // A line's own end is found however its checkpoints are damaged.
+    // The end of a lineage is found even if its checkpoints are damaged.
     fs::remove_file(dir.path().join("checkpoint_8/manifest.json")).unwrap();
     assert_eq!(newest(), (point(3, 6), vec![10, 8]));
     assert_eq!(next(point(1, 10), &[12]), (4, vec![(1, 5..=10)]));
     assert_eq!(newest(), (point(4, 12), vec![]));
-    // What is on no line any more goes first.
+    // Checkpoints of abandoned lineages are deleted first.
     let lock = lock(dir.path());
     assert_eq!(retain(&lock, 3).unwrap(), [dir.path().join("checkpoint_6")]);
     assert_eq!(steps(dir.path()), [4, 10, 12]);
-    // Anew: nothing in common with what there is.
+    // A new start: nothing in common with existing checkpoints.
     assert_eq!(begin_lineage(&lock, None).unwrap(), ResumeHistory::default());
     assert_eq!(newest().0, None);
-    // Without the notes, the last attempt's are the newest.
+    // Without the record, the newest checkpoints are those of the last attempt.
     fs::remove_file(dir.path().join("attempts.json")).unwrap();
     assert_eq!(newest(), (point(4, 12), vec![]));
 }
@@ -198,7 +198,7 @@ fn rewritten_step_replaces_the_old_and_leftovers_are_removed() {
     write(&lock, &plan, 5, &Moments::adam());
     assert_eq!(names(dir.path()), ["checkpoint_5"]);
     assert_eq!(Checkpoint::open(&first).unwrap().moments(), &Moments::adam());
-    // What runs leave that died while writing, replacing and deleting.
+    // Leftovers of runs that died while writing, replacing and deleting.
     fs::create_dir_all(at("checkpoint_6.partial-1.1/parameters")).unwrap();
     copy(&first, at("checkpoint_4.replaced-1.1"));
     copy(&first, at("checkpoint_5.replaced-1.1"));
