@@ -70,7 +70,7 @@ async fn frames_without_credit_end_the_link() {
     assert_eq!(frames, 2);
     assert!(reason(&happened).contains("beyond the credits"), "{}", reason(&happened));
     let happened = read(std::iter::repeat_with(|| frame(0, 1)).take(1000), 2).await;
-    assert!(reason(&happened).contains("for one slot"), "{}", reason(&happened));
+    assert!(reason(&happened).contains("frames of one slot"), "{}", reason(&happened));
     let happened = read([frame(0, 2)], 2).await;
     assert!(reason(&happened).contains("of epoch 1.2 came on a link of epoch 1.1"), "{}", reason(&happened));
 }
@@ -78,7 +78,7 @@ async fn frames_without_credit_end_the_link() {
 #[tokio::test]
 async fn grants_beyond_a_window_and_those_that_do_not_rise_end_the_link() {
     for (grants, why) in
-        [(vec![3, 4], "a window has 3"), (vec![2, 2], "after one of 2"), (vec![3, 1], "after one of 3")]
+        [(vec![3, 4], "a window of 3"), (vec![2, 2], "after one of 2"), (vec![3, 1], "after one of 3")]
     {
         let (mut mailbox, events) = Mailbox::new();
         mailbox.enter(epoch(1));
