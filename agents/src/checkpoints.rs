@@ -1,4 +1,4 @@
-//! What command line, coordinator and MemoryX share about the checkpoint a run begins with.
+//! Functions for the checkpoint that a run begins with, used by command line, coordinator and MemoryX.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use millrace_telemetry::journal::Reason;
 
 use crate::failure::Failure;
 
-/// A checkpoint's error as a failure with its hint.
+/// Converts an error of a checkpoint to a failure with reason and hint.
 pub fn checkpoint_failure(error: &Error) -> Failure {
     let reason = match error {
         Error::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => Reason::ModelDirInUse,
@@ -25,30 +25,30 @@ pub fn checkpoint_failure(error: &Error) -> Failure {
     }
 }
 
-/// How closely the checkpoint must be of the job's model.
+/// Returns how strictly the tensors of a checkpoint must match the job's model.
 pub const fn strictness(job: &Job) -> LoadStrictness {
     if job.run.disable_strict_checkpoint_loading { LoadStrictness::AllowMissing } else { LoadStrictness::Strict }
 }
 
-/// Whether this is no checkpoint, but a directory of some, as another job's model_dir is.
+/// Returns whether the path is a directory that contains complete checkpoints, such as another job's model_dir.
 ///
 /// # Errors
-/// It can't be read.
+/// The directory can't be read.
 pub fn holds_checkpoints(path: &Path) -> Result<bool, Failure> {
     Ok(!list(path).map_err(|error| checkpoint_failure(&error))?.complete.is_empty())
 }
 
-/// Refuses to go on under the numerics profile `now` from a checkpoint computed under `then`, unless the user `accepts`
-/// it; returns the note for the next manifests. Profiles are JSON, as manifests have them; what only one of them says
-/// is not compared.
+/// Checks that a run with the numerics profile `now` may continue from a checkpoint with the profile `then`. Profiles
+/// are JSON, as in manifests; values that only one of them has are not compared. If the profiles differ and the user
+/// `accepts` it, returns a note for the following manifests.
 ///
 /// # Errors
-/// The profiles differ.
+/// The profiles differ, and the user does not accept it.
 pub fn check_profile(then: &str, now: &str, accepts: bool) -> Result<Option<String>, Failure> {
     let read = |profile: &str| serde_json::from_str::<NumericsProfile>(profile).ok();
     let agree = match (read(then), read(now)) {
         (Some(then), Some(now)) => then.agrees_with(&now),
-        // A profile of a later version may say what this one can't keep to.
+        // A profile of a later version may contain a value that this version can't keep.
         _ => then == now,
     };
     match (agree, accepts) {

@@ -1,4 +1,4 @@
-//! One pass over the training data, in numbers that users plan with.
+//! The size of one pass over the training data.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Of an input with so many samples.
+    /// Computes the epoch of an input with `samples` samples.
     pub fn new(samples: u64, input: &InputSpec) -> Self {
         let tokens = samples.saturating_mul(input.max_sequence_length as u64);
         Self { samples, tokens, steps: samples as f64 / input.batch_size.max(1) as f64 }

@@ -1,4 +1,4 @@
-//! Why a process ends early, and how it tells its own failure from one caused by a peer.
+//! Failures that end a process, and whether the process itself or a peer caused them.
 
 use std::fmt;
 
@@ -8,25 +8,24 @@ use millrace_telemetry::journal::Reason;
 
 use crate::launch::Exit;
 
-/// Whose failure it is.
+/// The origin of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// This process's, or its user's: what the run ends for.
+    /// This process or its user; the run ends for this reason.
     Own(Reason),
-    /// A peer is gone.
+    /// A peer was lost.
     Peer,
-    /// Nobody's: the process was asked to leave before it had a part in anything.
+    /// None: the process was asked to leave before it took part in the job.
     Asked,
 }
 
-/// A failure in one readable sentence.
+/// A failure, described in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Whose it is.
+    /// The origin of the failure.
     pub cause: Cause,
-    /// The sentence.
     pub sentence: String,
-    /// What may help.
+    /// A remedy, if one is known.
     pub hint: Option<String>,
 }
 
@@ -35,39 +34,39 @@ impl Failure {
         Self { cause, sentence: sentence.to_string(), hint: None }
     }
 
-    /// The run ends for `reason`.
+    /// Creates a failure that ends the run for `reason`.
     pub fn of(reason: Reason, sentence: impl fmt::Display) -> Self {
         Self::new(Cause::Own(reason), sentence)
     }
 
-    /// This process can't go on.
+    /// Creates a failure of this process, with [`Reason::Failed`].
     pub fn own(sentence: impl fmt::Display) -> Self {
         Self::of(Reason::Failed, sentence)
     }
 
-    /// The user's input is to blame.
+    /// Creates a failure that the user's input caused.
     pub fn bad_input(sentence: impl fmt::Display) -> Self {
         Self::of(Reason::BadParams, sentence)
     }
 
-    /// A peer is gone.
+    /// Creates a failure for the loss of a peer.
     pub fn peer(sentence: impl fmt::Display) -> Self {
         Self::new(Cause::Peer, sentence)
     }
 
-    /// The process was asked to leave, and has nothing to finish.
+    /// Creates a failure of a process that was asked to leave and has nothing to finish.
     pub fn asked(sentence: impl fmt::Display) -> Self {
         Self::new(Cause::Asked, sentence)
     }
 
-    /// Adds what may help.
+    /// Adds a remedy.
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
         self
     }
 
-    /// How the process ends for it.
+    /// Returns the exit of the process.
     pub fn exit(&self) -> Exit {
         match self.cause {
             Cause::Own(reason) => reason.into(),
@@ -76,7 +75,7 @@ impl Failure {
         }
     }
 
-    /// What a run ends for that ends with it.
+    /// Returns the reason of a run that ends with this failure.
     pub const fn reason(&self) -> Reason {
         match self.cause {
             Cause::Own(reason) => reason,
@@ -85,12 +84,12 @@ impl Failure {
         }
     }
 
-    /// The failure as an agent reports it to its coordinator.
+    /// Returns the report to the coordinator.
     pub fn report(&self) -> message::AgentReport {
         message::AgentReport::Failed { reason: self.to_string(), cause: self.kind() }
     }
 
-    /// What kind of failure it is to the coordinator that hears of it.
+    /// Returns the cause that the coordinator receives.
     pub const fn kind(&self) -> message::FailureCause {
         match self.reason() {
             Reason::BadParams => message::FailureCause::BadInput,

@@ -1,7 +1,8 @@
-//! What the machine under the emulation has: memory that the processes of a run may use, and how fast it computes.
+//! The host of the emulation: the memory that the processes of a run may use, and the speed of computation.
 //!
-//! Memory is what the kernel tells in `/proc/meminfo`, or the limit of the control group of this process (version 1 or
-//! 2) and of the groups above it where that is less, as in a container. Speed is measured, once in a process.
+//! * Memory is that of `/proc/meminfo`, or less if the control group of this process (version 1 or 2) or a group above
+//!   it has a lower limit, as in a container.
+//! * Speed is measured once per process.
 
 use std::fmt;
 use std::fs;
@@ -13,30 +14,30 @@ use millrace_emulator::report::{HostRate, HostWork, format_rough_duration, forma
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Bursts of multiply-adds that the rate is measured by, about a millisecond each. The best one counts, so that of many
-/// one is not disturbed by other programs.
+/// Number of multiply-add bursts for measuring the rate, about a millisecond each. The best one counts; among this
+/// many, at least one is not disturbed by other programs.
 const BURSTS: usize = 24;
-/// FMA peak of a core that is assumed where the machine has no threads to measure with, FLOP/s.
+/// FMA peak per core in FLOP/s that is assumed if no threads can be started to measure it.
 const ASSUMED_PEAK: f64 = 50e9;
-/// A limit of a control group of version 1 from here on is none.
+/// Limits of version 1 control groups from this value on mean "no limit".
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Memory of the machine, or of the part of it that this process may use.
+/// Memory of the machine, or the part of it that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// All of it, bytes.
+    /// Total bytes.
     pub total: u64,
-    /// What is free now or can be freed, bytes.
+    /// Bytes that are free now or can be reclaimed.
     pub available: u64,
 }
 
 impl Memory {
-    /// Reads it; `None` where the system does not tell.
+    /// Reads the memory; returns `None` if the system does not report it.
     pub fn read() -> Option<Self> {
         Self::read_from(Path::new("/"))
     }
 
-    /// Of a system whose `/proc` and `/sys` lie below `root`.
+    /// Reads the memory from `proc` and `sys` below `root`.
     fn read_from(root: &Path) -> Option<Self> {
         let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| Self::of_meminfo(&text))?;
         let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
@@ -57,8 +58,8 @@ impl Memory {
         Some(Self { total, available })
     }
 
-    /// The limit of one control group and what is left of it; `None` where it has none. Cached files that nobody uses
-    /// count as free.
+    /// Returns the limit of one control group and the unused part of it; `None` if the group has no limit. Inactive
+    /// cached files count as free.
     fn of_group(dir: &Path) -> Option<Self> {
         let number = |names: [&str; 2]| {
             let text = names.into_iter().find_map(|name| fs::read_to_string(dir.join(name)).ok())?;
@@ -78,8 +79,9 @@ impl Memory {
     }
 }
 
-/// The directories of a control group that a line of `/proc/self/cgroup` names (`0::/a/b`, or `4:memory:/a/b`) and of
-/// all groups above it. In a container the path may not be visible, and the container's own group is the uppermost one.
+/// Returns the directory of the control group in a line of `/proc/self/cgroup` (`0::/a/b`, or `4:memory:/a/b`) and
+/// those of all groups above it. In a container the path may not be visible; the container's own group is then the
+/// topmost one.
 fn group_dirs(root: &Path, line: &str) -> Vec<PathBuf> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
@@ -124,7 +126,7 @@ pub struct HostStep {
 }
 
 impl HostPlan {
-    /// Of a run whose processes need `needed` bytes and do `work` in a step, on this host as it is now.
+    /// Describes a run whose processes need `needed` bytes and do `work` per step, on this host in its current state.
     pub fn new(needed: u64, work: HostWork) -> Self {
         let memory = Memory::read();
         Self {
@@ -155,12 +157,13 @@ impl fmt::Display for HostPlan {
     }
 }
 
-/// Cores that this process may use.
+/// Returns the number of cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// How fast this machine emulates: its FMA peak, measured in some milliseconds at the first call, and its cores.
+/// Returns the emulation speed of this machine: its FMA peak and its cores. The first call measures the peak, which
+/// takes some tens of milliseconds.
 pub fn rate() -> HostRate {
     static RATE: OnceLock<HostRate> = OnceLock::new();
     *RATE.get_or_init(|| {
@@ -170,8 +173,8 @@ pub fn rate() -> HostRate {
     })
 }
 
-/// Why a run whose processes need `needed` bytes can never be on this host, as a part of a sentence; `None` where it
-/// can.
+/// Returns why a run whose processes need `needed` bytes does not fit on this host, as part of a sentence; `None` if it
+/// fits.
 pub fn refusal(needed: u64, memory: Memory) -> Option<String> {
     (needed > memory.total).then(|| format!("its processes need {} of memory, and {memory}", format_size(needed)))
 }
@@ -210,7 +213,7 @@ mod tests {
         write(root, "sys/fs/cgroup/pod/memory.stat", &format!("anon 5\ninactive_file {}\n", 2 * GIB));
         assert_eq!(Memory::read_from(root), Some(Memory { total: 4 * GIB, available: 3 * GIB }));
 
-        // Version 1, whose groups without a limit have a number, too; the path of a container is not visible in it.
+        // Version 1, in which a group without a limit has a large number; the path of a container is not visible in it.
         write(root, "proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/abc\n");
         write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(Memory::read_from(root).unwrap().total, 8 * GIB);

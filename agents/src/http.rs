@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz` and `/readyz` of a role.
+//! Serves `/metrics`, `/healthz` and `/readyz` of a role.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,22 +13,22 @@ use tokio::net::TcpListener;
 use crate::failure::Failure;
 use crate::launch::announce_ready;
 
-/// Whether the role is ready. A coordinator is once agents may join it, and every other role while it has joined its
-/// job and all its links are up.
+/// Whether the role is ready. A coordinator is ready once agents may join it. Every other role is ready while it has
+/// joined its job and all its links are established.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     ready: Arc<AtomicBool>,
-    /// Whether standard output is told of every change: whoever started this process reads it.
+    /// Whether every change is printed to standard output, which the launcher reads.
     announced: bool,
 }
 
 impl Readiness {
-    /// Not ready yet; changes are told on standard output.
+    /// Creates a state that is not ready and prints changes to standard output.
     pub fn announced() -> Self {
         Self { announced: true, ..Self::default() }
     }
 
-    /// Sets it.
+    /// Sets the state.
     pub fn set(&self, ready: bool) {
         if self.ready.swap(ready, Ordering::Relaxed) != ready && self.announced {
             announce_ready(ready);
@@ -40,10 +40,10 @@ impl Readiness {
     }
 }
 
-/// Serves on `address` for as long as the process lives; returns where it listens.
+/// Serves on `address` while the process lives; returns the address of the listener.
 ///
 /// # Errors
-/// The port is taken.
+/// See [`listen`].
 pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Result<String, Failure> {
     let listener = listen(address).await?;
     let bound = listener.local_addr().map_err(Failure::own)?.to_string();
@@ -63,7 +63,7 @@ pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Res
 /// Listens on `address`.
 ///
 /// # Errors
-/// In one sentence with a hint when the port is taken.
+/// The port is in use or the address is invalid; the failure has a hint.
 pub async fn listen(address: &str) -> Result<TcpListener, Failure> {
     TcpListener::bind(address).await.map_err(|error| {
         Failure::own(format!("can't listen on {address}: {error}"))

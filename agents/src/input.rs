@@ -1,4 +1,4 @@
-//! The job's inputs as datasets.
+//! Opens the inputs of a job as datasets.
 
 pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
 use millrace_data::{Dataset, SourceKind};
@@ -8,15 +8,15 @@ use crate::failure::Failure;
 
 /// Training and evaluation data of a job.
 pub(crate) struct Inputs {
-    /// What is trained on, in the modes that train.
+    /// Training data, if the mode trains.
     pub train: Option<Dataset>,
-    /// What is evaluated on, in the modes that evaluate.
+    /// Evaluation data, if the mode evaluates.
     pub eval: Option<Dataset>,
-    /// Most samples one request may ask for: the larger batch.
+    /// Maximum samples of one request: those of the larger batch.
     pub most_samples: u64,
 }
 
-/// What a dataset is made from.
+/// Returns the specification of the dataset of `input`.
 pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
     let kind = match &input.source {
         Source::Text { paths, tokenizer } => SourceKind::Text {
@@ -48,27 +48,27 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
     }
 }
 
-/// A data error as a failure with its hint.
+/// Converts a data error to a failure with its hint.
 pub(crate) fn data_failure(error: &DataError) -> Failure {
     let failure = if error.is_bad_input() { Failure::bad_input(error) } else { Failure::own(error) };
     failure.hint(error.hint())
 }
 
-/// Looks at the files of one input without reading them through; what they have, and the samples of an epoch where that
-/// is known without tokenising.
+/// Inspects the files of one input without reading them completely. Returns a summary, and the samples of an epoch if
+/// they are known without tokenizing.
 ///
 /// # Errors
-/// Files missing, empty, or of another format.
+/// Files are missing, empty, or of another format.
 pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummary, Option<u64>), Failure> {
     let spec = source_spec(input, vocab_size);
     let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
     found.map_err(|error| data_failure(&error))
 }
 
-/// Opens one input; `progress` gets bytes done and in all while it is tokenised.
+/// Opens one input. `progress` receives the bytes done and the total while the input is tokenized.
 ///
 /// # Errors
-/// Files missing, empty or not text; tokens that the vocabulary has not got.
+/// Files are missing, empty or not text; tokens are outside the vocabulary.
 pub(crate) fn open(input: &InputSpec, vocab_size: usize, progress: impl FnMut(u64, u64)) -> Result<Dataset, Failure> {
     let dataset = Dataset::open(&source_spec(input, vocab_size), progress).map_err(|error| data_failure(&error))?;
     dataset.check_vocab(vocab_size as u64).map_err(|error| data_failure(&error))?;
@@ -76,10 +76,10 @@ pub(crate) fn open(input: &InputSpec, vocab_size: usize, progress: impl FnMut(u6
 }
 
 impl Inputs {
-    /// Opens what the job's mode reads.
+    /// Opens the inputs that the job's mode reads.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`].
     pub fn open(job: &Job, mut progress: impl FnMut(u64, u64)) -> Result<Self, Failure> {
         let vocab = job.model.vocab_size;
         let train = job.run.mode.trains().then(|| open(&job.train_input, vocab, &mut progress)).transpose()?;

@@ -1,10 +1,10 @@
-//! The five roles as processes, the local launcher and the millrace-agent command line.
+//! The five roles as processes, the launcher of local runs, and the command line of `millrace-agent`.
 //!
-//! * [`launch`]: a whole job on one machine; the entry point for any program that wants to run one.
-//! * `roles`: the drivers of the five roles, each one process: they carry what `millrace-engine` decides.
-//! * `control`: every agent's stream to the coordinator; `links`: the data tree.
-//! * [`cli`]: the command line.
-//! * [`host`]: what this machine has.
+//! * [`launch`] runs a whole job on one machine. It is the entry point for other programs that run jobs.
+//! * `roles` has the driver of each role. A driver is one process and executes the commands of `millrace-engine`.
+//! * `control` is the stream between each agent and the coordinator; `links` connects the agents of the data tree.
+//! * [`cli`] is the command line.
+//! * [`host`] reports cores, memory and speed of this machine.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

@@ -1,4 +1,4 @@
-//! `millrace-agent`: a whole job on this machine, and every role of it.
+//! `millrace-agent`: runs a whole job on this machine, or one of its roles.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

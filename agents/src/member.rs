@@ -1,4 +1,4 @@
-//! What a process is in its job: its identity, and the connections it makes and accepts with it.
+//! The identity of a process in its job, and the connections that it makes and accepts with it.
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::security::{
@@ -10,7 +10,7 @@ use tonic::transport::Channel;
 
 use crate::failure::Failure;
 
-/// See the module text. Clones are the same member.
+/// A process of an attempt, with its credentials. Clones have the same identity.
 #[derive(Clone, Debug)]
 pub struct Member {
     identity: Identity,
@@ -20,10 +20,10 @@ pub struct Member {
 }
 
 impl Member {
-    /// The agent `me` with the credentials of `identity`; `data` protects the links and samples between agents.
+    /// Creates the member `me` with the credentials of `identity`. `data` protects links and samples between agents.
     ///
     /// # Errors
-    /// The identity is somebody else's.
+    /// The identity belongs to another agent.
     pub fn new(identity: Identity, me: AgentId, data: Protection) -> Result<Self, Failure> {
         let attempt = match identity.name() {
             Name::Agent(attempt, agent) if *agent == me => attempt.clone(),
@@ -35,12 +35,12 @@ impl Member {
         Ok(Self { identity, attempt, data, instance: random_number() })
     }
 
-    /// The job and attempt in its certificate.
+    /// Returns the job and attempt in the certificate.
     pub const fn attempt(&self) -> &AttemptName {
         &self.attempt
     }
 
-    /// Distinguishes this process from another one of the same name.
+    /// Returns a random number that distinguishes this process from others with the same name.
     pub const fn instance(&self) -> u64 {
         self.instance
     }
@@ -48,7 +48,7 @@ impl Member {
     /// Connects to the coordinator's control port at `address`.
     ///
     /// # Errors
-    /// It can't be reached, or one end does not take the other for who it should be.
+    /// The coordinator can't be reached, or one of the two ends rejects the identity of the other.
     pub async fn dial_coordinator(&self, address: &str) -> Result<Channel, tonic::transport::Error> {
         let coordinator = self.fellow(AgentId::new(Role::Coordinator, 0));
         transport::dial(address, &self.identity, coordinator, Protection::Encrypted).await
@@ -57,12 +57,12 @@ impl Member {
     /// Connects to the data port of `peer` at `address`.
     ///
     /// # Errors
-    /// As for [`Member::dial_coordinator`].
+    /// See [`Member::dial_coordinator`].
     pub async fn dial_data(&self, address: &str, peer: AgentId) -> Result<Channel, tonic::transport::Error> {
         transport::dial(address, &self.identity, self.fellow(peer), self.data).await
     }
 
-    /// Accepts agents on a coordinator's control port.
+    /// Accepts agents on the control port of a coordinator.
     pub fn accept_control(&self, listener: TcpListener) -> Incoming {
         listen(listener, "control", self.identity.clone(), Admit::Agents, Protection::Encrypted)
     }
@@ -72,7 +72,7 @@ impl Member {
         listen(listener, "data", self.identity.clone(), Admit::Agents, self.data)
     }
 
-    /// Accepts those who follow and command the job on a coordinator's journal port.
+    /// Accepts clients that follow and control the job on the journal port of a coordinator.
     pub fn accept_journal(&self, listener: TcpListener) -> Incoming {
         listen(listener, "journal", self.identity.clone(), Admit::Controllers, Protection::Encrypted)
     }
@@ -82,7 +82,7 @@ impl Member {
     }
 }
 
-/// The agent `me` of an attempt of its own.
+/// Returns the agent `me` with an attempt and authority of its own.
 #[cfg(test)]
 pub(crate) fn testing(me: AgentId) -> Member {
     use millrace_protocol::security::{Authority, Validity};

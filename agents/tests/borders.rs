@@ -1,4 +1,4 @@
-//! The borders of ARCHITECTURE.md, checked: what each crate may depend on, and how long a file may be.
+//! Checks the boundaries in ARCHITECTURE.md: the allowed dependencies of each crate, and the length of files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// Words of crates that would pull a border down.
+/// Names of crates that identify a forbidden group of dependencies.
 const NETWORK: &[&str] = &["tokio", "tonic", "hyper", "axum", "mio", "socket2"];
 const KUBERNETES: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
 const CLUSTER_CLIENT: &[&str] = &["kube-client", "kube-runtime"];
 const GRPC_AND_HTTP: &[&str] = &["tonic", "hyper", "axum"];
 const SQL: &[&str] = &["sqlx", "sqlx-core", "rusqlite", "diesel"];
 
-/// What a crate must not depend on, directly or by way of others.
+/// The groups that a crate must not depend on, directly or transitively.
 const FORBIDDEN: &[(&str, &[&[&str]])] = &[
     ("millrace-params", &[NETWORK, KUBERNETES, SQL]),
     ("millrace-crds", &[NETWORK, CLUSTER_CLIENT, SQL]),
@@ -31,7 +31,7 @@ const FORBIDDEN: &[(&str, &[&[&str]])] = &[
     ("millrace-store", &[KUBERNETES, GRPC_AND_HTTP]),
 ];
 
-/// Which of our own crates a crate may name. A crate that is not here has no borders yet: add it.
+/// The crates of this workspace that a crate may name. A crate that is missing here has no boundaries yet: add it.
 const OWN: &[(&str, &[&str])] = &[
     ("millrace-params", &[]),
     ("millrace-crds", &["millrace-params"]),
@@ -44,7 +44,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("millrace-telemetry", &["millrace-roots"]),
     ("millrace-traces", &[]),
     ("millrace-charts", &[]),
-    // Targets for fuzzing reach everything that reads bytes.
+    // Fuzz targets reach every crate that reads bytes.
     (
         "millrace-fuzz",
         &[
@@ -108,10 +108,10 @@ const OWN: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The only crates that may ask the emulator for its arithmetic.
+/// The only crates that may use the emulator's arithmetic.
 const KERNELS: &[&str] = &["millrace-agents"];
 
-/// Crates that may look at clocks, sockets, files or the environment nowhere in `src/`: they only decide.
+/// Paths whose code must not use clocks, sockets, files or the environment: it only decides.
 const PURE: &[&str] =
     &["agents/engine/src", "crds/src", "emulator/src/compile", "emulator/src/placement.rs", "emulator/src/tree.rs"];
 const IMPURE: &[&str] = &["std::net", "std::fs", "std::env", "Instant::now", "SystemTime", "thread::spawn", "async fn"];
@@ -160,8 +160,8 @@ impl Metadata {
     }
 }
 
-/// Names of everything `package` links when it is built alone, itself included: what another crate of the workspace asks of
-/// a dependency both have is none of its own.
+/// Returns the names of all crates that `package` links if it is built alone, itself included. Built alone, because
+/// features that another crate of the workspace enables in a shared dependency do not count.
 fn linked(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--package", package])
@@ -203,11 +203,11 @@ fn crates_know_only_what_they_may() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Would this test see a dependency if there were one?
+    // Makes sure that this test detects a transitive dependency.
     assert!(linked("millrace-agents").contains("mio"), "tokio's mio is two levels down");
 }
 
-/// Every Rust file of the repository, relative to its root.
+/// Returns every Rust file of the repository, relative to its root.
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut next = vec![root()];
@@ -244,7 +244,7 @@ fn files_are_short_and_mains_only_parse_build_and_run() {
 #[test]
 fn what_decides_does_no_io() {
     let mut wrong = Vec::new();
-    // A path that was renamed would be checked no more.
+    // A path that was renamed would no longer be checked.
     for pure in PURE.iter().filter(|pure| !sources().iter().any(|path| path.starts_with(pure))) {
         wrong.push(format!("there is no Rust file under {pure}: name its new place in PURE"));
     }

@@ -1,5 +1,5 @@
-//! A GPT-2 as `transformers` saved it, with the logits `transformers` computes (see `tests/parity/make_transformers.py`):
-//! imported, computed by the device, and exported again.
+//! Imports a GPT-2 that `transformers` saved, compares the logits that the device computes with those of `transformers`
+//! (see `tests/parity/make_transformers.py`), and exports the model again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use safetensors::SafeTensors;
 
 const VOCABULARY: usize = 64;
 
-/// The model of the fixture. An evaluation has a leaf of one sample for every word.
+/// The model of the fixture. An evaluation has one leaf, of one sample, for every token of the vocabulary.
 const PARAMS: &str = "\
 train_input: {data_processor: SyntheticDataProcessor, max_sequence_length: 12, batch_size: 1}
 eval_input: {data_processor: SyntheticDataProcessor, max_sequence_length: 12, batch_size: 64, micro_batch_size: 1}
@@ -73,7 +73,7 @@ fn losses(device: &mut CpuDevice, plan: &StreamPlan, reader: &mut PlanReader, le
     device.losses().iter().map(|leaf| leaf.loss).collect()
 }
 
-/// ln Σ exp(logit) - logit of every word: what the loss is when that word is the label.
+/// Returns ln Σ exp(logit) - logit for every token: the loss if that token is the label.
 fn losses_of_words(logits: &[f32]) -> Vec<f64> {
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
     logits.iter().map(|&logit| sum.ln() - f64::from(logit)).collect()
@@ -102,7 +102,7 @@ fn an_imported_model_computes_the_logits_of_transformers_and_is_exported_byte_fo
     let mut device = CpuDevice::new(Arc::clone(&plan), options).unwrap();
     for (sample, input_ids) in tokens.chunks(plan.sequence).enumerate() {
         for place in 0..plan.sequence {
-            // Leaf by leaf every word as the only label.
+            // Each leaf has another token as its only label.
             let labels: Vec<Vec<i32>> = (0..VOCABULARY as i32)
                 .map(|word| (0..plan.sequence).map(|at| if at == place { word } else { -1 }).collect())
                 .collect();

@@ -1,4 +1,4 @@
-//! The arguments and their types. Nothing here reads a file.
+//! The command-line arguments and their types. This module reads no files.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -209,7 +209,7 @@ pub struct RunFlags {
 }
 
 impl MachineFlags {
-    /// What the flags say against the params.
+    /// Returns the values of the flags that override the params.
     pub fn overrides(&self) -> Overrides {
         Overrides {
             num_csx: self.num_csx,
@@ -221,7 +221,7 @@ impl MachineFlags {
 }
 
 impl RunFlags {
-    /// What the flags say against the params.
+    /// Returns the values of the flags that override the params.
     pub fn overrides(&self, mode: Option<String>) -> Overrides {
         let given = |flag: bool| flag.then_some(true);
         Overrides {
@@ -232,7 +232,7 @@ impl RunFlags {
             checkpoint_path: self.checkpoint_path.clone(),
             load_checkpoint_states: self.load_checkpoint_states.clone(),
             disable_strict_checkpoint_loading: given(self.disable_strict_checkpoint_loading),
-            // A flag of the two takes the place of whichever the params have.
+            // Either flag replaces the one of the two that the params have.
             compile_only: given(self.compile_only).or(self.validate_only.then_some(false)),
             validate_only: given(self.validate_only).or(self.compile_only.then_some(false)),
             logging: self.logging.clone(),
@@ -241,7 +241,8 @@ impl RunFlags {
     }
 }
 
-/// Flags are spelt with underscores, as in the params; spelt with dashes they are understood, too: `--num-csx 2`.
+/// Replaces dashes in the names of flags by underscores, as in the params, so that `--num-csx` and `--num_csx` are both
+/// valid.
 pub fn with_underscores(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut flags = true;
     arguments.into_iter().map(move |argument| {
@@ -256,16 +257,16 @@ pub fn with_underscores(arguments: impl IntoIterator<Item = OsString>) -> impl I
     })
 }
 
-/// What is wrong with the arguments, in one sentence.
+/// Returns what is wrong with the arguments, in one sentence.
 pub fn sentence(error: &clap::Error) -> String {
     let text = error.to_string();
-    // The first paragraph says what is wrong, over several lines where it lists arguments.
+    // The first paragraph is the message. It has several lines if it lists arguments.
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<_> = paragraph.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     words.join(" ").trim_start_matches("error: ").to_owned()
 }
 
-/// What to do about it: the nearest argument there is, or where all of them are told.
+/// Returns a remedy: the most similar argument, or how to list all of them.
 pub fn hint(error: &clap::Error) -> String {
     let text = error.to_string();
     let unknown = error.get(ContextKind::InvalidArg).map(ToString::to_string);

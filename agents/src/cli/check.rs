@@ -1,4 +1,4 @@
-//! Checks of what a run reads, made before anything of it is started or written.
+//! Checks the input of a run before anything is started or written.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::failure::Failure;
 use crate::host::{self, Memory};
 use crate::input;
 
-/// Most bytes of text that are tokenised only to tell how many samples it has: a few seconds.
+/// Maximum bytes of text that are tokenized only to count its samples, which takes a few seconds.
 const MAX_PLANNED_TEXT_BYTES: u64 = 64 << 20;
 
-/// Refuses a job whose data or checkpoint can't be used.
+/// Rejects a job whose data or checkpoint can't be used.
 pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
     let job = &prepared.resolved.job;
     check_model_dir(Path::new(&job.run.model_dir))?;
@@ -35,8 +35,8 @@ pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
     Ok(())
 }
 
-/// Refuses a job whose processes need more memory than this host has, and warns of one for which too little is free
-/// now.
+/// Rejects a job whose processes need more memory than this host has. Prints a note if more than the currently
+/// available memory is needed.
 pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
     let needed = prepared.report()?.host_bytes;
     let Some(memory) = Memory::read() else { return Ok(()) };
@@ -51,8 +51,8 @@ pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Looks at the data of `job`, without tokenising a large text, and tells what an epoch of training is, where that is
-/// known.
+/// Inspects the data of `job`, without tokenizing a large text. Returns the size of an epoch of training; `None` if it
+/// is unknown or the job does not train.
 pub fn epoch(job: &Job) -> Result<Option<Epoch>, Refusal> {
     if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
         input::survey(input, job.model.vocab_size)?;
@@ -70,7 +70,7 @@ pub fn epoch(job: &Job) -> Result<Option<Epoch>, Refusal> {
     Ok(samples.map(|samples| Epoch::new(samples, &job.train_input)))
 }
 
-/// Opens an input's data, tokenising text that the cache does not hold, and checks it against the vocabulary.
+/// Opens an input's data, tokenizing text that is not in the cache, and checks its tokens against the vocabulary.
 pub fn open_dataset(job: &Job, input: &InputSpec) -> Result<Dataset, Refusal> {
     let bar = Bar::default();
     let dataset = input::open(input, job.model.vocab_size, |done, all| bar.show(done, all))?;
@@ -78,13 +78,13 @@ pub fn open_dataset(job: &Job, input: &InputSpec) -> Result<Dataset, Refusal> {
     Ok(dataset)
 }
 
-/// The bar while text is tokenised; where standard error is no terminal, nothing.
+/// The progress bar of tokenizing; invisible if standard error is not a terminal.
 struct Bar(ProgressBar);
 
 impl Default for Bar {
     fn default() -> Self {
         let style = ProgressStyle::with_template("{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta}");
-        // The template is a constant; the plain style stands in for a mistake in it.
+        // The template is a constant; the default style is the fallback if it is invalid.
         let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Self(bar.with_message("Tokenising"))
     }
@@ -108,9 +108,9 @@ fn check_model_dir(model_dir: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A checkpoint that the user named must be one, of this model and profile; the coordinator reads its every byte before
-/// it writes any. Of model_dir's own checkpoints the newest whole one is chosen there; where nothing is trained, there
-/// must be one.
+/// Checks that a checkpoint named by the user exists and has this model and profile. The coordinator later verifies
+/// every byte of it before it writes anything. Without a named one, a run that does not train requires a complete
+/// checkpoint in model_dir; the coordinator chooses the newest.
 fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
     let run = &prepared.resolved.job.run;
     let named = run.checkpoint_path.as_ref().map(PathBuf::from);
@@ -122,7 +122,7 @@ fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
     if let Some(path) = named {
         let checkpoint = Checkpoint::open(path)?;
         if run.mode.trains() {
-            // Everything runs on this machine, so the profile is known before anything is started.
+            // All processes run on this machine, so the profile is known before anything is started.
             let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(Failure::own)?;
             check_profile(checkpoint.numerics_profile(), &now, flags.accept_other_profile)?;
         }

@@ -1,4 +1,4 @@
-//! `checkpoint info`, `verify`, `export`; `import` is a module of its own.
+//! The commands `checkpoint info`, `verify` and `export`; `import` is a separate module.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::refusal::Refusal;
 use crate::failure::Failure;
 use crate::launch::Exit;
 
-/// Does `task`.
+/// Executes `task`.
 pub fn run(task: &CheckpointTask) -> Result<Exit, Refusal> {
     match task {
         CheckpointTask::Info { dir, json } => info(dir, *json),
@@ -33,7 +33,7 @@ fn info(dir: &Path, json: bool) -> Result<Exit, Refusal> {
     Ok(Exit::Done)
 }
 
-/// Names every damaged place. What should be a checkpoint and has lost its manifest is damaged, too.
+/// Prints every damaged place. A directory without a manifest counts as a damaged checkpoint.
 fn verify_all(dir: &Path) -> Result<Exit, Refusal> {
     let damages = match verify(dir, |_| ()) {
         Err(error @ millrace_checkpoint::Error::NotACheckpoint { .. }) if dir.is_dir() => {

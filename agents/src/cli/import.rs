@@ -1,11 +1,11 @@
-//! `checkpoint import`: a Hugging Face GPT-2 as `checkpoint_0` of a new model_dir.
+//! The command `checkpoint import`: converts a Hugging Face GPT-2 to `checkpoint_0` of a new model_dir.
 //!
 //! ```text
 //! millrace-agent checkpoint import HF_DIR --write_params tuned.yaml -o tuned    # no params needed
 //! millrace-agent checkpoint import HF_DIR -p tuned.yaml -o again                # with params that match
 //! ```
 //!
-//! An import that fails leaves neither a model_dir nor params that were not there before.
+//! A failed import leaves no model_dir and no params file that did not exist before.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -22,10 +22,10 @@ use super::refusal::Refusal;
 use crate::failure::Failure;
 use crate::launch::Exit;
 
-/// The model_dir of params that are written, unless a flag says another.
+/// The model_dir in params that the import writes, unless a flag names another.
 const DEFAULT_MODEL_DIR: &str = "./model_dir";
 
-/// Imports the model in `dir`, with params that are read or written.
+/// Imports the model in `dir`, with existing params or params that are written.
 pub fn import(
     dir: &Path,
     model_dir: Option<String>,
@@ -64,7 +64,7 @@ fn import_with_new_params(dir: &Path, flags: &JobFlags, overrides: &Overrides) -
     let prepared = prepare(flags, overrides, (text.clone(), params))?;
     write_new(path, &text)?;
     import_weights(dir, &prepared, "config.json and weights differ; download the directory again").inspect_err(|_| {
-        // This command has made it; nothing else can be done about a failure.
+        // This command has created the file. A failure to remove it can't be handled further.
         let _ = std::fs::remove_file(path);
     })
 }
@@ -83,8 +83,8 @@ fn write_new(path: &Path, text: &str) -> Result<(), Refusal> {
     })
 }
 
-/// Imports the weights in `dir` into the job's model_dir; `mismatch_hint` is for a model that is not the params'.
-/// Returns the checkpoint's directory.
+/// Imports the weights in `dir` into the job's model_dir; returns the directory of the checkpoint. `mismatch_hint` is
+/// the hint if the model differs from the params.
 fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Result<PathBuf, Refusal> {
     let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
     if let Some(newest) = list(model_dir)?.complete.last() {
@@ -98,7 +98,7 @@ fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Resul
     let imported = import_hf(dir, &lock, &prepared.plan, facts(prepared)?);
     if imported.is_err() && !existed {
         drop(lock);
-        // As it was before; a failure leaves a directory without a checkpoint.
+        // Restores the state before the import: the failed import has created a directory without a checkpoint.
         let _ = std::fs::remove_dir_all(model_dir);
     }
     imported.map_err(|error| match error {
@@ -107,7 +107,7 @@ fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Resul
     })
 }
 
-/// What is known of weights that nobody here has trained.
+/// Returns the facts of a manifest for weights that were not trained here.
 fn facts(prepared: &Prepared) -> Result<CheckpointMetadata, Refusal> {
     let job = &prepared.resolved.job;
     let profile = prepared.profile(None);

@@ -1,4 +1,4 @@
-//! From the files and flags to a compiled job.
+//! Reads, resolves and compiles a job from files and flags.
 
 use std::path::Path;
 
@@ -14,20 +14,19 @@ use super::arguments::JobFlags;
 use super::places::start_beside_params;
 use super::refusal::Refusal;
 
-/// A job that can be run: understood, and it fits.
+/// A job that was resolved and compiled, and so fits on the appliance.
 #[derive(Debug)]
 pub struct Prepared {
     /// The job, with notes for the user.
     pub resolved: Resolved,
     /// The machine, with as many shards as the job uses.
     pub appliance: ApplianceSpec,
-    /// The stream plan.
     pub plan: StreamPlan,
-    /// The params as written.
+    /// The text of the params.
     pub params_yaml: String,
 }
 
-/// Reads a text file that the user named as `what`.
+/// Reads a text file; `what` names its purpose in errors.
 fn read(path: &Path, what: &str) -> Result<String, Refusal> {
     std::fs::read_to_string(path).map_err(|error| {
         Refusal::bad_input(format!("can't read the {what} {}: {error}", path.display()))
@@ -35,14 +34,14 @@ fn read(path: &Path, what: &str) -> Result<String, Refusal> {
     })
 }
 
-/// The params at `path`, as written and as read.
+/// Reads the params at `path`; returns their text and the parsed document.
 pub fn read_params(path: &Path) -> Result<(String, Params), Refusal> {
     let text = read(path, "params")?;
     let params = Params::parse_yaml(&text).map_err(|error| Refusal::of_document(path, &error))?;
     Ok((text, params))
 }
 
-/// Resolves and compiles.
+/// Resolves and compiles the job.
 pub fn prepare(
     flags: &JobFlags,
     overrides: &Overrides,
@@ -73,13 +72,13 @@ pub fn prepare(
 }
 
 impl Prepared {
-    /// What the plan means on the job's systems.
+    /// Returns the report on the plan with the job's systems.
     pub fn report(&self) -> Result<PlanReport, Refusal> {
         let systems = u32::try_from(self.resolved.job.run.num_csx).unwrap_or(u32::MAX);
         PlanReport::new(&self.plan, &self.appliance, systems).map_err(Refusal::bad_input)
     }
 
-    /// The numerics profile of a run on this machine, pinned to `isa` where that is given.
+    /// Returns the numerics profile of a run on this machine; `isa` pins the instruction set.
     pub fn profile(&self, isa: Option<Isa>) -> NumericsProfile {
         let precision = match self.plan.encoding {
             Encoding::F32 => Precision::F32,
@@ -88,7 +87,7 @@ impl Prepared {
         NumericsProfile::new(isa.unwrap_or_else(Isa::detect), precision)
     }
 
-    /// Tells what was understood differently from how it was written.
+    /// Prints how the params were interpreted if that differs from their text, and which of them have no effect.
     pub fn print_notes(&self) {
         self.resolved.notes.iter().for_each(|note| eprintln!("note: {note}"));
         if !self.resolved.without_effect.is_empty() {

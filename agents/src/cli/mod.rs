@@ -1,7 +1,8 @@
 //! The command line of `millrace-agent`.
 //!
-//! Standard output has results and progress lines, standard error has logs, bars and errors. What a user got wrong is
-//! said as `error: one sentence` and `hint: what to do`, with exit code 2, before anything has been written.
+//! * Results and progress lines are on standard output; logs, progress bars and errors are on standard error.
+//! * Errors in the user's input are printed as `error: one sentence` and `hint: what to do`, with exit code 2, before
+//!   anything is written.
 
 mod arguments;
 mod check;
@@ -27,12 +28,12 @@ use refusal::Refusal;
 
 use crate::launch::Exit;
 
-/// Does what the arguments say; the first one is the program's name.
+/// Executes the command in the arguments. The first argument is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let task = match CommandLine::try_parse_from(with_underscores(arguments)) {
         Ok(CommandLine { task }) => task,
         Err(error) if !error.use_stderr() => {
-            // Help and version are results. A closed standard output leaves nobody to tell.
+            // Help and version are results. A closed standard output is ignored.
             let _ = error.print();
             return Exit::Done.into();
         }
@@ -71,12 +72,12 @@ fn dispatch(task: Task) -> Result<Exit, Refusal> {
     }
 }
 
-/// A result on standard output. A reader that went away (`| head`) has what it wanted.
+/// Prints a result on standard output. If the reader has closed it (`| head`), the line is dropped.
 fn say(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-/// JSON for people and programs.
+/// Formats JSON with indentation.
 fn pretty(value: &impl serde::Serialize) -> Result<String, Refusal> {
     serde_json::to_string_pretty(value).map_err(|error| crate::failure::Failure::own(error).into())
 }

@@ -1,25 +1,25 @@
-//! Where relative data paths start: beside the params file where something is found there, else at the working
-//! directory. The client `millrace` looks for small texts in the same two places, in the same order.
+//! Resolves relative data paths: in the directory of the params file if something is found there, or else in the
+//! working directory. The client `millrace` looks for small texts in the same two places, in the same order.
 
 use std::path::Path;
 
 use millrace_data::MATCH_OPTIONS;
 use millrace_params::Job;
 
-/// Has each relative data path of `job` that names something beside the params file `params` start there.
+/// Replaces each relative data path of `job` that exists in the directory of the file `params` by the path there.
 pub fn start_beside_params(job: &mut Job, params: &Path) {
     let Some(dir) = params.parent().filter(|dir| !dir.as_os_str().is_empty()) else { return };
     let inputs = [Some(&mut job.train_input), job.eval_input.as_mut()];
     for path in inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten() {
         let beside = dir.join(path.as_str());
-        // A name that is not UTF-8 has no form in a job.
+        // Paths of a job are strings, so a path that is not UTF-8 is not used.
         if let Some(beside) = beside.to_str().filter(|beside| Path::new(path).is_relative() && is_there(beside)) {
             *path = beside.to_owned();
         }
     }
 }
 
-/// Whether there is a file or directory of this name, or one that it matches as a glob.
+/// Returns whether a file or directory has this name, or a file matches it as a glob.
 fn is_there(name: &str) -> bool {
     Path::new(name).exists()
         || glob::glob_with(name, MATCH_OPTIONS)

@@ -1,4 +1,5 @@
-//! `plan`, and `--compile_only`: the plan, whether a run of it can be on this host, and what an epoch is.
+//! The command `plan`, and `--compile_only`: prints the plan, whether a run fits on this host, and the size of an
+//! epoch.
 
 use std::fmt;
 
@@ -13,16 +14,16 @@ use crate::epoch::Epoch;
 use crate::host::HostPlan;
 use crate::launch::Exit;
 
-/// The answer of `plan`.
+/// The output of `plan`.
 #[derive(Debug, Serialize)]
 struct Answer {
     #[serde(flatten)]
     report: PlanReport,
     host: HostPlan,
-    /// Of the training data; none where nothing is trained, the data have no end, or a large text would have to be
-    /// tokenised first.
+    /// Epoch of the training data; `None` if the job does not train, the data are unlimited, or a large text would have
+    /// to be tokenized.
     epoch: Option<Epoch>,
-    /// Why the data can't be used here, if they can't. The plan does not depend on them.
+    /// Why the data can't be used on this host, if so. The plan does not depend on them.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_problem: Option<String>,
 }
@@ -40,7 +41,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// `plan`.
+/// Executes `plan`.
 pub fn print(flags: &JobFlags, json: bool) -> Result<Exit, Refusal> {
     print_prepared(&prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?, json)
 }

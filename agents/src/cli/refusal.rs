@@ -1,4 +1,4 @@
-//! What a command says when it does not do what it was asked.
+//! The error of a command.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::checkpoints::checkpoint_failure;
 use crate::failure::Failure;
 use crate::launch::Exit;
 
-/// At least one failure; each is shown as `error: …` with its `hint: …`.
+/// At least one failure. Each is printed as `error: …` with its `hint: …`.
 #[derive(Debug)]
 pub struct Refusal {
     first: Failure,
@@ -18,18 +18,19 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The user's to mend.
+    /// Creates an error that the user's input caused.
     pub fn bad_input(reason: impl fmt::Display) -> Self {
         Failure::bad_input(reason).into()
     }
 
-    /// Adds what may help with the first failure.
+    /// Adds a remedy to the first failure.
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.first = self.first.hint(hint);
         self
     }
 
-    /// Every problem of a document that was read from `path`, which is named where a problem has a line.
+    /// Creates an error with all problems of the document that was read from `path`. The path is printed with the
+    /// problems that have a line number.
     pub fn of_document(path: &Path, error: &ParamsError) -> Self {
         let mut all = error.problems().map(|problem| {
             let failure = match problem.line {
@@ -38,23 +39,23 @@ impl Refusal {
             };
             failure.hint(problem.hint.as_deref().unwrap_or_else(|| general_hint(problem.kind)))
         });
-        // There is always a first problem.
+        // There is always at least one problem.
         let first = all.next().unwrap_or_else(|| Failure::bad_input(error));
         Self { first, rest: all.collect() }
     }
 
-    /// The first failure and its hint, in one line.
+    /// Returns the first failure and its hint, in one line.
     pub fn summary(&self) -> String {
         self.first.to_string().replace('\n', "; ")
     }
 
-    /// The exit code that belongs to it.
+    /// Returns the exit of the first failure.
     pub fn exit(&self) -> Exit {
         self.first.exit()
     }
 }
 
-/// What helps with a problem that has no hint of its own.
+/// Returns the hint for a problem that has none of its own.
 const fn general_hint(kind: ProblemKind) -> &'static str {
     match kind {
         ProblemKind::Syntax => "the files in examples/ show how params are written",

@@ -1,4 +1,4 @@
-//! `train`, `eval`, `train_and_eval`, `eval_all`, `run`: a whole job on this machine.
+//! The commands `train`, `eval`, `train_and_eval`, `eval_all` and `run`: run a whole job on this machine.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::plan;
 use super::refusal::Refusal;
 use crate::launch::{Exit, Launch, LocalRun, run_local};
 
-/// Runs the job of `flags`. `mode` is what the command line says of it.
+/// Runs the job of `flags`. `mode` is the mode on the command line, if any.
 pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
     let (text, params) = read_params(&flags.job.params)?;
     let overrides = flags.overrides(mode_of(mode, &params).map(str::to_owned));
@@ -36,7 +36,7 @@ pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
     Ok(run_local(local_run(flags, prepared)))
 }
 
-/// `train` leaves `mode: train_and_eval` of the params as it is: they say how to train.
+/// Returns the mode that overrides the params. `train` does not override `mode: train_and_eval` of the params.
 fn mode_of<'a>(given: Option<&'a str>, params: &Params) -> Option<&'a str> {
     let written = params.runconfig.as_ref().and_then(|run| run.mode.as_deref());
     if given == Some("train") && written == Some("train_and_eval") { None } else { given }
@@ -58,7 +58,7 @@ fn local_run(flags: &RunFlags, prepared: Prepared) -> LocalRun {
     let mut launch = Launch::new(resolved, appliance, params_yaml);
     launch.isa = flags.isa;
     launch.resume.accept_other_profile = flags.accept_other_profile;
-    // Roles run where this process does; their messages should name what the user knows.
+    // The roles run in the working directory of this process; an empty path would be unreadable in messages.
     if launch.model_dir == Path::new("") {
         launch.model_dir = Path::new(".").to_owned();
     }

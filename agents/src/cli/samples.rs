@@ -1,4 +1,4 @@
-//! `samples`: what the model will see, as a file.
+//! The command `samples`: writes the samples that the model receives to a file.
 
 use std::path::Path;
 

@@ -1,8 +1,10 @@
-//! An agent's side: join the coordinator, take orders, report, and join again when the coordinator is lost.
+//! The agent's side of the control stream: joins the coordinator, receives commands, sends reports, and joins again
+//! when the coordinator is lost.
 //!
-//! A coordinator may end and another one take its place at the same address; the job goes on from what the MemoryX
-//! shards hold. So an agent whose coordinator is lost keeps what it has, lets go of its epoch, and knocks at the same
-//! door, whose name is looked up anew each time, until [`JOIN_PATIENCE`] is over.
+//! A coordinator may end, and another one may start at the same address; the job then continues from the parameters in
+//! the MemoryX shards. An agent that has lost its coordinator keeps its data, abandons its epoch, and tries to join
+//! again at the same address. The name in the address is resolved for each try. The agent gives up after
+//! [`JOIN_PATIENCE`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,49 +28,49 @@ use super::job::{CompiledJob, JobDocument};
 use crate::failure::Failure;
 use crate::member::Member;
 
-/// How long an agent looks for a coordinator before it gives up: long enough for one that is only being brought here.
+/// How long an agent tries to reach a coordinator: long enough for one whose image is still being pulled.
 const JOIN_PATIENCE: Duration = Duration::from_secs(600);
-/// Pause after the first attempt to reach it; each one is twice as long as the one before, up to [`LONGEST_PAUSE`].
+/// Delay after the first failed try; doubled for each further one, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// See [`FIRST_PAUSE`].
+/// Maximum delay between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long another process of the agent's name may be in its place: one that died where its end was not seen counts as
-/// gone after half of it.
+/// How long an agent retries while another process has its name. The stream of a process that died unnoticed ends after
+/// half of this time.
 const NAME_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What an agent says of itself.
+/// The properties that an agent sends when it joins.
 #[derive(Clone, Debug)]
 pub struct Introduction {
-    /// Who it is.
+    /// The name of the agent.
     pub me: AgentId,
-    /// Where others dial its data port; empty for systems.
+    /// Address at which other agents dial its data port; empty for systems.
     pub address: String,
-    /// Best instruction set it may use; once in a job, the one the job is pinned to.
+    /// Best instruction set that the agent may use. After the first join, the one to which the job is pinned.
     pub isa: Isa,
-    /// What a shard holds.
+    /// State of a shard; `None` for other roles.
     pub shard: Option<ShardState>,
-    /// The job it is in already; empty before.
+    /// The job that the agent belongs to; empty before the first join.
     pub uid: String,
 }
 
-/// Words that may wait for the coordinator to take them. A run has a few at a time; the lines of a log, of which there
-/// may be any number, get half of the room, and are dropped beyond it.
+/// Maximum messages that wait for the coordinator. A run has only a few at a time. Log records, whose number is not
+/// bounded, may use half of the capacity and are dropped beyond it.
 const WORDS: usize = 8192;
 
-/// Where an agent's words go. Clones share the stream, and follow it to the next coordinator; words into a broken one
-/// are dropped, the break is seen by [`Session::next`].
+/// Sends messages to the coordinator. Clones share the stream, and switch together to the stream of the next
+/// coordinator. Messages to a broken stream are dropped; [`Session::next`] reports the break.
 #[derive(Clone, Debug)]
 pub struct Outbox(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
 
 impl Outbox {
-    /// An outbox, and the stream its words come out of.
+    /// Creates an outbox, and the receiver of its messages.
     fn new() -> (Self, mpsc::Receiver<proto::FromAgent>) {
         let (sender, words) = mpsc::channel(WORDS);
         (Self(Arc::new(Mutex::new(sender))), words)
     }
 
-    /// From now on words go into another stream, which is returned.
+    /// Switches to a new stream and returns its receiver.
     fn turn(&self) -> mpsc::Receiver<proto::FromAgent> {
         let (sender, words) = mpsc::channel(WORDS);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
@@ -83,12 +85,12 @@ impl Outbox {
         let _ = sender.try_send(proto::FromAgent { message: Some(message) });
     }
 
-    /// Reports to the coordinator.
+    /// Sends a report.
     pub fn report(&self, report: &AgentReport) {
         self.send(from_agent::Message::Report(codec::encode(report)));
     }
 
-    /// Forwards a log record.
+    /// Sends a log record, or drops it if half of the capacity is used.
     pub fn log(&self, record: &Record) {
         let log = proto::Log {
             time_ms: record.unix_ms,
@@ -99,12 +101,12 @@ impl Outbox {
         self.send(from_agent::Message::Log(log));
     }
 
-    /// Tells that this shard was asked to leave.
+    /// Announces that this shard was asked to leave.
     pub fn leaving(&self) {
         self.send(from_agent::Message::Leaving(proto::Leaving {}));
     }
 
-    /// Tells what the process has used so far.
+    /// Sends the usage of this process so far.
     fn usage(&self, metrics: &RoleMetrics, work: Work) {
         let mut stalls = metrics.stall().totals();
         stalls[StallReason::Commit] -= work.idle_at_end;
@@ -121,46 +123,46 @@ impl Outbox {
     }
 }
 
-/// Computing done.
+/// The amount of computation done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
-    /// Seconds.
+    /// Seconds of computing.
     pub seconds: f64,
     /// Floating-point operations.
     pub flops: u64,
-    /// Seconds after the last turn, which nothing came of: no stall, though it was waited for another turn.
+    /// Seconds of waiting after the last iteration. They are subtracted from the stall time, because no iteration
+    /// followed.
     pub idle_at_end: f64,
 }
 
-/// What an agent hears.
+/// An event of the session.
 #[derive(Debug)]
 pub enum Heard {
-    /// An order of the coordinator.
+    /// A command of the coordinator.
     Order(AgentCommand),
-    /// The coordinator is lost; [`Session::rejoin`] finds the next one.
+    /// The coordinator is lost; [`Session::rejoin`] joins the next one.
     Lost,
-    /// Whoever runs this process wants it to end (SIGTERM).
+    /// SIGTERM: the process is asked to end.
     Leave,
 }
 
-/// A place in the job.
+/// The membership of an agent in a job.
 #[derive(Debug)]
 pub struct Session {
-    /// The job, compiled here.
+    /// The job, compiled by this agent.
     pub job: CompiledJob,
-    /// Where words go.
+    /// Sends messages to the coordinator.
     pub outbox: Outbox,
     door: Door,
     stream: Streaming<proto::ToAgent>,
 }
 
 impl Session {
-    /// Joins the coordinator at `address`: waits for it to come up, and then for the job, which is told once every
-    /// agent's instruction set is known. `terminate` is SIGTERM.
+    /// Joins the coordinator at `address`: waits until it is reachable, and then for the job, which it sends when the
+    /// instruction sets of all agents are known. `terminate` receives SIGTERM.
     ///
     /// # Errors
-    /// The coordinator can't be reached in time, refuses this agent, or runs another plan; the process was asked to
-    /// leave.
+    /// The coordinator can't be reached in time, rejects this agent, or has another plan; the process received SIGTERM.
     pub async fn join(
         address: &str,
         member: Member,
@@ -176,16 +178,16 @@ impl Session {
         logger.forward(move |record| records.log(&record));
         let (attempt, plan, profile) = (welcome.attempt, &job.hash, &job.profile);
         tracing::info!(attempt, %plan, "joined attempt {attempt} with plan {plan}, {profile}");
-        // Whatever comes later, the numbers of this job are made with this instruction set.
+        // From now on, the agent computes this job with this instruction set, also for later coordinators.
         (door.introduction.isa, door.introduction.uid) = (job.profile.isa, welcome.uid);
         Ok(Self { job, outbox, door, stream })
     }
 
-    /// Joins the next coordinator of the same job, with what a shard holds by now. What is said meanwhile waits, and
-    /// comes after the hello.
+    /// Joins the next coordinator of the same job, with the current state of a shard. Messages that are sent in the
+    /// meantime wait, and follow the hello.
     ///
     /// # Errors
-    /// As for [`Session::join`], and when another job's coordinator answers.
+    /// See [`Session::join`]; also if the coordinator of another job answers.
     pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), Failure> {
         let words = self.outbox.turn();
         tracing::warn!(coordinator = %self.door.address, "the coordinator is lost; looking for the next one");
@@ -198,7 +200,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the coordinator that said `welcome` directs the job this agent belongs to.
+    /// Checks that the coordinator that sent `welcome` has the job of this agent.
     fn check(&self, welcome: &proto::Welcome) -> Result<(), Failure> {
         let same = welcome.uid == self.door.introduction.uid
             && welcome.plan == self.job.hash.0
@@ -214,10 +216,10 @@ impl Session {
         )))
     }
 
-    /// What comes next. Safe to cancel.
+    /// Waits for the next event. Cancel safe.
     ///
     /// # Errors
-    /// An order that can't be read.
+    /// A command can't be decoded.
     pub async fn next(&mut self) -> Result<Heard, Failure> {
         let message = tokio::select! {
             message = self.stream.message() => message,
@@ -232,7 +234,7 @@ impl Session {
         }
     }
 
-    /// Leaves the job: tells what the process has used, and stays until the coordinator has heard it.
+    /// Leaves the job: sends the usage of the process, and waits until the coordinator closes the stream.
     pub async fn leave(mut self, metrics: &RoleMetrics, work: Work) {
         self.outbox.usage(metrics, work);
         self.outbox.send(from_agent::Message::Goodbye(proto::Goodbye {}));
@@ -240,7 +242,7 @@ impl Session {
     }
 }
 
-/// Where an agent joins, and what it says there.
+/// Where an agent joins, and what it sends there.
 #[derive(Debug)]
 struct Door {
     address: String,
@@ -250,7 +252,7 @@ struct Door {
 }
 
 impl Door {
-    /// Says hello until a coordinator has told the job; `words` are what follows the hello.
+    /// Joins a coordinator and waits for the job, until SIGTERM; `words` yields the messages that follow the hello.
     async fn knock(
         &mut self,
         outbox: &Outbox,
@@ -290,7 +292,7 @@ async fn knock(
                         "the coordinator at {address} can't be reached yet ({why}); trying for {minutes} minutes"
                     );
                 }
-                // Nobody tells when a port begins to listen.
+                // There is no notification when a port begins to listen.
                 tokio::time::sleep(pause).await;
                 pause = LONGEST_PAUSE.min(2 * pause);
                 continue;
@@ -305,7 +307,7 @@ async fn knock(
                     && duplicate_since.get_or_insert(heard_since).elapsed() < NAME_PATIENCE =>
             {
                 tracing::info!("the coordinator does not admit {} yet: {}", introduction.me, status.message());
-                // Nobody tells when the other process is gone.
+                // There is no notification when the other process has ended.
                 tokio::time::sleep(pause).await;
                 pause = LONGEST_PAUSE.min(2 * pause);
                 continue;
@@ -314,7 +316,8 @@ async fn knock(
                 let me = introduction.me;
                 return Err(Failure::peer(format!("the coordinator refused {me}: {}", status.message())));
             }
-            // It went away before it told the job. The time it was there does not count.
+            // The coordinator was lost before it sent the job. The time of the connection does not count against the
+            // timeout.
             Err(_) => deadline += heard_since.elapsed(),
         }
         if Instant::now() >= deadline {
@@ -324,7 +327,7 @@ async fn knock(
     }
 }
 
-/// Says hello, and waits for the job.
+/// Sends the hello, and waits for the job.
 async fn introduce(
     channel: tonic::transport::Channel,
     introduction: &Introduction,
@@ -351,7 +354,7 @@ async fn introduce(
     }
 }
 
-/// Whether a coordinator said no, as opposed to being lost.
+/// Returns whether a coordinator rejected the agent, as opposed to being lost.
 fn is_refusal(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -363,8 +366,8 @@ fn is_refusal(status: &Status) -> bool {
     )
 }
 
-/// Most bytes of a control message: a placement of 192 systems and all their addresses takes some ten kilobytes, the
-/// norms of a 20B model's chunks about a megabyte.
+/// Maximum bytes of a control message. A placement of 192 systems with all addresses takes some ten kilobytes, the
+/// norms of the chunks of a 20B model about a megabyte.
 pub const CONTROL_BYTES: usize = 64 << 20;
 
 fn document(welcome: &proto::Welcome) -> Result<JobDocument, Failure> {

@@ -1,4 +1,4 @@
-//! The job as every agent is told it, and what each derives from it.
+//! The job as the coordinator sends it to every agent, and the values that agents derive from it.
 
 use std::sync::Arc;
 
@@ -11,40 +11,41 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::host;
 
-/// What travels in the coordinator's welcome.
+/// The job in the coordinator's welcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobDocument {
     /// The resolved params.
     pub job: Job,
     /// The machine.
     pub appliance: ApplianceSpec,
-    /// Cuts that the run must keep, whatever the machine would allow.
+    /// Cuts that the run must keep, even if the machine would allow others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<Cuts>,
 }
 
-/// How a checkpoint's run cut its batch and its parameters. A run that goes on from it cuts them in the same way, so
-/// that another wafer, or other chunks on the links, change no bit.
+/// Sizes of leaves and chunks of a checkpoint's run. A run that continues from the checkpoint uses the same ones, so
+/// that another wafer, or other chunks on the links, do not change the numerics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cuts {
-    /// Samples of a training leaf.
+    /// Samples of a training leaf; `None` for the compiler's choice.
     #[serde(default)]
     pub leaf_samples: Option<u32>,
-    /// Elements of the largest chunk.
+    /// Elements of the largest chunk; `None` for the compiler's choice.
     #[serde(default)]
     pub chunk_elements: Option<u32>,
 }
 
 impl Cuts {
-    /// The cuts that a profile has.
+    /// Returns the cuts of a profile.
     pub const fn of(profile: &NumericsProfile) -> Self {
         Self { leaf_samples: profile.leaf_samples, chunk_elements: profile.chunk_elements }
     }
 
-    /// Asks the compiler for these.
+    /// Sets the cuts in the request to the compiler.
     fn ask(self, request: &mut CompileRequest) {
         if let Some(samples) = self.leaf_samples {
-            // Also where that is more than the bound: `auto` may have stood for larger leaves in an earlier release.
+            // Set even if it exceeds the bound of the params: `auto` may have meant larger leaves in an earlier
+            // release.
             request.train.leaf_bound = samples as usize;
         }
         if let Some(elements) = self.chunk_elements {
@@ -53,28 +54,27 @@ impl Cuts {
     }
 }
 
-/// A job compiled: the same on every agent.
+/// A compiled job; the same on every agent.
 #[derive(Clone, Debug)]
 pub struct CompiledJob {
     /// The resolved params.
     pub job: Arc<Job>,
     /// The machine.
     pub appliance: Arc<ApplianceSpec>,
-    /// The stream plan.
     pub plan: Arc<StreamPlan>,
-    /// Its hash.
+    /// Hash of the plan.
     pub hash: PlanHash,
-    /// How the arithmetic is done.
+    /// The numerics profile.
     pub profile: NumericsProfile,
-    /// The cuts it was asked to keep.
+    /// The cuts that the document required, if any.
     pub cuts: Option<Cuts>,
 }
 
 impl JobDocument {
-    /// Compiles the plan, for a job pinned to `isa`.
+    /// Compiles the plan of a job that is pinned to `isa`.
     ///
     /// # Errors
-    /// The model does not fit; the user's to mend.
+    /// The model does not fit, or its plan can't be streamed; the user has to change the params.
     pub fn compile(self, isa: Isa) -> Result<CompiledJob, Failure> {
         let mut request = request(&self.job, &self.appliance)?;
         if let Some(cuts) = self.cuts {
@@ -97,7 +97,8 @@ impl JobDocument {
         })
     }
 
-    /// Whether this document describes the numbers `compiled` does. How long the run is and where it writes may differ.
+    /// Returns whether this document gives the same numerics as `compiled`. Length of the run and directories may
+    /// differ.
     pub fn makes_the_numbers_of(&self, compiled: &CompiledJob) -> bool {
         let (this, other) = (&self.job, &*compiled.job);
         this.model == other.model
@@ -109,17 +110,18 @@ impl JobDocument {
 }
 
 impl CompiledJob {
-    /// The document it was compiled from.
+    /// Returns the document from which the job was compiled.
     pub fn document(&self) -> JobDocument {
         JobDocument { job: (*self.job).clone(), appliance: (*self.appliance).clone(), cuts: self.cuts }
     }
 
-    /// How gradients change the weights.
+    /// Returns the optimizer.
     pub fn optimizer(&self) -> &millrace_params::OptimizerSpec {
         &self.job.optimizer
     }
 
-    /// Compute threads of a system: the appliance's number, else an equal share of this machine's cores.
+    /// Returns the compute threads of a system: the number of the appliance, or else an equal share of this machine's
+    /// cores.
     pub fn threads(&self) -> usize {
         match self.appliance.threads {
             0 => (host::cores() / self.job.run.num_csx.max(1)).max(1),
@@ -127,13 +129,13 @@ impl CompiledJob {
         }
     }
 
-    /// MemoryX shards: the job's number, else the appliance's.
+    /// Returns the number of MemoryX shards: that of the job, or else that of the appliance.
     pub fn shards(&self) -> u32 {
         let asked = self.job.run.num_wgt_servers;
         (if asked > 0 { asked } else { self.appliance.memoryx.shards }) as u32
     }
 
-    /// Slots a receiver lets be in flight to it.
+    /// Returns the slots that a receiver allows in flight to it.
     pub fn window(&self) -> u64 {
         self.plan.slots_within(self.appliance.link.window_bytes())
     }

@@ -1,4 +1,4 @@
-//! The control plane inside a job: every agent keeps one stream to the coordinator.
+//! The control plane inside a job: one stream between each agent and the coordinator.
 
 pub mod agent;
 pub mod job;

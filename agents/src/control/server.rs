@@ -1,4 +1,5 @@
-//! The coordinator's side: accepts agents' streams and turns them into events on one channel.
+//! The coordinator's side of the control streams: accepts the streams of agents and sends their messages as events to
+//! one channel.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,46 +21,48 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::agent::CONTROL_BYTES;
 
-/// Numbers the streams, so that the end of an old one is not taken for the end of its successor.
+/// Number of a stream. It distinguishes the end of an old stream from the end of its successor.
 pub type StreamNumber = u64;
 
-/// What an agent said on joining.
+/// The message with which an agent joins.
 #[derive(Debug)]
 pub struct Hello {
-    /// Who.
+    /// The agent, as in its certificate.
     pub agent: AgentId,
-    /// Its data port.
+    /// Address of its data port; empty for systems.
     pub address: String,
-    /// Best instruction set it may use; of one that was in the job already, the one the job is pinned to.
+    /// Best instruction set that the agent may use. For an agent that was in the job before, the one to which the job
+    /// is pinned.
     pub isa: Isa,
-    /// What a shard holds.
+    /// State of a shard; `None` for other roles.
     pub shard: Option<ShardState>,
-    /// The job it was in already; empty on joining for the first time. Which job it belongs to, its certificate says.
+    /// The job that the agent was in before; empty on the first join. The certificate has the job that it belongs to.
     pub uid: String,
-    /// Distinguishes its process from others of the same name.
+    /// Distinguishes the process from others with the same name.
     pub instance: u64,
-    /// Where words to it go.
+    /// Sends messages to the agent.
     pub post: Post,
 }
 
-/// Events of all agents that may wait for the coordinator; while so many do, nothing more is read from their streams.
+/// Maximum events of all agents that wait for the coordinator. While they do, nothing more is read from the streams.
 const EVENTS: usize = 1024;
-/// Bytes of messages that may wait for it, in KiB: four of the largest.
+/// Maximum size of the waiting messages in KiB: four of the largest.
 const EVENT_KIB: u32 = 4 * (CONTROL_BYTES >> 10) as u32;
-/// Orders that may wait for an agent to take them: more than a run has under way. An agent that takes none is lost.
+/// Maximum commands that wait for an agent: more than a run has in progress. An agent that does not receive them is
+/// treated as lost.
 const ORDERS: usize = 1024;
-/// Most bytes of a line of an agent's log; the rest is cut off.
+/// Maximum bytes of an agent's log message; the rest is cut off.
 const LOG_BYTES: usize = 16 << 10;
-/// Most fields of a line of an agent's log; the others are left out.
+/// Maximum fields of an agent's log record; the others are dropped.
 const MAX_LOG_FIELDS: usize = 16;
-/// Most bytes of a field's name and of its value; a longer field is left out.
+/// Maximum bytes of a field's name and value together; longer fields are dropped.
 const LOG_FIELD_BYTES: usize = 1 << 10;
 
-/// Words to one agent. Words into a broken stream are dropped; its end comes as [`ControlEvent::Gone`].
+/// Sends messages to one agent. Messages to a broken stream are dropped; [`ControlEvent::Gone`] follows.
 #[derive(Clone, Debug)]
 pub struct Post {
     words: mpsc::Sender<Result<proto::ToAgent, Status>>,
-    /// Ends the stream of an agent that takes nothing.
+    /// Notified to end the stream of an agent that does not receive its messages.
     cut: Arc<Notify>,
 }
 
@@ -70,57 +73,58 @@ impl Post {
         }
     }
 
-    /// Tells the job.
+    /// Sends the job.
     pub fn welcome(&self, welcome: proto::Welcome) {
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) }));
     }
 
-    /// Gives an order.
+    /// Sends a command.
     pub fn order(&self, order: &AgentCommand) {
         let order = codec::encode(order);
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Order(order)) }));
     }
 
-    /// Sends the process away while another one of its name is there; it may come again.
+    /// Rejects the process because another one with its name is connected; it may try again.
     pub fn refuse_duplicate(&self, reason: &str) {
         self.send(Err(Status::already_exists(reason)));
     }
 
-    /// Sends the agent away with a reason.
+    /// Rejects the agent with a reason; the agent does not try again.
     pub fn refuse(&self, reason: &str) {
         self.send(Err(Status::failed_precondition(reason)));
     }
 }
 
-/// What comes from the agents.
+/// Messages and states of the agents' streams.
 #[derive(Debug)]
 pub enum ControlEvent {
-    /// An agent said hello.
+    /// An agent wants to join.
     Hello(StreamNumber, Box<Hello>),
-    /// An agent reports.
+    /// An agent sent a report.
     Report(AgentId, StreamNumber, AgentReport),
-    /// A line of an agent's log.
+    /// A log record of an agent.
     Log(AgentId, proto::Log),
-    /// What an agent has used.
+    /// The usage of an agent so far.
     Usage(AgentId, proto::Usage),
-    /// A shard was asked to leave, and stays until it is told to finish.
+    /// A shard was asked to leave. It stays until it receives `Finish`.
     Leaving(AgentId, StreamNumber),
-    /// An agent's stream ended.
+    /// The stream of an agent ended.
     Gone(AgentId, StreamNumber),
 }
 
-/// Where the coordinator takes events from.
+/// Receives events of all agents.
 #[derive(Debug)]
 pub struct ControlEvents(mpsc::Receiver<(ControlEvent, OwnedSemaphorePermit)>);
 
 impl ControlEvents {
-    /// The next event. Safe to cancel.
+    /// Returns the next event; `None` after all senders were dropped. Cancel safe.
     pub async fn recv(&mut self) -> Option<ControlEvent> {
         self.0.recv().await.map(|(event, _room)| event)
     }
 }
 
-/// Where streams put events: bounded in number and bytes, so that whoever sends more than is taken is not read.
+/// Sends events. The waiting events are bounded in number and bytes, so streams are read only as fast as the
+/// coordinator handles their events.
 #[derive(Clone, Debug)]
 struct Events {
     queue: mpsc::Sender<(ControlEvent, OwnedSemaphorePermit)>,
@@ -128,7 +132,7 @@ struct Events {
 }
 
 impl Events {
-    /// Waits for room for an event of so many bytes; false when the coordinator takes no more.
+    /// Waits for capacity for an event of `bytes` bytes. Returns false if the coordinator has dropped the receiver.
     async fn send(&self, event: ControlEvent, bytes: usize) -> bool {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1).min(EVENT_KIB);
         let Ok(room) = self.room.clone().acquire_many_owned(kib).await else { return false };
@@ -145,7 +149,7 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// A service, and where its events come from.
+    /// Creates the service, and the receiver of its events.
     pub fn new() -> (Self, ControlEvents) {
         let (queue, events) = mpsc::channel(EVENTS);
         let events_in = Events { queue, room: Arc::new(Semaphore::new(EVENT_KIB as usize)) };
@@ -153,7 +157,7 @@ impl ControlService {
         (Self { events: events_in, streams, rejections }, ControlEvents(events))
     }
 
-    /// Whether the hello is of the agent that the connection's certificate names.
+    /// Checks that the hello is from the agent that the connection's certificate names.
     fn check_name(&self, hello: &Hello, certified: Option<AgentId>) -> Result<(), Status> {
         if certified == Some(hello.agent) {
             return Ok(());
@@ -202,7 +206,7 @@ fn read_hello(hello: proto::Hello, post: Post) -> Result<Hello, Status> {
     Ok(Hello { agent, address: hello.address, isa, shard, uid: hello.uid, instance: hello.instance, post })
 }
 
-/// Turns what an agent says into events until its stream ends, or is ended because the agent takes no orders.
+/// Sends the messages of an agent as events, until its stream ends or the agent does not receive its commands.
 async fn listen(
     agent: AgentId,
     number: StreamNumber,
@@ -240,7 +244,7 @@ async fn listen(
     events.send(ControlEvent::Gone(agent, number), 0).await;
 }
 
-/// A line of a log that is no longer than [`LOG_BYTES`], with at most [`MAX_LOG_FIELDS`] fields.
+/// Truncates the message to [`LOG_BYTES`] and drops fields that are too long or beyond [`MAX_LOG_FIELDS`].
 fn shortened(mut log: proto::Log) -> proto::Log {
     let mut kept = 0;
     log.fields.retain(|name, value| {
@@ -253,7 +257,7 @@ fn shortened(mut log: proto::Log) -> proto::Log {
     log
 }
 
-/// What was used, with the waits that this build knows.
+/// Drops the stall reasons that this build does not know.
 fn known_reasons(mut usage: proto::Usage) -> proto::Usage {
     usage.stall_seconds.retain(|name, _| StallReason::ALL.iter().any(|reason| reason.as_str() == name));
     usage
@@ -268,7 +272,7 @@ mod tests {
 
     const AGENT: AgentId = AgentId::new(Role::Cs2, 0);
 
-    /// Whether `future` is over without waiting for anything.
+    /// Returns whether `future` completes without waiting.
     async fn is_ready(future: impl Future) -> bool {
         let mut future = pin!(future);
         tokio::select! {

@@ -1,4 +1,5 @@
-//! The processes of one attempt, for a program that runs many: it sees how each is, and decides itself what follows.
+//! The processes of one attempt, for a program that runs many jobs: reports the status of each process and leaves
+//! decisions to the caller.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -17,30 +18,30 @@ use super::run::{document, first_line};
 use super::supervise::Ending;
 use super::{LaunchError, Listening, LocalRun};
 
-/// Told whenever something about a process has changed.
+/// Called whenever the status of a process has changed.
 type Changed = Arc<dyn Fn() + Send + Sync>;
 
-/// See the module text. Dropping it kills every process.
+/// The processes of one attempt. Dropping it kills every process.
 pub struct Crew {
     hands: Vec<Arc<Running>>,
     journal: Option<Journal>,
-    /// Held open: a process ends when its own closes.
+    /// Kept open: a process ends when its standard input closes.
     _stdins: Vec<ChildStdin>,
     orders: watch::Sender<Order>,
-    /// How many run.
+    /// Number of running processes.
     alive: watch::Sender<usize>,
 }
 
-/// How one of the processes is.
+/// The status of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hand {
-    /// Who it is.
+    /// The agent that the process runs.
     pub agent: AgentId,
-    /// Whether it is part of the job.
+    /// Whether the process has joined the job and is ready.
     pub ready: bool,
-    /// How and when it ended, once it has.
+    /// How and when the process ended; `None` while it runs.
     pub ended: Option<(Ending, SystemTime)>,
-    /// What it wrote last on standard error.
+    /// The last lines that it wrote to standard error.
     pub last_lines: Vec<String>,
 }
 
@@ -63,11 +64,12 @@ impl Running {
 }
 
 impl Crew {
-    /// Starts the coordinator of `run`, and once it listens everyone else. Where it ends instead, nobody else is
-    /// started. `changed` is called, from any thread, whenever a process has become ready or has ended.
+    /// Starts the coordinator of `run`, and all other processes once it listens. If the coordinator ends before, no
+    /// other process is started. `changed` is called, from any thread, whenever a process has become ready or has
+    /// ended.
     ///
     /// # Errors
-    /// A process can't be started. Those that were are killed.
+    /// A process can't be started. The processes started before are killed.
     pub async fn start(run: &LocalRun, changed: Changed) -> Result<Self, LaunchError> {
         let members = members(run)?;
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
@@ -77,7 +79,7 @@ impl Crew {
         let mut crew = Self { hands: Vec::new(), journal: None, _stdins: Vec::new(), orders, alive };
         let (hand, Pipes { mut stdin, stdout }) = crew.begin(coordinator, None, &changed)?;
         let lines = format!("{}{document}\n", issuer.line(coordinator.agent)?);
-        // One that ended already says so by its exit.
+        // If the coordinator has ended already, its exit is reported by its status.
         let _ = stdin.write_all(lines.as_bytes()).await;
         crew._stdins.push(stdin);
         let Some(stdout) = stdout else { return Ok(crew) };
@@ -85,7 +87,7 @@ impl Crew {
         let Some(Listening { control, journal, .. }) = first_line(&mut lines).await? else { return Ok(crew) };
         crew.journal = Some(issuer.journal(&journal)?);
         hand.change(|state| state.0 = true, &changed);
-        // What it tells a user stands in its logs, too.
+        // The output for the user is also in the logs, so it is discarded.
         tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
         for member in others {
             let (hand, Pipes { mut stdin, stdout }) = crew.begin(member, Some(&control), &changed)?;
@@ -122,28 +124,28 @@ impl Crew {
         Ok((hand, pipes))
     }
 
-    /// How the coordinator is followed; `None` where it ended before it could be.
+    /// Returns the connection to the coordinator's journal; `None` if the coordinator ended before it listened.
     pub const fn journal(&self) -> Option<&Journal> {
         self.journal.as_ref()
     }
 
-    /// How each process is, in the order in which they were started.
+    /// Returns the status of each process, in the order in which they were started.
     pub fn hands(&self) -> Vec<Hand> {
         self.hands.iter().map(|hand| hand.look()).collect()
     }
 
-    /// Whether every process has ended.
+    /// Returns whether every process has ended.
     pub fn is_over(&self) -> bool {
         self.hands.iter().all(|hand| hand.look().ended.is_some())
     }
 
     /// Waits until every process has ended.
     pub async fn over(&self) {
-        // An error means that nobody could change it any more.
+        // An error means that the sender was dropped, so the count can't change.
         let _ = self.alive.subscribe().wait_for(|alive| *alive == 0).await;
     }
 
-    /// Asks every process that runs to end in good order: the coordinator saves the last committed step first.
+    /// Asks every running process to end in order: the coordinator saves the last committed step first.
     pub fn dismiss(&self) {
         self.orders.send_if_modified(|order| {
             let lives = *order == Order::Live;
@@ -154,7 +156,7 @@ impl Crew {
         });
     }
 
-    /// Kills every process that runs.
+    /// Kills every running process.
     pub fn kill(&self) {
         self.orders.send_replace(Order::Die);
     }

@@ -1,4 +1,4 @@
-//! Which processes a local run consists of, and with what each is started. Decided without starting any.
+//! Determines the processes of a local run and their arguments, without starting any.
 
 use millrace_engine::types::{AgentId, Role};
 
@@ -6,24 +6,24 @@ use super::role::level;
 use super::{LaunchError, LocalRun};
 use crate::host::cores;
 
-/// Where every port of a local run listens.
+/// The listen address of every port of a local run.
 const LOOPBACK: &str = "127.0.0.1";
-/// Ports set aside for each process when they are fixed: control or data, metrics, and a coordinator's journal.
+/// Number of ports per process if ports are fixed: control or data, metrics, and the coordinator's journal.
 const PORTS_EACH: u16 = 3;
 
 /// A process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Who it will be.
+    /// The agent that the process runs.
     pub agent: AgentId,
     /// The arguments after the program's name, without the coordinator's address, which is not known yet.
     pub arguments: Vec<String>,
 }
 
-/// Every process of `run`, in the order in which they are started; the coordinator is first.
+/// Returns every process of `run` in the order in which they are started; the coordinator is first.
 ///
 /// # Errors
-/// When the fixed ports end above the highest port there is.
+/// The fixed ports exceed the highest port.
 pub fn members(run: &LocalRun) -> Result<Vec<Member>, LaunchError> {
     let wanted = &run.launch.wanted;
     let count = |role| match role {
@@ -38,7 +38,7 @@ pub fn members(run: &LocalRun) -> Result<Vec<Member>, LaunchError> {
     agents.enumerate().map(|(place, agent)| member(run, agent, ports(run.base_port, place)?)).collect()
 }
 
-/// Compute threads of each system: as asked for, else its share of the machine's cores.
+/// Returns the compute threads of each system: the requested number, or else its share of the machine's cores.
 pub fn threads_per_system(run: &LocalRun, cores: usize) -> usize {
     match run.threads.unwrap_or(run.launch.appliance.threads) {
         0 => (cores / run.launch.wanted.systems.max(1)).max(1),
@@ -52,7 +52,7 @@ fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> 
     let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
     flag("index", agent.index.to_string());
     flag("identity", "-".to_owned());
-    // Nothing leaves this machine.
+    // The traffic does not leave this machine.
     flag("data_encryption", "off".to_owned());
     flag("listen", listen);
     flag("metrics_listen", metrics);
@@ -69,7 +69,7 @@ fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> 
             }
         }
         Role::Cs2 => flag("threads", threads_per_system(run, cores()).to_string()),
-        // One thread adds, copies and updates as fast as memory gives.
+        // One thread adds, copies and updates at the speed of memory.
         Role::MemoryX | Role::SwarmX | Role::Activation => flag("threads", "1".to_owned()),
     }
     if let Some(isa) = run.launch.isa {
@@ -78,7 +78,7 @@ fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> 
     Ok(Member { agent, arguments })
 }
 
-/// The ports of the process at `place`, each 0 (any free one) where they are not fixed.
+/// Returns the ports of process number `place`; all are 0 (any free port) if ports are not fixed.
 fn ports(base: Option<u16>, place: usize) -> Result<[u16; PORTS_EACH as usize], LaunchError> {
     let Some(base) = base else { return Ok([0; PORTS_EACH as usize]) };
     let first = u16::try_from(place).ok().and_then(|place| place.checked_mul(PORTS_EACH)?.checked_add(base));

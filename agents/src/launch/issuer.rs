@@ -1,4 +1,5 @@
-//! The authority of a local run: it lives in the launcher's memory, and issues each process its identity.
+//! The certificate authority of a local run: it exists in the launcher's memory only, and issues each process its
+//! identity.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,10 +9,10 @@ use millrace_protocol::security::{AttemptName, Authority, Expected, Identity, Na
 
 use super::{LaunchError, LocalRun};
 
-/// How long the identities of a run can be used to make connections: longer than any run on one machine.
+/// How long the identities of a run are valid for new connections: longer than any run on one machine.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// See the module text.
+/// Issues the identities of one run.
 pub struct Issuer {
     authority: Authority,
     attempt: AttemptName,
@@ -19,10 +20,10 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// An authority for one run.
+    /// Creates an authority for one run.
     ///
     /// # Errors
-    /// The job's UID can't stand in a certificate, or no certificate can be made.
+    /// The job's UID is invalid in a certificate, or the certificate can't be created.
     pub fn new(run: &LocalRun) -> Result<Self, LaunchError> {
         let job = run.launch.job_uid.clone().unwrap_or_else(|| format!("local-{:016x}", random_number()));
         let attempt = AttemptName::new(&job, run.launch.attempt.unwrap_or(1)).map_err(failed)?;
@@ -30,20 +31,20 @@ impl Issuer {
         Ok(Self { authority: Authority::new(validity).map_err(failed)?, attempt, validity })
     }
 
-    /// The first line of an agent's standard input.
+    /// Returns the first line of an agent's standard input: its credentials.
     ///
     /// # Errors
-    /// No certificate can be made.
+    /// The certificate can't be created.
     pub fn line(&self, agent: AgentId) -> Result<String, LaunchError> {
         let name = Name::Agent(self.attempt.clone(), agent);
         let credentials = self.authority.issue(&name, self.validity).map_err(failed)?;
         Ok(format!("{}\n", credentials.to_line()))
     }
 
-    /// How the launcher reaches the journal of the run's coordinator at `address`.
+    /// Returns the connection of the launcher to the journal of the run's coordinator at `address`.
     ///
     /// # Errors
-    /// No certificate can be made.
+    /// The certificate can't be created.
     pub fn journal(&self, address: &str) -> Result<Journal, LaunchError> {
         let credentials = self.authority.issue(&Name::Launcher(self.attempt.clone()), self.validity).map_err(failed)?;
         let identity = Identity::new(&credentials).map_err(failed)?;

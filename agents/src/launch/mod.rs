@@ -1,5 +1,5 @@
-//! A whole job on one machine, by [`run_local`]: starts the five roles as processes of their own and sees them through
-//! to the end.
+//! Runs a whole job on one machine with [`run_local`]: starts the five roles as processes and supervises them until all
+//! have ended.
 //!
 //! The roles are the running program itself, started again ([`role_process`]), so any program can run a job:
 //!
@@ -15,7 +15,8 @@
 //! }
 //! ```
 //!
-//! A program that runs many jobs keeps the processes of each as a [`Crew`] and decides itself what follows from an end.
+//! A program that runs many jobs keeps the processes of each as a [`Crew`] and decides itself how to react when one
+//! ends.
 //!
 //! ```text
 //!   launcher ──stdin: identity, launch document──► coordinator-0 ──stdout: "listening …", then copied──► stdout
@@ -24,11 +25,11 @@
 //!      └──Stop over the journal's port, when interrupted or when a role has died
 //! ```
 //!
-//! Invariants:
-//! * No process is left behind, however the launcher or any role ends: a role ends when its standard input closes.
-//! * Each process gets an identity of its own, which nobody else can read: the launcher is the authority of its run.
-//! * A role that dies ends the run; the launcher names it and shows its last lines.
-//! * A terminal's Ctrl-C reaches the launcher only: every role has a process group of its own.
+//! * No process remains, however the launcher or a role ends: a role ends when its standard input closes.
+//! * Each process has its own identity, which no other process can read: the launcher is the certificate authority of
+//!   its run.
+//! * If a role dies, the run ends; the launcher prints its name and its last lines.
+//! * Ctrl-C in a terminal reaches the launcher only, because every role has its own process group.
 
 mod crew;
 mod fleet;

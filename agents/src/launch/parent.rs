@@ -1,7 +1,7 @@
-//! No process outlives the run it belongs to: a role ends when the pipe on its standard input closes.
+//! Ends a role when the pipe on its standard input closes, so that no process outlives its run.
 //!
-//! The other end of that pipe is the launcher's. However the launcher ends, even killed outright, the kernel closes it,
-//! and nothing is left behind on the machine.
+//! The launcher holds the other end of the pipe. However the launcher ends, even by SIGKILL, the kernel closes the
+//! pipe.
 
 use std::io::Read;
 use std::sync::Once;
@@ -9,10 +9,10 @@ use std::sync::Once;
 use super::Exit;
 use super::role::started_by_launcher;
 
-/// Ends this process with [`Exit::PeerLost`] once its standard input closes, if a local launcher started it. A role
-/// that something else started (a container has no standard input) is left alone. Harmless to repeat.
+/// Ends this process with [`Exit::PeerLost`] once its standard input closes, if a local launcher started it. Does
+/// nothing for a role that was started in another way (a container has no standard input). Idempotent.
 ///
-/// What a role had in hand is lost, as with any crash: checkpoints are published whole or not at all.
+/// Unsaved work of the role is lost, as after a crash; checkpoints are published completely or not at all.
 pub fn watch_parent() {
     static WATCHED: Once = Once::new();
     if !started_by_launcher() {
@@ -30,7 +30,7 @@ pub fn watch_parent() {
     });
 }
 
-/// Reads to the end; an error is an end, too, except an interruption.
+/// Reads to the end of the input. An error other than an interruption counts as the end.
 fn wait_for_end(mut input: impl Read) {
     let mut ignored = [0; 64];
     loop {

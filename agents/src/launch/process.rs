@@ -1,4 +1,4 @@
-//! One role's process: started, watched, its last words kept.
+//! The process of one role: starts it, waits for its end, and stores its last lines of output.
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
@@ -17,10 +17,10 @@ use tokio::sync::watch;
 use super::fleet::Member;
 use super::supervise::Ending;
 
-/// Lines kept of what an agent prints.
+/// Number of stored lines of an agent's output.
 const LAST_LINES: usize = 20;
 
-/// What a process printed last.
+/// The last lines that a process printed.
 #[derive(Clone, Debug, Default)]
 pub struct LastLines(Arc<Mutex<VecDeque<String>>>);
 
@@ -33,63 +33,65 @@ impl LastLines {
         lines.push_back(line);
     }
 
-    /// The lines, oldest first.
+    /// Returns the lines, oldest first.
     pub fn get(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
-/// Where what a process prints goes.
+/// The destination of a process's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
-    /// A coordinator's to this program's own standard output and error, its user's terminal; nobody else is heard.
+    /// Standard output of a coordinator is piped, to be copied to the terminal, and its standard error is that of this
+    /// program. Standard output of other roles is discarded.
     Terminal,
-    /// To pipes, all of it.
+    /// All output is piped.
     Pipes,
 }
 
-/// What is to become of a process.
+/// The state that a process should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// It goes on.
+    /// Running.
     Live,
-    /// It is asked, by SIGTERM, to end in good order.
+    /// Ended in order, after SIGTERM.
     Leave,
-    /// It is killed.
+    /// Killed.
     Die,
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Debug)]
 pub struct Process {
-    /// Who it is.
+    /// The agent that the process runs.
     pub agent: AgentId,
-    /// What it printed last on standard error; nothing where that is the launcher's.
+    /// Its last lines on standard error; empty if it shares the launcher's standard error.
     pub last_lines: LastLines,
     child: Child,
     reader: Option<tokio::task::JoinHandle<()>>,
 }
 
-/// The two pipes to a process. It ends when its standard input is dropped.
+/// The pipes to a process. The process ends when its standard input is dropped.
 #[derive(Debug)]
 pub struct Pipes {
     /// Standard input.
     pub stdin: ChildStdin,
-    /// Standard output, where it is heard.
+    /// Standard output, if it is piped.
     pub stdout: Option<ChildStdout>,
 }
 
-/// The file of this program, or the program itself where its file was replaced by another version while it runs.
+/// Returns the file of this program. If another version has replaced the file, returns a path to the running program.
 pub fn this_program() -> std::io::Result<PathBuf> {
     let file = std::env::current_exe()?;
     Ok(if file.exists() { file } else { PathBuf::from("/proc/self/exe") })
 }
 
 impl Process {
-    /// Starts `member` from the program at `program`, which joins `coordinator` where it is not one itself.
+    /// Starts `member` from the program at `program`. `coordinator` is the address that it joins; `None` for the
+    /// coordinator itself.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system can't start the process.
     pub fn start(
         program: &Path,
         member: &Member,
@@ -107,7 +109,7 @@ impl Process {
             .envs(TraceParent::current().map(|parent| (TraceParent::VARIABLE, parent.to_string())))
             .stdin(Stdio::piped())
             .stdout(if directs || piped { Stdio::piped() } else { Stdio::null() })
-            // Its progress bars need to see the terminal.
+            // The coordinator inherits standard error, because its progress bars need the terminal.
             .stderr(if directs && !piped { Stdio::inherit() } else { Stdio::piped() })
             .process_group(0)
             .kill_on_drop(true);
@@ -119,17 +121,17 @@ impl Process {
         Ok((Self { agent: member.agent, last_lines, child, reader }, Pipes { stdin, stdout }))
     }
 
-    /// Waits for it to end; meanwhile does with it what is ordered.
+    /// Waits for the end of the process; sends it the signals of `orders` in the meantime.
     pub async fn end(mut self, mut orders: watch::Receiver<Order>) -> (AgentId, Ending) {
         let status = loop {
             tokio::select! {
                 status = self.child.wait() => break status,
-                // An error means that the launcher is gone: nobody is left to wait for this process.
+                // An error means that the launcher has dropped the sender: nothing else waits for this process.
                 order = orders.changed() => match order.map_or(Order::Die, |()| *orders.borrow_and_update()) {
                     Order::Live => {}
                     Order::Leave => self.ask_to_leave(),
                     Order::Die => {
-                        // It may have ended by itself just now.
+                        // The process may have ended by itself just now.
                         let _ = self.child.start_kill();
                         break self.child.wait().await;
                     }
@@ -137,14 +139,14 @@ impl Process {
             }
         };
         if let Some(reader) = self.reader.take() {
-            // Ends with the pipe, which ended with the process.
+            // The reader ends with the pipe, which closed when the process ended.
             let _ = reader.await;
         }
         (self.agent, status.map_or(Ending::Code(1), ending))
     }
 
     fn ask_to_leave(&self) {
-        // Nobody has waited for it, so the number is its own; one that ended just now is not there to be asked.
+        // The process was not waited for, so its id is still its own. If it ended just now, the signal has no effect.
         if let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
             let _ = kill_process(pid, Signal::TERM);
         }

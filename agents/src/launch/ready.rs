@@ -1,5 +1,5 @@
-//! What processes tell their launcher on standard output: the coordinator in its first line where it can be reached,
-//! the others whether they are part of the job.
+//! The lines that processes print for their launcher on standard output: the coordinator its addresses, the others
+//! whether they are ready.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,14 +10,14 @@ const WORD: &str = "listening ";
 pub struct Listening {
     /// Agents join here.
     pub control: String,
-    /// Whoever runs the job follows it and gives commands here.
+    /// Clients follow and control the run here.
     pub journal: String,
-    /// `/metrics` and probes; empty where they are not served.
+    /// `/metrics` and probes; empty if they are not served.
     #[serde(default)]
     pub metrics: String,
 }
 
-/// Prints the line that tells the launcher `listening`; the first thing a coordinator prints.
+/// Prints the line with the addresses, the first output of a coordinator.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -31,14 +31,14 @@ pub fn announce(listening: &Listening) -> std::io::Result<()> {
 const READY: &str = "ready";
 const WAITING: &str = "waiting";
 
-/// Prints the line that tells the launcher whether this process is part of its job.
+/// Prints the line that reports whether this process has joined its job and is ready.
 pub fn announce_ready(ready: bool) {
     use std::io::Write;
-    // A launcher that is gone ends this process in another way.
+    // If the launcher has ended, this process ends when its standard input closes.
     let _ = writeln!(std::io::stdout().lock(), "{}", if ready { READY } else { WAITING });
 }
 
-/// Reads the line of [`announce_ready`].
+/// Parses a line of [`announce_ready`]; returns `None` for other lines.
 pub(super) fn parse_ready(line: &str) -> Option<bool> {
     match line.trim_end() {
         READY => Some(true),
@@ -48,7 +48,7 @@ pub(super) fn parse_ready(line: &str) -> Option<bool> {
 }
 
 impl Listening {
-    /// Reads the line of [`announce`].
+    /// Parses a line of [`announce`]; returns `None` for other lines.
     pub(super) fn parse(line: &str) -> Option<Self> {
         serde_json::from_str(line.strip_prefix(WORD)?).ok()
     }

@@ -1,7 +1,7 @@
-//! Being a role: the command line of a role's process, and the one entry point that runs it.
+//! Runs this process as a role: the command line of a role, and the one entry point that runs it.
 //!
-//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment, and `PROGRAM` may be any
-//! program whose `main` asks [`role_process`] first.
+//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment. `PROGRAM` can be any program
+//! whose `main` calls [`role_process`] first.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, Read};
@@ -89,11 +89,11 @@ struct Line {
 }
 
 const ANY_PORT: &str = "127.0.0.1:0";
-/// Most bytes of credentials on standard input.
+/// Maximum bytes of credentials on standard input.
 const MAX_IDENTITY_BYTES: u64 = 1 << 20;
 
-/// To be called first in `main`: where this process was started as a role, runs it and returns how it ended; `None` in
-/// any other process.
+/// If this process was started as a role, runs the role and returns its exit code; returns `None` otherwise. Must be
+/// called first in `main`.
 pub fn role_process() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().as_deref() != Some(OsStr::new("role")) || std::env::var_os(ROLE_VARIABLE).is_none() {
@@ -118,7 +118,7 @@ pub fn role_process() -> Option<ExitCode> {
     Some(exit.into())
 }
 
-/// Limits this process to `roots`, if there are any.
+/// Restricts the file access of this process to `roots`. Does nothing if `roots` is empty.
 fn restrict(roots: &[PathBuf]) -> Result<(), Failure> {
     if roots.is_empty() {
         return Ok(());
@@ -134,16 +134,17 @@ fn refuse(failure: &Failure) -> Exit {
     failure.exit()
 }
 
-/// Whether a local launcher runs this process, and holds the other end of its standard input.
+/// Returns whether a local launcher started this process and holds the other end of its standard input.
 pub(super) fn started_by_launcher() -> bool {
     std::env::var_os(ROLE_VARIABLE).is_some_and(|value| value == BY_LAUNCHER)
 }
 
-/// What the arguments mean; reads a coordinator's launch document.
+/// Converts the arguments; reads the identity and a coordinator's launch document.
 fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
     let name = line.role.as_str();
     let agent = AgentId::new(line.role, line.index);
-    // Before the launch document: it may be the second line of standard input.
+    // The identity is read before the launch document, because on standard input it is the first line and the document
+    // the second.
     let identity = read_identity(&line.identity)?;
     let launch = match (line.role, &line.launch) {
         (Role::Coordinator, Some(path)) => Some(Box::new(read_launch(path)?)),
@@ -176,7 +177,7 @@ fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
     })
 }
 
-/// Reads an agent's identity, where `path` says that it is.
+/// Reads an agent's identity: a directory, or the first line of standard input if `path` is `-`.
 fn read_identity(path: &Path) -> Result<Identity, Failure> {
     let credentials = if path == Path::new("-") {
         let mut line = String::new();
@@ -195,7 +196,7 @@ fn read_identity(path: &Path) -> Result<Identity, Failure> {
 fn read_launch(path: &Path) -> Result<Launch, Failure> {
     let text = if path == Path::new("-") {
         let mut line = String::new();
-        // Only this line: what follows on standard input is the launcher's silence.
+        // Reads only this line: the launcher writes nothing more, and keeps standard input open.
         std::io::stdin().lock().read_line(&mut line).map(|_| line)
     } else {
         std::fs::read_to_string(path)
@@ -221,10 +222,10 @@ fn parse_role(name: &str) -> Result<Role, String> {
     })
 }
 
-/// Reads the name of an instruction set.
+/// Parses the name of an instruction set.
 ///
 /// # Errors
-/// The names there are.
+/// The name is unknown; the error lists the valid ones.
 pub fn parse_isa(name: &str) -> Result<Isa, String> {
     Isa::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or_else(|| {
         let names: Vec<_> = Isa::ALL.iter().rev().map(ToString::to_string).collect();
@@ -232,7 +233,7 @@ pub fn parse_isa(name: &str) -> Result<Isa, String> {
     })
 }
 
-/// Reads a log level by the name that the params give it.
+/// Parses a log level by its name in the params.
 fn parse_level(name: &str) -> Result<Level, String> {
     Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name)).ok_or_else(|| {
         let names: Vec<_> = Level::ALL.iter().map(|level| level.as_str()).collect();
@@ -240,7 +241,7 @@ fn parse_level(name: &str) -> Result<Level, String> {
     })
 }
 
-/// The log level of a job, as telemetry has it.
+/// Converts the log level of a job to that of telemetry.
 pub(super) const fn level(level: LogLevel) -> Level {
     match level {
         LogLevel::Debug => Level::Debug,

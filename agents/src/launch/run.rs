@@ -1,4 +1,4 @@
-//! The launcher's driver: carries out what the [supervisor](super::supervise) decides.
+//! The driver of the launcher: executes the decisions of the [supervisor](super::supervise).
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -22,46 +22,48 @@ use super::process::{LastLines, Order, Pipes, Process, Voice, this_program};
 use super::supervise::{Command, Ending, Event, Supervisor, Verdict};
 use super::{Exit, Launch, Listening};
 
-/// For a coordinator to say where it listens.
+/// How long the coordinator has to print its addresses.
 const COORDINATOR_START: Duration = Duration::from_secs(60);
 
-/// A whole job on this machine.
+/// A job and the settings to run it on this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalRun {
-    /// The job and what belongs to it.
+    /// The launch document.
     pub launch: Launch,
-    /// Compute threads of each system; `None` for what the appliance says.
+    /// Compute threads of each system; `None` for the number of the appliance.
     pub threads: Option<usize>,
-    /// First of the ports to listen at, three for each process in the order they are started; `None` for free ones.
+    /// First of the ports to listen on, three per process in the order in which they are started; `None` for free
+    /// ports.
     pub base_port: Option<u16>,
-    /// Where the coordinator leaves its outcome when it ends, as a line of JSON; `None` for nowhere.
+    /// The file to which the coordinator writes its outcome when it ends, as a line of JSON; `None` to write none.
     pub last_report: Option<PathBuf>,
-    /// The directories that its processes may use for users' files, which must be there; none for the whole machine.
+    /// The directories to which the processes restrict their access to users' files. They must exist; if empty, access
+    /// is not restricted.
     pub roots: Vec<PathBuf>,
 }
 
 impl LocalRun {
-    /// A run with threads as the appliance says, on free ports.
+    /// Creates a run with the threads of the appliance, on free ports.
     pub const fn new(launch: Launch) -> Self {
         Self { launch, threads: None, base_port: None, last_report: None, roots: Vec::new() }
     }
 }
 
-/// Why a run could not be started, as a sentence.
+/// Why a run could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Fixed ports beyond the highest.
+    /// The fixed ports exceed the highest port.
     #[error("the ports from {base} on are too few for this run: three for each process end above 65535")]
     Ports {
-        /// The first one.
+        /// The first port.
         base: u16,
     },
-    /// The system does not let the launcher do what it must.
+    /// An operation of the operating system failed.
     #[error("can't {action}: {cause}")]
     System {
-        /// What was tried.
+        /// What the launcher tried to do.
         action: String,
-        /// What the system said.
+        /// The error of the system.
         cause: std::io::Error,
     },
 }
@@ -73,8 +75,8 @@ impl LaunchError {
     }
 }
 
-/// Runs a job to its end, on this thread: prints its progress on standard output, its logs on standard error, and ends
-/// it gracefully on SIGINT and SIGTERM.
+/// Runs a job to its end. Blocks. Prints progress to standard output and logs to standard error; ends the job
+/// gracefully on SIGINT, SIGTERM and SIGHUP.
 pub fn run_local(run: LocalRun) -> Exit {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = runtime.map_err(LaunchError::system("start an async runtime")).and_then(|runtime| {
@@ -93,7 +95,7 @@ pub fn run_local(run: LocalRun) -> Exit {
     })
 }
 
-/// Every SIGINT, SIGTERM and SIGHUP from now on.
+/// Returns a receiver of a message for every SIGINT, SIGTERM and SIGHUP from now on.
 fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
     let (sender, receiver) = mpsc::unbounded_channel();
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
@@ -104,10 +106,10 @@ fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
     Ok(receiver)
 }
 
-/// Starts every role of `run` and sees them through; each message of `interrupts` is one Ctrl-C.
+/// Starts every role of `run` and supervises them until all have ended. Each message of `interrupts` is one Ctrl-C.
 ///
 /// # Errors
-/// The run can't be started. What was started is ended.
+/// The run can't be started. The processes started before are killed.
 pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<()>) -> Result<Exit, LaunchError> {
     let program = this_program().map_err(LaunchError::system("find this program's file"))?;
     let members = members(run)?;
@@ -116,7 +118,7 @@ pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<(
     let started = fleet.start_all(&program, &members, &run.launch, &issuer);
     let listening = tokio::select! {
         listening = started => listening?,
-        // Nothing has been done yet that could be lost; dropping the fleet ends it.
+        // Nothing has been done yet that could be lost; dropping the fleet kills its processes.
         Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
     };
     let journal = listening.map(|listening| issuer.journal(&listening.journal)).transpose()?;
@@ -129,7 +131,7 @@ pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<(
 struct Fleet {
     running: JoinSet<(AgentId, Ending)>,
     last_lines: HashMap<AgentId, LastLines>,
-    /// Held open: a process ends when its own closes.
+    /// Kept open: a process ends when its standard input closes.
     stdins: Vec<ChildStdin>,
     orders: watch::Sender<Order>,
     copying: Option<tokio::task::JoinHandle<()>>,
@@ -146,8 +148,8 @@ impl Fleet {
         }
     }
 
-    /// Starts the coordinator, and once it listens everyone else. Where the coordinator ends instead, nobody else is
-    /// started, and its address is none.
+    /// Starts the coordinator, and all other processes once it listens. If the coordinator ends before, starts no other
+    /// process and returns `None`.
     async fn start_all(
         &mut self,
         program: &Path,
@@ -159,7 +161,7 @@ impl Fleet {
         let document = document(launch)?;
         let Pipes { mut stdin, stdout } = self.start(program, coordinator, None)?;
         let lines = format!("{}{document}\n", issuer.line(coordinator.agent)?);
-        // A coordinator that ended already says so by its exit.
+        // If the coordinator has ended already, its exit is reported when it is waited for.
         let _ = stdin.write_all(lines.as_bytes()).await;
         self.stdins.push(stdin);
         let Some(stdout) = stdout else { return Ok(None) };
@@ -182,7 +184,7 @@ impl Fleet {
         Ok(pipes)
     }
 
-    /// Handles what happens until every process has ended.
+    /// Handles events until every process has ended.
     async fn see_through(&mut self, journal: Option<Journal>, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Verdict {
         let mut supervisor = Supervisor::new(self.running.len());
         let (stop_failed, mut stop_failures) = mpsc::unbounded_channel();
@@ -191,7 +193,7 @@ impl Fleet {
             let event = tokio::select! {
                 ended = self.running.join_next() => match ended {
                     Some(Ok((agent, ending))) => Event::Ended(agent, ending),
-                    // Its process is killed with it.
+                    // The task that waits for a process failed; the process is killed when the task is dropped.
                     Some(Err(_)) => continue,
                     None => break,
                 },
@@ -209,13 +211,13 @@ impl Fleet {
             }
         }
         if let Some(copying) = self.copying.take() {
-            // Ends with the coordinator's pipe.
+            // The copying ends with the coordinator's pipe.
             let _ = copying.await;
         }
         supervisor.verdict()
     }
 
-    /// Names the process whose end ended the run, with what it said last.
+    /// Prints the process whose end ended the run, with its last lines.
     fn tell(&self, verdict: Verdict, model_dir: &Path) {
         let Some((agent, ending)) = verdict.culprit else { return };
         let mut text = format!("error: {agent} {ending}, which ended the run\n");
@@ -225,12 +227,12 @@ impl Fleet {
             last.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
         }
         text.push_str(&format!("hint: start it again to go on from the last checkpoint in {}\n", model_dir.display()));
-        // Nobody reads standard error: there is no one to tell.
+        // A closed standard error leaves no way to report this.
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
     }
 }
 
-/// Waits for the deadline, for ever where there is none; it passes once.
+/// Waits for the deadline, forever if there is none; then clears it.
 async fn due(deadline: &mut Option<Pin<Box<Sleep>>>) {
     match deadline {
         Some(sleep) => sleep.await,
@@ -239,8 +241,8 @@ async fn due(deadline: &mut Option<Pin<Box<Sleep>>>) {
     *deadline = None;
 }
 
-/// Asks the coordinator to save and stop, in a task of its own: the answer comes when it is done. `failed` is told
-/// where it could not be asked, or went away without an answer.
+/// Asks the coordinator to save and stop, in the background, because it replies only when it is done. Notifies `failed`
+/// if the coordinator can't be asked or ends without a reply.
 fn ask_to_stop(journal: Option<Journal>, reason: String, failed: mpsc::UnboundedSender<()>) {
     tokio::spawn(async move {
         let asked = async {
@@ -248,19 +250,20 @@ fn ask_to_stop(journal: Option<Journal>, reason: String, failed: mpsc::Unbounded
             client.stop(StopRequest { reason }).await.ok()
         };
         if asked.await.is_none() {
-            // Nobody listens any more once the run is over.
+            // The receiver is dropped when the run has ended.
             let _ = failed.send(());
         }
     });
 }
 
-/// What a coordinator reads from its standard input.
+/// Returns the launch document that a coordinator reads from its standard input.
 pub(super) fn document(launch: &Launch) -> Result<String, LaunchError> {
     let text = launch.to_json();
     text.map_err(|error| LaunchError::System { action: "write the launch document".into(), cause: error.into() })
 }
 
-/// The coordinator's first line; `None` when it ended instead, or said something else, after which it is of no use.
+/// Reads the coordinator's first line, its addresses. Returns `None` if it ended instead. Fails if the line is another
+/// one, or does not arrive within [`COORDINATOR_START`].
 pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<Listening>, LaunchError> {
     let mut line = String::new();
     let read = tokio::time::timeout(COORDINATOR_START, lines.read_line(&mut line)).await;
@@ -277,7 +280,7 @@ pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Opt
     }
 }
 
-/// Copies lines to standard output as they come. A reader that went away (`| head`) does not end the run.
+/// Copies lines to standard output as they arrive. If the reader closes standard output (`| head`), the run continues.
 async fn copy_lines(mut from: BufReader<ChildStdout>) {
     let mut out = Some(tokio::io::stdout());
     let mut line = Vec::new();

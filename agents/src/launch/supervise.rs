@@ -1,10 +1,11 @@
-//! What the launcher does when something happens to its processes: events in, commands out, no process, no clock.
+//! Decides how the launcher reacts to events of its processes: a state machine that maps events to commands, without
+//! processes or a clock.
 //!
-//! Invariants:
 //! * Every exit that ends the run early is followed by a deadline or a kill, so a run can't hang on a dead process.
-//! * The coordinator's own report of a failure comes first: it is given a moment to make one, then asked to save what
-//!   is committed, and only then stopped.
-//! * An interruption waits for the coordinator as long as saving takes; a second one does not.
+//! * The coordinator's own report of a failure takes precedence: it gets a short time to make one, is then asked to
+//!   save the committed state, and is killed only after that.
+//! * After an interruption, the launcher waits for the coordinator as long as saving takes. A second interruption
+//!   kills.
 
 use std::time::Duration;
 
@@ -12,13 +13,14 @@ use millrace_engine::types::{AgentId, Role};
 
 use super::Exit;
 
-/// For the coordinator to say itself why the run ends, after an agent has died.
+/// How long the coordinator has to report itself why the run ends, after an agent has died. Also how long it has to end
+/// if it could not be asked to stop.
 pub const MOMENT: Duration = Duration::from_secs(2);
-/// For it to save the last committed step after that.
+/// How long the coordinator then has to save the last committed step.
 pub const SAVING: Duration = Duration::from_secs(30);
-/// For it to notice that an agent has left, or that an agent lost a peer that is still running.
+/// How long the coordinator has to notice that an agent has left, or that an agent lost a peer that is still running.
 pub const SETTLING: Duration = Duration::from_secs(20);
-/// For everybody else to leave once the coordinator has ended.
+/// How long all other processes have to leave once the coordinator has ended.
 pub const LEAVING: Duration = Duration::from_secs(10);
 
 /// How a process ended.
@@ -42,7 +44,7 @@ impl Ending {
 impl std::fmt::Display for Ending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            // The code with which a panic ends a program.
+            // The exit code of a program after a panic.
             Ending::Code(101) => f.write_str("crashed (exit code 101)"),
             Ending::Code(code) => write!(f, "ended with exit code {code}"),
             Ending::Signal(9) => f.write_str("was killed (signal 9)"),
@@ -51,58 +53,59 @@ impl std::fmt::Display for Ending {
     }
 }
 
-/// What happens.
+/// Input of the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A process has ended.
     Ended(AgentId, Ending),
-    /// The user wants the run to end.
+    /// The user interrupted the run.
     Interrupted,
     /// The coordinator could not be asked to stop.
     StopFailed,
-    /// The deadline set last has passed.
+    /// The last deadline has passed.
     Deadline,
 }
 
-/// What is to be done.
+/// Output of the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Ask the coordinator to save and stop, and say why.
+    /// Ask the coordinator to save and stop, for this reason.
     Stop(String),
-    /// Set the deadline, in place of any other.
+    /// Set the deadline, replacing an earlier one.
     Within(Duration),
-    /// Drop the deadline.
+    /// Remove the deadline.
     NoDeadline,
-    /// Kill every process that is left.
+    /// Kill every running process.
     KillAll,
 }
 
 /// How the run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The run's exit.
+    /// The exit of the run.
     pub exit: Exit,
-    /// The process whose end ended the run, where the coordinator has not told it.
+    /// The process whose end ended the run, if the coordinator has not reported it.
     pub culprit: Option<(AgentId, Ending)>,
 }
 
-/// See the module text.
+/// Supervises the processes of a run; see the module documentation.
 #[derive(Debug)]
 pub struct Supervisor {
     left: usize,
     coordinator: Option<Ending>,
     culprit: Option<(AgentId, Ending)>,
-    /// Ended without a failure of its own while the coordinator was at work; the culprit, if nobody else is.
+    /// The first agent that ended without a failure of its own while the coordinator was running. It becomes the
+    /// culprit if no other process does.
     leaver: Option<(AgentId, Ending)>,
     interrupted: bool,
     asked_to_stop: bool,
     killed: bool,
-    /// Killed before it had ended by itself.
+    /// Whether the coordinator was killed before it ended by itself.
     killed_coordinator: bool,
 }
 
 impl Supervisor {
-    /// Watches over `processes` that run.
+    /// Creates a supervisor of `processes` running processes.
     pub const fn new(processes: usize) -> Self {
         Self {
             left: processes,
@@ -116,12 +119,12 @@ impl Supervisor {
         }
     }
 
-    /// Whether every process has ended.
+    /// Returns whether every process has ended.
     pub const fn is_over(&self) -> bool {
         self.left == 0
     }
 
-    /// Takes an event, gives commands.
+    /// Handles an event; returns the commands to execute.
     pub fn on(&mut self, event: Event) -> Vec<Command> {
         match event {
             Event::Ended(agent, ending) => self.on_ended(agent, ending),
@@ -132,7 +135,7 @@ impl Supervisor {
                     Some(_) => self.kill(),
                     None => {
                         let mut commands = self.stop("interrupted".into());
-                        // With everyone alive, saving may take as long as it takes.
+                        // While all agents are alive, saving may take any time.
                         let patience =
                             if self.culprit.is_none() { Command::NoDeadline } else { Command::Within(SAVING) };
                         commands.push(patience);
@@ -140,7 +143,7 @@ impl Supervisor {
                     }
                 }
             }
-            // It may be on its way out already.
+            // The coordinator has already ended.
             Event::StopFailed if self.coordinator.is_some() => Vec::new(),
             Event::StopFailed => vec![Command::Within(MOMENT)],
             Event::Deadline => self.on_deadline(),
@@ -152,9 +155,9 @@ impl Supervisor {
         if agent.role == Role::Coordinator {
             self.coordinator = Some(ending);
             return match ending.exit() {
-                // It has told everybody to leave.
+                // The coordinator has told all agents to leave.
                 Some(Exit::Done | Exit::Interrupted) => vec![Command::Within(LEAVING)],
-                // Agents that were not told would wait for another coordinator, which a local run never has.
+                // Agents that did not receive `Finish` would wait for another coordinator, which a local run never has.
                 _ => self.kill(),
             };
         }
@@ -165,7 +168,7 @@ impl Supervisor {
             Some(Exit::Done | Exit::PeerLost | Exit::Interrupted) => {
                 let first = self.leaver.is_none();
                 self.leaver.get_or_insert((agent, ending));
-                // A stop in progress has its own patience.
+                // A stop in progress has its own deadline.
                 if first && !self.asked_to_stop { vec![Command::Within(SETTLING)] } else { Vec::new() }
             }
             Some(Exit::Failed | Exit::BadInput) | None => {
@@ -180,7 +183,7 @@ impl Supervisor {
             self.culprit = self.leaver;
         }
         match self.culprit {
-            // Without MemoryX there is nothing to save from.
+            // Without MemoryX nothing can be saved.
             Some((agent, ending))
                 if self.coordinator.is_none() && agent.role != Role::MemoryX && !self.asked_to_stop =>
             {
@@ -203,10 +206,10 @@ impl Supervisor {
         vec![Command::KillAll, Command::NoDeadline]
     }
 
-    /// How the run has ended, once it is over.
+    /// Returns how the run ended. Valid once all processes have ended.
     pub fn verdict(&self) -> Verdict {
         let own = self.coordinator.and_then(Ending::exit).filter(|&exit| exit != Exit::PeerLost);
-        // What the coordinator says after it was asked to stop for the culprit is its answer to that, not the cause.
+        // An exit after the coordinator was asked to stop because of the culprit is a consequence, not the cause.
         let asked_for_culprit = self.asked_to_stop && self.culprit.is_some();
         if let Some(exit @ (Exit::Failed | Exit::BadInput)) = own
             && !asked_for_culprit
@@ -241,7 +244,7 @@ mod tests {
         Event::Ended(agent, Ending::Code(code))
     }
 
-    /// Feeds events to the supervisor of three processes; returns all commands, and the verdict.
+    /// Passes events to the supervisor of three processes; returns all commands, and the verdict.
     fn story(events: impl IntoIterator<Item = Event>) -> (Vec<Command>, Verdict) {
         let mut supervisor = Supervisor::new(3);
         let commands = events.into_iter().flat_map(|event| supervisor.on(event)).collect();
@@ -336,7 +339,7 @@ mod tests {
     fn a_stop_nobody_answers_ends_in_a_kill() {
         let (commands, _) = story([Event::Interrupted, Event::StopFailed, Event::Deadline]);
         assert_eq!(commands[2..], [Command::Within(MOMENT), Command::KillAll, Command::NoDeadline]);
-        // The coordinator was on its way out: its own exit counts.
+        // The coordinator was already ending: its own exit counts.
         let (commands, verdict) = story([Event::Interrupted, ended(COORDINATOR, 130), Event::StopFailed]);
         assert!(!commands.contains(&Command::KillAll));
         assert_eq!(verdict.exit, Exit::Interrupted);

@@ -1,10 +1,10 @@
-//! A run to test decisions with.
+//! A local run for tests.
 
 use millrace_params::{ApplianceSpec, Overrides, Params};
 
 use super::{Launch, LocalRun};
 
-/// A run of the smallest job on one system.
+/// Returns a run of the smallest job on one system.
 pub fn local_run() -> LocalRun {
     let params_yaml = "
 train_input: {data_processor: SyntheticDataProcessor, batch_size: 4, max_sequence_length: 8}

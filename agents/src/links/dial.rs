@@ -1,4 +1,4 @@
-//! Dialling a parent: both directions of the link, each its own stream.
+//! Dials a parent: opens both directions of the link, each as its own stream.
 
 use std::future::poll_fn;
 
@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 
 use super::{DirectionKey, Happening, LinkKey, Settings, receive_frames, receive_grants, send};
 
-/// Opens the link from `me` to `peer` at `address` for `epoch`; what happens to it comes as events.
+/// Opens the link from `me` to `peer` at `address` for `epoch`, in the background. The results are sent as events.
 pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings: Settings) {
     tokio::spawn(async move {
         let key = |direction| LinkKey { epoch, peer, direction };
@@ -47,7 +47,7 @@ async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: Settings
     Ok(())
 }
 
-/// Sends `body` to `path`; what comes back.
+/// Sends `body` to `path`; returns the body of the response.
 async fn open(path: &str, me: AgentId, key: LinkKey, body: Body, mut channel: Channel) -> Result<Incoming, String> {
     let request = Request::post(path)
         .header(EPOCH_KEY, key.epoch.to_string())

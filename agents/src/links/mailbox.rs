@@ -1,4 +1,4 @@
-//! Link events in the order of epochs.
+//! Delivers link events in the order of epochs.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,32 +7,33 @@ use tokio::sync::mpsc;
 
 use super::{DirectionKey, EVENTS, Events, Happening, LinkEvent};
 
-/// Most links that may be open for epochs this agent hasn't been told of yet: more than any node of the tree has.
+/// Maximum link directions with events of epochs that this agent has not entered yet: more than any node of the tree
+/// has.
 const EARLY_LINKS: usize = 4096;
-/// Most events kept of one such link: that it is up, the newest grant, its end. Frames can't come: nothing is granted
-/// yet.
+/// Maximum stored events of one such link direction: that it is open, the newest grant, its end. Frames can't arrive,
+/// because nothing is granted yet.
 const EARLY_EVENTS: usize = 3;
 
-/// Hands out the events of the current epoch; see the module above.
+/// Delivers the events of the current epoch; see the parent module.
 pub struct Mailbox {
     receiver: mpsc::Receiver<LinkEvent>,
     epoch: Epoch,
-    /// Events of epochs this agent hasn't been told of yet; of each peer those of its newest epoch, since it has left
-    /// the ones before.
+    /// Events of epochs that this agent has not entered yet. Of each peer only those of its newest epoch are stored,
+    /// because the peer has left the earlier ones.
     early: BTreeMap<(AgentId, DirectionKey), Vec<LinkEvent>>,
-    /// Early events whose epoch has come.
+    /// Stored events whose epoch was entered.
     ready: VecDeque<LinkEvent>,
 }
 
 impl Mailbox {
-    /// A mailbox before the first epoch, and where links put their events.
+    /// Creates a mailbox before the first epoch, and the sender for links.
     pub fn new() -> (Self, Events) {
         let (sender, receiver) = mpsc::channel(EVENTS);
         let mailbox = Self { receiver, epoch: Epoch::default(), early: BTreeMap::new(), ready: VecDeque::new() };
         (mailbox, sender)
     }
 
-    /// The agent was told of `epoch`.
+    /// Makes `epoch` the current one, and delivers its stored events.
     pub fn enter(&mut self, epoch: Epoch) {
         self.epoch = epoch;
         self.ready.clear();
@@ -50,7 +51,7 @@ impl Mailbox {
         }
     }
 
-    /// Keeps an early event; one that is dropped with the link's end in it closes the link.
+    /// Stores an early event. If it has the end of the link in it and is dropped, the link closes.
     fn keep(&mut self, event: LinkEvent) {
         let link = (event.key.peer, event.key.direction);
         if !self.early.contains_key(&link) && self.early.len() >= EARLY_LINKS {
@@ -72,7 +73,7 @@ impl Mailbox {
         }
     }
 
-    /// The next event of the current epoch. Safe to cancel.
+    /// Returns the next event of the current epoch; `None` after all senders were dropped. Cancel safe.
     pub async fn next(&mut self) -> Option<LinkEvent> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -83,7 +84,7 @@ impl Mailbox {
         }
     }
 
-    /// Events kept for later.
+    /// Returns the number of stored events.
     #[cfg(test)]
     pub fn kept(&self) -> usize {
         self.early.values().map(Vec::len).sum::<usize>() + self.ready.len()

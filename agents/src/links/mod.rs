@@ -1,11 +1,12 @@
-//! The data tree's links: one long-lived stream per link and direction.
+//! The links of the data tree: one long-lived stream per link and direction.
 //!
-//! Whoever dials or accepts, an agent sees the same thing: [`LinkEvent`]s on one channel, and for each open link an
-//! [`End`] to send into. Events carry the epoch of their link; [`Mailbox`] hands out those of the current epoch, keeps
-//! those of a coming one and drops the rest.
+//! An agent handles links that it dials and links that it accepts in the same way: it receives [`LinkEvent`]s on one
+//! channel, and for each open link an [`End`] to send into. Events have the epoch of their link. [`Mailbox`] delivers
+//! those of the current epoch, stores those of later epochs and drops the others.
 //!
-//! No peer can make an agent grow: a frame without credit, or a grant of more than a window, ends the link it came on
-//! ([`FrameCheck`], [`GrantCheck`]). While [`EVENTS`] events wait for the agent, nothing more is read from the network.
+//! * A peer can't make an agent use unbounded memory: a frame without credit, or a grant of more than a window, closes
+//!   its link ([`FrameCheck`], [`GrantCheck`]).
+//! * While [`EVENTS`] events wait for the agent, nothing more is read from the network.
 
 mod dial;
 mod mailbox;
@@ -36,15 +37,15 @@ pub use serve::LinkService;
 /// One direction of the link to one peer in one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkKey {
-    /// The epoch it was opened for.
+    /// The epoch for which the link was opened.
     pub epoch: Epoch,
-    /// Who is at the other end.
+    /// The agent at the other end.
     pub peer: AgentId,
     /// Weights or gradients.
     pub direction: DirectionKey,
 }
 
-/// [`Direction`] with an order, for maps.
+/// [`Direction`] with an order, for use in maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DirectionKey {
     /// Weights.
@@ -65,77 +66,75 @@ impl From<Direction> for DirectionKey {
 /// The end of a link that this agent sends into.
 #[derive(Clone)]
 pub enum End {
-    /// This agent sends frames and receives grants.
+    /// The agent sends frames and receives grants.
     Frames(PacketSender, Counter),
-    /// This agent receives frames and sends grants.
+    /// The agent receives frames and sends grants.
     Grants(PacketSender, Granted),
 }
 
-/// Slots granted on a link, as its reader sees them.
+/// The running total of slots granted on a link, shared with the task that reads the link.
 pub type Granted = Arc<AtomicU64>;
 
-/// What happens on a link.
+/// An event on a link.
 #[derive(Clone)]
 pub enum Happening {
-    /// It is up.
+    /// The link is open.
     Open(End),
-    /// A frame came, checked.
+    /// A checked frame arrived.
     Frame(Frame),
-    /// A running total of slots was granted.
+    /// The peer granted slots; the value is the running total.
     Grant(u64),
-    /// It is gone.
+    /// The link has ended, for this reason.
     Broken(String),
 }
 
-/// Something happened on a link.
+/// An event and its link.
 #[derive(Clone)]
 pub struct LinkEvent {
-    /// Which link.
     pub key: LinkKey,
-    /// What.
     pub what: Happening,
 }
 
-/// Events that may wait for an agent; frames among them are bounded by credits, too.
+/// Maximum events that wait for an agent. Frames among them are also bounded by credits.
 pub const EVENTS: usize = 1024;
 
-/// Where links put their events.
+/// Sends events of links to the agent.
 pub type Events = mpsc::Sender<LinkEvent>;
 
-/// What links know of the job.
+/// The values of the job that links need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkJob {
-    /// The plan every frame must be of.
+    /// Hash of the plan that every frame must have.
     pub plan: PlanHash,
-    /// Slots a receiver lets be in flight to it.
+    /// Slots that a receiver allows in flight to it.
     pub window: u64,
 }
 
 impl LinkJob {
-    /// Of a compiled job.
+    /// Returns the values of a compiled job.
     pub fn of(job: &CompiledJob) -> Self {
         Self { plan: job.hash, window: job.window() }
     }
 }
 
-/// [`LinkJob`], known once the coordinator has told the job. Links opened before are not read until then.
+/// [`LinkJob`], set when the coordinator has sent the job. Links that are opened earlier are not read until then.
 pub type JobCell = Arc<watch::Sender<Option<LinkJob>>>;
 
-/// What every link of a process shares.
+/// State that all links of a process share.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where events go.
+    /// Receives the events of all links.
     pub events: Events,
-    /// The job.
+    /// The job, once it is known.
     pub job: JobCell,
     /// Counts bytes.
     pub metrics: RoleMetrics,
-    /// Who dials and accepts.
+    /// Dials and accepts connections.
     pub member: Member,
 }
 
 impl End {
-    /// Sends a frame; one into a closed link is dropped, its `Broken` event is on the way.
+    /// Sends a frame. A frame for a closed link is dropped; the `Broken` event of the link follows.
     pub fn frame(&self, frame: Packet) {
         if let End::Frames(sender, bytes) = self {
             bytes.add(frame.len() as u64);
@@ -143,7 +142,7 @@ impl End {
         }
     }
 
-    /// Sends a grant; as for frames.
+    /// Sends a running total of grants. For closed links as in [`End::frame`].
     pub fn grant(&self, total: u64) {
         if let End::Grants(sender, granted) = self {
             granted.fetch_max(total, Ordering::Relaxed);
@@ -152,7 +151,7 @@ impl End {
     }
 }
 
-/// Takes a direction of a link on which frames come, until it ends.
+/// Handles a direction in which frames arrive, until it ends.
 async fn receive_frames(key: LinkKey, sender: PacketSender, incoming: Incoming, settings: Settings) {
     let granted = Granted::default();
     send(&settings.events, key, Happening::Open(End::Grants(sender, granted.clone()))).await;
@@ -160,7 +159,7 @@ async fn receive_frames(key: LinkKey, sender: PacketSender, incoming: Incoming, 
     send(&settings.events, key, Happening::Broken(reason)).await;
 }
 
-/// Reads frames into events; why it ended.
+/// Sends arriving frames as events; returns the reason for the end.
 async fn read_frames(key: LinkKey, mut incoming: Incoming, granted: &Granted, settings: &Settings) -> String {
     let bytes = settings.metrics.bytes(Way::In, &key.peer.to_string());
     let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
@@ -186,9 +185,9 @@ async fn read_frames(key: LinkKey, mut incoming: Incoming, granted: &Granted, se
     }
 }
 
-/// Takes a direction of a link on which grants come, until it ends.
+/// Handles a direction in which grants arrive, until it ends.
 async fn receive_grants(key: LinkKey, sender: PacketSender, incoming: Incoming, settings: Settings) {
-    // The link closes when the agent drops its end: nothing here keeps it open.
+    // The link closes when the agent drops its end: this task holds only the progress, not the sender.
     let progress = sender.progress();
     let end = End::Frames(sender, settings.metrics.bytes(Way::Out, &key.peer.to_string()));
     send(&settings.events, key, Happening::Open(end)).await;
@@ -196,7 +195,7 @@ async fn receive_grants(key: LinkKey, sender: PacketSender, incoming: Incoming, 
     send(&settings.events, key, Happening::Broken(reason)).await;
 }
 
-/// Reads grants into events; why it ended.
+/// Sends arriving grants as events; returns the reason for the end.
 async fn read_grants(key: LinkKey, mut incoming: Incoming, progress: &SendProgress, settings: &Settings) -> String {
     let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
     let mut check = GrantCheck::new(job.window);
@@ -217,14 +216,14 @@ async fn send(events: &Events, key: LinkKey, what: Happening) {
     let _ = events.send(LinkEvent { key, what }).await;
 }
 
-/// `attempt.number` back into an epoch.
+/// Parses an epoch written as `attempt.number`.
 fn parse_epoch(text: &str) -> Option<Epoch> {
     let (attempt, number) = text.split_once('.')?;
     Some(Epoch { attempt: attempt.parse().ok()?, number: number.parse().ok()? })
 }
 
 impl Settings {
-    /// The job, once it is known; `None` when the agent ends before.
+    /// Waits for the job; returns `None` if the agent ends before the job is known.
     async fn job(&self) -> Option<LinkJob> {
         let mut job = self.job.subscribe();
         job.wait_for(Option::is_some).await.ok().and_then(|job| *job)

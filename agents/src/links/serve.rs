@@ -1,4 +1,4 @@
-//! Accepting links: each from the agent that its connection's certificate names, and once.
+//! Accepts links: each only from the agent in the certificate of its connection, and only once.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -17,16 +17,16 @@ use tonic::server::NamedService;
 
 use super::{DirectionKey, LinkKey, Settings, parse_epoch, receive_frames, receive_grants};
 
-/// The service that shards and SwarmX nodes offer their children.
+/// The service that shards and SwarmX nodes offer to their children.
 #[derive(Clone)]
 pub struct LinkService {
     settings: Settings,
-    /// Links that are open.
+    /// The open links.
     open: Arc<Mutex<BTreeSet<LinkKey>>>,
     rejections: Arc<Mutex<RejectionLog>>,
 }
 
-/// Takes a link out of those that are open, whatever ends it.
+/// Removes a link from the open ones when it is dropped.
 struct Opened {
     key: LinkKey,
     open: Arc<Mutex<BTreeSet<LinkKey>>>,
@@ -39,15 +39,15 @@ impl Drop for Opened {
 }
 
 impl LinkService {
-    /// See [`Settings`].
+    /// Creates the service.
     pub fn new(settings: Settings) -> Self {
         Self { settings, open: Arc::default(), rejections: Arc::default() }
     }
 
-    /// Opens one direction of a link: what is sent back to the child.
+    /// Opens one direction of a link; returns the body that is sent to the child.
     ///
     /// # Errors
-    /// It is no request for a link, or not one that this peer may make: status and reason.
+    /// The request is invalid, or the peer may not open this link: status and reason.
     fn open(&self, request: Request<Body>) -> Result<Body, (StatusCode, String)> {
         let peer = request.extensions().get::<Peer>().and_then(|peer| peer.name.agent());
         let text = |key| request.headers().get(key).and_then(|value| value.to_str().ok());
@@ -72,7 +72,7 @@ impl LinkService {
         Ok(self.take(Opened { key, open: self.open.clone() }, request))
     }
 
-    /// Serves a link; it counts as open until its peer closes it.
+    /// Serves a link. The link counts as open until it ends.
     fn take(&self, opened: Opened, request: Request<Body>) -> Body {
         let (key, settings) = (opened.key, self.settings.clone());
         let (sender, body) = packet::outgoing();
@@ -87,7 +87,7 @@ impl LinkService {
         body
     }
 
-    /// Logs a rejection, unless too many were logged lately.
+    /// Logs a rejection, unless too many were logged recently.
     fn note(&self, reason: &str) {
         let told = self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
         if told.is_some() {

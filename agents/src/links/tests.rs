@@ -1,4 +1,4 @@
-//! Peers that do not keep to the rules of a link, over bodies in memory.
+//! Tests of links with misbehaving peers, over bodies in memory.
 
 use millrace_emulator::plan::Encoding;
 use millrace_emulator::tree::Node;
@@ -32,8 +32,8 @@ fn frame(slot: u32, number: u32) -> Packet {
     codec::pack(Frame::new(key, bytes::Bytes::from(vec![0; 1000])), context)
 }
 
-/// The end of a link on which `packets` come, and everything that happens on it in the current epoch. `granted` slots
-/// are granted before the first is read.
+/// Sends `packets` on a link and returns all its events in the current epoch. `granted` slots are granted before the
+/// first packet is read.
 async fn read(packets: impl IntoIterator<Item = Packet>, granted: u64) -> Vec<Happening> {
     let (mut mailbox, events) = Mailbox::new();
     mailbox.enter(epoch(1));
@@ -98,7 +98,7 @@ async fn an_agent_that_is_busy_is_sent_no_more_than_it_has_room_for() {
     let (mailbox, events) = Mailbox::new();
     let (peer, body) = outgoing();
     let (grants, _kept) = outgoing();
-    // Granted without end, as by an agent that trusts its peer.
+    // An unlimited grant, as from an agent that trusts its peer.
     let granted = Arc::new(AtomicU64::new(u64::MAX));
     let settings = settings(events);
     tokio::spawn(async move { read_frames(key(0, 1), Incoming::new(body), &granted, &settings).await });
@@ -115,9 +115,9 @@ async fn an_agent_that_is_busy_is_sent_no_more_than_it_has_room_for() {
     drop((mailbox, grants));
 }
 
-/// Takes in what has come; nothing of it is of the current epoch.
+/// Receives all waiting events, none of which is of the current epoch.
 async fn sort_all(mailbox: &mut Mailbox) {
-    // The runtime lets a task take only so much at a time.
+    // The runtime limits how much a task receives before it yields.
     tokio::task::yield_now().await;
     tokio::select! {
         biased;
@@ -146,7 +146,7 @@ async fn links_that_come_early_are_kept_in_bounds() {
         sort_all(&mut mailbox).await;
     }
     assert_eq!(mailbox.kept(), 4096 + 2, "a second link of the same name is kept, too");
-    // What came early is there when its epoch comes.
+    // Stored events are delivered when their epoch is entered.
     mailbox.enter(epoch(99));
     assert!(matches!(mailbox.next().await.unwrap().what, Happening::Open(_)));
     assert!(matches!(mailbox.next().await.unwrap().what, Happening::Grant(2)));

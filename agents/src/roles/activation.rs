@@ -1,5 +1,5 @@
-//! Activation server: answers each system's request for samples. A sample is a pure function of its number, so there
-//! is nothing to remember, and any server may answer any request.
+//! Activation server: answers requests of systems for samples. A sample is a pure function of its number, so the server
+//! has no state, and any server can answer any request.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use crate::control::agent::{Heard, Work};
 use crate::failure::Failure;
 use crate::input::Inputs;
 
-/// Answers that wait on one stream for their system to take them.
+/// Maximum replies that wait on one stream for their system to receive them.
 const ANSWERS: usize = 2;
 
-/// Runs the server until the job is over.
+/// Runs the server until the job ends.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (ready, inputs) = watch::channel(None);
     serve(context.args.member.accept_data(listener), SampleService { inputs });
     let mut session = context.join(address, None, terminate).await?;
     let job = session.job.job.clone();
-    // Usually a cache hit: the coordinator has read the same files.
+    // Usually a cache hit, because the coordinator has read the same files.
     let opened = tokio::task::spawn_blocking(move || Inputs::open(&job, |_, _| {})).await.map_err(Failure::own)?;
     match opened {
         Ok(inputs) => {
@@ -89,11 +89,11 @@ impl proto::samples_server::Samples for SampleService {
         let (sender, receiver) = tokio::sync::mpsc::channel(ANSWERS);
         let mut inputs = self.inputs.clone();
         tokio::spawn(async move {
-            // The data are opened while links come up.
+            // The data are opened while links are being established.
             let Ok(inputs) = inputs.wait_for(Option::is_some).await.map(|inputs| inputs.clone()) else { return };
             let Some(inputs) = inputs else { return };
             while let Ok(Some(request)) = requests.message().await {
-                // Who does not take its answers is asked for nothing more.
+                // A system that does not receive its replies gets no further request read.
                 if sender.send(answer(&inputs, &request)).await.is_err() {
                     return;
                 }

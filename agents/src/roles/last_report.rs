@@ -1,4 +1,4 @@
-//! What a coordinator leaves behind for whoever was not there when it ended: its outcome, in a file.
+//! The last report of a coordinator: its outcome in a file, for programs that did not follow the run.
 
 use std::path::PathBuf;
 
@@ -6,18 +6,18 @@ use millrace_telemetry::journal::Outcome;
 
 use crate::failure::Failure;
 
-/// Where the last report goes, if anywhere.
+/// The file for the last report, if there is one.
 #[derive(Clone, Debug, Default)]
 pub struct LastReport(Option<PathBuf>);
 
 impl LastReport {
-    /// Into the file at `path`.
+    /// Creates a last report in the file at `path`; with `None`, nothing is written.
     pub const fn new(path: Option<PathBuf>) -> Self {
         Self(path)
     }
 
-    /// Leaves `outcome` behind, in place of what the file holds: it may be one that somebody else has opened or
-    /// mounted.
+    /// Writes `outcome`, overwriting the content of the file. The file is not replaced by another one, because another
+    /// process may have opened or mounted it. A failure is logged.
     pub fn write(&self, outcome: &Outcome) {
         let Some(path) = &self.0 else { return };
         let written = outcome.last_report().map_err(Into::into).and_then(|report| std::fs::write(path, report));
@@ -27,7 +27,7 @@ impl LastReport {
     }
 }
 
-/// Of a run that ended before its job was under way.
+/// Returns the outcome of a run that ended before its job started.
 impl From<&Failure> for Outcome {
     fn from(failure: &Failure) -> Self {
         let reason = failure.reason();

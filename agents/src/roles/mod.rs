@@ -1,4 +1,4 @@
-//! The drivers of the five roles: they carry what the engine's machines decide.
+//! The drivers of the five roles. A driver connects a state machine of `millrace-engine` to links, files and signals.
 
 mod activation;
 mod coordinator;
@@ -24,43 +24,43 @@ use crate::links::{Events, JobCell, Settings};
 use crate::member::Member;
 pub use last_report::LastReport;
 
-/// How a role process was started.
+/// Arguments of a role process.
 #[derive(Clone, Debug)]
 pub struct RoleArgs {
-    /// Which agent it is.
+    /// The agent that this process runs.
     pub agent: AgentId,
-    /// The coordinator's control address; none for the coordinator itself.
+    /// The coordinator's control address; `None` for the coordinator itself.
     pub coordinator: Option<String>,
-    /// Where its data (the coordinator: control) port listens.
+    /// Listen address of the data port; of the control port for the coordinator.
     pub listen: String,
-    /// Name under which others dial it, where that is not the address it listens on.
+    /// Host, or host and port, that other agents dial; `None` if it is the address of the data port.
     pub advertise: Option<String>,
-    /// Where the coordinator's journal listens.
+    /// Listen address of the coordinator's journal.
     pub journal_listen: String,
-    /// Its identity in the job.
+    /// Identity of the agent in the job.
     pub member: Member,
-    /// Where `/metrics` and probes listen; none to go without.
+    /// Listen address of `/metrics` and probes; `None` to serve neither.
     pub metrics_listen: Option<String>,
-    /// Compute threads of a system; none shares the machine's cores.
+    /// Compute threads of a system; `None` for an equal share of the machine's cores.
     pub threads: Option<usize>,
-    /// Best instruction set it may use; none for the machine's best.
+    /// The best instruction set that the agent may use; `None` for the machine's best.
     pub isa: Option<Isa>,
-    /// What goes to stderr.
+    /// The least severe level of log lines that goes to stderr.
     pub level: Level,
-    /// How that is written.
+    /// Format of log lines.
     pub log_format: Format,
-    /// The job; the coordinator's only.
+    /// The launch document; only the coordinator has one.
     pub launch: Option<Box<Launch>>,
-    /// Where the coordinator's last report goes.
+    /// File for the last report of this process.
     pub last_report: LastReport,
-    /// Whether a local launcher runs this process, which shows the user what has to be shown.
+    /// Whether a local launcher started this process. The user then receives an agent's log lines from the coordinator.
     pub by_launcher: bool,
 }
 
-/// What agents are called in traces.
+/// Name of the program in traces.
 pub(crate) const PROGRAM: &str = "millrace-agent";
 
-/// What every driver has at hand.
+/// State that every driver has.
 pub(crate) struct Context {
     args: RoleArgs,
     logger: Logger,
@@ -68,10 +68,10 @@ pub(crate) struct Context {
     ready: Readiness,
 }
 
-/// Runs a role to its end.
+/// Runs a role until the process is to end. Blocks.
 pub fn run(args: RoleArgs) -> Exit {
-    // Everything but a system's kernels runs on one thread per process: on the data path a second one costs more than
-    // it brings.
+    // Everything except a system's kernels runs on one thread per process: on the data path a second thread costs more
+    // than it gains.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -86,11 +86,11 @@ pub fn run(args: RoleArgs) -> Exit {
         Err(failure) => {
             match failure.cause {
                 Cause::Own(Reason::Interrupted) | Cause::Asked => {
-                    // Work that blocks, such as looking up a name, is nothing that anybody waits for any more.
+                    // Blocking work, such as a name lookup, has no result that anything still waits for.
                     runtime.shutdown_background();
                     eprintln!("{failure}");
                 }
-                // To the user of a local run a victim says nothing: the cause speaks.
+                // The failure of a peer tells the user of a local run nothing; the failed process prints the cause.
                 Cause::Peer if by_launcher => {}
                 Cause::Own(_) | Cause::Peer => eprintln!("error: {agent}: {failure}"),
             }
@@ -104,10 +104,10 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
     let AgentId { role, index } = args.agent;
     let name = AgentName::new(role.as_str(), index).map_err(Failure::own)?;
     let metrics = RoleMetrics::new(role.as_str(), index, env!("CARGO_PKG_VERSION"));
-    // A coordinator's standard output is the user's.
+    // Standard output of a coordinator is for the user.
     let announced = args.by_launcher && role != Role::Coordinator;
     let ready = if announced { Readiness::announced() } else { Readiness::default() };
-    // From here on SIGTERM is heard: whoever runs this process wants it to end in good order.
+    // From here on SIGTERM is handled: the process ends in order.
     let terminate =
         signal(SignalKind::terminate()).map_err(|error| Failure::own(format!("can't listen for signals: {error}")))?;
     let metrics_address = match &args.metrics_listen {
@@ -118,7 +118,7 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
         let equipment = coordinator::Equipment { name, metrics, ready, metrics_address, terminate };
         return coordinator::run(args, equipment).await;
     }
-    // In a local run an agent's lines reach the user through the coordinator, its last words by way of `run`.
+    // In a local run the user receives an agent's log lines from the coordinator, and its last error from `run`.
     let by_launcher = args.by_launcher;
     let console = move |line: &str| {
         if !by_launcher {
@@ -143,12 +143,12 @@ impl Context {
         self.args.agent
     }
 
-    /// What this agent's links share.
+    /// Returns the settings that all links of this agent share.
     fn link_settings(&self, events: Events) -> Settings {
         Settings { events, job: JobCell::default(), metrics: self.metrics.clone(), member: self.args.member.clone() }
     }
 
-    /// Joins the job; `terminate` is SIGTERM.
+    /// Joins the job. `terminate` receives SIGTERM.
     async fn join(&self, address: String, shard: Option<ShardState>, terminate: Signal) -> Result<Session, Failure> {
         let coordinator = self.args.coordinator.as_deref();
         let coordinator = coordinator.ok_or_else(|| Failure::bad_input("an agent needs --coordinator HOST:PORT"))?;
@@ -157,7 +157,7 @@ impl Context {
         Session::join(coordinator, self.args.member.clone(), introduction, &self.logger, terminate).await
     }
 
-    /// Opens the data port; returns it with the address others dial.
+    /// Opens the data port; returns the listener and the address that other agents dial.
     async fn listen(&self) -> Result<(tokio::net::TcpListener, String), Failure> {
         let listener = http::listen(&self.args.listen).await?;
         let bound = listener.local_addr().map_err(Failure::own)?;

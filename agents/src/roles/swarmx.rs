@@ -1,4 +1,4 @@
-//! SwarmX: drives one node of the tree.
+//! SwarmX: the driver of one node of the tree.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 use crate::links::{Happening, LinkEvent, LinkJob, LinkService, Mailbox, Settings, dial};
 
-/// Runs the node until the job is over.
+/// Runs the node until the job ends.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
@@ -29,7 +29,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     Driver { context, session, settings, mailbox, node: None }.run().await
 }
 
-/// Serves the data port for as long as the process lives.
+/// Serves the data port while the process lives.
 pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
     let incoming = settings.member.accept_data(listener);
     let service = LinkService::new(settings);
@@ -40,7 +40,7 @@ pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
     });
 }
 
-/// The node in one epoch.
+/// The state of the node in one epoch.
 struct NodeInEpoch {
     machine: SwarmX,
     configure: Box<EpochConfig>,
@@ -75,7 +75,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Lets go of the epoch, whose coordinator is lost, and waits for the next one's.
+    /// Abandons the epoch of a lost coordinator, and joins the next coordinator.
     async fn rejoin(&mut self) -> Result<(), Failure> {
         self.context.ready.set(false);
         self.node = None;
@@ -96,7 +96,7 @@ impl Driver {
         }
     }
 
-    /// Does what the machine wants, or gives up the epoch because of a neighbour whose frames can't be right.
+    /// Executes the commands of the state machine. If a neighbor sent an invalid frame, abandons the epoch.
     fn carry(&mut self, result: Result<(), LinkError>, commands: Vec<SwarmCommand>) {
         let Some(node) = &mut self.node else { return };
         match result {
@@ -112,7 +112,7 @@ impl Driver {
         }
     }
 
-    /// Gives up the epoch, and tells the coordinator why.
+    /// Abandons the epoch, and reports the reason to the coordinator.
     fn link_lost(&mut self, epoch: Epoch, peer: Option<AgentId>, reason: &dyn std::fmt::Display) {
         let known = peer.map(tracing::field::display);
         tracing::warn!(peer = known, %epoch, "link is gone: {reason}");
@@ -197,7 +197,7 @@ impl NodeInEpoch {
     }
 }
 
-/// The agents above and below a node, in the machine's order.
+/// Returns the parents and the children of a node, in the order of the state machine.
 fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId>) {
     let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
     let parents = match placement.swarm[place].parent {

@@ -1,4 +1,4 @@
-//! What drivers on the data tree share: the open ends of their links, and which step an iteration is for.
+//! State that the drivers of the data tree share: the open ends of their links, and the steps of iterations.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,20 +13,20 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Links to these peers, both directions each, none open yet.
+    /// Creates closed ends for both directions of the links to `peers`.
     pub fn new(peers: impl IntoIterator<Item = AgentId>) -> Self {
         let both = |peer| [((peer, DirectionKey::Down), None), ((peer, DirectionKey::Up), None)];
         Self { ends: peers.into_iter().flat_map(both).collect() }
     }
 
-    /// One is up. A stranger's is dropped, which closes it.
+    /// Stores an open end. The end of an unknown peer is dropped, which closes its link.
     pub fn open(&mut self, key: LinkKey, end: End) {
         if let Some(slot) = self.ends.get_mut(&(key.peer, key.direction)) {
             *slot = Some(end);
         }
     }
 
-    /// Whether all are up.
+    /// Returns whether all ends are open.
     pub fn complete(&self) -> bool {
         self.ends.values().all(Option::is_some)
     }
@@ -35,7 +35,7 @@ impl Ends {
         [DirectionKey::Down, DirectionKey::Up].into_iter().filter_map(move |way| self.ends.get(&(peer, way))?.as_ref())
     }
 
-    /// The end that takes frames for `peer`: of its two links, one does.
+    /// Returns the end that sends frames to `peer`: one of its two directions does.
     pub fn frames(&self, peer: AgentId) -> Option<End> {
         self.of(peer).find(|end| matches!(end, End::Frames(..))).cloned()
     }
@@ -47,7 +47,7 @@ impl Ends {
         }
     }
 
-    /// The end that takes grants for `peer`: of its two links, one does.
+    /// Returns the end that sends grants to `peer`: one of its two directions does.
     pub fn grants(&self, peer: AgentId) -> Option<End> {
         self.of(peer).find(|end| matches!(end, End::Grants(..))).cloned()
     }
@@ -60,15 +60,15 @@ impl Ends {
     }
 }
 
-/// Turns opened lately and the step each is for, for the frames' headers.
+/// The latest iterations and their steps, for the headers of frames.
 #[derive(Debug, Default)]
 pub struct TurnSteps(VecDeque<Iteration>);
 
 impl TurnSteps {
-    /// Turns that may be under way at once on one link, with air.
+    /// More iterations than can be in progress at once on one link.
     const KEPT: usize = 8;
 
-    /// An iteration was opened.
+    /// Records an opened iteration.
     pub fn open(&mut self, iteration: Iteration) {
         if self.0.len() == Self::KEPT {
             self.0.pop_front();
@@ -76,7 +76,7 @@ impl TurnSteps {
         self.0.push_back(iteration);
     }
 
-    /// The step of an iteration.
+    /// Returns the step of an iteration; 0 if it is unknown.
     pub fn of(&self, number: u64) -> u64 {
         let iteration = self.0.iter().find(|iteration| iteration.number == number);
         iteration.map_or(0, |iteration| match iteration.task {

@@ -1,21 +1,21 @@
-//! What a user can get wrong: exit code 2, one sentence, a hint, and nothing written.
+//! Tests of errors in the user's input: exit code 2, one sentence, a hint, and nothing is written.
 
 use super::harness::Place;
 
-/// Each `(from, to)` of the params.
+/// Replacements in the params, each `(from, to)`.
 type Changes = &'static [(&'static str, &'static str)];
 
 const SYNTHETIC: &str = "data_processor: SyntheticDataProcessor";
-/// Bytes of a text file in place of synthetic samples.
+/// Bytes of a text file instead of synthetic samples.
 macro_rules! text {
     ($file:literal) => {
         (SYNTHETIC, concat!("data_processor: GptTextDataProcessor\n    tokenizer: bytes\n    data_files: ", $file))
     };
 }
-/// The vocabulary that bytes need.
+/// The vocabulary size that bytes need.
 const BYTES: (&str, &str) = ("vocab_size: 64", "vocab_size: 256");
 
-/// What is changed in the params, and what the error must say.
+/// Replacements in the params, and the text that the error must contain.
 const WRONG_PARAMS: &[(Changes, &str)] = &[
     (&[("hidden_size: 32", "hiden_size: 32")], "hiden_size"),
     (&[("hidden_size: 32", "hidden_size: wide")], "hidden_size"),
@@ -34,7 +34,7 @@ const WRONG_PARAMS: &[(Changes, &str)] = &[
     (&[(SYNTHETIC, "data_processor: GptTokenDataProcessor\n    data_files: large.bin")], "vocabulary of 64"),
 ];
 
-/// Flags, and what the error must say.
+/// Flags, and the text that the error must contain.
 const WRONG_FLAGS: &[(&str, &str)] = &[
     ("--num_csx 9", "--num_csx is 9"),
     ("--num_csx 0", "--num_csx"),

@@ -1,8 +1,8 @@
-//! The same bytes, whoever computes them and however often the run is stopped.
+//! Tests that the results are bit-identical for every number of agents and threads, and after interruptions.
 
 use super::harness::{Place, RunResult};
 
-/// Numbers of agents, threads and flags that must not matter.
+/// Numbers of agents, threads and flags that must not change the results.
 const VARIANTS: &[&str] = &[
     "train --num_csx 2",
     "train --num_csx 3 --num_wgt_servers 1 --num_act_servers 2",
@@ -14,7 +14,8 @@ const VARIANTS: &[&str] = &[
     "train --num_csx 2 -p often.yaml",
 ];
 
-/// `tiny_wafer` is one that forces recomputation, and rounds of three leaves, which are no subtrees.
+/// Compares the variants. `tiny_wafer` is a wafer size that forces recomputation, and rounds of three leaves, which are
+/// not subtrees.
 fn matrix(mixed_precision: &str, tiny_wafer: &str) {
     let place = Place::new();
     let precision = ("mixed_precision: False", mixed_precision);
@@ -39,20 +40,20 @@ fn matrix(mixed_precision: &str, tiny_wafer: &str) {
         assert_eq!(train(&place, flags, &model_dir), baseline, "{flags}");
     }
 
-    // Stopped in the middle, and continued by others, on another appliance.
+    // Stopped twice, and resumed by other agents, on another appliance.
     place.succeed("train -p params.yaml -o resumed --max_steps 2 --num_csx 3 --num_wgt_servers 1");
     place.succeed("train -p params.yaml -o resumed --max_steps 3 --num_csx 1 --appliance other.yaml");
     place.succeed("train -p params.yaml -o resumed --num_csx 4 --num_wgt_servers 3");
     assert_eq!(place.result("resumed", 6), baseline, "resumed twice");
 
-    // Would it be seen if something mattered?
+    // Makes sure that the comparison detects a difference.
     place.params("other.yaml", &[precision, ("seed: 3", "seed: 4")]);
     let other = train(&place, "train --num_csx 2 -p other.yaml", "other");
     assert_ne!((&other.parameters, &other.optimizer), (&baseline.parameters, &baseline.optimizer));
     assert!(other.steps.iter().zip(&baseline.steps).all(|(a, b)| a != b));
 }
 
-/// Six steps with `flags`; `params.yaml` unless they name another file.
+/// Trains six steps with `flags`, and with `params.yaml` unless they name another file.
 fn train(place: &Place, flags: &str, model_dir: &str) -> RunResult {
     let params = if flags.contains("-p ") { "" } else { "-p params.yaml" };
     place.succeed(&format!("{flags} {params} -o {model_dir}"));

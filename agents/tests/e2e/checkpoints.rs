@@ -1,4 +1,4 @@
-//! Checkpoints by way of the command line: damage is found, models travel.
+//! Tests of checkpoints on the command line: damage, choice of the newest, export and import.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use super::harness::Place;
 
 type Damage = fn(&mut Vec<u8>);
 
-/// A place with a run of two steps in `m`.
+/// Creates a directory with a run of two steps in `m`.
 fn trained() -> Place {
     let place = Place::new();
     place.succeed("train -p params.yaml -o m --num_csx 2 --max_steps 2");
     place
 }
 
-/// The largest data file of the checkpoint.
+/// Returns the largest data file of the checkpoint.
 fn data_file(place: &Place, checkpoint: &str) -> PathBuf {
     let dir = place.path(checkpoint).join("parameters");
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -84,7 +84,7 @@ fn a_run_that_goes_back_to_an_older_checkpoint_is_what_later_ones_go_on_from() {
 
     place.succeed("train -p slower.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_2 --max_steps 4");
     assert_eq!(place.train_lines("m").len(), 4);
-    // The left one is whole and newer by its number.
+    // The checkpoint of the abandoned lineage is complete, and newer by its number.
     place.succeed("checkpoint verify m/checkpoint_6");
     let again = place.succeed("train -p slower.yaml -o m --num_csx 2");
     assert!(again.stdout.contains("checkpoint_6 is passed over"), "{}", again.stdout);
@@ -95,7 +95,7 @@ fn a_run_that_goes_back_to_an_older_checkpoint_is_what_later_ones_go_on_from() {
     assert_ne!(new.parameters, left.parameters);
     assert_eq!(new.steps, [&left.steps[..2], &whole.steps].concat());
 
-    // And back to the line that was left, by one of its checkpoints that is still there.
+    // Return to the abandoned lineage, from one of its remaining checkpoints.
     place.succeed("train -p params.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_2 --max_steps 3");
     place.succeed("train -p slower.yaml -o m --num_csx 1 --checkpoint_path m/checkpoint_6 --max_steps 7");
     let steps = place.result("m", 7).steps;
@@ -170,7 +170,7 @@ fn a_model_travels_out_and_back() {
     assert_eq!(place.files(), before);
 }
 
-/// Recovery checkpoints are written each second, and none is left once the run has saved its last step.
+/// Recovery checkpoints are written every second, and none remains once the run has saved its last step.
 #[test]
 fn a_run_saves_by_time_and_keeps_only_the_newest_of_these() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! A disk that is full: model_dir on a file system of a few hundred kilobytes, in a mount namespace of the test's own.
+//! Tests of a full disk: model_dir is on a file system of less than 2 MiB, in the test's own mount namespace.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use millrace_telemetry::metrics::{self, Point};
 
 use super::harness::{Ended, Place};
 
-/// Whether this machine lets a user have mount namespaces; where it does not, says that `test` is skipped.
+/// Returns whether this machine permits mount namespaces for users. If not, prints that `test` is skipped.
 fn may_mount(test: &str) -> bool {
     let tried = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs -o size=64k none /mnt"])
@@ -22,8 +22,8 @@ fn may_mount(test: &str) -> bool {
     allowed
 }
 
-/// Trains with model_dir `m` on a tmpfs of `kilobytes`; what is in it at the end lies in `kept` then. `train` is the
-/// part of the script that runs `$agent` and sets `$ended` to its exit code.
+/// Trains with model_dir `m` on a tmpfs of `kilobytes`, and copies its final content to `kept`. `train` is the part of
+/// the script that runs `$agent` and sets `$ended` to its exit code.
 fn train_on_a_small_disk(place: &Place, kilobytes: u32, train: &str) -> Ended {
     fs::create_dir(place.path("m")).unwrap();
     let script = format!(
@@ -44,7 +44,7 @@ fn checkpoints(dir: &Path) -> Vec<String> {
     names.filter(|name| name.starts_with("checkpoint_")).collect()
 }
 
-/// A checkpoint needs about 500 kB, and finds them only once it has failed for want of them.
+/// A checkpoint needs about 500 kB, which become free only after a checkpoint has failed.
 #[test]
 fn a_checkpoint_that_does_not_fit_is_written_when_there_is_room() {
     if !may_mount("a_checkpoint_that_does_not_fit_is_written_when_there_is_room") {
@@ -67,13 +67,13 @@ fn a_checkpoint_that_does_not_fit_is_written_when_there_is_room() {
     assert!(ended.stdout.contains("Checkpoints are written again."), "{of}");
     assert_eq!(checkpoints(&place.path("kept")), ["checkpoint_20"], "nothing is left of those that failed");
     place.succeed("checkpoint verify kept/checkpoint_20");
-    // The bits are those of a run that had room from the start.
+    // The results are identical to those of a run that had enough space.
     place.succeed("train -p params.yaml -o roomy --num_csx 1");
     assert_eq!(place.result("kept", 20), place.result("roomy", 20));
 }
 
-/// The disk has no room at all for a while, for checkpoints, metrics, curves, journal and logs alike: nothing of what the
-/// run measured is missing in the end.
+/// For some time the disk has no space at all, for checkpoints, metrics, curves, journal and logs. In the end, none of
+/// the measured values is missing.
 #[test]
 fn a_run_outlives_a_disk_that_is_full_for_a_while() {
     if !may_mount("a_run_outlives_a_disk_that_is_full_for_a_while") {

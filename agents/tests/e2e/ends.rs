@@ -1,14 +1,14 @@
-//! Every way a run can end early.
+//! Tests of all ways in which a run can end early.
 
 use std::net::TcpListener;
 
 use super::harness::{Place, all_gone, kill};
 
-/// Steps enough for no test to see the last one.
+/// More steps than any test completes.
 const LONG: &str = "--max_steps 1000000";
 
 fn long_params(place: &Place) {
-    // Checkpoints only when something asks for one.
+    // Checkpoints are written on request only.
     place.params("params.yaml", &[("learning_rate: 1e-2", "learning_rate: 1e-3")]);
 }
 
@@ -44,7 +44,7 @@ fn a_role_that_is_killed_ends_the_run_by_name() {
         assert_eq!(ended.code(), 1, "{victim}\n{}\n{}", ended.stdout, ended.stderr);
         assert!(ended.stderr.contains(&format!("error: {victim} was killed")), "{victim}\n{}", ended.stderr);
         all_gone(&roles);
-        // What was committed is kept, unless its only home or its keeper was what died.
+        // Committed steps are saved, unless the shard that holds them or the coordinator that saves them was killed.
         if !["memoryx-1", "coordinator-0"].contains(&victim) {
             let last = place.train_lines(victim).len();
             place.info(&format!("{victim}/checkpoint_{last}"));
@@ -63,7 +63,7 @@ fn nothing_outlives_a_launcher_that_is_killed() {
     run.signal("KILL");
     assert_eq!(run.end().code(), -1);
     all_gone(&roles);
-    // Its lock is nobody's any more.
+    // Its lock is released.
     place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 2");
 }
 
@@ -87,7 +87,7 @@ fn a_taken_port_is_told() {
     let port = taken.local_addr().unwrap().port();
     let ended = place.run(&format!("train -p params.yaml -o m --num_csx 1 --base_port {port}"));
     assert_eq!(ended.code(), 1, "{}", ended.stderr);
-    // Of the coordinator's three ports any may be taken: others of this machine come and go.
+    // Any of the coordinator's three ports may be in use, because other processes of this machine use ports, too.
     assert!(ended.stderr.contains("can't listen on 127.0.0.1:"), "{}", ended.stderr);
     assert!(ended.stderr.contains("hint: "), "{}", ended.stderr);
 }

@@ -1,5 +1,5 @@
-//! What cannot work is said before anything is started: data that are not there, a model too large for the host; and
-//! what goes on for long tells so.
+//! Tests that a run that can't succeed is rejected before anything is started (missing data, a model too large for the
+//! host), and that durations and epochs are reported.
 
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
         assert!(refused.stderr.contains("own.txt does not exist"), "{}", refused.stderr);
         assert!(refused.stderr.contains("beside the params file"), "{}", refused.stderr);
     }
-    // A plan needs no data, and says that a run would.
+    // A plan needs no data, and reports that a run would.
     let planned = place.succeed("plan -p project/params.yaml").stdout;
     assert!(planned.contains("  data            can't be used: data file own.txt does not exist"), "{planned}");
     place.write("project/own.txt", b"\x89HDF\r\n\x1a\n and so on, long enough for a sample or two".as_slice());
@@ -35,7 +35,7 @@ fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
 
     place.write("project/own.txt", "In the beginning was the word. ".repeat(40));
     let planned = json(&place.succeed("plan --json -p project/params.yaml"));
-    // 1240 tokens, of which each but the first is a label once, in samples of 16.
+    // 1240 tokens, each of which except the first is a label once, in samples of 16.
     assert_eq!((&planned["epoch"]["samples"], &planned["epoch"]["tokens"]), (&77.into(), &1232.into()));
     assert_eq!(planned["epoch"]["steps"], 77.0 / 8.0);
     assert_eq!(planned["host"]["fits"], true);
@@ -43,7 +43,7 @@ fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
     let trained = place.succeed("train -o out -p project/params.yaml");
     let told = "One epoch of the training data is 77 samples, 1,232 tokens, 9.6 steps.";
     assert!(trained.stdout.contains(told), "{}", trained.stdout);
-    // 154 samples are 19 whole batches of 8.
+    // 154 samples are 19 complete batches of 8.
     let epochs = [TEXT, VOCABULARY, ("max_steps: 6", "max_epochs: 2\n    log_steps: 19"), ("    log_steps: 1\n", "")];
     place.params("project/epochs.yaml", &epochs);
     let trained = place.succeed("train -o epochs -p project/epochs.yaml");
@@ -73,7 +73,7 @@ fn a_model_too_large_for_the_host_is_refused_at_once() {
     assert!(planned.stdout.contains("an estimate"), "{}", planned.stdout);
 }
 
-/// Fine-tuning begins at step 0 with the weights of a later step; whoever forgets to say so is told how.
+/// Fine-tuning begins at step 0 with the weights of a later step. Without the necessary flag, the error names it.
 #[test]
 fn a_checkpoint_beyond_max_steps_hints_at_fine_tuning() {
     let place = Place::new();
@@ -86,7 +86,7 @@ fn a_checkpoint_beyond_max_steps_hints_at_fine_tuning() {
     );
 }
 
-/// Params that do not mention leaves can change the number of systems at any time, to the same bits.
+/// With params that do not mention leaves, the number of systems can change at any time, with identical results.
 #[test]
 fn going_from_one_system_to_eight_changes_one_number() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! Runs of `millrace-agent` in a directory of their own, and what they leave there.
+//! Runs `millrace-agent` in a temporary directory, and reads the files that it writes there.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A GPT that takes milliseconds a step: K is 8, and no leaf can be cut any smaller.
+/// A GPT with steps of milliseconds. A batch has 8 leaves, of one sample each, the smallest size.
 pub const PARAMS: &str = "\
 train_input:
     data_processor: SyntheticDataProcessor
@@ -46,13 +46,13 @@ runconfig:
     seed: 3
 ";
 
-/// Longer than anything here takes on a slow machine.
+/// Longer than any wait takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A working directory, removed at the end.
+/// A working directory, deleted on drop.
 pub struct Place(TempDir);
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -61,7 +61,7 @@ pub struct Ended {
 }
 
 impl Place {
-    /// With `PARAMS` as `params.yaml`.
+    /// Creates a directory with `PARAMS` as `params.yaml`.
     pub fn new() -> Self {
         let place = Self(TempDir::new().unwrap());
         place.write("params.yaml", PARAMS);
@@ -76,7 +76,7 @@ impl Place {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    /// Writes `PARAMS` as `name`, each `(from, to)` replaced; every `from` must be there.
+    /// Writes `PARAMS` as `name`, with each `(from, to)` replaced. Every `from` must occur.
     pub fn params(&self, name: &str, changes: &[(&str, &str)]) {
         let text = changes.iter().fold(PARAMS.to_owned(), |text, (from, to)| {
             assert!(text.contains(from), "the params have no {from:?}");
@@ -89,7 +89,7 @@ impl Place {
         self.command_of(env!("CARGO_BIN_EXE_millrace-agent"), arguments)
     }
 
-    /// A command that runs here.
+    /// Returns a command that runs in this directory.
     pub fn command_of(&self, program: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
         let mut command = Command::new(program);
         command
@@ -116,7 +116,7 @@ impl Place {
         ended
     }
 
-    /// Starts a run that is to be disturbed.
+    /// Starts a run in the background.
     pub fn start(&self, line: &str) -> Running {
         let arguments: Vec<_> = line.split_whitespace().collect();
         let mut child = self.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -130,7 +130,7 @@ impl Place {
         Running { child, stdout, said: String::new(), stderr }
     }
 
-    /// Processes that work here, by their command lines.
+    /// Returns the command lines of the processes that run in this directory.
     pub fn processes(&self) -> Vec<String> {
         let here = |process: &Path| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == self.0.path());
         let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
@@ -138,7 +138,7 @@ impl Place {
         processes.filter(|process| here(process)).map(line).collect()
     }
 
-    /// Everything in the working directory but the token cache, relative to it.
+    /// Returns all files of the directory except the token cache, relative to it.
     pub fn files(&self) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
         let mut next = vec![self.0.path().to_owned()];
@@ -157,12 +157,13 @@ impl Place {
         found
     }
 
-    /// `checkpoint info --json`.
+    /// Returns the output of `checkpoint info --json`.
     pub fn info(&self, checkpoint: &str) -> Value {
         serde_json::from_str(&self.succeed(&format!("checkpoint info {checkpoint} --json")).stdout).unwrap()
     }
 
-    /// Everything a run computed: digests of its last checkpoint, and step, loss and norm of every training step as text.
+    /// Returns the results of a run: digests of its last checkpoint, and step, loss and norm of every training step as
+    /// text.
     pub fn result(&self, model_dir: &str, step: u64) -> RunResult {
         let info = self.info(&format!("{model_dir}/checkpoint_{step}"));
         let text = |key: &str| info[key].as_str().unwrap().to_owned();
@@ -173,8 +174,8 @@ impl Place {
         }
     }
 
-    /// Goes on with what ended in `model_dir`, on `num_csx` systems, for `steps` more: it must come to the same result as
-    /// a run of its own, into `whole`.
+    /// Resumes the run that ended in `model_dir`, on `num_csx` systems, for `steps` more. The result must equal that of
+    /// an uninterrupted run into `whole`.
     pub fn assert_goes_on(&self, model_dir: &str, num_csx: u32, steps: u64) {
         let last = self.train_lines(model_dir).len() as u64 + steps;
         self.succeed(&format!("train -p params.yaml -o {model_dir} --num_csx {num_csx} --max_steps {last}"));
@@ -182,14 +183,14 @@ impl Place {
         assert_eq!(self.result(model_dir, last), self.result("whole", last));
     }
 
-    /// The training lines of `metrics.jsonl`.
+    /// Returns the training lines of `metrics.jsonl`.
     pub fn train_lines(&self, model_dir: &str) -> Vec<String> {
         let mut lines = self.lines(model_dir);
         lines.retain(|line| !line.contains("\"mode\""));
         lines
     }
 
-    /// Step and loss of every evaluation in `metrics.jsonl`.
+    /// Returns step and loss of every evaluation in `metrics.jsonl`.
     pub fn evaluations(&self, model_dir: &str) -> Vec<(u64, f64)> {
         let lines = self.lines(model_dir);
         let evaluations = lines.iter().filter(|line| line.contains("\"mode\""));
@@ -203,7 +204,7 @@ impl Place {
     }
 }
 
-/// See [`Place::result`].
+/// The results of a run, see [`Place::result`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunResult {
     pub parameters: String,
@@ -211,7 +212,7 @@ pub struct RunResult {
     pub steps: Vec<StepText>,
 }
 
-/// A line of `metrics.jsonl` as it is written.
+/// Values of a line of `metrics.jsonl`, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepText {
     step: String,
@@ -230,13 +231,13 @@ impl StepText {
 }
 
 impl Ended {
-    /// The exit code; -1 for a signal.
+    /// Returns the exit code; -1 if a signal ended the process.
     pub fn code(&self) -> i32 {
         self.status.code().unwrap_or(-1)
     }
 }
 
-/// A run that goes on.
+/// A run in the background.
 pub struct Running {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -245,7 +246,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Reads standard output up to a line with `word`.
+    /// Reads standard output up to a line that contains `word`.
     pub fn wait_for(&mut self, word: &str) {
         let mut line = String::new();
         while !line.contains(word) {
@@ -263,7 +264,7 @@ impl Running {
         kill(self.child.id(), name);
     }
 
-    /// The run's role processes, with their names as `role-index`.
+    /// Returns the run's role processes, with their names as `role-index`.
     pub fn roles(&self) -> Vec<(String, u32)> {
         children(self.child.id())
             .into_iter()
@@ -277,7 +278,7 @@ impl Running {
             .collect()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the run.
     pub fn end(mut self) -> Ended {
         self.stdout.read_to_string(&mut self.said).unwrap();
         let status = self.child.wait().unwrap();
@@ -285,7 +286,7 @@ impl Running {
     }
 }
 
-/// Sends a signal.
+/// Sends a signal to a process.
 pub fn kill(pid: u32, signal: &str) {
     let sent = Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap();
     assert!(sent.success(), "kill -s {signal} {pid}");
@@ -297,15 +298,15 @@ fn children(parent: u32) -> Vec<u32> {
     ids.filter(|&pid| stat(pid).is_some_and(|(_, of)| of == parent)).collect()
 }
 
-/// State and parent of a process.
+/// Returns state and parent of a process.
 fn stat(pid: u32) -> Option<(char, u32)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything.
+    // The name in parentheses may contain any character.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Waits until none of these processes runs any more.
+/// Waits until none of these processes is running.
 pub fn all_gone(processes: &[(String, u32)]) {
     let began = Instant::now();
     loop {

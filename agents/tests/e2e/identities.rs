@@ -1,4 +1,4 @@
-//! Identities of agents that no launcher starts, from an authority of the working directory.
+//! Identities for agents without a launcher, from a certificate authority in the working directory.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -9,17 +9,17 @@ use millrace_protocol::security::{AttemptName, Authority, Credentials, Expected,
 
 use super::harness::Place;
 
-/// The attempt that agents are of unless a test says otherwise.
+/// Returns the attempt of agents in most tests.
 pub fn first_attempt() -> AttemptName {
     AttemptName::new("e2e", 1).unwrap()
 }
 
-/// Valid for as long as any test runs.
+/// Returns a validity longer than any test.
 pub fn today() -> Validity {
     Validity::starting(SystemTime::now(), Duration::from_secs(24 * 3600))
 }
 
-/// The authority of everything in `place`; made when it is first needed.
+/// Returns the authority of `place`; creates it on the first call.
 pub fn authority(place: &Place) -> Authority {
     let [certificate, key] = ["authority.crt", "authority.key"].map(|name| place.path("cache").join(name));
     if !key.exists() {
@@ -32,7 +32,7 @@ pub fn authority(place: &Place) -> Authority {
     Authority::from_pem(&read(certificate), &read(key)).unwrap()
 }
 
-/// Writes the identity of an agent into a directory, which is returned.
+/// Writes the identity of an agent to a directory; returns the directory.
 pub fn identity_dir(place: &Place, attempt: &AttemptName, agent: &str) -> PathBuf {
     let name = Name::Agent(attempt.clone(), AgentId::parse(agent).unwrap());
     let dir = place.path("cache").join(format!("{}-{}-{agent}", attempt.job(), attempt.attempt()));
@@ -40,7 +40,7 @@ pub fn identity_dir(place: &Place, attempt: &AttemptName, agent: &str) -> PathBu
     dir
 }
 
-/// Writes credentials as an agent reads them.
+/// Writes credentials in the files that agents read.
 pub fn write(dir: &std::path::Path, credentials: &Credentials) {
     std::fs::create_dir_all(dir).unwrap();
     std::fs::write(dir.join(Credentials::CERTIFICATE_FILE), &credentials.certificate).unwrap();
@@ -48,7 +48,8 @@ pub fn write(dir: &std::path::Path, credentials: &Credentials) {
     std::fs::write(dir.join(Credentials::AUTHORITY_FILE), &credentials.authority).unwrap();
 }
 
-/// The journal at `address` of the coordinator of `attempt`, for `reader` with a certificate of `authority`.
+/// Returns a connection to the journal at `address` of the coordinator of `attempt`. The client is `reader`, with a
+/// certificate of `authority`.
 pub fn journal(address: &str, attempt: &AttemptName, authority: &Authority, reader: &Name) -> Journal {
     let identity = Identity::new(&authority.issue(reader, today()).unwrap()).unwrap();
     let coordinator = Name::Agent(attempt.clone(), AgentId::parse("coordinator-0").unwrap());

@@ -1,4 +1,4 @@
-//! A job whose agents are started one by one, as a cluster would start them.
+//! A job whose agents are started individually, as in a cluster.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -15,12 +15,12 @@ use super::identities::{self, authority, first_attempt, identity_dir};
 /// The agents of a job on two systems.
 pub const AGENTS: [&str; 7] = ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"];
 
-/// A job on two systems that goes on with one. Its agents are this test's own children; they die with it.
+/// A job on two systems that can continue with one. Its processes are children of the test, and are killed on drop.
 pub struct Job<'a> {
     place: &'a Place,
-    /// Where its first coordinator said it listens.
+    /// The addresses that the first coordinator printed.
     listening: Value,
-    /// What its identities are of.
+    /// The attempt in the identities of its processes.
     attempt: AttemptName,
     coordinator: Child,
     stdout: BufReader<ChildStdout>,
@@ -28,14 +28,14 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Starts a job into `m`, and every agent of it.
+    /// Starts a job with model_dir `m`, and all its agents.
     pub fn start(place: &'a Place, max_steps: u64) -> Self {
         let mut job = Self::coordinator_only(place, max_steps, &[]);
         AGENTS.into_iter().for_each(|agent| job.join(agent));
         job
     }
 
-    /// Starts an attempt of the job `uid` into `m`, and every agent of it.
+    /// Starts an attempt of the job `uid` with model_dir `m`, and all its agents.
     pub fn attempt(place: &'a Place, uid: &str, attempt: u32, max_steps: u64) -> Self {
         write_launch_with(place, "m", max_steps, |launch| {
             (launch.job_uid, launch.attempt) = (Some(uid.to_owned()), Some(attempt));
@@ -45,7 +45,7 @@ impl<'a> Job<'a> {
         job
     }
 
-    /// Starts the coordinator alone, with these arguments more.
+    /// Starts only the coordinator, with additional `arguments`.
     pub fn coordinator_only(place: &'a Place, max_steps: u64, arguments: &[&str]) -> Self {
         write_launch(place, "m", max_steps);
         Self::launched(place, first_attempt(), arguments)
@@ -56,18 +56,18 @@ impl<'a> Job<'a> {
         Self { place, listening, attempt, coordinator, stdout, agents: Vec::new() }
     }
 
-    /// The coordinator's journal, as the attempt's launcher reads it.
+    /// Returns the connection to the coordinator's journal, as the launcher of the attempt.
     pub fn journal(&self) -> Journal {
         let launcher = Name::Launcher(self.attempt.clone());
         identities::journal(self.listening("journal"), &self.attempt, &authority(self.place), &launcher)
     }
 
-    /// Where the coordinator listens for this.
+    /// Returns an address of the coordinator, by its key in the line of addresses.
     pub fn listening(&self, what: &str) -> &str {
         self.listening[what].as_str().unwrap()
     }
 
-    /// Kills the coordinator and starts another at its address, into `model_dir`.
+    /// Kills the coordinator and starts another one at its address, with model_dir `model_dir`.
     pub fn replace_coordinator(&mut self, model_dir: &str, max_steps: u64) {
         kill(self.coordinator.id(), "KILL");
         self.coordinator.wait().unwrap();
@@ -81,7 +81,7 @@ impl<'a> Job<'a> {
         self.join_with(agent, &[]);
     }
 
-    /// Starts an agent with these arguments more.
+    /// Starts an agent with additional `arguments`.
     pub fn join_with(&mut self, agent: &str, arguments: &[&str]) {
         let mut command = role_of(self.place, &self.attempt, agent);
         command.args(["--coordinator", self.listening("control")]).args(arguments);
@@ -93,7 +93,7 @@ impl<'a> Job<'a> {
         self.end_agent(agent, "KILL");
     }
 
-    /// Asks an agent to leave; returns its exit code.
+    /// Sends SIGTERM to an agent; returns its exit code.
     pub fn dismiss(&mut self, agent: &str) -> Option<i32> {
         self.end_agent(agent, "TERM")
     }
@@ -105,7 +105,7 @@ impl<'a> Job<'a> {
         child.wait().unwrap().code()
     }
 
-    /// Reads what the coordinator says up to a line with `word`, which is returned.
+    /// Reads the coordinator's standard output up to a line that contains `word`; returns the line.
     pub fn wait_for(&mut self, word: &str) -> String {
         let mut line = String::new();
         while !line.contains(word) {
@@ -130,7 +130,7 @@ impl<'a> Job<'a> {
         self.agents.drain(..).map(|(agent, mut child)| (agent, child.wait().unwrap().code())).collect()
     }
 
-    /// Waits for the end of the job, which all agents leave in good order; returns the coordinator's exit code.
+    /// Waits for the end of the job; all agents must exit with code 0. Returns the coordinator's exit code.
     pub fn end(mut self) -> Option<i32> {
         self.stdout.read_to_string(&mut String::new()).unwrap();
         for (agent, code) in self.agents_end() {
@@ -149,7 +149,7 @@ impl Drop for Job<'_> {
     }
 }
 
-/// Writes the launch of a job on two systems into `launch.json`.
+/// Writes the launch document of a job on two systems to `launch.json`.
 pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
     write_launch_with(place, model_dir, max_steps, |_| {});
 }
@@ -170,8 +170,8 @@ fn write_launch_with(place: &Place, model_dir: &str, max_steps: u64, change: imp
     place.write("launch.json", launch.to_json().unwrap());
 }
 
-/// Starts a coordinator as a launcher would; returns it with what it says where it listens. It ends when its standard
-/// input is closed, which is when it is waited for.
+/// Starts a coordinator like a launcher; returns it with its standard output and addresses. It ends when its standard
+/// input is closed, which happens when it is waited for.
 fn start_coordinator(
     place: &Place,
     attempt: &AttemptName,
@@ -188,12 +188,12 @@ fn start_coordinator(
     (coordinator, stdout, listening)
 }
 
-/// The command of a role that nobody watches over.
+/// Returns the command of a role without a launcher, of the first attempt.
 pub fn role(place: &Place, name: &str, index: u32) -> Command {
     role_of(place, &first_attempt(), &format!("{name}-{index}"))
 }
 
-/// The same, of an agent of this attempt.
+/// Returns the command of an agent without a launcher, of `attempt`.
 pub fn role_of(place: &Place, attempt: &AttemptName, agent: &str) -> Command {
     let (name, index) = agent.rsplit_once('-').unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-agent"));

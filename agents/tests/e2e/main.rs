@@ -1,4 +1,4 @@
-//! Whole runs of the built program: every role a process, talking over loopback.
+//! Tests of whole runs with the built program: every role is a process, connected over loopback.
 
 mod bad_input;
 mod bits;

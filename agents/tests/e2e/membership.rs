@@ -1,18 +1,18 @@
-//! Agents that come and go while a job runs, and coordinators that do.
+//! Tests in which agents and coordinators leave, die and join while a job runs.
 
 use millrace_emulator::numerics::Isa;
 
 use super::harness::Place;
 use super::job::{AGENTS, Job};
 
-/// Evaluations far apart: the line a test waits for comes soon.
+/// Creates a directory with params in which evaluations are rare, so that the line that a test waits for comes soon.
 fn place() -> Place {
     let place = Place::new();
     place.params("params.yaml", &[("eval_frequency: 2", "eval_frequency: 40\n    checkpoint_steps: 150")]);
     place
 }
 
-/// Everything a run computed must be what an undisturbed one computes, each step and evaluation once.
+/// Checks that the results equal those of an undisturbed run, with each step and evaluation once.
 fn assert_undisturbed(place: &Place, steps: u64) {
     place.succeed(&format!("train_and_eval -p params.yaml -o whole --num_csx 1 --max_steps {steps}"));
     assert_eq!(place.result("m", steps), place.result("whole", steps));
@@ -29,7 +29,7 @@ fn systems_and_swarmx_nodes_may_leave_and_others_join_without_changing_a_bit() {
     job.reach(60);
     job.join("cs2-7");
     job.reach(120);
-    // Asked to leave, they do so in good order.
+    // After SIGTERM an agent exits with code 0.
     assert_eq!(job.dismiss("swarmx-0"), Some(0));
     job.join("swarmx-0");
     job.reach(180);
@@ -63,12 +63,12 @@ fn a_coordinator_that_dies_is_followed_by_another_without_changing_a_bit() {
     for step in [1, 39, 40, 150, 230] {
         job.reach(step);
         job.replace_coordinator("m", STEPS);
-        // Not from the checkpoint of step 150, nor from the beginning.
+        // The run continues neither from the checkpoint of step 150 nor from the beginning.
         let line = job.wait_for("MemoryX holds the parameters of step ");
         let held = line.split_whitespace().nth(6).unwrap();
         assert!(held.parse::<u64>().unwrap() >= step, "{line}");
     }
-    // Whoever comes later is as welcome as ever.
+    // Agents can still leave and join.
     job.kill("cs2-1");
     job.join("cs2-9");
     assert_eq!(job.end(), Some(0));
@@ -87,7 +87,7 @@ fn agents_refuse_the_coordinator_of_another_job() {
     }
 }
 
-/// A fleet is as good as its least member: all compute as that one does, to the bit, and say so.
+/// All systems compute with the lowest instruction set of the fleet, bit-identically, and report it.
 #[test]
 fn one_system_with_less_pins_the_whole_job_to_what_it_has() {
     const STEPS: u64 = 4;
@@ -105,7 +105,8 @@ fn one_system_with_less_pins_the_whole_job_to_what_it_has() {
         let info = place.info(&format!("m/checkpoint_{STEPS}"));
         assert_eq!(info["numerics_profile"]["isa"], least.to_string());
 
-        // On machines that all have more, only by the user's word, and then on record.
+        // On machines with a better instruction set, training continues only if the user accepts it, and the checkpoint
+        // records it.
         let further = format!("train -p params.yaml -o m --num_csx 2 --max_steps {}", STEPS + 1);
         let refused = place.run(&further);
         assert_eq!(refused.code(), 2, "{}", refused.stderr);

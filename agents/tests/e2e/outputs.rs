@@ -1,4 +1,4 @@
-//! What a run leaves behind, and what the other commands print.
+//! Tests of the files that a run writes, and of the output of the other commands.
 
 use std::path::Path;
 
@@ -88,8 +88,8 @@ fn the_rows_of_words_that_no_leaf_has_do_not_travel() {
     let performance = json(&std::fs::read_to_string(place.path("m/performance.json")).unwrap());
     let agents = performance["agents"].as_object().unwrap().values();
     let moved: u64 = agents.map(|agent| agent["bytes_out"].as_u64().unwrap()).sum::<u64>() / 6;
-    // The lookup's gradient is that large on three links: from two systems, and from the SwarmX node to MemoryX. The
-    // table's other use, in the loss, has a gradient in every row.
+    // The gradient of the lookup has this size on three links: from two systems, and from the SwarmX node to MemoryX.
+    // The other use of the table, in the loss, has a gradient in every row.
     let lookups = 3 * 4 * 32 * VOCABULARY;
     assert!((payload - lookups..payload - lookups / 10 * 8).contains(&moved), "{moved} of {payload}, {lookups}");
 }
@@ -114,7 +114,7 @@ fn every_example_has_a_plan() {
     let mut seen = 0;
     for entry in std::fs::read_dir(&examples).unwrap() {
         let path = entry.unwrap().path();
-        // What is not a model's is not params.
+        // Files with other names are not params of a model.
         if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("gpt")) {
             let plan = place.succeed(&format!("plan --json -p {}", path.display())).stdout;
             let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();

@@ -1,4 +1,4 @@
-//! Roles that no launcher watches over: what a cluster would see of them.
+//! Tests of roles without a launcher, as in a cluster.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Output, Stdio};
@@ -9,14 +9,14 @@ use super::harness::{Place, kill};
 use super::job::{AGENTS, Job, role, write_launch};
 use super::ports::free_port;
 
-/// An agent of its own, killed with this.
+/// An agent in its own process, killed on drop.
 struct Pod {
     child: Child,
     stderr: BufReader<ChildStderr>,
 }
 
 impl Pod {
-    /// Starts `agent`, which looks for its coordinator at `address`.
+    /// Starts `agent` with the coordinator's `address`.
     fn start(place: &Place, agent: &str, address: &str) -> Self {
         let (name, index) = agent.rsplit_once('-').unwrap();
         let mut command = role(place, name, index.parse().unwrap());
@@ -26,7 +26,7 @@ impl Pod {
         Self { child, stderr }
     }
 
-    /// Reads what it logs up to a line with `word`.
+    /// Reads the agent's log up to a line that contains `word`.
     fn wait_for(&mut self, word: &str) {
         let mut line = String::new();
         while !line.contains(word) {
@@ -35,7 +35,7 @@ impl Pod {
         }
     }
 
-    /// Exit code, and what it has logged since.
+    /// Waits for the end; returns the exit code and the rest of the log.
     fn end(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
         self.stderr.read_to_string(&mut rest).unwrap();
@@ -50,13 +50,13 @@ impl Drop for Pod {
     }
 }
 
-/// Runs a coordinator of `launch.json` to its end, with its last report in `last`.
+/// Runs a coordinator with `launch.json` to its end. Its last report is in `last`.
 fn coordinator(place: &Place, arguments: &[&str]) -> Output {
     let mut command = role(place, "coordinator", 0);
     command.args(["--launch", "launch.json", "--termination_log", "last"]).args(arguments).output().unwrap()
 }
 
-/// The last report of a coordinator that ended with `code`.
+/// Reads and removes the last report of a coordinator, which must contain the exit code `code`.
 fn last_report(place: &Place, code: Option<i32>) -> Outcome {
     let report = std::fs::read_to_string(place.path("last")).unwrap();
     let outcome = Outcome::parse_last_report(&report).unwrap();

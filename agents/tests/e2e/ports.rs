@@ -1,4 +1,4 @@
-//! Ports that are fixed or taken, and identities that are missing.
+//! Tests of fixed and occupied ports, and of missing identities.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use super::harness::Place;
 use super::identities::{first_attempt, identity_dir};
 use super::job::{Job, role, write_launch};
 
-/// A port that was free just now.
+/// Returns a port that was free a moment ago.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -49,7 +49,7 @@ fn agents_are_dialled_where_they_advertise() {
     }
 }
 
-/// Starts a coordinator that must not come up; returns exit code and standard error.
+/// Starts a coordinator that must fail; returns exit code and standard error.
 fn refused(place: &Place, arguments: &[&str]) -> (Option<i32>, String) {
     write_launch(place, "m", 10);
     let mut command = role(place, "coordinator", 0);

@@ -1,5 +1,6 @@
-//! Strangers on the ports of a running job: whoever has no certificate, another job's, an old attempt's, or another
-//! agent's name. All are rejected, the reason is logged, and the job computes the same bits.
+//! Tests of unauthorized connections to the ports of a running job: without a certificate, with one of another job or
+//! of an earlier attempt, or with another agent's name. All are rejected, the reason is logged, and the results do not
+//! change.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -34,14 +35,14 @@ fn identity(authority: &Authority, name: &Name) -> Identity {
     Identity::new(&authority.issue(name, today()).unwrap()).unwrap()
 }
 
-/// Whether a client of HTTP/2 that shows nothing is turned away without an answer of HTTP/2.
+/// Returns whether a client that speaks HTTP/2 without TLS is disconnected without an HTTP/2 response.
 async fn turned_away(address: &str) -> bool {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let mut answer = Vec::new();
-    // The end of the connection, however it comes; a server of HTTP/2 keeps it open.
+    // Waits for the connection to close, with or without a TLS alert. An HTTP/2 server would keep it open.
     let ended = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await;
-    // An alert of TLS.
+    // 21 is the type of a TLS alert record.
     ended.is_ok() && answer.first().is_none_or(|&byte| byte == 21)
 }
 
@@ -50,7 +51,7 @@ async fn dial(address: &str, identity: &Identity, to: &str, protection: Protecti
     transport::dial(address, identity, expected, protection).await.map_err(|error| transport::causes(&error))
 }
 
-/// Says hello as `name`, as a shard that comes for the first time.
+/// Sends a hello as `name`, as a shard that joins for the first time; returns the error.
 async fn join(channel: Channel, name: &str) -> Status {
     let AgentId { role, index } = AgentId::parse(name).unwrap();
     let hello = proto::Hello {
@@ -69,7 +70,7 @@ async fn join(channel: Channel, name: &str) -> Status {
     }
 }
 
-/// Asks for weights as `name`; the answer's status and text.
+/// Requests weights as `name`; returns status and text of the response.
 async fn ask_for_link(mut channel: Channel, name: &str) -> (StatusCode, String) {
     let request = Request::post(packet::DOWN).header(EPOCH_KEY, "1.1").header(AGENT_KEY, name);
     let request = request.body(Body::empty()).unwrap();
@@ -96,7 +97,7 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
     for port in [&control, &journal_port, &data, &link_port] {
         assert!(turned_away(port).await, "{port}");
     }
-    // Metrics are read by whoever may reach them, and take no commands.
+    // Any client may read metrics; the port accepts no commands.
     let mut stream = TcpStream::connect(&metrics).await.unwrap();
     stream
         .write_all(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
@@ -124,7 +125,7 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
         }
     }
 
-    // A member of the job that calls itself another one.
+    // An agent of the job that claims another agent's name.
     let system = identity(&ours, &agent(&this, "cs2-1"));
     let status =
         join(dial(&control, &system, "coordinator-0", Protection::Encrypted).await.unwrap(), "memoryx-0").await;
@@ -132,14 +133,14 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
     let channel = dial(&link_port, &system, "swarmx-0", Protection::Encrypted).await.unwrap();
     let (status, text) = ask_for_link(channel.clone(), "cs2-0").await;
     assert_eq!((status, text.as_str()), (StatusCode::FORBIDDEN, "cs2-1 asked for a link of cs2-0"));
-    // A second process of a name whose first one lives.
+    // A second process with the name of a live one.
     let (status, text) = ask_for_link(channel, "cs2-1").await;
     assert_eq!(status, StatusCode::CONFLICT, "{text}");
     let shard = identity(&ours, &shard);
     let status = join(dial(&control, &shard, "coordinator-0", Protection::Encrypted).await.unwrap(), "memoryx-0").await;
     assert_eq!(status.code(), Code::AlreadyExists, "{status}");
 
-    // The journal is for the attempt's launcher and the control plane.
+    // The journal admits the launcher of the attempt and the control plane only.
     for stranger in [agent(&this, "cs2-1"), Name::Launcher(AttemptName::new("another", 1).unwrap())] {
         journal(&journal_port, &this, &ours, &stranger).connect().await.unwrap_err();
     }
@@ -164,7 +165,7 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
     }
 }
 
-/// Encryption of what travels between agents is one setting of a job: an agent with another one does not get in.
+/// Encryption of the data between agents is a setting of the job: a client with another setting is rejected.
 #[tokio::test]
 async fn data_in_the_clear_is_for_agents_that_agree_on_it() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! A job that finds a model_dir in which another has worked, as one of the same name does.
+//! Tests of a job with a model_dir that an earlier job has used, as a job of the same name does.
 
 use millrace_protocol::journal::unpack;
 use millrace_protocol::proto::FollowRequest;
@@ -8,7 +8,7 @@ use tokio_stream::StreamExt;
 use super::harness::Place;
 use super::job::Job;
 
-/// The steps that a follower of this attempt hears of, and whether all it hears is the attempt's.
+/// Returns the steps that a follower of this attempt receives. Checks that all received entries are of the attempt.
 async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
     let mut client = job.journal().connect().await.unwrap();
     let mut entries = client.follow(FollowRequest { from: 0, newest: false }).await.unwrap().into_inner();

@@ -1,38 +1,38 @@
-//! What the user sees of a run: progress lines on stdout, a bar and log lines on stderr.
+//! The terminal output of a run: progress lines on stdout, a progress bar and log lines on stderr.
 
 use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The run's voice. Clones speak through the same bar.
+/// Writes to the terminal. Clones share the progress bar.
 #[derive(Clone)]
 pub struct Console {
     bar: ProgressBar,
 }
 
 impl Console {
-    /// A quiet console; its bar is drawn on a terminal only.
+    /// Creates a console without a visible bar. The bar is drawn on terminals only.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         bar.finish_and_clear();
         Self { bar }
     }
 
-    /// A result or progress line on stdout.
+    /// Prints a result or progress line on stdout.
     pub fn line(&self, line: impl std::fmt::Display) {
         self.bar.suspend(|| {
-            // A closed stdout is nobody's business: the files in model_dir have it all.
+            // A closed stdout is not an error: the files in model_dir have the same information.
             let _ = writeln!(std::io::stdout().lock(), "{line}");
         });
     }
 
-    /// A log line on stderr.
+    /// Prints a log line on stderr.
     pub fn log(&self, line: &str) {
         self.bar.suspend(|| millrace_telemetry::logs::print_to_stderr(line));
     }
 
-    /// Shows work that counts up to `total`.
+    /// Shows a bar for work of `total` units.
     pub fn begin(&self, message: &'static str, total: u64) {
         let style = ProgressStyle::with_template("{msg}: {percent:>3}%|{wide_bar}| {pos}/{len} [{elapsed}<{eta}]");
         self.bar.reset();
@@ -42,13 +42,13 @@ impl Console {
         self.bar.enable_steady_tick(Duration::from_millis(200));
     }
 
-    /// So much of it is done.
+    /// Updates the bar.
     pub fn advance(&self, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(done);
     }
 
-    /// The work is done.
+    /// Removes the bar.
     pub fn end(&self) {
         self.bar.disable_steady_tick();
         self.bar.finish_and_clear();

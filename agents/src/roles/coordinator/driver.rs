@@ -1,4 +1,4 @@
-//! The loop that carries events to the machine and its commands out.
+//! The event loop of the coordinator: passes events to the engine's state machine and executes its commands.
 
 mod admission;
 mod saving;
@@ -33,45 +33,46 @@ use crate::failure::Failure;
 use crate::launch::{Exit, Launch};
 use saving::{NotSaved, SaveTimer, Worked};
 
-/// How long a shard may be gone before the attempt is given up: its numbers are nowhere else.
+/// How long a shard may be disconnected before the attempt fails. Its parameters since the last checkpoint exist
+/// nowhere else.
 const SHARD_GRACE: Duration = Duration::from_secs(30);
-/// How long a run that is to end waits for shards that may hold steps of an earlier coordinator.
+/// How long a run that stops early waits for shards that may hold steps of an earlier coordinator.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// How long agents have for their last words.
+/// How long agents have to send their last logs and usage after the end of the run.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Where events come from.
+/// The sources of events.
 pub struct Inbox {
-    /// Agents.
+    /// Messages of agents.
     pub agents: ControlEvents,
-    /// Users.
+    /// Commands of users.
     pub user: mpsc::Receiver<UserCommand>,
-    /// The coordinator's own log.
+    /// The coordinator's own log records.
     pub logs: mpsc::Receiver<Record>,
     /// SIGTERM.
     pub terminate: Signal,
 }
 
-/// Agents that have said hello before the instruction set is pinned.
+/// Agents that joined before the instruction set is pinned.
 type WaitingRoom = BTreeMap<AgentId, (StreamNumber, Box<Hello>)>;
 
-/// Who has joined.
+/// The admitted agents.
 type Joined = BTreeMap<AgentId, Connected>;
 
-/// An agent that has joined, by its one live stream.
+/// An admitted agent, with its one live stream.
 struct Connected {
     stream: StreamNumber,
-    /// Of the process, see [`Hello::instance`].
+    /// Identifies the process, see [`Hello::instance`].
     instance: u64,
     post: Post,
 }
 
-/// See the module text.
+/// Drives one run from waiting for agents to the reported outcome.
 pub struct Driver {
     launch: Launch,
     compiled: CompiledJob,
     beginning: Beginning,
-    /// What is evaluated after it.
+    /// The checkpoints that are evaluated after `beginning`.
     further: VecDeque<Beginning>,
     eval_batches: u64,
     lock: Arc<ModelDirLock>,
@@ -84,30 +85,30 @@ pub struct Driver {
     saver: Option<Arc<Saver>>,
     staging: Option<Staging>,
     save_timer: SaveTimer,
-    /// Whether the checkpoint that is being written is a recovery checkpoint.
+    /// Whether the current checkpoint is a recovery checkpoint.
     recovery: bool,
     worked: mpsc::UnboundedReceiver<Worked>,
     work: mpsc::UnboundedSender<Worked>,
     replies: Vec<oneshot::Sender<proto::CommandReply>>,
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
     last_saved: Option<Saved>,
-    /// Shards that are gone, since when.
+    /// When each disconnected shard was lost.
     lost_shards: BTreeMap<AgentId, Instant>,
-    /// The epoch whose failed link is being waited out, and until when.
+    /// The epoch in which a link failed, and when its backoff ends.
     pause: Option<(Epoch, Instant)>,
-    /// The run is to end though not everyone is there yet; by when it does in any case.
+    /// Set if the run stops before all agents have joined: the time at which it ends in any case.
     stop_by: Option<Instant>,
-    /// The shard whose leaving ends the run.
+    /// The shard that was asked to leave, which ends the run.
     leaver: Option<AgentId>,
     ending: Option<Ending>,
-    /// Of processes whose name another one has.
+    /// Rejections of processes whose agent name is in use.
     rejections: RejectionLog,
 }
 
 impl Driver {
-    /// Drives the run that was prepared.
+    /// Creates the driver of a prepared run.
     pub fn new(prepared: Prepared, console: Console, metrics: RoleMetrics, inbox: Inbox) -> Self {
-        // One checkpoint at a time is staged, then published.
+        // Only one checkpoint at a time is staged and then published, so the channel stays short.
         let (work, worked) = mpsc::unbounded_channel();
         let Prepared { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files } = prepared;
         let teller = Teller::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
@@ -145,7 +146,7 @@ impl Driver {
         }
     }
 
-    /// Runs the job to its end; the exit is that of the whole run.
+    /// Runs the job to its end; returns the exit of the whole run.
     pub async fn run(mut self) -> Exit {
         self.teller.waiting(self.beginning.step);
         if let Err(failure) = self.turns().await {
@@ -176,7 +177,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A pause is over, a checkpoint is due, or somebody has been waited for too long.
+    /// Handles what is overdue: the end of a backoff, a checkpoint, an early stop, or the return of a lost shard.
     fn overdue(&mut self) -> Result<(), Failure> {
         if let Some((epoch, _)) = self.pause.take_if(|(_, until)| *until <= Instant::now()) {
             return self.event(CoordinatorEvent::BackoffElapsed { epoch });
@@ -215,12 +216,12 @@ impl Driver {
         }
     }
 
-    /// Whether `number` is the stream by which `agent` is connected.
+    /// Returns whether `number` is the current stream of `agent`.
     fn is_current(&self, agent: AgentId, number: StreamNumber) -> bool {
         self.joined.get(&agent).is_some_and(|connected| connected.stream == number)
     }
 
-    /// A stream has ended, and with it the agent's membership if it was its current one.
+    /// Handles the end of a stream. The agent loses its membership if the stream was its current one.
     fn gone(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), Failure> {
         if !self.is_current(agent, number) {
             self.waiting.retain(|_, (waiting, _)| *waiting != number);
@@ -235,7 +236,7 @@ impl Driver {
     }
 
     fn user(&mut self, command: UserCommand) -> Result<(), Failure> {
-        // Who has gone away waits for nothing.
+        // A client that has disconnected needs no reply.
         self.replies.retain(|reply| !reply.is_closed());
         self.checkpoint_replies.retain(|reply| !reply.is_closed());
         match command {
@@ -255,7 +256,7 @@ impl Driver {
         }
     }
 
-    /// Updates made, and the checkpoint of exactly these, if there is one.
+    /// Returns the number of updates made, and the checkpoint of exactly this step, if there is one.
     fn standing(&self) -> (u64, Option<&Saved>) {
         let step = self.machine.as_ref().map_or(self.beginning.step, Coordinator::step);
         (step, self.last_saved.as_ref().filter(|saved| saved.step == step))
@@ -271,7 +272,7 @@ impl Driver {
         self.event(CoordinatorEvent::StopRequested)
     }
 
-    /// A shard has to go, and its numbers are nowhere else: saves them and ends the run.
+    /// Handles a shard that was asked to leave: saves its parameters, which exist nowhere else, and ends the run.
     fn leaving(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), Failure> {
         if !self.is_current(agent, number) {
             return Ok(());
@@ -281,7 +282,7 @@ impl Driver {
         self.stop()
     }
 
-    /// Gives an event to the machine and carries its commands out.
+    /// Passes an event to the state machine and executes its commands. Does nothing before the machine exists.
     fn event(&mut self, event: CoordinatorEvent) -> Result<(), Failure> {
         let Some(machine) = &mut self.machine else { return Ok(()) };
         self.spans.on_event(&event);
@@ -327,7 +328,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The machine has turned to the next checkpoint that is evaluated.
+    /// Handles the state machine's change to the next checkpoint of an evaluation.
     fn next_checkpoint(&mut self) {
         let Some(next) = self.further.pop_front() else { return };
         next.report.iter().for_each(|sentence| self.teller.line(sentence));
@@ -342,7 +343,7 @@ impl Driver {
         }
     }
 
-    /// Ends the stream of an agent that can't go on.
+    /// Removes an agent that failed from the admitted ones, and sends it `Finish`.
     fn dismiss(&mut self, agent: AgentId, reason: &str) {
         tracing::warn!(peer = %agent, "{agent} can't go on and is dismissed: {reason}");
         if let Some(connected) = self.joined.remove(&agent) {
@@ -350,7 +351,7 @@ impl Driver {
         }
     }
 
-    /// The run can't go on: tells everybody.
+    /// Ends the run with a failure, and sends `Finish` to all agents.
     fn give_up(&mut self, failure: &Failure) {
         for connected in self.joined.values() {
             connected.post.order(&AgentCommand::Finish);
@@ -358,7 +359,8 @@ impl Driver {
         self.ending = Some(Ending::failed(failure));
     }
 
-    /// Hears everybody's last words.
+    /// Rejects waiting agents, and receives the last logs and usage of the others until all streams have ended or
+    /// [`FAREWELL`] has elapsed.
     async fn farewell(&mut self) {
         for (_, hello) in std::mem::take(&mut self.waiting).into_values() {
             hello.post.refuse("the run has ended");
@@ -383,7 +385,7 @@ impl Driver {
         }
     }
 
-    /// Says how it ended, to everybody who waits for it.
+    /// Reports the outcome to the user, the files and all clients that wait for a reply.
     fn conclude(mut self) -> Exit {
         let ending = self.ending.take().unwrap_or_else(|| Ending::stopped(self.leaver));
         let (step, saved) = self.standing();
@@ -397,7 +399,7 @@ impl Driver {
     }
 }
 
-/// What a command is answered after `step` updates, which `saved` has where they are saved.
+/// Returns the reply to a user's command after `step` updates; `saved` is the checkpoint of this step, if there is one.
 fn reply_of(step: u64, saved: Option<&Saved>) -> proto::CommandReply {
     let parameters_blake3 = saved.map(|saved| saved.digest.clone()).unwrap_or_default();
     proto::CommandReply { step, parameters_blake3 }

@@ -1,4 +1,4 @@
-//! How a run ends: what the user is told of it, and programs.
+//! How a run ended, for the user and for programs.
 
 use millrace_engine::coordinator::RunOutcome;
 use millrace_engine::message::FailureCause;
@@ -8,19 +8,19 @@ use millrace_telemetry::journal::Reason;
 
 use crate::failure::Failure;
 
-/// Why the run is over.
+/// Why the run ended.
 #[derive(Clone, Debug)]
 pub struct Ending {
-    /// In one word.
+    /// The reason, for programs.
     pub reason: Reason,
-    /// In a sentence.
+    /// The reason, in one sentence.
     pub message: String,
-    /// The agent that is the cause, where it is one.
+    /// The agent that caused the end, if any.
     pub agent: Option<AgentId>,
 }
 
 impl Ending {
-    /// The end that the coordinator's machine came to in `mode`.
+    /// Converts the outcome of the coordinator's state machine. `leaver` is the shard that was asked to leave, if any.
     pub fn of(outcome: RunOutcome, mode: Mode, leaver: Option<AgentId>) -> Self {
         match outcome {
             RunOutcome::Complete => {
@@ -42,7 +42,8 @@ impl Ending {
         }
     }
 
-    /// The user wanted it, or `leaver` had to leave: a shard, without which it can't go on.
+    /// Returns the end of a run that the user stopped, or that `leaver` had to leave: a shard, without which the run
+    /// can't continue.
     pub fn stopped(leaver: Option<AgentId>) -> Self {
         let message = match leaver {
             Some(shard) => format!("Stopped: {shard} was asked to leave, and a run needs all its shards."),
@@ -51,7 +52,7 @@ impl Ending {
         Self { reason: Reason::Interrupted, message, agent: leaver }
     }
 
-    /// The coordinator itself can't go on.
+    /// Returns the end of a run that failed in the coordinator.
     pub fn failed(failure: &Failure) -> Self {
         Self { reason: failure.reason(), message: failure.to_string(), agent: None }
     }

@@ -1,4 +1,4 @@
-//! Everything the coordinator keeps in `model_dir` besides checkpoints.
+//! The files that the coordinator writes to `model_dir`, except checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::launch::Launch;
 use crate::roles::LastReport;
 
-/// The run's files.
+/// Writes metrics, logs, the journal and event files of one run.
 pub struct RunFiles {
     model_dir: PathBuf,
     summaries: PathBuf,
@@ -27,14 +27,14 @@ pub struct RunFiles {
     journal: Journal,
     summary_steps: u64,
     last_report: LastReport,
-    /// Whether a file refused what was written last.
+    /// Whether the last write to a file failed.
     refusing: bool,
-    /// Lines and entries dropped in this attempt, and how many of them the user was told of.
+    /// Lines and entries dropped in this attempt, and the part of them that was already reported to the user.
     dropped: Counter,
     dropped_told: u64,
 }
 
-/// Where points go, once it is known from which step on.
+/// The files for metric points. They are opened when the first step of the run is known.
 struct Points {
     metrics: MetricsLog,
     events: EventWriter,
@@ -42,7 +42,7 @@ struct Points {
     newest: u64,
 }
 
-/// A telemetry error as a failure with its cause and hint.
+/// Converts a telemetry error to a failure with cause and hint.
 pub fn file_failure(error: &Error) -> Failure {
     let reason = match error {
         Error::StaleAttempt { .. } => Reason::Superseded,
@@ -60,10 +60,10 @@ pub fn file_failure(error: &Error) -> Failure {
 }
 
 impl RunFiles {
-    /// Opens journal and logs, and keeps the params as used.
+    /// Opens journal and logs, and writes params.yaml and job.json.
     ///
     /// # Errors
-    /// The file system refuses.
+    /// A file can't be opened or written.
     pub fn open(launch: &Launch, attempt: u32, last_report: LastReport) -> Result<Self, Failure> {
         let dir = launch.model_dir.as_path();
         let run = &launch.job.run;
@@ -87,11 +87,11 @@ impl RunFiles {
         open().map_err(|error: Error| file_failure(&error))
     }
 
-    /// Opens the files that points go to, for a run that continues after `step`, to which the steps `before` led: what
-    /// they say of others is dropped. Returns where the run goes on from, if anything was trained before.
+    /// Opens the files of metric points for a run that continues after `step`, to which the steps `before` led. Removes
+    /// points of steps that are not in `before`. Returns where the run resumes, if anything was trained before.
     ///
     /// # Errors
-    /// The file system refuses.
+    /// A file can't be opened, read or written.
     pub fn begin(&mut self, step: u64, before: &ResumeHistory) -> Result<Option<Resumed>, Failure> {
         let dir = self.model_dir.as_path();
         let open = || {
@@ -114,18 +114,18 @@ impl RunFiles {
         Ok(resumed.then(|| Resumed { step, repeated_steps: last_step.saturating_sub(step) }))
     }
 
-    /// The run's numbered stream.
+    /// Returns the numbered journal of the run.
     pub const fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// Counts in `counter` what is dropped while the disk is full.
+    /// Makes `counter` count what is dropped while the disk is full.
     pub fn count_dropped(&mut self, counter: Counter) {
         self.dropped = counter;
     }
 
-    /// A committed step. One that an earlier coordinator came to write is not written again, but told to the journal,
-    /// to which it may not have come.
+    /// Writes a committed step. A step that an earlier coordinator has already written to the metrics is not written
+    /// there again, but it is appended to the journal, where it may be missing.
     pub fn step(&mut self, record: &CommitRecord, seconds: f64, rates: Rates) {
         let point: Point = TrainPoint {
             step: record.step,
@@ -150,7 +150,7 @@ impl RunFiles {
         }
     }
 
-    /// A finished evaluation.
+    /// Writes a finished evaluation.
     pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64, rates: Rates) {
         let (perplexity, accuracy) = (evaluation.perplexity() as f32, evaluation.accuracy() as f32);
         let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
@@ -168,7 +168,7 @@ impl RunFiles {
     }
 
     fn point(&mut self, point: Point) {
-        // Steps and evaluations come with turns, turns after `begin`.
+        // Points come only with iterations, and iterations only after `begin`.
         if let Some(points) = &mut self.points {
             let again = matches!(point, Point::Train(_)) && point.step() <= points.newest;
             if !again {
@@ -185,7 +185,7 @@ impl RunFiles {
         self.note(written);
     }
 
-    /// The last entry, and the last report.
+    /// Writes the outcome, as the last journal entry and as the last report.
     pub fn outcome(&mut self, outcome: &Outcome) {
         self.record(Event::Outcome(outcome.clone()));
         if self.refusing {
@@ -195,8 +195,9 @@ impl RunFiles {
         self.last_report.write(outcome);
     }
 
-    /// Takes note of what became of a write. What a file refuses stays in memory and is written before what comes next,
-    /// so that a full disk ends no run; the user is told once that it is full, and once that it is not any more.
+    /// Handles the result of a write. Data that a file did not accept stays in memory and is written before the next
+    /// data, so that a full disk does not end a run. The user is warned once when writing fails, and once when it works
+    /// again.
     fn note(&mut self, written: Result<(), Error>) {
         let written = if self.refusing { written.and_then(|()| self.flush()) } else { written };
         let dropped = self.dropped_so_far();
@@ -218,7 +219,7 @@ impl RunFiles {
         }
     }
 
-    /// Writes what the files refused before.
+    /// Writes the data that the files did not accept earlier.
     fn flush(&mut self) -> Result<(), Error> {
         if let Some(points) = &mut self.points {
             points.metrics.flush()?;
@@ -227,26 +228,27 @@ impl RunFiles {
         self.journal.flush()
     }
 
-    /// Lines of `metrics.jsonl`, points of curves and entries of the journal that were dropped in this attempt.
+    /// Returns the number of lines of `metrics.jsonl`, points of curves and journal entries that were dropped in this
+    /// attempt.
     fn dropped_so_far(&self) -> u64 {
         let points = self.points.as_ref().map_or(0, |points| points.metrics.dropped() + points.events.dropped());
         self.journal.dropped() + points
     }
 
-    /// A line of an agent's log. A log that can't be written never ends a run.
+    /// Writes a log record. A log that can't be written never ends a run.
     pub fn log(&mut self, record: &Record) {
         let _ = self.logs.write(record);
         let _ = self.journal.append(Event::Log(record.clone()));
     }
 
-    /// The directory.
+    /// Returns the model_dir.
     pub fn model_dir(&self) -> &Path {
         &self.model_dir
     }
 }
 
-/// `metrics.jsonl` with the steps `before` this run, each once: what is of another line goes, what is missing of this
-/// one comes back from the journal.
+/// Opens `metrics.jsonl` with each of the steps `before` this run once: points of other lineages are removed, and
+/// missing points of this lineage are restored from the journal.
 fn metrics_of_line(model_dir: &Path, before: &ResumeHistory) -> Result<MetricsLog, Error> {
     let mut metrics = MetricsLog::open(model_dir, before.shared)?;
     if before.made_by.is_empty() {
@@ -265,7 +267,7 @@ fn metrics_of_line(model_dir: &Path, before: &ResumeHistory) -> Result<MetricsLo
     Ok(metrics)
 }
 
-/// Where event files go: a relative `summary_dir` other than model_dir's own lies in model_dir.
+/// Returns the directory of event files: `summary_dir`, or model_dir if `summary_dir` is empty or names it.
 fn summary_dir(model_dir: &Path, run: &RunSpec) -> PathBuf {
     let summary = Path::new(&run.summary_dir);
     if run.summary_dir == run.model_dir || run.summary_dir.is_empty() {
@@ -290,7 +292,7 @@ mod tests {
         assert_eq!(first.begin(0, &ResumeHistory::default()).unwrap(), None);
         (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()));
         drop(first);
-        // It came to write step 3, or it did not: its successor is told the newest step in either case.
+        // Whether the earlier coordinator wrote step 3 or not, its successor receives the newest step.
         for (attempt, newest) in [(2, 3), (3, 4)] {
             let mut next = RunFiles::open(&launch, attempt, LastReport::default()).unwrap();
             let resumed = next.begin(newest, &ResumeHistory { shared: newest, ..ResumeHistory::default() }).unwrap();
@@ -299,7 +301,7 @@ mod tests {
         }
         let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(Point::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
-        // One without a checkpoint begins again, and says what that costs.
+        // A coordinator without a checkpoint begins at step 0 and reports the repeated steps.
         let mut again = RunFiles::open(&launch, 4, LastReport::default()).unwrap();
         let resumed = again.begin(0, &ResumeHistory::default()).unwrap();
         assert_eq!(resumed, Some(Resumed { step: 0, repeated_steps: 4 }));

@@ -1,56 +1,57 @@
-//! Tells that a run is alive while nothing of it ends: what it is doing, for how long, and how long that may take.
+//! Produces a progress line if a run has reported nothing for a while: what it is doing, for how long, and the expected
+//! time.
 
 use std::time::{Duration, Instant};
 
 use millrace_emulator::report::format_rough_duration;
 use millrace_telemetry::progress::format_duration;
 
-/// Time without any news after which the user is told what the run is doing, and between two such lines.
+/// Time without other output after which a line is due, and interval between two such lines.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a run is doing until its next news.
+/// What a run is doing until its next output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
     /// Waits for its agents.
     Gathering,
-    /// Shards load parameters, links come up.
+    /// Shards load parameters, and links are established.
     Loading,
-    /// Computes the step after this one.
+    /// Computes step `step + 1`.
     Training {
-        /// Steps that are committed.
+        /// Number of committed steps.
         step: u64,
-        /// The last one.
+        /// The last step of the run.
         of: u64,
     },
-    /// Computes the batch after these.
+    /// Computes the batch after `batches`.
     Evaluating {
-        /// Batches that are done.
+        /// Number of finished batches.
         batches: u64,
     },
 }
 
-/// See the module text.
+/// Decides when a progress line is due, and formats it.
 #[derive(Debug)]
 pub struct Heartbeat {
     doing: Doing,
-    /// When it began to do that.
+    /// When the run began `doing`.
     since: Instant,
-    /// When the user was last told something.
+    /// When the user last received output.
     told: Instant,
-    /// Seconds of a training step, as this host was estimated.
+    /// Estimated seconds of a training step on this host.
     estimate: Option<f64>,
     /// Seconds of the last training step.
     last_step: Option<f64>,
 }
 
 impl Heartbeat {
-    /// Of a run that waits for its agents from now on, on a host that takes `estimate` seconds a step, if that is
-    /// known.
+    /// Creates the heartbeat of a run that waits for its agents from `now` on. `estimate` is the estimated seconds of a
+    /// step on this host, if known.
     pub fn new(now: Instant, estimate: Option<f64>) -> Self {
         Self { doing: Doing::Gathering, since: now, told: now, estimate, last_step: None }
     }
 
-    /// The run does this from now on: something else than before, or its next part.
+    /// Records that the run begins another activity, or the next part of the same one.
     pub fn turn_to(&mut self, doing: Doing, now: Instant) {
         if let (Doing::Training { step: before, .. }, Doing::Training { step, .. }) = (self.doing, doing)
             && step == before + 1
@@ -60,12 +61,12 @@ impl Heartbeat {
         (self.doing, self.since, self.told) = (doing, now, now);
     }
 
-    /// When something is to be told, unless there is news before.
+    /// Returns when a line is due, unless there is other output before.
     pub fn due(&self) -> Instant {
         self.told + HEARTBEAT_INTERVAL
     }
 
-    /// The line to tell, if it is due.
+    /// Returns the line if it is due.
     pub fn beat(&mut self, now: Instant) -> Option<String> {
         if now < self.due() {
             return None;
@@ -82,7 +83,7 @@ impl Heartbeat {
         })
     }
 
-    /// How long a step may take.
+    /// Returns the expected time of a step, as the end of a sentence; empty if unknown.
     fn expected(&self) -> String {
         match (self.last_step, self.estimate) {
             (Some(seconds), _) => format!("; the step before it took {}", format_rough_duration(seconds)),

@@ -1,4 +1,4 @@
-//! The `Journal` service: the run's numbered stream and its two commands.
+//! The `Journal` service: streams the journal of the run, and accepts the commands to write a checkpoint and to stop.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-/// A user's command, answered when it is carried out.
+/// A command of a user. The reply is sent when the command has been executed.
 #[derive(Debug)]
 pub enum UserCommand {
     /// Write a checkpoint.
@@ -22,45 +22,45 @@ pub enum UserCommand {
     Stop(oneshot::Sender<proto::CommandReply>),
 }
 
-/// The journal of model_dir as its present job knows it: what others wrote before is not told, and attempts are the
-/// job's.
+/// The journal of model_dir as a view of the current job: entries of earlier jobs are left out, and attempts are
+/// numbered from the job's first.
 #[derive(Clone, Debug)]
 pub struct JobJournal {
-    /// Of all that had model_dir.
+    /// The journal of all jobs that used model_dir.
     pub journal: Journal,
-    /// Attempts of others before the job's first.
+    /// Number of attempts in the journal before the job's first.
     pub before: u64,
 }
 
-/// Serves `journal`, once it is there, and hands commands to `commands`.
+/// Serves `journal` once it is set, and sends commands to `commands`.
 pub struct JournalService {
     journal: watch::Receiver<Option<JobJournal>>,
     commands: mpsc::Sender<UserCommand>,
 }
 
-/// The service at work.
+/// A running service.
 pub struct Served {
     end: oneshot::Sender<()>,
     server: JoinHandle<()>,
 }
 
 impl Served {
-    /// Takes no more calls, and waits for those in progress to end, but no longer than `patience`: whoever follows has
-    /// heard the last entry by then, and whoever gave a command has its answer.
+    /// Accepts no more calls, and waits until those in progress have ended, at most for `patience`. In this time
+    /// followers receive the last entry, and callers receive the replies to their commands.
     pub async fn finish(self, patience: Duration) {
         let _ = self.end.send(());
         let _ = tokio::time::timeout(patience, self.server).await;
     }
 }
 
-/// Entries read from the journal at a time.
+/// Maximum entries read from the journal at a time.
 const BATCH: usize = 256;
 
-/// Commands of users that may wait for the coordinator.
+/// Maximum commands of users that wait for the coordinator.
 pub const COMMANDS: usize = 64;
 
 impl JournalService {
-    /// Serves whoever is admitted until the process ends or [`Served::finish`] is called.
+    /// Serves the peers that `incoming` admits, until the process ends or [`Served::finish`] is called.
     pub fn serve(
         incoming: Incoming,
         journal: watch::Receiver<Option<JobJournal>>,
@@ -119,7 +119,7 @@ impl proto::journal_server::Journal for JournalService {
     }
 }
 
-/// Sends what was asked for, for as long as somebody listens, up to the attempt's outcome.
+/// Sends the requested entries until the client disconnects or the outcome of the attempt was sent.
 async fn follow(
     JobJournal { journal, before }: &JobJournal,
     request: &proto::FollowRequest,

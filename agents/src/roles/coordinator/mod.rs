@@ -1,4 +1,5 @@
-//! The coordinator: drives the engine's machine, keeps the run's files, speaks to the user.
+//! The coordinator: prepares the run, drives the engine's state machine, and writes the run's files and progress
+//! output.
 
 mod console;
 mod driver;
@@ -46,24 +47,22 @@ use console::Console;
 use driver::Driver;
 use journal::{JobJournal, JournalService, UserCommand};
 
-/// How long a dead coordinator of the same job is waited for to be known dead; twice the lock's lease.
+/// How long to wait until the lock of a dead coordinator of the same job expires: twice the lease of the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LOCK_LEASE.as_secs());
-/// For those who follow the journal to hear its last entry.
+/// How long followers of the journal have to receive its last entry.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// The coordinator's own log records that may wait to be written into its files.
+/// Maximum log records of the coordinator that wait to be written to its files.
 const LOG_RECORDS: usize = 4096;
-/// Pause between two looks at the lock.
+/// Interval between two tries to take the lock.
 const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a coordinator is given besides its arguments.
+/// Values that every role process creates, and that the coordinator needs besides its arguments.
 pub struct Equipment {
     /// Its name in logs.
     pub name: AgentName,
-    /// Its metrics.
     pub metrics: RoleMetrics,
-    /// Whether it is ready.
     pub ready: Readiness,
-    /// Where `/metrics` is served; empty where it is not.
+    /// Address at which `/metrics` is served; empty if it is not served.
     pub metrics_address: String,
     /// SIGTERM.
     pub terminate: Signal,
@@ -91,7 +90,8 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
 
     let (service, agents) = ControlService::new();
     serve_control(member.accept_control(control), service);
-    // Agents find it by a name that leads to whoever is ready: it is as soon as they may join, and stays so.
+    // Agents find the coordinator by a name that resolves to ready processes only. It is ready as soon as agents may
+    // join, and stays ready.
     ready.set(true);
     let (journal, journal_ready) = watch::channel(None);
     let (commands, mut user) = mpsc::channel(journal::COMMANDS);
@@ -108,7 +108,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), before }));
     let (records, logs) = mpsc::channel::<Record>(LOG_RECORDS);
     logger.forward(move |record| {
-        // Lines beyond what may wait reach stderr only.
+        // Records beyond the capacity of the channel are printed to stderr only.
         let _ = records.try_send(record);
     });
     let exit = Driver::new(prepared, console, metrics, driver::Inbox { agents, user, logs, terminate }).run().await;
@@ -116,7 +116,7 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     Ok(exit)
 }
 
-/// Whether the launch is of the job and attempt that the coordinator's certificate names.
+/// Checks that the launch document is for the job and attempt that the coordinator's certificate names.
 fn check_attempt(launch: &Launch, certified: &AttemptName) -> Result<(), Failure> {
     let job = launch.job_uid.as_deref().unwrap_or(certified.job());
     let attempt = launch.attempt.unwrap_or(certified.attempt());
@@ -127,7 +127,7 @@ fn check_attempt(launch: &Launch, certified: &AttemptName) -> Result<(), Failure
     Err(Failure::bad_input(sentence).hint("start the coordinator with the identity of its attempt"))
 }
 
-/// Waits until somebody wants the run to end, while nothing has been done that could be saved.
+/// Waits until SIGTERM or a user's stop command, while there is nothing to save yet. Answers checkpoint commands.
 async fn asked_to_stop(terminate: &mut Signal, user: &mut mpsc::Receiver<UserCommand>) {
     loop {
         tokio::select! {
@@ -157,27 +157,26 @@ fn serve_control(incoming: Incoming, service: ControlService) {
     });
 }
 
-/// Everything that must be right before a single agent is told anything.
+/// The result of all checks and preparations before the first agent receives a command.
 pub struct Prepared {
-    /// The launch.
     pub launch: Launch,
-    /// The job, compiled for the best instruction set it may use; pinned when all agents have said theirs.
+    /// The job, compiled for the best instruction set that it may use. The instruction set is pinned when all agents
+    /// have joined.
     pub compiled: CompiledJob,
-    /// What it begins with.
+    /// The checkpoint or initial values that the run begins with.
     pub beginning: resume::Beginning,
-    /// What it goes on with, where it evaluates more than one checkpoint.
+    /// The checkpoints that are evaluated afterwards, if the run evaluates more than one.
     pub further: VecDeque<resume::Beginning>,
-    /// Batches of one evaluation.
+    /// Number of batches of one evaluation; 0 if the run does not evaluate.
     pub eval_batches: u64,
-    /// An estimate of the seconds of a training step, where all agents are on this host.
+    /// Estimated seconds of a training step; `None` unless the job trains with all agents on this host.
     pub step_estimate: Option<f64>,
-    /// The lock on model_dir.
     pub lock: Arc<ModelDirLock>,
-    /// The run's files.
     pub files: files::RunFiles,
 }
 
-/// Checks everything the user gave before anything is written, then takes model_dir.
+/// Checks all input of the user before anything is written to model_dir. Then takes the lock of model_dir, chooses the
+/// checkpoint and opens the run's files.
 async fn prepare(
     mut launch: Launch,
     last_report: LastReport,
@@ -211,7 +210,7 @@ async fn prepare(
         tracing::info!("removed what an earlier run left unfinished: {removed}");
     }
     let mut further = resume::choose(&launch, &compiled, named)?;
-    // There is always one: where it is not a checkpoint, it is the initial values.
+    // There is always one: a checkpoint or the initial values.
     let mut beginning = further.pop_front().ok_or_else(|| Failure::own("there is nothing to begin with"))?;
     let compiled = resume::keep_cuts(&launch, compiled, &mut beginning)?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
@@ -219,8 +218,8 @@ async fn prepare(
     Ok(Prepared { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files })
 }
 
-/// Takes the lock of model_dir. Of the same job an earlier coordinator may hold it that died where this process can't
-/// see it; then its silence has to tell.
+/// Takes the lock of model_dir. A coordinator of the same job may still hold it although it died on another host, where
+/// this process can't see that. In this case the lock is free when its lease has expired.
 async fn take_model_dir(launch: &Launch) -> Result<ModelDirLock, Failure> {
     let request = match (&launch.job_uid, launch.attempt) {
         (Some(uid), Some(attempt)) => LockRequest::job(uid, attempt),
@@ -249,7 +248,7 @@ fn say_notes(launch: &Launch, console: &Console) {
     }
 }
 
-/// Tells what the plan is; the seconds of a training step, estimated, where all agents are on this host.
+/// Prints the plan. Returns the estimated seconds of a training step if all agents run on this host and the job trains.
 fn say_plan(
     launch: &Launch,
     compiled: &CompiledJob,
@@ -284,7 +283,7 @@ fn say_plan(
     Ok(estimate)
 }
 
-/// Settles the last step of a run that ends after some epochs of `samples` samples each.
+/// Sets the last step of a run that is limited to a number of epochs; an epoch has `samples` samples.
 fn end_with_epochs(launch: &mut Launch, compiled: &mut CompiledJob, samples: u64, console: &Console) {
     let Some(epochs) = launch.job.run.max_epochs else { return };
     launch.job.end_with_epochs(samples);
@@ -293,7 +292,7 @@ fn end_with_epochs(launch: &mut Launch, compiled: &mut CompiledJob, samples: u64
     console.line(format!("Training ends at step {last}: at most {epochs} epoch(s) by the params."));
 }
 
-/// Batches of an evaluation: as asked, else all whole batches of the input.
+/// Returns the batches of an evaluation: `eval_steps`, or else all complete batches of the input.
 fn eval_batches(launch: &Launch, inputs: &Inputs) -> Result<u64, Failure> {
     let Some(dataset) = &inputs.eval else { return Ok(0) };
     let batch = launch.job.eval_input.as_ref().map_or(1, |input| input.batch_size as u64).max(1);

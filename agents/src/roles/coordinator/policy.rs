@@ -1,4 +1,4 @@
-//! The engine's policy, from a job's params.
+//! Derives the engine's policy from the params of a job.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use millrace_params::{Job, Mode};
 
 use crate::control::job::CompiledJob;
 
-/// How the params want a loss over `batch` samples scaled.
+/// Returns how the params scale the loss over `batch` samples.
 pub fn scaling(job: &Job, batch: u64) -> LossScaling {
     match job.model.loss_scaling {
         millrace_params::LossScaling::NumTokens => LossScaling::Tokens,
@@ -15,7 +15,7 @@ pub fn scaling(job: &Job, batch: u64) -> LossScaling {
     }
 }
 
-/// What a run in `mode` does after which step; an evaluation has `eval_batches`.
+/// Returns the policy of a run in `mode`, with `eval_batches` batches per evaluation.
 pub fn policy(compiled: &CompiledJob, mode: Mode, eval_batches: u64) -> RunPolicy {
     let run = &compiled.job.run;
     let schedule = compiled.job.optimizer.schedule.clone();

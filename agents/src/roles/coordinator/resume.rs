@@ -1,4 +1,4 @@
-//! What a run begins with: a checkpoint or initial values, and the report of what was restored.
+//! Determines what a run begins with: a checkpoint or initial values. Reports what was restored.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -14,28 +14,29 @@ use crate::control::job::{CompiledJob, Cuts, JobDocument};
 use crate::failure::Failure;
 use crate::launch::Launch;
 
-/// Where a run begins.
+/// The state that a run begins with.
 #[derive(Debug)]
 pub struct Beginning {
-    /// What the shards load.
+    /// The source from which the shards load parameters.
     pub source: ParameterSource,
-    /// Updates made already.
+    /// Number of updates made so far.
     pub step: u64,
-    /// The checkpoint of that step in `model_dir`, where it is the one begun with.
+    /// The checkpoint of this step in `model_dir`, if the run begins with it.
     pub saved: Option<Saved>,
-    /// Which one of `model_dir`'s it is, if it is one.
+    /// The identity of that checkpoint within `model_dir`, if the run begins with one of `model_dir`.
     pub from: Option<LineagePoint>,
-    /// The profile of the checkpoint, JSON, where there is one.
+    /// Numerics profile of the checkpoint, JSON; `None` for initial values.
     pub profile: Option<String>,
     /// Sentences for the user.
     pub report: Vec<String>,
 }
 
-/// The checkpoint that the user named, verified to its last byte: what is damaged is to be refused before anything is
-/// written.
+/// Opens the checkpoint that the user named and verifies every byte of it, because a damaged one must be rejected
+/// before anything is written. Returns `None` if the user named none, or if the run evaluates all checkpoints of the
+/// named directory.
 ///
 /// # Errors
-/// It is none, or damaged.
+/// The path is not a checkpoint, or the checkpoint is damaged.
 pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
     let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
     if launch.mode == Mode::EvalAll && holds_checkpoints(path)? {
@@ -44,11 +45,12 @@ pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
     Checkpoint::open_verified(path).map(Some).map_err(|error| checkpoint_failure(&error))
 }
 
-/// Chooses the checkpoint: the one `named`, else the newest whole one of `model_dir`, else none. A run that evaluates
-/// all has every whole one to begin with, oldest first: of the directory that the user named, else of `model_dir`.
+/// Chooses the checkpoint: `named`, or else the newest complete one of `model_dir`, or else none. A run that evaluates
+/// all checkpoints begins with each complete one, oldest first: of the directory that the user named, or else of
+/// `model_dir`.
 ///
 /// # Errors
-/// It is of another model, or there is nothing to evaluate.
+/// A checkpoint is of another model, or there is none to evaluate.
 pub fn choose(
     launch: &Launch,
     compiled: &CompiledJob,
@@ -68,7 +70,7 @@ pub fn choose(
     checkpoints.into_iter().map(begin).collect()
 }
 
-/// The newest whole checkpoint of `model_dir`; sentences about it go to `report`.
+/// Opens the newest complete checkpoint of `model_dir`; adds sentences about it to `report`.
 fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint>, Failure> {
     let directory = &launch.model_dir;
     report.push(format!(
@@ -81,7 +83,7 @@ fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint
     Ok(checkpoint)
 }
 
-/// Every whole checkpoint there is to evaluate, oldest first; what is said of the others goes to `report`.
+/// Opens every complete checkpoint to evaluate, oldest first; adds sentences about the skipped ones to `report`.
 fn all_whole(launch: &Launch, report: &mut Vec<String>) -> Result<Vec<Checkpoint>, Failure> {
     let directory = launch.resume.checkpoint_path.as_deref().unwrap_or(&launch.model_dir);
     let listing = list(directory).map_err(|error| checkpoint_failure(&error))?;
@@ -148,14 +150,14 @@ fn from_checkpoint(
     })
 }
 
-/// The numerics profile of `checkpoint`, JSON, as far as a run of `job` that goes on from it at `step` can keep to it:
-/// another model has other chunks, and a batch of another size other leaves. Params that leave the size of leaves to
-/// the appliance go on with the checkpoint's, unless they count from step 0 again.
+/// Returns the numerics profile of `checkpoint`, JSON, as far as a run of `job` that continues at `step` can keep it:
+/// another model has other chunks, and another batch size has other leaves. If the params leave the size of leaves to
+/// the appliance, the run keeps the leaves of the checkpoint, unless it counts from step 0 again.
 fn profile_of(checkpoint: &Checkpoint, job: &Job, step: u64) -> String {
     let text = checkpoint.numerics_profile();
     let Ok(mut profile) = serde_json::from_str::<NumericsProfile>(text) else { return text.to_owned() };
     if profile.chunk_elements.is_none() && checkpoint.step() > 0 {
-        // Written by 0.1.0, which did not tell; its layout has the chunks.
+        // Written by 0.1.0, which did not record the size of chunks; the layout has the chunks.
         profile.chunk_elements = largest_chunk(checkpoint.layout().chunks());
     }
     let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
@@ -170,23 +172,24 @@ fn profile_of(checkpoint: &Checkpoint, job: &Job, step: u64) -> String {
     serde_json::to_string(&profile).unwrap_or_else(|_| text.to_owned())
 }
 
-/// Samples of a leaf that a run with the input `now` keeps, which goes on at `step` from a checkpoint with leaves of
-/// `recorded` samples and the input `then`; `None` where it cuts its batch by its own params.
+/// Returns the samples of a leaf that a run with the input `now` keeps when it continues at `step`. The checkpoint has
+/// leaves of `recorded` samples and the input `then`. `None` if the run cuts its batch by its own params.
 fn kept_leaf_samples(recorded: Option<u32>, then: Option<&InputSpec>, now: &InputSpec, step: u64) -> Option<u32> {
     let then = then.filter(|then| then.batch_size == now.batch_size)?;
     if !now.is_micro_batch_auto {
         return recorded.filter(|_| then.micro_batch_size == now.micro_batch_size);
     }
-    // Release 0.1.0 recorded the bound only, in the job.
+    // Release 0.1.0 recorded only the bound, in the job.
     let recorded = recorded.or_else(|| u32::try_from(then.leaf_size()).ok());
     recorded.filter(|_| step > 0)
 }
 
-/// The job compiled with the leaves and chunks of the checkpoint that training goes on from, whatever this appliance
-/// would choose; unless the user accepts other numerics.
+/// Compiles the job with the leaves and chunks of the checkpoint that training continues from, whatever this appliance
+/// would choose. If the user accepts another profile, returns the job unchanged.
 ///
 /// # Errors
-/// Its leaves do not fit on this appliance's wafer, or are fewer than the run has systems.
+/// The leaves of the checkpoint do not fit on this appliance's wafer, or there are fewer of them than systems in the
+/// run.
 pub fn keep_cuts(launch: &Launch, compiled: CompiledJob, beginning: &mut Beginning) -> Result<CompiledJob, Failure> {
     let then = beginning.profile.as_deref().and_then(|then| serde_json::from_str::<NumericsProfile>(then).ok());
     let Some(then) = then.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
@@ -198,7 +201,7 @@ pub fn keep_cuts(launch: &Launch, compiled: CompiledJob, beginning: &mut Beginni
     Ok(kept)
 }
 
-/// Refuses more systems than the batch has leaves, which may be the leaves of the checkpoint and not those of the
+/// Rejects more systems than the batch has leaves. The leaves may be those of the checkpoint instead of those of the
 /// params.
 fn check_systems(compiled: &CompiledJob, systems: usize) -> Result<(), Failure> {
     let leaves = compiled.plan.leaves;
@@ -220,7 +223,8 @@ fn counted(count: u32, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// `compiled`, or the same job compiled with the cuts of `then` where it has others, and a sentence about that.
+/// Returns `compiled` if it has the cuts of `then`; otherwise the same job compiled with these cuts, and a sentence
+/// about them.
 fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(CompiledJob, Option<String>), Failure> {
     let cuts_agree = |profile: &NumericsProfile| {
         let NumericsProfile { leaf_samples, chunk_elements, .. } = *then;
@@ -254,8 +258,8 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
     }
 }
 
-/// What the params say differently from the run that wrote the checkpoint. The params win; a user who resumes with
-/// another learning rate is told so.
+/// Returns sentences on the differences between the params and those of the run that wrote the checkpoint. The params
+/// take precedence; a user who resumes with, for example, another learning rate is informed of it.
 fn changes(job: &Job, then: &str) -> Vec<String> {
     let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
     let then: serde_json::Value = serde_json::from_str(then).unwrap_or_default();
@@ -263,7 +267,7 @@ fn changes(job: &Job, then: &str) -> Vec<String> {
     for section in ["model", "optimizer", "train_input", "eval_input"] {
         compare(section, &then[section], &now[section], &mut changes);
     }
-    // Who left the size of leaves open has changed nothing where `auto` stands for another size now.
+    // Not reported: a change between a given size of leaves and `auto`. With `auto` the user leaves the size open.
     let is_leaf_size = |change: &String| change.contains("_input.is_micro_batch_auto ");
     changes.retain(|change| !is_leaf_size(change));
     changes
@@ -286,10 +290,10 @@ fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes
     }
 }
 
-/// Compares the pinned numerics profile with that of the checkpoint, if there is one that training goes on from.
+/// Compares the pinned numerics profile with that of the checkpoint, if training continues from one.
 ///
 /// # Errors
-/// As [`checkpoints::check_profile`].
+/// See [`checkpoints::check_profile`].
 pub fn check_profile(launch: &Launch, compiled: &CompiledJob, then: Option<&str>) -> Result<Option<String>, Failure> {
     match then.filter(|_| launch.mode.trains()) {
         Some(then) => checkpoints::check_profile(then, &profile_json(compiled), launch.resume.accept_other_profile),
@@ -297,13 +301,13 @@ pub fn check_profile(launch: &Launch, compiled: &CompiledJob, then: Option<&str>
     }
 }
 
-/// The profile as manifests hold it.
+/// Returns the profile as it is written to manifests.
 pub fn profile_json(compiled: &CompiledJob) -> String {
-    // Two names, a number and a flag: nothing JSON could refuse.
+    // The profile consists of names, numbers and a flag, so serialization can't fail.
     serde_json::to_string(&compiled.profile).unwrap_or_default()
 }
 
-/// Whether `model_dir` already has the evaluation of `step`.
+/// Returns whether `model_dir` already has an evaluation of `step`.
 pub fn evaluated(model_dir: &Path, step: u64) -> bool {
     let points = millrace_telemetry::metrics::read(model_dir).unwrap_or_default();
     points.iter().any(|point| matches!(point, millrace_telemetry::metrics::Point::Eval(eval) if eval.step == step))
@@ -328,7 +332,7 @@ mod tests {
         JobDocument { job: job(), appliance, cuts: None }.compile(Isa::Portable).unwrap()
     }
 
-    /// The size of a wafer on which leaves are as large as they may be, and of one on which they are not.
+    /// Wafer memory with which leaves have the size of their bound, and with which they are smaller.
     const LARGE: u64 = 1 << 30;
     const SMALL: u64 = 1 << 20;
 
@@ -342,10 +346,10 @@ mod tests {
         assert_eq!((kept.profile, kept.plan.leaves), (small.profile, small.plan.leaves));
         assert_eq!(kept.plan.chunks, small.plan.chunks);
         assert!(said.is_some());
-        // Every agent compiles the same from what it is told.
+        // Every agent compiles the same plan from the document that it receives.
         let told: JobDocument = serde_json::from_str(&serde_json::to_string(&kept.document()).unwrap()).unwrap();
         assert_eq!(told.compile(Isa::Portable).unwrap().hash, kept.hash);
-        // Nothing is done, or said, where nothing changed.
+        // If nothing changed, the job is not compiled again and nothing is reported.
         let (same, said) = with_cuts_of(&profile, small).unwrap();
         assert_eq!((same.hash, said), (hash, None));
     }

@@ -1,4 +1,4 @@
-//! Checkpoints: staged before the shards write, published when all have.
+//! Stages checkpoints before the shards write them, and publishes them when all shards have.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 
-/// Stages and publishes; its work blocks and is done off the runtime's thread.
+/// Stages and publishes checkpoints. The methods block, so they are called on blocking threads.
 pub struct Saver {
     lock: Arc<ModelDirLock>,
     job: CompiledJob,
@@ -25,23 +25,23 @@ pub struct Saver {
 pub struct Saved {
     /// Its directory.
     pub path: PathBuf,
-    /// Updates in it.
+    /// Number of updates in it.
     pub step: u64,
     /// Hex digest of its parameters.
     pub digest: String,
 }
 
 impl Saver {
-    /// For the model_dir that `lock` holds; `notes` go into every manifest.
+    /// Creates a saver for the model_dir that `lock` holds. `notes` are written to every manifest.
     pub fn new(lock: Arc<ModelDirLock>, job: CompiledJob, notes: Vec<String>) -> Self {
         let moments = crate::roles::memoryx::moments_of(&job.optimizer().kind);
         Self { lock, job, moments, notes }
     }
 
-    /// Makes the directory the shards write into.
+    /// Creates the directory that the shards write into.
     ///
     /// # Errors
-    /// The file system refuses.
+    /// The directory can't be created, or the lock was lost.
     pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, SnapshotRequest), Failure> {
         let epoch = WriterEpoch { attempt: epoch.attempt, number: epoch.number };
         let staging = Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments)
@@ -50,11 +50,11 @@ impl Saver {
         Ok((staging, SnapshotRequest { step, path }))
     }
 
-    /// Publishes it and deletes what is more than `max_checkpoints`, and recovery checkpoints before it; see
-    /// [`millrace_checkpoint::retain`].
+    /// Publishes the checkpoint. Then deletes checkpoints beyond `max_checkpoints` and earlier recovery checkpoints;
+    /// see [`millrace_checkpoint::retain`].
     ///
     /// # Errors
-    /// The file system refuses, or the lock was lost.
+    /// The file system reports an error, or the lock was lost.
     pub fn publish(
         &self,
         mut staging: Staging,

@@ -1,11 +1,11 @@
-//! The coordinator's spans: one for the run, and in it one for each checkpoint that is saved and each evaluation. None
-//! for a step: a run has millions.
+//! The trace spans of the coordinator: one for the run, with a child for each checkpoint and each evaluation. Steps
+//! have no span, because a run has millions of them.
 
 use millrace_engine::coordinator::{CoordinatorCommand, CoordinatorEvent};
 use millrace_traces::TraceParent;
 use tracing::Span;
 
-/// See the module text.
+/// The open spans of the run.
 pub struct Spans {
     run: Span,
     checkpoint: Option<Span>,
@@ -13,8 +13,8 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// The run begins after `step` updates. Its span continues the trace that the environment names, which is that of
-    /// the job's submission, or of the visit that launched this attempt.
+    /// Begins the span of a run that starts after `step` updates. The span continues the trace in the environment: that
+    /// of the job's submission, or of the reconcile that launched this attempt.
     pub fn begin(step: u64) -> Self {
         let run = tracing::info_span!(parent: None, "run", step.first = step);
         if let Some(parent) = TraceParent::from_environment() {
@@ -23,14 +23,14 @@ impl Spans {
         Self { run, checkpoint: None, evaluation: None }
     }
 
-    /// Ends what the event ends.
+    /// Ends the span that `event` finishes.
     pub fn on_event(&mut self, event: &CoordinatorEvent) {
         if matches!(event, CoordinatorEvent::Published { .. }) {
             self.checkpoint = None;
         }
     }
 
-    /// Begins what the command begins, and ends what it ends.
+    /// Begins or ends the span of `command`.
     pub fn on_command(&mut self, command: &CoordinatorCommand) {
         match command {
             CoordinatorCommand::StageCheckpoint { step } => {

@@ -13,22 +13,22 @@ use millrace_telemetry::stall::StallReason;
 
 use super::files::file_failure;
 
-/// What each agent has used.
+/// The last reported usage of each agent.
 pub type Usages = BTreeMap<AgentId, proto::Usage>;
 
-/// Counted floating-point operations of one training sample.
+/// Returns the counted floating-point operations of one training sample, forward and backward.
 pub fn flops_per_sample(plan: &StreamPlan) -> f64 {
     plan.layers.iter().map(|layer| (layer.forward_flops + layer.backward_flops) as f64).sum()
 }
 
-/// The run's performance.
+/// Computes the performance of the run. `work` is (steps, samples, tokens).
 pub fn performance(plan: &StreamPlan, work: (u64, u64, u64), elapsed: Duration, rates: Rates) -> Performance {
     let (steps, samples, tokens) = work;
     let work = Work { steps, samples, tokens, flops_per_sample: flops_per_sample(plan), peak_flops_per_sec: None };
     Performance::new(work, elapsed, rates)
 }
 
-/// The lines at the end: samples, seconds, tokens/s, FLOP/s, and what each role waited for.
+/// Returns the lines of the summary: samples, seconds, tokens/s, FLOP/s, and the shares of time that each role waited.
 pub fn lines(performance: &Performance, usages: &Usages, elapsed: Duration) -> Vec<String> {
     let mut lines = vec![
         format!("Processed {} training sample(s) in {:.2} seconds.", performance.total_samples, performance.total_time),
@@ -74,7 +74,7 @@ fn role_line(role: Role, usages: &[&proto::Usage], elapsed: Duration) -> Option<
     ))
 }
 
-/// Writes performance.json.
+/// Writes performance.json. A failure is logged.
 pub fn write(mut performance: Performance, usages: &Usages, model_dir: &Path) {
     for (agent, usage) in usages {
         let &proto::Usage { busy_seconds, peak_rss_bytes, bytes_in, bytes_out, .. } = usage;

@@ -1,5 +1,5 @@
-//! Tells how the run goes: progress lines to the user, points to metrics.jsonl and the journal, gauges to `/metrics`,
-//! and in the end the outcome.
+//! Reports the progress of the run: lines to the user, points to metrics.jsonl and the journal, gauges to `/metrics`,
+//! and the outcome at the end.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,7 @@ use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 use crate::launch::{Exit, Launch};
 
-/// The run's voice; see the module text.
+/// Reports the progress of one run; see the module documentation.
 pub struct Teller {
     console: Console,
     files: RunFiles,
@@ -35,9 +35,9 @@ pub struct Teller {
     job: Arc<Job>,
     plan: Arc<StreamPlan>,
     mode: Mode,
-    /// What the run is doing, as it was told last.
+    /// The current state of the run, as last recorded in the journal.
     state: State,
-    /// Whether evaluations are part of the run.
+    /// Whether the run includes evaluations.
     evaluates: bool,
     usages: Usages,
     progress: Progress,
@@ -47,10 +47,10 @@ pub struct Teller {
 /// Rates and times of the run.
 struct Progress {
     began: Instant,
-    /// Whether turns have begun.
+    /// Whether iterations have begun.
     running: bool,
     meter: RateMeter,
-    /// When the last step was committed, or turns began.
+    /// When the last step was committed, the last evaluation ended, or iterations began.
     mark: Instant,
     eval: Option<(RateMeter, Instant)>,
     steps: u64,
@@ -67,8 +67,8 @@ impl Progress {
 }
 
 impl Teller {
-    /// Speaks of the run of `launch`, with evaluations or without; `estimate` is what a training step may take,
-    /// seconds.
+    /// Creates the reporter of the run of `launch`. `evaluates` says whether the run includes evaluations, `estimate`
+    /// is the expected time of a training step in seconds.
     pub fn new(
         launch: &Launch,
         compiled: &CompiledJob,
@@ -103,17 +103,17 @@ impl Teller {
         }
     }
 
-    /// A sentence for the user.
+    /// Prints a sentence for the user.
     pub fn line(&self, line: impl std::fmt::Display) {
         self.console.line(line);
     }
 
-    /// The coordinator's own log.
+    /// Writes a record of the coordinator's own log to the files.
     pub fn own_log(&mut self, record: &Record) {
         self.files.log(record);
     }
 
-    /// A line of an agent's log.
+    /// Writes a log record of an agent to the files, and to the console if it is a warning or an error.
     pub fn log(&mut self, agent: AgentId, log: proto::Log) {
         let level = Level::ALL.into_iter().find(|level| level.as_str() == log.level).unwrap_or(Level::Info);
         if let Ok(name) = AgentName::new(agent.role.as_str(), agent.index) {
@@ -126,47 +126,47 @@ impl Teller {
         }
     }
 
-    /// What an agent has used so far.
+    /// Replaces the usage of an agent, which is cumulative.
     pub fn usage(&mut self, agent: AgentId, usage: proto::Usage) {
         self.usages.insert(agent, usage);
     }
 
-    /// Tells what the run is doing now.
+    /// Records the new state of the run in the journal.
     fn turn_to(&mut self, stage: Stage) {
         self.state.state = stage;
         self.files.record(journal::Event::State(self.state.clone()));
     }
 
-    /// When [`Teller::heartbeat`] is due, unless something happens before.
+    /// Returns when [`Teller::heartbeat`] is due, unless something else is reported before.
     pub fn heartbeat_due(&self) -> Instant {
         self.heartbeat.due()
     }
 
-    /// Tells what the run is doing where nothing has happened for a while.
+    /// Prints and records what the run is doing, if nothing was reported for a while.
     pub fn heartbeat(&mut self) {
         let Some(line) = self.heartbeat.beat(Instant::now()) else { return };
         self.console.line(&line);
         self.files.record(journal::Event::State(State { note: Some(line), ..self.state.clone() }));
     }
 
-    /// The run computes the next step.
+    /// Restarts the heartbeat for the computation of the next step.
     fn training(&mut self) {
         let doing = Doing::Training { step: self.state.step, of: self.job.run.max_steps };
         self.heartbeat.turn_to(doing, Instant::now());
     }
 
-    /// The run waits for its agents, to go on after `step`.
+    /// Reports that the run waits for its agents. It will continue after `step`.
     pub fn waiting(&mut self, step: u64) {
         self.state.step = step;
         self.turn_to(Stage::Starting);
         self.console.line("Waiting for all agents to be running.");
     }
 
-    /// Everyone is there; the run goes on after `step`, to which the steps `before` led and which the shards hold
-    /// already where `held` says so.
+    /// Reports that all agents have joined and that the run continues after `step`, to which the steps `before` led.
+    /// `held` says that the shards already hold the parameters of `step`.
     ///
     /// # Errors
-    /// The file system refuses.
+    /// Metrics or event files can't be opened.
     pub fn gathered(&mut self, systems: usize, step: u64, before: &ResumeHistory, held: bool) -> Result<(), Failure> {
         self.state.resumed = self.files.begin(step, before)?;
         self.state.step = step;
@@ -190,7 +190,7 @@ impl Teller {
         Ok(())
     }
 
-    /// An epoch begins.
+    /// Reports the beginning of an epoch.
     pub fn epoch(&mut self, epoch: Epoch, systems: usize, rounds: usize) {
         self.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         tracing::info!(%epoch, systems, rounds, "epoch begins");
@@ -199,7 +199,7 @@ impl Teller {
         self.turn_to(Stage::Starting);
     }
 
-    /// Turns begin.
+    /// Reports that iterations begin, for the first time or after a change of membership.
     pub fn running(&mut self) {
         self.console.end();
         if self.mode.trains() {
@@ -213,7 +213,7 @@ impl Teller {
         self.progress.mark = now;
     }
 
-    /// A step is committed.
+    /// Reports a committed step.
     pub fn step(&mut self, record: &CommitRecord) {
         let samples = self.plan.leaves.batch();
         let now = Instant::now();
@@ -221,7 +221,7 @@ impl Teller {
         self.training();
         let (run, progress) = (&self.job.run, &mut self.progress);
         let seconds = now.duration_since(std::mem::replace(&mut progress.mark, now)).as_secs_f64();
-        // Before turns begin, it is a step that an earlier coordinator came to decide: not this one's work.
+        // Before iterations begin, this is a step of an earlier coordinator and does not count as work of this one.
         if progress.running {
             progress.meter.add(samples);
             progress.steps += 1;
@@ -248,7 +248,7 @@ impl Teller {
         self.files.step(record, seconds, rates);
     }
 
-    /// The loss as users of the params' scaling expect it.
+    /// Returns the loss with the scaling of the params.
     fn eval_loss(&self, evaluation: &Evaluation) -> f32 {
         let sum = evaluation.loss * evaluation.tokens as f64;
         let batch = self.plan.eval_leaves.batch();
@@ -258,18 +258,18 @@ impl Teller {
         }
     }
 
-    /// What is evaluated next has `step` updates.
+    /// Sets the step to that of the checkpoint that is evaluated next.
     pub const fn turn_to_step(&mut self, step: u64) {
         self.state.step = step;
     }
 
-    /// An evaluation begins.
+    /// Reports that an evaluation begins.
     pub fn evaluating(&mut self) {
         self.heartbeat.turn_to(Doing::Evaluating { batches: 0 }, Instant::now());
         self.turn_to(Stage::Evaluating);
     }
 
-    /// A batch of an evaluation is done.
+    /// Reports a finished batch of an evaluation.
     pub fn eval_batch(&mut self, evaluation: &Evaluation) {
         let now = Instant::now();
         self.heartbeat.turn_to(Doing::Evaluating { batches: evaluation.batches }, now);
@@ -285,13 +285,13 @@ impl Teller {
         }
     }
 
-    /// An evaluation is done.
+    /// Reports a finished evaluation.
     pub fn evaluated(&mut self, evaluation: &Evaluation) {
         let now = Instant::now();
         let loss = self.eval_loss(evaluation);
         let (mut meter, began) = self.progress.eval.take().unwrap_or((RateMeter::new(now), now));
         let (global_step, batch, rates) = (evaluation.step, evaluation.batches, meter.rates(now));
-        // The last batch may have had its line already.
+        // The line of the last batch may have been printed already.
         if !batch.is_multiple_of(self.job.run.log_steps.max(1)) {
             self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
         }
@@ -313,21 +313,22 @@ impl Teller {
         self.turn_to(Stage::Training);
     }
 
-    /// A checkpoint is published.
+    /// Reports a published checkpoint.
     pub fn saved(&mut self, saved: &Saved) {
         self.console.line(format!("Saved checkpoint {}", saved.path.display()));
         self.gauges.checkpoint_step.set(saved.step as f64);
         self.files.record(journal::Event::Checkpoint { step: saved.step, digest: saved.digest.clone() });
     }
 
-    /// A checkpoint could not be written; `sentence` says why, and what follows.
+    /// Reports a checkpoint that could not be written. `sentence` says why, and how the run continues.
     pub fn not_saved(&mut self, step: u64, sentence: &str) {
         self.console.log(&format!("warning: {sentence}"));
         tracing::warn!(step, "{sentence}");
         self.files.record(journal::Event::CheckpointFailed { step, message: sentence.to_owned() });
     }
 
-    /// Says how the run ended, `step` updates in; `digest` is that of their parameters where they are saved.
+    /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the
+    /// saved parameters of this step, if they were saved.
     pub fn conclude(mut self, ending: Ending, step: u64, digest: Option<String>) -> Exit {
         self.console.end();
         let Ending { reason, message, agent } = ending;
@@ -344,7 +345,7 @@ impl Teller {
         exit
     }
 
-    /// What was done, how fast, and who waited for what.
+    /// Prints the amount of work, the rates, and the time that each role waited; writes performance.json.
     fn sum_up(&mut self) {
         let Progress { began, meter, mark, steps, tokens, rates, .. } = &self.progress;
         let samples = meter.total_samples();

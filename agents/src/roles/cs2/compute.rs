@@ -1,4 +1,4 @@
-//! The compute thread.
+//! The compute thread of a system.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::control::agent::{Outbox, Work};
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 
-/// The thread that computes; see the module above.
+/// The state of the compute thread; see the parent module.
 pub(super) struct Worker {
     job: CompiledJob,
     threads: usize,
@@ -33,14 +33,14 @@ pub(super) struct Worker {
     work: Work,
 }
 
-/// Rounds whose samples may be under way or waiting.
+/// Maximum rounds whose samples are requested or received but not used yet.
 pub(super) const ROUNDS_AHEAD: usize = 2;
 
-/// Why an epoch can't go on here.
+/// Why an epoch can't continue on this system.
 enum Fault {
-    /// A neighbour sent what can't be right.
+    /// A peer sent invalid data.
     Peer(AgentId, String),
-    /// This process can't go on.
+    /// This process failed.
     Own(Failure),
 }
 
@@ -50,25 +50,25 @@ impl From<Failure> for Fault {
     }
 }
 
-/// The system in one epoch.
+/// The state of the system in one epoch.
 struct InEpoch {
     start: Box<Start>,
     system: System,
     device: CpuDevice,
     samples: VecDeque<proto::SamplesReply>,
-    /// Rounds that were opened and not asked samples for.
+    /// Opened rounds whose samples are not requested yet.
     unasked: VecDeque<(Iteration, usize)>,
-    /// Rounds that were asked samples for and not begun.
+    /// Number of rounds whose samples are requested and that have not begun.
     asked: usize,
-    /// A round that waits for its samples.
+    /// The round that waits for its samples.
     begin: Option<Begin>,
-    /// The step of the iteration being run.
+    /// The step of the current iteration.
     step: u64,
-    /// Whether an iteration was opened.
+    /// Whether an iteration was opened in this epoch.
     opened: bool,
 }
 
-/// A round to be started.
+/// A round to begin.
 #[derive(Clone, Debug)]
 struct Begin {
     iteration: Iteration,
@@ -76,20 +76,20 @@ struct Begin {
     leaves: Range<u32>,
 }
 
-/// What the compute thread does next.
+/// The next action of the compute thread.
 enum Next {
     Begin(Begin, proto::SamplesReply),
     Act(SystemAction),
 }
 
 impl InEpoch {
-    /// The SwarmX node that sends weights.
+    /// Returns the SwarmX node that sends weights.
     fn parent(&self) -> AgentId {
         let Start { placement, place, .. } = &*self.start;
         AgentId::new(Role::SwarmX, placement.swarm[placement.systems[*place].parent].id)
     }
 
-    /// The server of samples.
+    /// Returns the activation server.
     fn server(&self) -> AgentId {
         let Start { placement, place, .. } = &*self.start;
         AgentId::new(Role::Activation, placement.systems[*place].activation)
@@ -99,7 +99,7 @@ impl InEpoch {
         Fault::Peer(self.parent(), error.to_string())
     }
 
-    /// The next thing that can be done, if nothing must come first.
+    /// Returns the next possible action; `None` if samples, weights or credits must arrive first.
     fn next(&mut self) -> Result<Option<Next>, Fault> {
         if self.begin.is_none() {
             let act = self.system.next().map_err(|error| self.bad_weights(error))?;
@@ -140,7 +140,7 @@ impl Worker {
         Self { job, threads, outbox, metrics, inputs, work: IDLE }
     }
 
-    /// Computes until nobody can tell it anything any more.
+    /// Computes until the driver has dropped its sender; returns the work done.
     pub fn run(mut self) -> Result<Work, Failure> {
         millrace_emulator::kernels::ftz::enable();
         let mut here: Option<InEpoch> = None;
@@ -154,17 +154,17 @@ impl Worker {
         }
     }
 
-    /// Gives up the epoch because of what `peer` sent, and tells the coordinator.
+    /// Abandons the epoch because of invalid data of `peer`, and reports it to the coordinator.
     fn link_lost(&self, here: Option<InEpoch>, peer: AgentId, reason: &str) {
         let Some(here) = here else { return };
         tracing::warn!(%peer, epoch = %here.start.epoch, "link is gone: {reason}");
         self.outbox.report(&AgentReport::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
     }
 
-    /// Does the next act, or waits for what it needs; false when nobody is there any more.
+    /// Executes the next action, or waits for an input. Returns false if the driver has dropped its sender.
     fn advance(&mut self, here: &mut Option<InEpoch>) -> Result<bool, Fault> {
         let act = here.as_mut().map(InEpoch::next).transpose()?.flatten();
-        // Between two acts, take what has come; without an act, wait for it.
+        // Between two actions, receive all inputs that have arrived; without an action, wait for one.
         if let (Some(act), Some(here)) = (act, here.as_mut()) {
             self.act(here, act)?;
         } else {
@@ -181,7 +181,7 @@ impl Worker {
         Ok(self.drain(here)?)
     }
 
-    /// Takes everything that has come already; false when nobody is there any more.
+    /// Receives all inputs that have arrived. Returns false if the driver has dropped its sender.
     fn drain(&self, here: &mut Option<InEpoch>) -> Result<bool, Failure> {
         loop {
             match self.inputs.try_recv() {
@@ -227,13 +227,13 @@ impl Worker {
             {
                 here.samples.push_back(*reply);
             }
-            // Of an older epoch.
+            // Input of an older epoch.
             _ => {}
         }
         Ok(())
     }
 
-    /// A device with room for the leaves this system owns in the epoch.
+    /// Creates a device with memory for the leaves that this system owns in the epoch.
     fn device(&self, start: &Start) -> Result<CpuDevice, Failure> {
         let simd = Simd::new(self.job.profile.isa).map_err(Failure::own)?;
         let rounds = start.placement.rounds.iter().chain(&start.placement.eval_rounds);
@@ -242,7 +242,7 @@ impl Worker {
         CpuDevice::new(self.job.plan.clone(), options).map_err(Failure::own)
     }
 
-    /// The batch of a task: first sample number, samples of a leaf, whether it is evaluation.
+    /// Returns the batch of a task: first sample number, samples per leaf, whether it is an evaluation.
     fn batch(&self, task: IterationKind) -> (u64, u32, bool) {
         let plan = &self.job.plan;
         match task {
@@ -251,7 +251,7 @@ impl Worker {
         }
     }
 
-    /// Asks for the samples of the next rounds, as far ahead as they may wait here.
+    /// Requests the samples of the next rounds, at most [`ROUNDS_AHEAD`] of them at a time.
     fn request_samples(&self, here: &mut InEpoch) {
         while here.asked < ROUNDS_AHEAD
             && let Some((iteration, round)) = here.unasked.pop_front()
@@ -261,7 +261,7 @@ impl Worker {
             let (first, of_leaf, evaluation) = self.batch(iteration.task);
             let leaves = rounds[round].owned[*place].clone();
             here.asked += 1;
-            // As many as may be asked for at once have room.
+            // The channel has capacity for all outstanding requests.
             let _ = samples.try_send(proto::SamplesRequest {
                 turn: iteration.number,
                 round: round as u32,
@@ -280,7 +280,7 @@ impl Worker {
             Next::Act(act) => act,
         };
         match act {
-            // Held back until its samples are there.
+            // Begins later, when its samples have arrived.
             SystemAction::Begin { .. } => {}
             SystemAction::Load { at, weights, grant } => {
                 let encoding = self.job.plan.chunk_encoding(at.chunk);
@@ -325,7 +325,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Starts a round.
+    /// Begins a round with its samples.
     fn begin(&self, here: &mut InEpoch, begin: Begin, reply: &proto::SamplesReply) -> Result<(), Fault> {
         here.asked = here.asked.saturating_sub(1);
         self.request_samples(here);

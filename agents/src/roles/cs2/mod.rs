@@ -1,7 +1,7 @@
-//! A system: the runtime's thread does the links, a thread of its own computes.
+//! A system: the thread of the runtime handles links and control stream, a second thread computes.
 //!
-//! Everything that happens goes to the compute thread as one ordered stream of [`Input`]s; it pulls acts from the
-//! machine, drives the [`Device`](millrace_emulator::device::Device) and sends frames and reports itself.
+//! All events go to the compute thread as one ordered stream of [`Input`]s. It takes actions from the engine's state
+//! machine, drives the [`Device`](millrace_emulator::device::Device), and sends frames and reports itself.
 
 mod compute;
 
@@ -29,47 +29,47 @@ use crate::control::agent::{Heard, Session, Work};
 use crate::failure::Failure;
 use crate::links::{End, Granted, Happening, LinkEvent, LinkJob, Mailbox, Settings, dial};
 
-/// What the compute thread is told.
+/// Inputs of the compute thread.
 pub(super) enum Input {
-    /// A new epoch, all of whose links are up.
+    /// A new epoch, all links of which are established.
     Epoch(Box<Start>),
     /// The coordinator opened an iteration.
     Open(Epoch, Iteration),
-    /// Weights came.
+    /// Weights arrived.
     Weights(Frame),
-    /// The parent granted gradient slots.
+    /// The parent granted gradient slots: the epoch and the running total.
     Grant(Epoch, u64),
-    /// Samples came.
+    /// Samples arrived.
     Samples(Box<proto::SamplesReply>),
-    /// The epoch is over; the next will be told.
+    /// The epoch has ended; the next one is configured later.
     Abandon,
 }
 
-/// All that the compute thread needs of an epoch.
+/// The values of an epoch that the compute thread needs.
 pub(super) struct Start {
-    /// The epoch.
     pub epoch: Epoch,
-    /// Who does what.
+    /// The assignment of work to agents.
     pub placement: Arc<Placement>,
-    /// This system's place.
+    /// Index of this system in the placement.
     pub place: usize,
-    /// Takes gradients.
+    /// The link end for gradients.
     pub frames: End,
-    /// Takes grants.
+    /// The link end for grants.
     pub grants: End,
-    /// Takes requests for samples.
+    /// Sends requests for samples.
     pub samples: mpsc::Sender<proto::SamplesRequest>,
 }
 
-/// Runs the system until the job is over.
+/// Runs the system until the job ends.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (mailbox, events) = Mailbox::new();
     let settings = context.link_settings(events);
     let session = context.join(String::new(), None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
-    // Frames and grants in it are bounded by the window, samples by the rounds asked for, turns by the coordinator.
+    // The channel is unbounded; frames and grants in it are bounded by the window, samples by the requested rounds,
+    // iterations by the coordinator.
     let (inputs, receiver) = blocking::channel();
-    // One message: the end.
+    // Receives one message: the result of the compute thread.
     let (ended, mut end) = mpsc::unbounded_channel();
     let worker = compute::Worker::new(
         session.job.clone(),
@@ -113,7 +113,7 @@ struct InEpoch {
     start: Option<Box<Start>>,
 }
 
-/// The task that fetches samples; it ends when this is dropped.
+/// The task that fetches samples; dropping it aborts the task.
 struct Fetching(AbortHandle);
 
 impl Drop for Fetching {
@@ -139,14 +139,14 @@ impl Driver {
         }
     }
 
-    /// Tells the compute thread nothing any more; it then ends.
+    /// Abandons the epoch and closes the input channel. The compute thread then ends.
     fn hush(&mut self) {
         self.tell(Input::Abandon);
         self.epoch = None;
         (self.inputs, self.fetching) = (None, None);
     }
 
-    /// Lets go of the epoch, whose coordinator is lost, and waits for the next one's.
+    /// Abandons the epoch of a lost coordinator, and joins the next coordinator.
     async fn rejoin(&mut self) -> Result<(), Failure> {
         self.context.ready.set(false);
         self.epoch = None;
@@ -225,15 +225,16 @@ impl Driver {
     }
 }
 
-/// Most bytes of the samples of a round: at most those of a whole batch, and some air.
+/// Returns the maximum bytes of a reply with samples: those of a whole batch (8 bytes per token: input id and label),
+/// plus 64 KiB for the encoding.
 fn most_sample_bytes(plan: &StreamPlan) -> usize {
     let samples = plan.leaves.batch().max(plan.eval_leaves.batch());
     let bytes = samples.saturating_mul(8 * plan.sequence as u64).saturating_add(64 << 10);
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Carries requests to the activation server and its answers, one for each request, to the compute thread; ends without
-/// error when nobody asks any more.
+/// Sends requests to the activation server, and its replies, one per request, to the compute thread. Returns without
+/// error when the compute thread has ended or the server has closed the stream.
 async fn fetch(
     channel: Channel,
     most_bytes: usize,
@@ -262,10 +263,10 @@ async fn fetch(
     Ok(())
 }
 
-/// `[count, T]` int32, little-endian, as numbers.
+/// Decodes `[count, T]` little-endian int32 values.
 pub(super) fn tokens(bytes: &Bytes) -> Vec<i32> {
     bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
 }
 
-/// Nothing computed.
+/// The work of a system that has not computed yet.
 pub(super) const IDLE: Work = Work { seconds: 0.0, flops: 0, idle_at_end: 0.0 };

@@ -1,7 +1,9 @@
-//! MemoryX: drives one shard.
+//! MemoryX: the driver of one shard.
 //!
-//! The runtime's thread takes orders and frames and asks the machine; a thread of its own works through the chunk
-//! store (updates, encoding, gathering), so that the network never waits for an update; a snapshot has a third.
+//! * The thread of the runtime receives commands and frames and drives the engine's state machine.
+//! * A second thread processes the chunk store (updates, encoding, gathering), so that an update never delays the
+//!   network.
+//! * A third thread writes a snapshot.
 
 mod store;
 mod worker;
@@ -28,12 +30,12 @@ use worker::{Backlog, Done, Job, StoreWorker, spawn};
 
 pub use store::moments_of;
 
-/// Sums may wait for the store's thread up to a window.
+/// Creates the backlog: up to one window of sums may wait for the store's thread.
 fn backlog_of(job: &CompiledJob) -> Backlog {
     Backlog::new(usize::try_from(job.window()).unwrap_or(usize::MAX))
 }
 
-/// Runs the shard until the job is over.
+/// Runs the shard until the job ends.
 pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = Mailbox::new();
@@ -42,7 +44,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let session = context.join(address, Some(Default::default()), terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
     let shard = Shard::new(context.me().index, session.job.plan.clone());
-    // Bounded by credits: sends by the root's grants, sums and what comes of them by the backlog.
+    // The channel is unbounded; sends are bounded by the root's grants, sums and their results by the backlog.
     let (work, jobs) = blocking::channel();
     let (done, results) = mpsc::unbounded_channel();
     let backlog = Arc::new(backlog_of(&session.job));
@@ -72,7 +74,7 @@ struct LinkInEpoch {
     steps: TurnSteps,
     linked: bool,
     first: Vec<ShardCommand>,
-    /// The newest total that is held back until the store's thread has caught up.
+    /// The newest total that is not granted yet, because the store's thread is behind.
     held_grant: Option<u64>,
 }
 
@@ -88,18 +90,18 @@ struct Driver {
     results: mpsc::UnboundedReceiver<Done>,
     backlog: Arc<Backlog>,
     link: Option<LinkInEpoch>,
-    /// What is being loaded, or was last.
+    /// The parameters that are being loaded, or were loaded last.
     loading: Option<Loading>,
     snapshots: SnapshotTracker,
-    /// Asked to leave: as soon as the coordinator has saved what only this shard has.
+    /// Whether this process was asked to leave. It ends when the coordinator has saved the parameters of this shard.
     leaving: bool,
 }
 
-/// Parameters being loaded, or loaded.
+/// The state of loading parameters.
 struct Loading {
     source: ParameterSource,
     done: bool,
-    /// Another source, ordered meanwhile.
+    /// Another source, requested during loading.
     next: Option<ParameterSource>,
 }
 
@@ -115,7 +117,7 @@ impl Driver {
                     }
                     Heard::Lost if self.leaving => break,
                     Heard::Lost => self.rejoin().await?,
-                    // Asked twice: at once, whatever is lost with it.
+                    // A second SIGTERM ends the process at once; unsaved steps are lost.
                     Heard::Leave if self.leaving => break,
                     Heard::Leave => {
                         self.leaving = true;
@@ -133,7 +135,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Tells the coordinator that this shard can't go on: a run needs all its shards, so it ends with the reason.
+    /// Reports to the coordinator that this shard failed. A run needs all its shards, so it ends for this reason.
     fn report_failure(&self, result: Result<(), Failure>) {
         if let Err(failure) = result {
             tracing::error!("{failure}");
@@ -163,7 +165,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Keeps the parameters, lets go of the epoch, whose coordinator is lost, and waits for the next one's.
+    /// Joins the next coordinator after the current one was lost. Keeps the parameters, abandons the epoch.
     async fn rejoin(&mut self) -> Result<(), Failure> {
         self.context.ready.set(false);
         self.link = None;
@@ -171,7 +173,7 @@ impl Driver {
         self.session.rejoin(Some(self.shard.state())).await
     }
 
-    /// Begins a snapshot, unless it is the one ordered before on a stream that is lost.
+    /// Begins a snapshot, unless it was already requested on an earlier control stream.
     fn snapshot(&mut self, snapshot: SnapshotRequest) {
         match self.snapshots.on_snapshot_command(&snapshot) {
             SnapshotAction::Begin => {
@@ -182,8 +184,7 @@ impl Driver {
         }
     }
 
-    /// Fills the parameters from `source`, unless that is being done or was done already for a coordinator that is
-    /// lost.
+    /// Loads the parameters from `source`, unless this load is in progress or was finished for an earlier coordinator.
     fn load(&mut self, source: ParameterSource) -> Result<(), Failure> {
         match &mut self.loading {
             Some(loading) if !loading.done => loading.next = (loading.source != source).then_some(source),
@@ -195,10 +196,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Makes the store and fills it on another thread.
+    /// Creates the store and fills it on another thread.
     fn begin_loading(&mut self, source: ParameterSource) -> Result<(), Failure> {
         if self.loading.is_some() {
-            // Filled once already: the new parameters get a new store, so that nothing of the old ones stays.
+            // Parameters were loaded before: the new ones get a new store, so that nothing of the old ones remains.
             let (work, jobs) = blocking::channel();
             (self.store, self.work, self.jobs) = (None, work, Some(jobs));
             self.backlog = Arc::new(backlog_of(&self.session.job));
@@ -216,13 +217,13 @@ impl Driver {
         .map(drop)
     }
 
-    /// The store, with its thread.
+    /// Returns the store; creates it and its thread on the first call.
     fn store(&mut self) -> Result<Arc<Store>, Failure> {
         if let Some(store) = &self.store {
             return Ok(store.clone());
         }
         let stall = self.context.metrics.stall();
-        // The number of shards is the appliance's or the job's; a placement never changes it within an attempt.
+        // The number of shards is that of the job or of the appliance; placements never change it within an attempt.
         let shards = self.session.job.shards();
         let store = Store::new(self.session.job.clone(), self.context.me().index, shards, stall.clone())?;
         let store = Arc::new(store);
@@ -311,15 +312,15 @@ impl Driver {
         self.carry(out);
     }
 
-    /// Gives up the epoch, whose link is gone, or brought what can't be right.
+    /// Abandons the epoch after a link has failed or delivered invalid data.
     fn link_lost(&mut self, key: LinkKey, reason: &dyn std::fmt::Display) {
         tracing::warn!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
         self.session.outbox.report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
         self.link = None;
     }
 
-    /// Grants the root gradient slots; later, while the store's thread is a window behind with the sums of earlier
-    /// ones.
+    /// Grants gradient slots to the root. If the store's thread is more than a window of sums behind, holds the grant
+    /// back until it has caught up.
     fn grant(&mut self, total: u64) {
         let Some(link) = &mut self.link else { return };
         if self.backlog.exceeded() {

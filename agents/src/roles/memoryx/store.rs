@@ -1,7 +1,7 @@
 //! The chunk store: parameters, moments and gradients of one shard, in DRAM.
 //!
-//! When an update is applied and what a snapshot holds is decided by [`millrace_engine::chunk_store`]; here are the
-//! numbers: initial values, reading and writing checkpoints, the one-pass update.
+//! [`millrace_engine::chunk_store`] decides when an update is applied and what a snapshot holds. This module has the
+//! data: initial values, reading and writing of checkpoints, the one-pass update.
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
@@ -20,13 +20,13 @@ use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
 use crate::failure::Failure;
 
-/// Chunk copies that may wait for the disk: 16 chunks of 3 MiB.
+/// Maximum chunk copies that wait for the disk: 16 chunks of 3 MiB (2^18 elements of weights and two moments in f32).
 const COPIES: usize = 16;
-/// Elements between a chunk's arrays: w, m, v and g at distances that are powers of two evict each other from the
-/// caches, and an update costs several times as much.
+/// Elements between the arrays of a chunk. If w, m, v and g are at distances that are powers of two, they evict each
+/// other from the caches, and an update takes several times as long.
 const STAGGER: usize = 272;
 
-/// The numbers of one chunk: w, moments, g, a stagger apart.
+/// The data of one chunk: w, moments, g, with [`STAGGER`] elements after each.
 pub struct ChunkNumbers {
     numbers: Vec<f32>,
     elements: usize,
@@ -37,20 +37,20 @@ impl ChunkNumbers {
         Self { numbers: vec![0.0; arrays * (elements + STAGGER)], elements }
     }
 
-    /// Array `index` of the chunk.
+    /// Returns array `index` of the chunk.
     fn array(&mut self, index: usize) -> &mut [f32] {
         let start = index * (self.elements + STAGGER);
         &mut self.numbers[start..start + self.elements]
     }
 
-    /// All arrays at once.
+    /// Returns all arrays.
     fn arrays(&mut self) -> impl Iterator<Item = &mut [f32]> {
         let elements = self.elements;
         self.numbers.chunks_mut(elements + STAGGER).map(move |array| &mut array[..elements])
     }
 }
 
-/// Updates and copies of chunks, as the job wants them.
+/// Updates and copies chunks with the optimizer of the job.
 struct ChunkArithmetic {
     job: CompiledJob,
     simd: Simd,
@@ -59,7 +59,7 @@ struct ChunkArithmetic {
 
 impl chunk_store::ChunkOps for ChunkArithmetic {
     type ChunkData = ChunkNumbers;
-    /// Weights and moments, one after the other.
+    /// Weights and moments, concatenated.
     type SnapshotData = Vec<f32>;
 
     fn update(&self, chunk: ChunkId, numbers: &mut ChunkNumbers, record: &CommitRecord) {
@@ -81,13 +81,13 @@ impl chunk_store::ChunkOps for ChunkArithmetic {
     }
 }
 
-/// See the module text.
+/// The chunk store of one shard; see the module documentation.
 pub struct Store {
     chunks: chunk_store::ChunkStore<ChunkArithmetic>,
     stall: StallClock,
 }
 
-/// The moments an optimizer keeps.
+/// Returns the moments that an optimizer has.
 pub fn moments_of(kind: &OptimizerKind) -> Moments {
     match kind {
         OptimizerKind::Adam { .. } | OptimizerKind::AdamW { .. } => Moments::adam(),
@@ -97,10 +97,10 @@ pub fn moments_of(kind: &OptimizerKind) -> Moments {
 }
 
 impl Store {
-    /// Room for the chunks of shard `id` of `shards`, zeroed.
+    /// Allocates the chunks of shard `id` of `shards`, zeroed.
     ///
     /// # Errors
-    /// The job's instruction set is not there.
+    /// This machine lacks the job's instruction set.
     pub fn new(job: CompiledJob, id: ShardId, shards: u32, stall: StallClock) -> Result<Self, Failure> {
         let simd = Simd::new(job.profile.isa).map_err(Failure::own)?;
         let moments = moments_of(&job.optimizer().kind);
@@ -118,10 +118,10 @@ impl Store {
         self.chunks.ops()
     }
 
-    /// Fills the parameters with their initial values; the moments stay zero.
+    /// Fills the parameters with their initial values. The moments stay zero.
     ///
     /// # Errors
-    /// None that a store has: it fills its own chunks.
+    /// Does not fail for chunks of this shard, and only these are filled.
     pub fn initialise(&self) -> Result<(), StoreError> {
         let ChunkArithmetic { job, .. } = self.ops();
         let (plan, seed) = (&job.plan, job.job.run.seed);
@@ -137,7 +137,7 @@ impl Store {
         Ok(())
     }
 
-    /// Fills parameters and moments from a checkpoint of `step` updates.
+    /// Fills the parameters, and with `optimizer` the moments, from a checkpoint of `step` updates. Blocks.
     ///
     /// # Errors
     /// The checkpoint is damaged or of another model.
@@ -149,7 +149,7 @@ impl Store {
         let strictness = crate::checkpoints::strictness(&job.job);
         let mut reader = PlanReader::new(checkpoint, &job.plan, &moments, strictness).map_err(failed)?;
         if !reader.missing_tensors().is_empty() {
-            // What the checkpoint has not got keeps its initial values.
+            // Tensors that the checkpoint lacks keep their initial values.
             self.initialise().map_err(Failure::own)?;
         }
         for chunk in self.chunks.owned_chunks() {
@@ -162,10 +162,11 @@ impl Store {
         Ok(())
     }
 
-    /// Takes the sum of one use of `chunk` into its gradient; after the last use returns its squared norm.
+    /// Adds the sum of one use of `chunk` to its gradient; the first use replaces the previous gradient. Returns the
+    /// squared norm of the gradient after the last use; `None` before, or if the sum has another length than the chunk.
     ///
     /// # Errors
-    /// The chunk is another shard's, or still needs the gradient it has.
+    /// The chunk belongs to another shard, or its gradient is still needed by a pending update.
     pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, StoreError> {
         let ChunkArithmetic { simd, moments, .. } = self.ops();
         self.chunks.gather(chunk, |numbers| {
@@ -180,10 +181,11 @@ impl Store {
         self.chunks.commit(record);
     }
 
-    /// The chunk's current weights as they travel. Waits while a snapshot needs a copy of it and none is free.
+    /// Returns the encoded current weights of the chunk. Blocks while a snapshot needs a copy of the chunk and none is
+    /// free.
     ///
     /// # Errors
-    /// The chunk is another shard's, or has missed an update.
+    /// The chunk belongs to another shard, or an update was skipped.
     pub fn read(&self, chunk: ChunkId) -> Result<(Encoding, Bytes), StoreError> {
         let ChunkArithmetic { job, simd, .. } = self.ops();
         let encoding = job.plan.chunk_encoding(chunk);
@@ -200,15 +202,15 @@ impl Store {
         }
     }
 
-    /// Marks every chunk for a snapshot of `step`; to be done before the next iteration is opened.
+    /// Marks every chunk for a snapshot of `step`. Must be called before the next iteration is opened.
     pub fn begin_snapshot(&self, step: u64) -> SnapshotCursor {
         self.chunks.begin_snapshot(step)
     }
 
-    /// Writes every chunk of the snapshot, while training goes on; gives the snapshot up where that fails.
+    /// Writes every chunk of the snapshot, while training continues. Blocks. Abandons the snapshot on failure.
     ///
     /// # Errors
-    /// The disk is full or broken.
+    /// The disk is full or a write failed.
     pub fn write_snapshot(&self, cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, Failure> {
         self.write_chunks(cursor, path).inspect_err(|_| self.abandon_snapshot())
     }
@@ -230,16 +232,16 @@ impl Store {
         Ok(digests)
     }
 
-    /// Gives up a snapshot: updates need not copy for it any more.
+    /// Abandons the snapshot: updates no longer copy for it.
     pub fn abandon_snapshot(&self) {
         self.chunks.abandon_snapshot();
     }
 }
 
-/// Digests of each own chunk: parameters, then moments.
+/// Digests of each owned chunk: parameters, then moments.
 pub type ChunkDigestList = Vec<(ChunkId, Vec<[u8; 32]>)>;
 
-/// One optimizer update of a piece; `arrays` yields w, the moments, g.
+/// Applies one optimizer update to a piece. `arrays` yields w, the moments, g.
 fn apply<'a>(
     simd: Simd,
     kind: &OptimizerKind,
@@ -277,7 +279,7 @@ fn apply<'a>(
     }
 }
 
-/// `gradient = sum`, or `+= sum` after the first use; `None` where they differ in length.
+/// Sets `gradient = sum`, or adds it after the first use; returns `None` if the lengths differ.
 fn take_sum(simd: Simd, sum: &Payload, first: bool, gradient: &mut [f32]) -> Option<()> {
     let take = if first { convert::read_f32 } else { convert::add_f32 };
     match sum {
@@ -312,7 +314,7 @@ mod tests {
 
     const LENGTH: usize = 40 * payload::SPARSE_BLOCK_ELEMENTS + 9;
 
-    /// A gradient of which few spans have numbers: zeros of both signs, denormals and others.
+    /// Returns a gradient with few non-zero sparse blocks: zeros of both signs, denormals and other values.
     fn gradient(key: u64, filled: u64) -> Vec<f32> {
         let number = |element: usize| {
             let hash = hash64(key, element as u64);
@@ -327,7 +329,7 @@ mod tests {
         Payload::Dense(gradient.iter().flat_map(|x| x.to_le_bytes()).collect())
     }
 
-    /// Two uses of a chunk, each the sum of two systems' leaves.
+    /// Gathers two uses of a chunk, each the sum of the leaves of two systems.
     fn gather(uses: &[[Vec<f32>; 2]; 2], form: impl Fn(&[f32]) -> Payload) -> Vec<u32> {
         let mut all = vec![f32::NAN; LENGTH];
         for (at, [left, right]) in uses.iter().enumerate() {
@@ -355,7 +357,7 @@ mod tests {
         assert_eq!(take_sum(Simd::detect(), &Payload::from_sum(&[0.0; LENGTH]), true, &mut [0.0; 2]), None);
     }
 
-    /// The only shard of the smallest example, with its initial parameters.
+    /// Returns the only shard of the smallest example, with its initial parameters.
     fn small_store() -> Store {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
         let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -380,7 +382,7 @@ mod tests {
         store.commit(record);
     }
 
-    /// The bits of every chunk that `cursor` still gives.
+    /// Returns the bits of every chunk that `cursor` still yields.
     fn rest_of(store: &Store, mut cursor: SnapshotCursor) -> Vec<(ChunkId, Vec<u32>)> {
         let next = || cursor.next(&store.chunks).unwrap();
         let bits = |(chunk, numbers): (ChunkId, Vec<f32>)| (chunk, numbers.iter().map(|x| x.to_bits()).collect());
@@ -391,11 +393,11 @@ mod tests {
     fn a_commit_during_a_snapshot_changes_no_byte_of_it() {
         let store = small_store();
         train(&store, 1);
-        // What a snapshot of step 1 must hold: nothing else is committed while this one is taken.
+        // The expected content of a snapshot of step 1: nothing else is committed while this one is taken.
         let expected = rest_of(&store, store.begin_snapshot(1));
 
-        // Storage so slow that step 2 is committed, and step 3 begun, before the first chunk is written. Step 3 has
-        // streamed as many chunks as can be copied.
+        // The storage is so slow that step 2 is committed, and step 3 begun, before the first chunk is written. Step 3
+        // has streamed as many chunks as there are copies.
         let snapshot = store.begin_snapshot(1);
         train(&store, 2);
         assert!(expected.len() > COPIES);

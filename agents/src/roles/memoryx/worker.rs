@@ -1,4 +1,4 @@
-//! The thread that works through the chunk store, and the one that writes a snapshot.
+//! The thread that processes the chunk store, and the thread that writes a snapshot.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc as blocking};
@@ -20,7 +20,7 @@ use crate::links::End;
 
 /// Work for the store's thread.
 pub enum Job {
-    /// Send the chunk of `key`; `step` is for the frame's header.
+    /// Send the chunk of `key`; `step` goes into the header of the frame.
     Send { key: FrameKey, step: u64, end: End },
     /// See [`ShardCommand::Gather`](millrace_engine::shard::ShardCommand::Gather).
     Gather { chunk: ChunkId, first: bool, last: bool, sum: Payload },
@@ -30,24 +30,24 @@ pub enum Job {
     Snapshot(SnapshotRequest),
 }
 
-/// What comes back from other threads.
+/// Results of other threads.
 pub enum Done {
-    /// The whole gradient of a chunk is there.
+    /// The gradient of a chunk is complete; `norm` is its squared norm.
     Gathered { chunk: ChunkId, norm: f64 },
-    /// The parameters are there, or not.
+    /// Loading the parameters has finished.
     Loaded { source: ParameterSource, result: Result<(), Failure> },
-    /// Tells that a snapshot is written, or not.
+    /// Writing a snapshot has finished; `report` is for the coordinator.
     Snapshot { snapshot: SnapshotRequest, report: AgentReport },
-    /// The store's thread has worked off sums that grants were held back for.
+    /// The store's thread has processed enough sums: held grants can be sent.
     CaughtUp,
-    /// The numbers can't be trusted any more.
+    /// The store is inconsistent.
     Failed(StoreError),
 }
 
-/// Sums that wait for the store's thread, as both threads see them.
+/// Counts the sums that wait for the store's thread; shared by both threads.
 #[derive(Debug)]
 pub struct Backlog {
-    /// Beyond so many sums grants are held back; at half of it they are given again.
+    /// Above this number of sums, grants are held back. They are sent again at half of it.
     most: usize,
     sums: AtomicUsize,
     /// Whether the driver waits for [`Done::CaughtUp`].
@@ -55,37 +55,37 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// Nothing waits; see [`Backlog::exceeded`] for `most`.
+    /// Creates an empty backlog; see [`Backlog::exceeded`] for `most`.
     pub const fn new(most: usize) -> Self {
         Self { most, sums: AtomicUsize::new(0), held: AtomicBool::new(false) }
     }
 
-    /// A sum was given to the store's thread.
+    /// Counts a sum that was sent to the store's thread.
     pub fn add(&self) {
         self.sums.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether more sums wait than may. If so, [`Done::CaughtUp`] follows.
+    /// Returns whether more than `most` sums wait. If so, [`Done::CaughtUp`] follows.
     pub fn exceeded(&self) -> bool {
         if self.sums.load(Ordering::SeqCst) <= self.most {
             return false;
         }
         self.held.store(true, Ordering::SeqCst);
-        // The store's thread may have caught up meanwhile, and not have seen that grants are held.
+        // The store's thread may have caught up in the meantime, before `held` was set.
         self.sums.load(Ordering::SeqCst) > self.most / 2 || !self.held.swap(false, Ordering::SeqCst)
     }
 
-    /// The store's thread is done with a sum; whether the driver is to be told.
+    /// Counts a processed sum; returns whether the driver must be notified.
     fn take(&self) -> bool {
         let left = self.sums.fetch_sub(1, Ordering::SeqCst) - 1;
         left <= self.most / 2 && self.held.swap(false, Ordering::SeqCst)
     }
 }
 
-/// Starts a thread that may compute.
+/// Starts a thread with the floating-point mode for computing (flush to zero).
 ///
 /// # Errors
-/// The system refuses.
+/// The system can't start a thread.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure> {
     let computing = move || {
         millrace_emulator::kernels::ftz::enable();
@@ -95,19 +95,19 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHan
     spawned.map_err(|error| Failure::own(format!("can't start a thread: {error}")))
 }
 
-/// The store's thread: works in the order in which the machine decided.
+/// The store's thread: processes jobs in the order in which the state machine decided them.
 pub struct StoreWorker {
     store: Arc<Store>,
     done: mpsc::UnboundedSender<Done>,
     backlog: Arc<Backlog>,
     stall: StallClock,
     plan: PlanHash,
-    /// Writes the last snapshot.
+    /// The thread that writes the last snapshot.
     writer: Option<JoinHandle<()>>,
 }
 
 impl StoreWorker {
-    /// A thread for `store`, whose results go to `done`.
+    /// Creates the worker for `store`, with results to `done`.
     pub const fn new(
         store: Arc<Store>,
         done: mpsc::UnboundedSender<Done>,
@@ -118,7 +118,7 @@ impl StoreWorker {
         Self { store, done, backlog, stall, plan, writer: None }
     }
 
-    /// Works until nobody can give it work any more, or the store's numbers can't be trusted any more.
+    /// Processes jobs until all senders are dropped, or until the store is inconsistent.
     pub fn run(mut self, jobs: blocking::Receiver<Job>) {
         loop {
             let waiting = self.stall.start(StallReason::Grads);
@@ -152,10 +152,11 @@ impl StoreWorker {
         Ok(())
     }
 
-    /// Marks the chunks, so that no later update overtakes the snapshot, and writes them on another thread.
+    /// Marks the chunks, so that no later update gets into the snapshot, and writes them on another thread.
     fn snapshot(&mut self, snapshot: SnapshotRequest) {
         if let Some(writer) = self.writer.take() {
-            // Only a snapshot of a coordinator that is lost can still be written: one is under way at a time.
+            // Only a snapshot of a lost coordinator can still be in progress, because a coordinator requests one at a
+            // time.
             self.store.abandon_snapshot();
             let _ = writer.join();
         }

@@ -1,10 +1,10 @@
-//! Admitting agents: all wait until everyone has said hello; who comes later is admitted at once.
+//! Admits agents. The first agents wait until all required agents have joined; later ones are admitted at once.
 //!
-//! Whose certificate names the agent has been checked by the control port. A process never takes the place of another
-//! live one of its name: it is sent away until the other's stream has ended.
-//!
-//! Shards may hold parameters already, when they were another coordinator's before: then the run goes on from there,
-//! with the instruction set they are pinned to.
+//! * The control port has checked that the certificate names the agent.
+//! * A process does not replace another live process of the same agent: it is rejected until the stream of the other
+//!   one has ended.
+//! * Shards may hold parameters of an earlier coordinator of this job. The run then continues from these parameters,
+//!   with the instruction set to which the shards are pinned.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,8 @@ use crate::control::server::{Hello, StreamNumber};
 use crate::failure::Failure;
 
 impl Driver {
-    /// An agent waits until all have said hello, so that the job can be pinned to an instruction set they all have.
+    /// Handles a joining agent. Agents wait until all have joined, so that the job is pinned to an instruction set that
+    /// all of them have.
     pub(super) fn hello(&mut self, number: StreamNumber, hello: Box<Hello>) -> Result<(), Failure> {
         if !hello.uid.is_empty() && hello.uid != self.uid() {
             hello.post.refuse("it belongs to another job");
@@ -37,7 +38,7 @@ impl Driver {
                 self.refuse_duplicate(&hello);
                 return Ok(());
             }
-            // The same process: its old stream broke, and only the agent has noticed yet.
+            // The process is the same: its old stream broke, and only the agent has noticed so far.
             self.gone(hello.agent, stream)?;
         }
         if self.machine.is_some() {
@@ -56,7 +57,7 @@ impl Driver {
         if complete { self.admit_all() } else { Ok(()) }
     }
 
-    /// Stream and instance of the process that has the name of `agent`.
+    /// Returns stream and instance of the process that is connected as `agent`.
     fn holder(&self, agent: AgentId) -> Option<(StreamNumber, u64)> {
         let joined = self.joined.get(&agent).map(|connected| (connected.stream, connected.instance));
         joined.or_else(|| self.waiting.get(&agent).map(|(stream, hello)| (*stream, hello.instance)))
@@ -70,8 +71,8 @@ impl Driver {
         hello.post.refuse_duplicate(&reason);
     }
 
-    /// The run is to end before everyone is there. Shards that hold steps of an earlier coordinator are waited for, so
-    /// that these are saved.
+    /// Handles a stop before all agents have joined. If shards may hold steps of an earlier coordinator, waits for them
+    /// so that these steps are saved.
     pub(super) fn stop_early(&mut self) -> Result<(), Failure> {
         let shards = self.waiting.keys().filter(|agent| agent.role == Role::MemoryX).count();
         let any = self.waiting.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
@@ -93,18 +94,20 @@ impl Driver {
         Ok(())
     }
 
-    /// Those that hold parameters of this job already, from an earlier coordinator.
+    /// Returns instruction set and state of the waiting shards that hold parameters of this job from an earlier
+    /// coordinator.
     fn held(&self) -> impl Iterator<Item = (Isa, ShardState)> {
         let shards = self.waiting.values().filter_map(|(_, hello)| Some((hello.isa, hello.shard?)));
         shards.filter(|(_, state)| state.loaded)
     }
 
-    /// Pins the profile and makes the machine.
+    /// Pins the numerics profile and creates the state machine.
     fn pin(&mut self) -> Result<(), Failure> {
         let pinned = self.held().map(|(isa, _)| isa).min();
         let committed = self.held().filter_map(|(_, state)| state.record).map(|record| record.step).max();
         let Self { launch, compiled, beginning, further, eval_batches, lock, .. } = self;
-        // Those who have no part in the numbers yet may come and go; the numbers stay what they are.
+        // Shards that hold parameters determine the instruction set, whatever the other agents have. Without such
+        // shards, it is the best one that all agents have.
         let best = || self.waiting.values().map(|(_, hello)| hello.isa).min().unwrap_or(Isa::Portable);
         compiled.profile.isa = pinned.unwrap_or_else(|| best().min(compiled.profile.isa));
         let note = check_profile(launch, compiled, beginning.profile.as_deref())?;
@@ -161,7 +164,8 @@ impl Driver {
         self.event(CoordinatorEvent::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })
     }
 
-    /// Which job this is, for agents that have been in one: the same for every coordinator of it.
+    /// Returns the id of this job: the UID of the launch document, or else the path of model_dir. It is the same for
+    /// every coordinator of the job, and serves to reject agents that were in another job.
     fn uid(&self) -> String {
         let dir = self.lock.model_dir();
         let path = || dir.canonicalize().unwrap_or_else(|_| dir.to_owned()).to_string_lossy().into_owned();

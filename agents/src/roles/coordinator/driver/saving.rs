@@ -1,16 +1,16 @@
-//! Writes checkpoints for the driver, and decides when one is due besides those that the params ask for by step: a
-//! recovery checkpoint after `checkpoint_seconds` of training, and a retry after one that could not be written.
+//! Writes checkpoints for the driver, and decides when one is due besides those of the params' `checkpoint_steps`: a
+//! recovery checkpoint after `checkpoint_seconds` of training, and a retry after a failed one.
 //!
 //! ```text
 //!  published           checkpoint_seconds           recovery checkpoint
 //!      │◄─────────────────────────────────────────────────►│
 //!
-//!  failed ─1 s─► failed ─2 s─► failed ─4 s─► failed ─8 s─► failed: skipped, training goes on without it
+//!  failed ─1 s─► failed ─2 s─► failed ─4 s─► failed ─8 s─► failed: skipped, training continues without it
 //! ```
 //!
-//! While training goes on, a failure is followed by [`MAX_RETRIES`] retries; then the checkpoint is skipped, and the
-//! next one is written when it is due. A run that has nothing left to do but save its last step retries up to
-//! [`MAX_LAST_RETRIES`] times, then fails.
+//! * While training continues, a failure is followed by up to [`MAX_RETRIES`] retries. Then the checkpoint is skipped,
+//!   and the next one is written when it is due.
+//! * A run that only has to save its last step retries up to [`MAX_LAST_RETRIES`] times, then fails.
 
 use std::time::{Duration, Instant};
 
@@ -24,18 +24,18 @@ use super::super::saver::Saved;
 use super::{Coordinator, Driver, reply_of};
 use crate::failure::Failure;
 
-/// Retries while training goes on.
+/// Maximum retries while training continues.
 const MAX_RETRIES: u32 = 4;
-/// Retries of the last step's checkpoint.
+/// Maximum retries of the last step's checkpoint.
 const MAX_LAST_RETRIES: u32 = 7;
-/// Pause before the first retry; it doubles with each.
+/// Delay before the first retry; doubled for each further one.
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The result of staging or publishing, which run on threads that may block.
+/// The result of staging or publishing, which run on blocking threads.
 pub enum Worked {
-    /// The directory of a checkpoint of that step is made, or not.
+    /// The directory of a checkpoint of this step was created, or could not be.
     Staged(u64, Result<Box<(Staging, SnapshotRequest)>, Failure>),
-    /// A checkpoint of that step is published, or not.
+    /// The checkpoint of this step was published, or could not be.
     Published(u64, Result<Saved, Failure>),
 }
 
@@ -49,7 +49,7 @@ pub struct NotSaved {
 }
 
 impl NotSaved {
-    /// Why a run ends that can't do without the checkpoint.
+    /// Returns the failure of a run that can't continue without the checkpoint.
     fn failure(&self) -> Failure {
         let Self { step, reason, agent, cause } = self;
         let who = agent.map_or_else(String::new, |agent| format!("{agent}: "));
@@ -81,7 +81,7 @@ impl Driver {
                 self.event(CoordinatorEvent::Published { step })
             }
             Worked::Staged(step, Err(failure)) | Worked::Published(step, Err(failure)) => {
-                // Another run has the model_dir: no retry can help.
+                // Another run holds the lock of model_dir: a retry can't help.
                 if matches!(failure.reason(), Reason::Superseded | Reason::ModelDirInUse) {
                     return Err(failure);
                 }
@@ -98,7 +98,7 @@ impl Driver {
         tokio::task::spawn_blocking(move || work.send(Worked::Staged(step, saver.stage(step, epoch).map(Box::new))));
     }
 
-    /// Whether the params ask for a checkpoint of `step`.
+    /// Returns whether the params request a checkpoint of `step`.
     fn asks_for(&self, step: u64) -> bool {
         let run = &self.compiled.job.run;
         let due = run.checkpoint_steps > 0 && step.is_multiple_of(run.checkpoint_steps);
@@ -113,9 +113,9 @@ impl Driver {
         });
     }
 
-    /// Decides what follows a checkpoint that could not be written.
+    /// Decides how to continue after a checkpoint that could not be written.
     pub(super) fn not_saved(&mut self, not_saved: NotSaved) -> Result<(), Failure> {
-        // Removes what the shards have written of it.
+        // Dropping the staging directory removes the files that the shards have written.
         self.staging = None;
         let failure = not_saved.failure();
         let last = self.machine.as_ref().is_some_and(Coordinator::is_awaiting_checkpoint);
@@ -134,18 +134,18 @@ impl Driver {
     }
 }
 
-/// What follows a failure.
+/// The reaction to a failed checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// Another try after so long.
+    /// Retry after this delay.
     Retry(Duration),
-    /// Training goes on without this checkpoint.
+    /// Continue training without this checkpoint.
     Skip,
-    /// The run ends: nothing is left to be done but to save the last step.
+    /// End the run: only the last step was left to be saved.
     End,
 }
 
-/// When the next checkpoint is due by time. See the module text.
+/// Times recovery checkpoints and retries; see the module documentation.
 #[derive(Debug)]
 pub struct SaveTimer {
     interval: Option<Duration>,
@@ -153,28 +153,28 @@ pub struct SaveTimer {
     due: Option<Instant>,
     retry: Option<Instant>,
     failures: u32,
-    /// Whether the next checkpoint is written because time has passed.
+    /// Whether a recovery checkpoint was due and has not begun yet.
     by_time: bool,
 }
 
 impl SaveTimer {
-    /// A timer for recovery checkpoints after every `seconds`; 0 for none.
+    /// Creates a timer for a recovery checkpoint every `seconds`; 0 disables them.
     pub fn new(seconds: u64) -> Self {
         let interval = (seconds > 0).then(|| Duration::from_secs(seconds));
         Self { interval, due: None, retry: None, failures: 0, by_time: false }
     }
 
-    /// Training begins, perhaps again.
+    /// Starts the interval when training begins. Later calls change nothing.
     pub fn training(&mut self, now: Instant) {
         self.due = self.due.or_else(|| self.interval.map(|interval| now + interval));
     }
 
-    /// When [`SaveTimer::fire`] has something to do.
+    /// Returns when [`SaveTimer::fire`] has something to do; `None` if nothing is scheduled.
     pub fn deadline(&self) -> Option<Instant> {
         self.due.into_iter().chain(self.retry).min()
     }
 
-    /// What is due at `now`: a recovery checkpoint or another try.
+    /// Returns what is due at `now`: a recovery checkpoint or a retry.
     pub fn fire(&mut self, now: Instant) -> Option<Due> {
         if self.retry.take_if(|retry| *retry <= now).is_some() {
             return Some(Due::Retry);
@@ -185,24 +185,24 @@ impl SaveTimer {
         Some(Due::Recovery)
     }
 
-    /// The run is to end: what it saves then is what it goes on from.
+    /// Records that the run stops: its checkpoint is the one to resume from, not a recovery checkpoint.
     pub const fn stopping(&mut self) {
         self.by_time = false;
     }
 
-    /// Whether the checkpoint that is now begun is written only because time has passed.
+    /// Returns whether the checkpoint that begins now was due as a recovery checkpoint; false on the next call.
     pub fn is_by_time(&mut self) -> bool {
         std::mem::take(&mut self.by_time)
     }
 
-    /// A checkpoint is published; returns whether one before it had failed.
+    /// Records a published checkpoint; returns whether a previous try had failed.
     pub fn published(&mut self, now: Instant) -> bool {
         self.due = self.interval.map(|interval| now + interval);
         self.retry = None;
         std::mem::take(&mut self.failures) > 0
     }
 
-    /// A checkpoint could not be written; `last` where the run has nothing else left to do.
+    /// Records a failed checkpoint. `last` means that the run has nothing else to do.
     pub fn failed(&mut self, last: bool, now: Instant) -> AfterFailure {
         let delay = FIRST_RETRY_DELAY.saturating_mul(1 << self.failures.min(16));
         self.failures += 1;
@@ -220,17 +220,17 @@ impl SaveTimer {
     }
 }
 
-/// What a timer has come to.
+/// An action of the timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// A checkpoint because time has passed.
+    /// A recovery checkpoint: the interval has elapsed.
     Recovery,
-    /// Another try at one that could not be written.
+    /// A retry of a failed checkpoint.
     Retry,
 }
 
 impl Due {
-    /// What the machine is told.
+    /// Returns the event for the coordinator's state machine.
     pub const fn event(self) -> CoordinatorEvent {
         match self {
             Self::Recovery => CoordinatorEvent::CheckpointRequested,
