@@ -1,7 +1,8 @@
-//! What the REST server stands on: something that runs jobs. There are two of them, and handlers know nothing else.
+//! The backend of the REST server: the part that runs jobs. There are two, [`process`](crate::process) and
+//! [`kubernetes`](crate::kubernetes); handlers know only this trait.
 //!
-//! A backend acts, and keeps the [`Store`] up to date with what is true of its jobs; whatever is only
-//! read, jobs, events, metrics and logs, is read from there.
+//! * A backend acts, and keeps the [`Store`] up to date with the state of its jobs.
+//! * Jobs, events, metrics and logs are read from the store, not from the backend.
 
 use std::sync::Arc;
 
@@ -17,43 +18,45 @@ use serde_json::Value;
 use crate::files::Files;
 use crate::refusal::{Refusal, Result};
 
-/// Annotation of a job: who asked for it.
+/// Annotation of a job: the user who submitted it.
 pub const SUBMITTED_BY: &str = "millrace.dev/submitted-by";
-/// Annotation of a job: the key of the request that made it.
+/// Annotation of a job: the idempotency key of the request that created it.
 pub const KEY_ANNOTATION: &str = "millrace.dev/idempotency-key";
-/// Annotation of a job: the digest of that request's body, so that another body with its key is known even without a database.
+/// Annotation of a job: the digest of that request's body. It shows a reuse of the key with another body even if the
+/// database is lost.
 pub const BODY_ANNOTATION: &str = "millrace.dev/idempotency-digest";
 
-/// A job that is asked for.
+/// A job to be created or planned.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// Where.
+    /// Namespace of the job.
     pub namespace: String,
-    /// The TrainJob as JSON, its name and annotations set.
+    /// The TrainJob as JSON, with its name and annotations set.
     pub object: Arc<Value>,
-    /// Small texts that were uploaded with it.
+    /// Files that were uploaded with it.
     pub texts: Option<Texts>,
-    /// Who asks.
+    /// Name of the user who submits it.
     pub submitter: String,
-    /// Whose budget what it takes to check and plan the job is counted on.
+    /// Account whose budget pays for checking and planning the job.
     pub account: String,
-    /// Names the request, so that a second one makes no second job.
+    /// Idempotency key, so that a repeated request creates no second job.
     pub key: Option<Key>,
-    /// Whether who asks may make the job: only then is told which of its files are there.
+    /// Whether the submitter may create the job. Only then does a plan say which of its data files exist.
     pub may_create: bool,
 }
 
 impl Order {
-    /// The job that the same request made before in the namespace as it is now, as far as `store` remembers.
+    /// Returns the job that the same request created before, if `store` has it. A job of an earlier namespace of the
+    /// same name is ignored.
     ///
     /// # Errors
-    /// The key came before with another body, or the database's.
+    /// The key was used with another body, or the database fails.
     pub async fn before(&self, store: &Store, incarnation: Option<&Incarnation>) -> Result<Option<Job>> {
         let Some(key) = &self.key else { return Ok(None) };
         let now = Timestamp::now().as_millisecond();
         let Some(row) = store.keyed_job(&self.namespace, &key.key, now).await? else { return Ok(None) };
         if incarnation.is_some_and(|namespace| !namespace.has(&row)) {
-            // It was made in an earlier namespace of the name, perhaps by others.
+            // The job was created in an earlier namespace of this name, perhaps by other users.
             return Ok(None);
         }
         match &row.key {
@@ -63,50 +66,50 @@ impl Order {
     }
 }
 
-/// The small texts of one job, at least one, and the ConfigMap for them. Both were named here and not by a user.
+/// The uploads of one job, at least one, and the ConfigMap for them. The server chose all these names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Texts {
-    /// Name of the ConfigMap, which the job's volume of texts has as its source.
+    /// Name of the ConfigMap, which is the source of the job's volume of uploads.
     pub config_map: ObjectName,
-    /// The files.
+    /// The uploads.
     pub files: Vec<Text>,
 }
 
-/// A small text that a user's params name.
+/// A file that a user's params name, uploaded with them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
-    /// The file's name in its volume.
+    /// Name of the file in its volume.
     pub name: FileName,
-    /// What is in it.
+    /// Content of the file.
     pub content: String,
 }
 
-/// What came of an [`Order`].
+/// Result of creating a job.
 #[derive(Clone, Debug)]
 pub enum Created {
-    /// A new job.
+    /// The job was created.
     New(Box<TrainJob>),
-    /// The job that the same request made before.
+    /// The same request created this job before.
     Replayed(Box<TrainJob>),
 }
 
 /// A job that is to be changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// Its UID.
+    /// UID.
     pub uid: &'a str,
 }
 
 /// A change that a user may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// `spec.suspend`.
+    /// Sets `spec.suspend`.
     Suspend(bool),
-    /// `spec.numCsx`.
+    /// Sets `spec.numCsx`.
     Scale(u32),
 }
 
@@ -119,51 +122,52 @@ pub struct Volume {
     pub message: String,
 }
 
-/// Something that runs jobs.
+/// Runs jobs.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
-    /// `process` or `kubernetes`.
+    /// Returns `process` or `kubernetes`.
     fn name(&self) -> &'static str;
 
-    /// What the job of `order` would be kept as.
+    /// Checks the job of `order`, and returns it as it would be stored. Nothing is created.
     async fn dry_run(&self, order: &Order) -> Result<TrainJob>;
 
-    /// Makes the job, unless the same request made it before.
+    /// Creates the job, or returns the one that the same request created before.
     async fn create(&self, order: Order) -> Result<Created>;
 
-    /// Changes the job of this UID, at the cost of an account's budget.
+    /// Changes a job. Planning the change is charged to `account`.
     async fn change(&self, account: &str, job: Target<'_>, change: Change) -> Result<TrainJob>;
 
-    /// Deletes the job of this UID; what it was.
+    /// Deletes the job with this UID; returns its last state.
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob>;
 
-    /// The appliance of this name.
+    /// Returns the appliance with this name.
     async fn appliance(&self, name: &str) -> Result<Option<Appliance>>;
 
-    /// What would become of `order` now.
+    /// Plans `order` against the current queue. Nothing is created.
     async fn plan(&self, order: &Order) -> Result<crate::plan::Plan>;
 
-    /// What a job in this namespace can mount.
+    /// Lists the volumes that a job in this namespace can mount.
     async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>>;
 
-    /// The namespace of this name as it is now, whose history alone its users see; `None` where namespaces are nothing but
-    /// names, or there is none.
+    /// Returns the current namespace of this name; its users see only the history since its creation. `None` if there
+    /// is none, or if namespaces are only names, as in the process backend.
     async fn incarnation(&self, namespace: &str) -> Result<Option<Incarnation>>;
 
-    /// Numbers for Prometheus.
+    /// Returns metrics in the text format of Prometheus.
     fn metrics(&self) -> String;
 
-    /// Which loop of the backend makes no progress although it has work, if one does: a sentence.
+    /// Returns a sentence about the loop of the backend that has work but makes no progress, if there is one.
     fn stuck(&self) -> Option<String> {
         None
     }
 
-    /// Forgets the history of some of the jobs that were over before `before_ms`; how many, none when there are no more.
+    /// Deletes the records of some of the jobs that ended before `before_ms`: finished in the process backend, deleted
+    /// in a cluster, whose TrainJobs it leaves alone. Returns their number, 0 if none are left.
     async fn forget(&self, before_ms: i64) -> Result<usize>;
 
-    /// Ends what runs for it, in good order.
+    /// Stops the backend's tasks in an orderly way.
     async fn shut_down(&self);
 
-    /// The files of a job's model_dir.
+    /// Returns access to the files in a job's model_dir.
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>>;
 }

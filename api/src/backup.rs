@@ -1,18 +1,18 @@
-//! `millrace-api backup` and `restore`: what a server keeps, as one file.
+//! `millrace-api backup` and `restore`: the persistent state of a server as one file, a tar archive.
 //!
 //! ```text
 //! millrace.db     jobs, curves, logs, events, tokens: a consistent copy, also while the server runs
-//! texts/ last/    small texts of jobs, last reports of coordinators
-//! tls/            a certificate of the server's own with its key
-//! .machine        what ties database and directory together
-//! backup.json     version, time, place, and the blake3 of every other file; the last one, so that a file that was cut off
-//!                 has none
+//! texts/ last/    uploads of jobs, last reports of coordinators
+//! tls/            the server's self-signed certificate with its key
+//! .machine        the UID that ties database and directory together
+//! backup.json     version, time, data directory, and the blake3 of every other file; the last entry, so a truncated
+//!                 archive has none
 //! ```
 //!
-//! Not in it: `model_dirs`, which are as large as all checkpoints together and are copied like any other data, and `exports`,
-//! which are made again. A backup holds digests of tokens and a private key, and only its owner may read it.
+//! Not included: `model_dirs`, which are as large as all checkpoints together and are copied like any other data, and
+//! `exports`, which can be regenerated. A backup holds digests of tokens and a private key; only its owner may read it.
 //!
-//! Invariants:
+//! Guarantees:
 //! * `restore` writes only into an empty directory, and only files of the names above, whatever the archive says. An
 //!   archive that is incomplete, or differs from its `backup.json`, leaves neither a file nor a new directory.
 
@@ -29,14 +29,14 @@ use tar::{Archive, EntryType, Header};
 
 use crate::cli::Database;
 
-/// The version of the format. A later one with another layout is refused.
+/// Version of the format. `restore` rejects any other version.
 const VERSION: u32 = 1;
 const MANIFEST: &str = "backup.json";
 const DATABASE: &str = "millrace.db";
-/// What is copied besides the database: a file, and directories.
+/// Paths that are copied besides the database: a file, and directories.
 const MACHINE: &str = ".machine";
 const DIRECTORIES: [&str; 3] = ["texts", "last", "tls"];
-/// Where a restored directory is put together.
+/// Directory in which restored files are collected before they are moved into place.
 const STAGING: &str = ".restoring";
 /// Stands for standard input or output.
 const STANDARD: &str = "-";
@@ -60,21 +60,21 @@ pub struct Restore {
     data: PathBuf,
 }
 
-/// What a backup says of itself.
+/// Description of a backup.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Manifest {
     version: u32,
     created: Timestamp,
-    /// The data directory it is of.
+    /// The data directory that was backed up.
     data: PathBuf,
-    /// blake3 of each file.
+    /// blake3 of each file, by its name in the archive.
     files: BTreeMap<String, String>,
 }
 
 /// Writes a backup.
 ///
 /// # Errors
-/// The database is elsewhere, or a file can't be read or written: a sentence.
+/// The database is not SQLite, or a file can't be read or written: a sentence.
 pub async fn backup(args: Backup) -> anyhow::Result<()> {
     let Backup { file, database } = args;
     if let Some(url) = database.database.as_deref().filter(|url| !url.starts_with("sqlite:")) {
@@ -87,7 +87,7 @@ pub async fn backup(args: Backup) -> anyhow::Result<()> {
     let scratch = data.join(format!(".backup-{}", uuid::Uuid::new_v4()));
     private_directory(&scratch)?;
     let written = write(&file, &data, &scratch.join(DATABASE), &database).await;
-    // Nothing of it is needed any more.
+    // The scratch directory only holds the copy of the database.
     let _ = fs::remove_dir_all(&scratch);
     let (files, bytes) = written?;
     eprintln!(
@@ -116,17 +116,17 @@ async fn write(file: &Path, data: &Path, snapshot: &Path, database: &Database) -
     .await?
 }
 
-/// Writes the archive; how many files and bytes.
+/// Writes the archive; returns the number of files and of bytes.
 fn pack(out: impl Write, data: &Path, snapshot: &Path) -> anyhow::Result<(usize, u64)> {
     let mut out = tar::Builder::new(io::BufWriter::new(out));
     let (mut files, mut bytes) = (BTreeMap::new(), 0);
     let mut add = |out: &mut tar::Builder<_>, name: &str, path: &Path| -> anyhow::Result<()> {
         let mut file = match File::open(path) {
-            // Of a job that has gone meanwhile.
+            // The file of a job that was deleted meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             opened => opened.with_context(|| format!("can't read {}", path.display()))?,
         };
-        // One that grows meanwhile is copied as far as it was.
+        // A file that grows meanwhile is copied up to its length at this time.
         let length = file.metadata()?.len();
         let mut reader = Hashing { inner: (&mut file).take(length), digest: blake3::Hasher::new() };
         append(out, name, length, &mut reader).with_context(|| format!("can't copy {}", path.display()))?;
@@ -157,7 +157,7 @@ fn append(out: &mut tar::Builder<impl Write>, name: &str, length: u64, content: 
     out.append_data(&mut header, name, content)
 }
 
-/// Every file in a directory of the data, by its name in the archive. Links are no files.
+/// Returns every file in a directory of the data, with its name in the archive. Links are skipped.
 fn files_below(data: &Path, directory: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let (mut found, mut open) = (Vec::new(), vec![data.join(directory)]);
     while let Some(dir) = open.pop() {
@@ -180,7 +180,7 @@ fn files_below(data: &Path, directory: &str) -> anyhow::Result<Vec<(String, Path
     Ok(found)
 }
 
-/// Reads, and computes the digest of what was read.
+/// A reader that computes the digest of what was read.
 struct Hashing<R> {
     inner: R,
     digest: blake3::Hasher,
@@ -194,10 +194,10 @@ impl<R: Read> Read for Hashing<R> {
     }
 }
 
-/// Reads a backup into an empty directory.
+/// Restores a backup into an empty directory.
 ///
 /// # Errors
-/// The directory is not empty, or the file is no whole backup: a sentence.
+/// The directory is not empty, or the archive is incomplete or invalid: a sentence.
 pub fn restore(args: &Restore) -> anyhow::Result<()> {
     let Restore { file, data } = args;
     let input: Box<dyn Read> = if file.as_os_str() == STANDARD {
@@ -228,7 +228,8 @@ fn unpack(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
     }
     let restored = fill(input, data);
     if restored.is_err() {
-        // Whoever tries again, or serves, finds what was there before. Directories that others have used by now stay.
+        // The state before this call is restored, for the next try or for a server. Directories that are not empty,
+        // because others use them by now, stay.
         for dir in missing {
             let _ = fs::remove_dir(dir);
         }
@@ -236,12 +237,13 @@ fn unpack(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
     restored
 }
 
-/// Whether there is something at a path; the empty path, before a relative one, is the current directory.
+/// Whether there is something at a path. The empty path, which is the parent of a relative one, is the current
+/// directory.
 fn is_there(path: &Path) -> bool {
     path.as_os_str().is_empty() || path.exists()
 }
 
-/// Fills an empty directory, or leaves it empty.
+/// Restores into an empty directory, or leaves it empty.
 fn fill(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
     let staging = data.join(STAGING);
     private_directory(&staging)?;
@@ -259,7 +261,7 @@ fn fill(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
     Ok(manifest)
 }
 
-/// Moves all files and directories into another directory, and has that on disk.
+/// Moves all files and directories into another directory, and syncs that directory to disk.
 fn move_all(from: &Path, to: &Path) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -268,7 +270,7 @@ fn move_all(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
-/// Removes what of a backup is in a directory that was empty.
+/// Removes the paths of a backup from a directory that was empty before.
 fn remove_all_of_backup(data: &Path) {
     for file in [DATABASE, MACHINE] {
         let _ = fs::remove_file(data.join(file));
@@ -278,14 +280,14 @@ fn remove_all_of_backup(data: &Path) {
     }
 }
 
-/// Most characters of a damaged file that an error quotes.
+/// Limit on the characters of a damaged file that an error quotes.
 const MAX_QUOTED_CHARS: usize = 100;
 
-/// Writes the files of an archive into a directory; what it says of itself, and the digest of each file.
+/// Writes the files of an archive into a directory; returns its description and the digest of each file.
 fn extract(input: impl Read, into: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, String>)> {
     let (mut manifest, mut files) = (None, BTreeMap::new());
     for entry in Archive::new(io::BufReader::new(input)).entries().context("it is no backup")? {
-        // The error quotes bytes of the file as they are, which a terminal could take for commands.
+        // The error quotes bytes of the file unchanged, which a terminal could take for control sequences.
         let mut entry = entry.map_err(|error| {
             let cause: String = error.to_string().escape_debug().take(MAX_QUOTED_CHARS).collect();
             anyhow!("it is no backup, or was cut off: {cause}")
@@ -310,7 +312,7 @@ fn extract(input: impl Read, into: &Path) -> anyhow::Result<(Manifest, BTreeMap<
     Ok((manifest.context("it is no backup, or was cut off: it has no description at its end")?, files))
 }
 
-/// Whether a backup may have a file of this name.
+/// Whether a backup may contain a file with this path.
 fn belongs(path: &Path) -> bool {
     let mut parts = path.components();
     let first = match parts.next() {
@@ -384,7 +386,7 @@ mod tests {
         assert!(format!("{twice:#}").contains("not empty"), "{twice:#}");
     }
 
-    /// Why an archive is refused: nothing is left of it where there was no directory, or an empty one.
+    /// Returns the error of an invalid archive, after checks that nothing is left of it in a new or an empty directory.
     fn refusal(home: &Path, archive: &[u8]) -> String {
         let new = home.join("new");
         let error = format!("{:#}", unpack(archive, &new.join("deep")).unwrap_err());
@@ -413,7 +415,7 @@ mod tests {
         for name in ["../evil", "/etc/cron.d/evil", "model_dirs/x", "millrace.db/x", "texts", ".ssh/authorized_keys"] {
             let mut out = tar::Builder::new(Vec::new());
             let mut header = Header::new_gnu();
-            // As no well-meaning program writes it.
+            // The header is written byte by byte because the library rejects such names.
             header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
             header.set_entry_type(EntryType::Regular);
             header.set_mode(0o600);

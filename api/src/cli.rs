@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `millrace-api`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,10 +12,10 @@ use crate::private;
 use crate::reader::{self, Reader};
 use crate::serve::{self, Serve};
 
-/// For what waits for a disk when everything else has ended, such as a checkpoint that is exported.
+/// Time after everything else has ended in which blocking tasks, such as the export of a checkpoint, may finish.
 const LINGERING: Duration = Duration::from_secs(5);
 
-/// Threads that answer requests. What computes for long has threads of its own.
+/// Bounds on the threads that serve requests. Expensive computations have threads of their own.
 const MIN_THREADS: usize = 2;
 const MAX_THREADS: usize = 8;
 
@@ -74,10 +74,11 @@ pub struct Database {
 }
 
 impl Database {
-    /// Opens it.
+    /// Opens the database. Makes the data directory, and restricts it and all files that the process creates from now
+    /// on to its user.
     ///
     /// # Errors
-    /// It can't be: a sentence.
+    /// The directory or the database can't be opened: a sentence.
     pub async fn open(&self) -> anyhow::Result<Store> {
         private::make_all_private();
         private::claim_dir(&self.data).map_err(|error| {
@@ -89,7 +90,7 @@ impl Database {
     }
 }
 
-/// Does what the command line says.
+/// Runs the command and returns the exit code.
 pub fn run(args: Args) -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(MIN_THREADS, usize::from).clamp(MIN_THREADS, MAX_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();

@@ -1,5 +1,8 @@
-//! What an API server does with an object before it keeps it: unknown keys and bad values are refused, defaults filled in,
-//! rules put to it. Here from the same generated definition, so that a job is refused in the same words.
+//! Admission of objects as an API server of Kubernetes does it: rejects unknown fields and bad values, fills in
+//! defaults, and evaluates validation rules.
+//!
+//! The schemas are those of the generated custom resource definitions, so that the process backend rejects a job with
+//! the same messages as a cluster.
 
 use jsonschema::error::ValidationErrorKind as Kind;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::refusal::{Fault, Refusal, Result};
 
-/// The definition of one kind.
+/// Schema and rules of one kind.
 pub struct Definition {
     schema: Value,
     strict: jsonschema::Validator,
@@ -19,10 +22,10 @@ pub struct Definition {
 }
 
 impl Definition {
-    /// Those of `Appliance` and `TrainJob`.
+    /// Returns those of `Appliance` and of `TrainJob`.
     ///
     /// # Errors
-    /// A definition is none: a fault of this program.
+    /// A definition is invalid: a bug of this program.
     pub fn both() -> Result<(Self, Self)> {
         let [appliance, job] = schemas();
         let broken = |cause: &dyn std::fmt::Display| Refusal::internal("read its own definitions", cause);
@@ -33,10 +36,11 @@ impl Definition {
         Ok((of(appliance)?, of(job)?))
     }
 
-    /// `object` with its defaults, if it may be; `before` is what it is to take the place of.
+    /// Returns `object` with its defaults if it is valid; `before` is the object that it replaces, for transition
+    /// rules.
     ///
     /// # Errors
-    /// [`crate::refusal::Reason::Invalid`] with every field that is to blame.
+    /// [`crate::refusal::Reason::Invalid`] with every invalid field.
     pub fn admit(&self, object: &Value, before: Option<&Value>) -> Result<Value> {
         let mut object = object.clone();
         as_read(&self.schema, &mut object);
@@ -54,7 +58,8 @@ impl Definition {
     }
 }
 
-/// A value as an API server reads it: what is null and may not be is left out, and a whole number may be written `1.0`.
+/// Normalizes a value as an API server does when it reads one: removes nulls where the schema is not nullable, and
+/// turns floats such as `1.0` into integers where it requires them.
 fn as_read(schema: &Value, value: &mut Value) {
     let wanted = schema["type"].as_str();
     match value {
@@ -74,16 +79,17 @@ fn as_read(schema: &Value, value: &mut Value) {
     }
 }
 
-/// The structural schemas of the definitions: of `Appliance`, of `TrainJob`.
+/// Returns the structural schemas of `Appliance` and `TrainJob`.
 pub fn schemas() -> [Value; 2] {
     definitions().map(|definition| {
-        // Types of Kubernetes are JSON whatever they hold.
+        // Serializing a type of Kubernetes to JSON does not fail.
         let mut definition = serde_json::to_value(definition).unwrap_or_default();
         definition.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").map(Value::take).unwrap_or_default()
     })
 }
 
-/// A whole object's schema as JSON Schema knows it, with what every object has and no definition says.
+/// Converts the schema of a whole object to JSON Schema, and adds the fields that every object has and no definition
+/// contains.
 pub fn object_schema(schema: &Value, close: bool) -> Value {
     let mut object = as_json_schema(schema, close);
     for name in ["apiVersion", "kind"] {
@@ -93,12 +99,13 @@ pub fn object_schema(schema: &Value, close: bool) -> Value {
     object
 }
 
-/// What an API server knows of the metadata of every object.
+/// Returns the schema of an object's metadata as an API server knows it.
 fn metadata(close: bool) -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.inline_subschemas = true;
     let mut metadata = settings.into_generator().into_root_schema_for::<ObjectMeta>().to_value();
-    // Ours is a list of what there is, not Kubernetes' handbook.
+    // Descriptions are dropped: the document lists the fields and leaves their description to the reference of
+    // Kubernetes.
     for name in ["$schema", "title", "description"] {
         metadata.as_object_mut().map(|metadata| metadata.remove(name));
     }
@@ -112,7 +119,8 @@ fn metadata(close: bool) -> Value {
         "propertyNames": key(SUBDOMAIN),
         "additionalProperties": {"type": "string", "pattern": format!("^({NAME})?$")},
     });
-    // Before an annotation's name capitals are taken for small letters.
+    // An API server converts the key of an annotation to lower case before it checks it, so capitals are valid in its
+    // prefix.
     metadata["properties"]["annotations"] = json!({"type": "object", "propertyNames": key(&SUBDOMAIN.replace("a-z", "A-Za-z")), "additionalProperties": {"type": "string"}});
     if close {
         metadata["additionalProperties"] = json!(false);
@@ -120,12 +128,12 @@ fn metadata(close: bool) -> Value {
     metadata
 }
 
-/// The name of a label, and its value; what may stand before the name.
+/// Pattern of the name and the value of a label, and of the DNS subdomain before the name.
 const NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 
-/// A structural schema as JSON Schema knows it, its `nullable` and quantities as types; with `close`, what Kubernetes would
-/// prune is refused.
+/// Converts a structural schema to JSON Schema; `nullable` and int-or-string become types. With `close`, fields that
+/// Kubernetes would prune are rejected.
 fn as_json_schema(schema: &Value, close: bool) -> Value {
     let Value::Object(schema) = schema else { return schema.clone() };
     let mut out: Map<String, Value> = Map::new();
@@ -158,7 +166,7 @@ fn as_json_schema(schema: &Value, close: bool) -> Value {
     Value::Object(out)
 }
 
-/// The fields that are to blame, in the words of an API server where it has some.
+/// Returns the invalid fields, with the messages of an API server for unknown and missing ones.
 fn faults(error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
     let path = error.instance_path().to_string().trim_start_matches('/').replace('/', ".");
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
@@ -180,16 +188,16 @@ fn faults(error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
     }
 }
 
-/// The patterns of names, and what a user is told instead of the pattern.
+/// Patterns of names, and the rule that a message states instead of the pattern.
 const NAMES: [(&str, &str); 2] = [(ObjectName::PATTERN, ObjectName::RULE), (LabelName::PATTERN, LabelName::RULE)];
 
-/// What a label's or an annotation's key is, and a label's value.
+/// Rules of the keys of labels and annotations, and of a label's value, for messages.
 const KEY: &str = "a key is a name of at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at either end, and \
                    may have a DNS name and a slash before it";
 const VALUE: &str = "a label's value is empty or at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at \
                      either end";
 
-/// A rule that is broken. One of a whole object names the field itself, since an API server has no name for that.
+/// Returns a violated rule. A rule on metadata belongs to the whole object, so its message begins with the field.
 pub fn by_rule(field: &str, message: &str) -> Fault {
     let field = field.trim_start_matches('.');
     let (field, message) = match message.split_once(": ") {

@@ -1,4 +1,4 @@
-//! Jobs as documents: how the database keeps them.
+//! Conversion between jobs and the JSON documents in the database.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 
 use crate::refusal::{Reason, Refusal, Result};
 
-/// What of a job the database keeps.
+/// Returns what the database stores of a job.
 ///
 /// # Errors
-/// It can't be written: a fault of this program.
+/// It can't be serialized: a bug of this program.
 pub fn content(job: &TrainJob) -> Result<Content> {
     let status = job.status.clone().unwrap_or_default();
     let finished = status.is(ConditionType::Finished);
     let finished_ms = status.finish_time.as_ref().filter(|_| finished).map(|time| time.0.as_millisecond());
-    // The STATE column; of a job that was deleted before its end only whether it is still there.
+    // The STATE column. A job that was deleted before its end has a state only while finalizers hold it.
     let state = match (&job.metadata.deletion_timestamp, finished) {
         (Some(_), false) => is_held(job).then(|| State::Deleting.as_str().to_owned()),
         _ => status.condition(ConditionType::Succeeded).map(|condition| condition.reason.clone()),
@@ -27,20 +27,20 @@ pub fn content(job: &TrainJob) -> Result<Content> {
     Ok(Content { document: text(job)?, state, finished_ms })
 }
 
-/// Whether finalizers keep a job that is deleted, or would.
+/// Whether the job has finalizers, which hold it after its deletion.
 pub fn is_held(job: &TrainJob) -> bool {
     !job.finalizers().is_empty()
 }
 
-/// An object as text.
+/// Serializes an object.
 ///
 /// # Errors
-/// As [`content`].
+/// Those of [`content`].
 pub fn text(object: &impl serde::Serialize) -> Result<String> {
     serde_json::to_string(object).map_err(|error| Refusal::internal("write an object", &error))
 }
 
-/// The object that a text holds; one that can't be read is told of.
+/// Parses an object; logs a warning and returns `None` if it can't be read.
 pub fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
     let object = serde_json::from_str(document);
     object
@@ -50,8 +50,8 @@ pub fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
         .ok()
 }
 
-/// Says in the conditions of a job that this server can't read it, where it can't: what its status says was so when another
-/// release wrote it, and nobody runs the job now.
+/// Marks the JSON of a job that this server can't parse: its conditions say so. Those in its status were written by
+/// another release and are not true now, because this server does not run the job.
 pub fn tell_unreadable(job: &mut Value) {
     let Err(error) = TrainJob::deserialize(&*job) else { return };
     let message = format!(
@@ -73,10 +73,11 @@ pub fn tell_unreadable(job: &mut Value) {
         .into();
 }
 
-/// The job of a row, which is asked for by name and so must be readable. One that is deleted says so.
+/// Parses the job of a row, with its deletion time. For a job that a client has requested by name, so that an error is
+/// returned.
 ///
 /// # Errors
-/// It is another version's.
+/// It was written by another version that this one can't read.
 pub fn job_of(row: &millrace_store::Job) -> Result<TrainJob> {
     let mut job: TrainJob = read(&row.name, &row.content.document).ok_or_else(|| {
         let detail = format!("the job {} can't be read by this version: run the one that wrote it", row.name);
@@ -88,7 +89,7 @@ pub fn job_of(row: &millrace_store::Job) -> Result<TrainJob> {
     Ok(job)
 }
 
-/// The version of an object, which only rises.
+/// Returns the resource version of an object, which only increases; 0 if it has none.
 pub fn version(object: &impl ResourceExt) -> u64 {
     object.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
@@ -99,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// A document that the process backend of release 0.1.0 kept.
+    /// Reads a document that the process backend of release 0.1.0 has stored.
     fn golden(name: &str) -> String {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/0.1.0").join(name);
         std::fs::read_to_string(path).unwrap()

@@ -1,35 +1,36 @@
-//! Who is behind a token of somebody else's, and what they may there: the seam to a cluster's own accounts and rights.
+//! Authentication and authorization by a cluster: the interface to its accounts and permissions.
 
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::UserInfo;
 
 use crate::refusal::Result;
 
-/// What somebody wants to do, in the words of a cluster's rights. Our own kinds are of the group `millrace.dev`; besides what
-/// is kept there, rights can be given on `trainjobs/logs`, `trainjobs/files` and `tokens`, which only this server asks for.
+/// The action that is to be authorized, in the terms of Kubernetes. Our own kinds are in the group `millrace.dev`.
+/// Besides the resources that an API server stores there, permissions can be given on `trainjobs/logs`,
+/// `trainjobs/files` and `tokens`, which only this server checks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Question {
-    /// As `get`.
+    /// Verb, such as `get`.
     pub verb: &'static str,
-    /// As `millrace.dev`.
+    /// API group, such as `millrace.dev`; empty for the core group.
     pub group: &'static str,
-    /// As `trainjobs`.
+    /// Resource, such as `trainjobs`.
     pub resource: &'static str,
-    /// As `logs`; empty for the whole.
+    /// Subresource, such as `logs`; empty for the resource itself.
     pub subresource: &'static str,
-    /// Where; empty for everywhere.
+    /// Namespace; empty for all namespaces and for cluster-scoped objects.
     pub namespace: String,
-    /// Of which object; empty for all.
+    /// Name of the object; empty for all.
     pub name: String,
 }
 
-/// See the module text.
+/// Authenticates and authorizes the accounts of a cluster.
 #[async_trait]
 pub trait Judge: Send + Sync {
-    /// Whose token this is; `None` where it is nobody's, or nobody's any more. Where it was not found out a moment ago, nobody
-    /// is asked unless `may_ask` lets it.
+    /// Returns the account of a token; `None` if the token is invalid or expired. `may_ask` is called before a request
+    /// to the cluster about an unknown token; its error is returned instead of the request.
     async fn who(&self, token: &str, may_ask: &(dyn Fn() -> Result<()> + Sync)) -> Result<Option<UserInfo>>;
 
-    /// Whether they may.
+    /// Whether the account may perform the action.
     async fn may(&self, user: &UserInfo, question: &Question) -> Result<bool>;
 }

@@ -1,18 +1,19 @@
-//! REST for user nodes: submitting jobs, watching them, fetching what they made.
+//! The REST server for user nodes: submits jobs, follows them, and serves the files that they write.
 //!
-//! * [`rest`]: routes, bodies, live streams; knows a [`backend::Backend`] and the store, nothing else.
+//! * [`rest`]: routes, bodies, live streams; depends only on a [`backend::Backend`] and the store.
 //! * [`process`]: the backend that runs jobs as processes of this machine.
-//! * [`kubernetes`]: the backend that has jobs run as pods of a cluster. [`judge`]: the seam to its accounts and rights.
-//! * [`definition`]: what an API server does with an object before it keeps it.
-//! * [`compute`]: threads and budgets for what takes long to compute.
-//! * [`plan`]: what would become of a job now. [`files`]: what jobs have written.
-//! * [`reader`]: the program that serves them where they lie.
-//! * [`unheard`]: journals as files have them.
-//! * [`metrics`]: what is counted for Prometheus.
-//! * [`own_certificate`]: the certificate that a server makes for itself.
-//! * [`request`]: what the lines of one request in the log have in common.
-//! * [`backup`]: what a server keeps, as one file.
-//! * [`serve`](mod@serve): everything put together.
+//! * [`kubernetes`]: the backend that runs jobs as pods of a cluster. [`judge`]: the interface to its accounts and
+//!   permissions.
+//! * [`definition`]: admission of objects, as an API server does it. [`document`]: objects as JSON in the database.
+//! * [`compute`]: threads and budgets for expensive computations of requests.
+//! * [`plan`]: plans of jobs that are not created yet. [`files`]: the files that jobs have written.
+//! * [`reader`]: the program that serves the files of a job on the machine or volume that has them.
+//! * [`record`]: copies journals into the database. [`unheard`]: reads journals from files.
+//! * [`metrics`]: the server's metrics for Prometheus.
+//! * [`tls`]: HTTPS with a certificate in files. [`own_certificate`]: the self-signed certificate of a server.
+//! * [`refusal`]: the error type of the API. [`request`]: the context of the current request, for log lines.
+//! * [`backup`]: the persistent state of a server as one file.
+//! * [`serve`](mod@serve): starts and stops the server. [`cli`]: the command line.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

@@ -1,4 +1,4 @@
-//! What this server counts, for Prometheus. No label names a job or a user: their number has no bound.
+//! Metrics of the server for Prometheus. No label names a job or a user, because their number is unbounded.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,12 +13,12 @@ use millrace_telemetry::prometheus::{Counter, Durations, Family, Gauge, LongDura
 
 use crate::tls;
 
-/// For the database to say how large it is. Prometheus itself waits no longer than 10 s.
+/// Time for the database to return its size. Prometheus itself waits for 10 s by default.
 const SIZE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The certificate that clients are shown, in the metric of certificates.
+/// Label value of the server's HTTPS certificate in the metric of certificates.
 const HTTPS: &str = "https";
 
-/// Requests so far, and what else this server counts.
+/// Metrics of requests and of the server.
 pub struct Traffic {
     registry: Registry,
     took: Family<Durations, 3>,
@@ -27,7 +27,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Nothing yet; `certificate` is the file of the one that clients are shown.
+    /// Creates the metrics, all zero. `certificate` is the file of the server's certificate.
     pub fn new(certificate: Option<PathBuf>) -> Self {
         let registry = Registry::new();
         let took = registry.family(
@@ -44,17 +44,17 @@ impl Traffic {
         Self { registry, took, streams, certificate }
     }
 
-    /// A request by `method` for `route`, as the table of routes has it, was answered with `code` after so long.
+    /// Records a request: its method, its route as in the table of routes, the status, and the time until the response.
     pub fn answered(&self, method: &str, route: &str, code: &str, after: Duration) {
         self.took.with([method, route, code]).add(after);
     }
 
-    /// Counts a live stream until what is returned is dropped.
+    /// Counts a live stream until the returned guard is dropped.
     pub fn stream(&self) -> Counted {
         Counted::new(self.streams.clone())
     }
 
-    /// The page.
+    /// Renders all metrics in the text format.
     pub async fn render(&self, store: &Store) -> String {
         let mut page = self.registry.render();
         if let Some(file) = &self.certificate
@@ -66,7 +66,7 @@ impl Traffic {
     }
 }
 
-/// One more of something, until it is dropped.
+/// A guard that counts one in a gauge until it is dropped.
 pub struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -82,7 +82,7 @@ impl Drop for Counted {
     }
 }
 
-/// The page about the database.
+/// Renders the metrics of the database.
 async fn store_page(store: &Store) -> String {
     let registry = Registry::new();
     let Connections { busy, idle } = store.connections();
@@ -105,10 +105,11 @@ async fn store_page(store: &Store) -> String {
     registry.render()
 }
 
-/// The copying of journals. There is one set for the process: whoever copies a journal has no server at hand.
+/// Metrics of the copying of journals. They are static because the code that copies has no reference to the server's
+/// metrics.
 pub static JOURNALS: std::sync::LazyLock<Journals> = std::sync::LazyLock::new(Journals::new);
 
-/// See [`JOURNALS`].
+/// The type of [`JOURNALS`].
 pub struct Journals {
     registry: Registry,
     lag: LongDurations,
@@ -130,12 +131,12 @@ impl Journals {
         Self { registry, lag, followed }
     }
 
-    /// Counts a journal that is being copied until what is returned is dropped.
+    /// Counts a journal that is being copied until the returned guard is dropped.
     pub fn follow(&self) -> Counted {
         Counted::new(self.followed.clone())
     }
 
-    /// An entry was written so long after its coordinator wrote it.
+    /// Records the time between writing an entry at its coordinator and writing it here.
     pub fn copied(&self, lag: Duration) {
         self.lag.add(lag);
     }
@@ -145,19 +146,19 @@ impl Journals {
     }
 }
 
-/// What the backend of a cluster has at hand.
+/// State of the Kubernetes backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtHand {
-    /// TrainJobs there are.
+    /// Number of TrainJobs.
     pub trainjobs: usize,
-    /// Those whose journals are followed or kept.
+    /// Number of jobs whose journals are copied or archived.
     pub companions: usize,
-    /// Those whose files were asked for lately.
+    /// Number of jobs with an open reader.
     pub readers: usize,
 }
 
 impl AtHand {
-    /// The page.
+    /// Renders the metrics in the text format.
     pub fn render(&self) -> String {
         let registry = Registry::new();
         let gauge = |name, help, value: usize| registry.metric::<Gauge>(name, help).set(value as f64);

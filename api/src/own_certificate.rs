@@ -1,4 +1,4 @@
-//! The certificate that a REST server makes for itself and keeps in its data directory, see [`ServerCertificate`].
+//! The self-signed certificate of a REST server, kept in its data directory, see [`ServerCertificate`].
 //!
 //! ```text
 //!   DIR/certificate.pem     the server's certificate and its authority's: what is sent, and what clients trust
@@ -14,12 +14,12 @@ use millrace_protocol::security::ServerCertificate;
 
 use crate::tls::Files;
 
-/// Between two checks whether the certificate is to be renewed.
+/// Interval of checks whether the certificate has to be renewed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-/// Where one certificate of a file ends and the next begins.
+/// Separator between the certificates of a file.
 const END_OF_CERTIFICATE: &str = "-----END CERTIFICATE-----\n";
 
-/// See the module text.
+/// Creates and renews the certificate in a directory.
 #[derive(Clone, Debug)]
 pub struct OwnCertificate {
     dir: PathBuf,
@@ -27,20 +27,20 @@ pub struct OwnCertificate {
 }
 
 impl OwnCertificate {
-    /// The certificate for `names` in `dir`.
+    /// Manages the certificate for `names` in `dir`; writes nothing yet.
     pub fn new(dir: &Path, names: &[String]) -> Self {
         Self { dir: dir.to_owned(), names: names.to_vec() }
     }
 
-    /// The files that the server reads.
+    /// Returns the files that the server reads.
     pub fn files(&self) -> Files {
         Files { certificate: self.dir.join("certificate.pem"), key: self.dir.join("key.pem") }
     }
 
-    /// Makes or renews the certificate where that is due at `now`.
+    /// Creates or renews the certificate if that is due at `now`.
     ///
     /// # Errors
-    /// A name can't stand in a certificate, or a file can't be written.
+    /// A name is not valid in a certificate, or a file can't be written.
     pub fn renew(&self, now: SystemTime) -> anyhow::Result<()> {
         let made = match self.read() {
             Some(current) => current.renewed(&self.names, now),
@@ -52,7 +52,7 @@ impl OwnCertificate {
         }
     }
 
-    /// Renews the certificate whenever that is due, for ever. The server notices that the files have changed.
+    /// Renews the certificate whenever that is due; never returns. The server reloads changed files.
     pub async fn keep(self) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -66,7 +66,7 @@ impl OwnCertificate {
         self.dir.join("authority-key.pem")
     }
 
-    /// What the files hold; `None` where there is no certificate.
+    /// Reads the files; `None` if there is no certificate.
     fn read(&self) -> Option<ServerCertificate> {
         let Files { certificate, key } = self.files();
         let chain = std::fs::read_to_string(certificate).ok()?;
@@ -91,7 +91,7 @@ impl OwnCertificate {
     }
 }
 
-/// Replaces a file as a whole, so that no reader sees half of it.
+/// Replaces a file atomically, so that no reader sees half of it.
 fn replace(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;

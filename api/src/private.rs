@@ -1,4 +1,4 @@
-//! Directories that only the server's user may enter.
+//! Directories that only the server's user may access.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -7,19 +7,19 @@ use std::path::Path;
 
 use millrace_roots::PRIVATE_DIR_MODE;
 
-/// Makes a directory, and those above it that are missing, for the server's user only.
+/// Creates a directory and its missing parents, with access for the server's user only.
 ///
 /// # Errors
-/// The system's.
+/// An error of the file system.
 pub fn make_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(PRIVATE_DIR_MODE).create(path)
 }
 
-/// Makes a directory as [`make_dir`] does; takes the rights of others off one that is there. One that another user owns, as a
-/// volume of a pod may be, is left as it is, and the log says so.
+/// Creates a directory as [`make_dir`] does; an existing one loses the permissions of other users. An existing
+/// directory of another user, such as the volume of a pod, is left as it is, with a warning in the log.
 ///
 /// # Errors
-/// The system's.
+/// An error of the file system.
 pub fn claim_dir(path: &Path) -> io::Result<()> {
     make_dir(path)?;
     let about = std::fs::metadata(path)?;
@@ -34,7 +34,8 @@ pub fn claim_dir(path: &Path) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(PRIVATE_DIR_MODE))
 }
 
-/// Has this process, and all that it starts, make files and directories for their owner only, whatever its umask was.
+/// Sets the umask so that this process, and every process that it starts, creates files and directories for their owner
+/// only.
 pub fn make_all_private() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }

@@ -1,5 +1,5 @@
-//! Copying a coordinator's journal into the database, entry by entry under the numbers it has there: nothing is lost and
-//! nothing doubled, whenever the copying ends and goes on.
+//! Copies the journal of a coordinator into the database. The entries keep their numbers, so copying can stop and
+//! continue at any time: nothing is lost, and nothing is copied twice.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -20,15 +20,16 @@ use tonic::transport::Channel;
 use crate::metrics::JOURNALS;
 use crate::unheard;
 
-/// Entries written in one transaction, and how long the first of them waits for the others.
+/// Maximum number of entries in one transaction, and how long the first of them waits for the others.
 const BATCH: usize = 256;
 const GATHER: Duration = Duration::from_millis(100);
-/// Between two tries.
+/// Interval of retries.
 const RETRY: Duration = Duration::from_secs(1);
-/// Tries in a row that lead nowhere before the coordinator counts as gone; its next attempt tells what is missing.
+/// Number of consecutive failed tries after which the coordinator counts as lost. The next attempt sends what is
+/// missing.
 const TRIES: u32 = 5;
 
-/// Copies what the coordinator of `journal` tells of the job, until it has told all or is gone.
+/// Copies the entries of the coordinator of `journal`, until the attempt has ended or the coordinator is lost.
 pub async fn copy(store: &Store, uid: &str, journal: &Journal) {
     let mut failures = 0;
     while failures < TRIES {
@@ -42,17 +43,18 @@ pub async fn copy(store: &Store, uid: &str, journal: &Journal) {
     }
 }
 
-/// Logs that a journal could not be caught up with: it is tried again when the server starts.
+/// Logs that copying a journal from its files failed. It is repeated when the server starts.
 pub fn tell(caught_up: Result<(), String>, uid: &str) {
     if let Err(error) = caught_up {
         tracing::warn!(%uid, "what the job's journal files have beyond the database could not be copied: {error}");
     }
 }
 
-/// Copies what stands in the journal's files and was never heard: the coordinator, or the server, died before it was told.
+/// Copies the entries in the journal's files that are not in the database, because the coordinator or the server died
+/// before they were sent.
 ///
 /// # Errors
-/// The files or the database can't be read or written: a sentence.
+/// The files can't be read, or the database fails: a sentence.
 pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
     let unheard = unheard::entries(model_dir.to_owned(), uid.to_owned(), from);
@@ -63,10 +65,11 @@ async fn dial(store: &Store, uid: &str, journal: &Journal) -> Result<bool, Strin
     follow(store, uid, journal.connect().await.map_err(|error| error.to_string())?).await
 }
 
-/// Copies from the first entry that is not there yet, as long as the stream goes on; whether it came to the end of an attempt.
+/// Copies entries from the first missing one until the stream ends; returns whether the last one was the outcome of an
+/// attempt.
 ///
 /// # Errors
-/// The stream broke, or the database can't be written: a sentence. What came before is kept.
+/// The stream broke, or the database failed: a sentence. Entries copied before that are kept.
 pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
     let stream = client.follow(FollowRequest { from, newest: false }).await.map_err(|status| status.to_string())?;
@@ -74,7 +77,8 @@ pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>
     keep(store, uid, stream.into_inner(), told_lag).await
 }
 
-/// Counts how long after their coordinator these entries were written here. A clock that is ahead counts as no time.
+/// Records the time between writing the oldest of these entries at the coordinator and here. A coordinator whose clock
+/// is ahead counts as zero.
 fn told_lag(entries: &[Entry]) {
     let now = Timestamp::now().as_millisecond();
     if let Some(oldest) = entries.first() {
@@ -82,11 +86,11 @@ fn told_lag(entries: &[Entry]) {
     }
 }
 
-/// Writes entries as they come, for as long as they do, and gives those of each transaction to `written`; whether an
-/// outcome was the last.
+/// Writes entries in batches as they arrive, and calls `written` after each transaction; returns whether the last entry
+/// was an outcome.
 ///
 /// # Errors
-/// What ended them before their end, or the database: a sentence.
+/// The stream or the database failed: a sentence.
 async fn keep<E: Display>(
     store: &Store,
     uid: &str,
@@ -100,7 +104,7 @@ async fn keep<E: Display>(
         let (mut entries, mut broken) = (Vec::with_capacity(batch.len()), None);
         for entry in batch {
             match entry {
-                // What a later version tells is left out.
+                // Entries of unknown kinds, from a later version, are skipped.
                 Ok(entry) => entries.extend(journal_entry(&entry)),
                 Err(error) => broken = Some(error.to_string()),
             }
@@ -115,7 +119,7 @@ async fn keep<E: Display>(
     Ok(over)
 }
 
-/// An entry as the database keeps it.
+/// Converts an entry for the database; `None` for entries that are not stored.
 fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
     let entry = journal::unpack(packed).ok()?;
     let (mut mode, mut step, mut agent, mut level) = (None, None, None, None);
@@ -138,7 +142,7 @@ fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
             step = Some(*at);
             Kind::Checkpoint
         }
-        // Their sentences are in the log, too.
+        // Their messages are also in the log.
         Event::CheckpointFailed { .. } | Event::Dropped(_) => return None,
         Event::Outcome(outcome) => {
             step = Some(outcome.step);
@@ -158,7 +162,7 @@ fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
     })
 }
 
-/// A level as the database orders it: the graver, the higher.
+/// Returns the number of a level in the database: the more severe, the higher.
 pub fn gravity(level: Level) -> u8 {
     match level {
         Level::Debug => 0,

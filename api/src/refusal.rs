@@ -1,53 +1,53 @@
-//! Why a request was refused: one type from the backend to the client, in the words of conditions.
+//! The error type of the API, from the backend to the client. Its reasons are those of conditions.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// One word for it, the same as the reason of a condition where there is one.
+/// The reason for programs, the same as that of a condition if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The request can't be read.
+    /// The request can't be parsed.
     BadRequest,
-    /// Nobody, or nobody any more, is behind this token.
+    /// The token is missing, unknown, expired or revoked.
     Unauthorized,
-    /// Not with this token.
+    /// The token does not give this permission.
     Forbidden,
-    /// There is nothing of this name.
+    /// No object has this name.
     NotFound,
-    /// The path knows other methods.
+    /// The path does not support this method.
     MethodNotAllowed,
-    /// The body came too slowly.
+    /// The body was not received in time.
     RequestTimeout,
-    /// A job of this name lives.
+    /// A live job has this name.
     AlreadyExists,
-    /// Somebody else wrote meanwhile.
+    /// The object was changed concurrently.
     Conflict,
-    /// The job is over: nothing changes it any more.
+    /// The job has finished and can't be changed.
     Finished,
-    /// It was there, and its files are not any more.
+    /// It existed, but its files are deleted.
     Gone,
-    /// More bytes than a request may have.
+    /// The request exceeds a limit in size or number.
     PayloadTooLarge,
-    /// No such part of the file.
+    /// The range lies beyond the end of the file.
     RangeNotSatisfiable,
-    /// A body of another kind than is read here.
+    /// The media type of the body is not supported here.
     UnsupportedMediaType,
-    /// The object breaks its definition.
+    /// The object violates its schema or a validation rule.
     Invalid,
-    /// The params can't be understood, or can never run.
+    /// The params are invalid, or the job can never run.
     BadParams,
-    /// The key came before with another body.
+    /// The idempotency key was used with another body.
     IdempotencyKeyReused,
-    /// Too often.
+    /// A rate limit or budget is exceeded.
     TooManyRequests,
-    /// A fault of this server.
+    /// An internal error of the server.
     Internal,
-    /// Something this server needs is away.
+    /// A service that this server needs is unavailable.
     Unavailable,
 }
 
 impl Reason {
-    /// The word.
+    /// Returns the reason as a string of the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::BadRequest => "BadRequest",
@@ -72,7 +72,7 @@ impl Reason {
         }
     }
 
-    /// The status of HTTP.
+    /// Returns the HTTP status.
     pub const fn status(self) -> u16 {
         match self {
             Self::BadRequest => 400,
@@ -103,28 +103,28 @@ pub struct Fault {
     pub message: String,
 }
 
-/// Why a request was refused.
+/// An error of the API.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct Refusal {
-    /// One word.
+    /// Reason for programs.
     pub reason: Reason,
-    /// One sentence with what to do.
+    /// One sentence with a remedy.
     pub detail: String,
-    /// The fields to blame, where it is them.
+    /// The invalid fields, if any.
     pub errors: Vec<Fault>,
 }
 
-/// What most of this crate gives.
+/// Result of most functions of this crate.
 pub type Result<T, E = Refusal> = std::result::Result<T, E>;
 
 impl Refusal {
-    /// Of no field.
+    /// Creates an error that concerns no field.
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into(), errors: Vec::new() }
     }
 
-    /// An object that breaks its definition in these fields.
+    /// Creates the error of an object with these invalid fields.
     pub fn invalid(errors: Vec<Fault>) -> Self {
         let said = errors.iter().map(|Fault { field, message }| match field.as_str() {
             "" => message.clone(),
@@ -134,31 +134,31 @@ impl Refusal {
         Self { reason: Reason::Invalid, detail: said.join("; "), errors }
     }
 
-    /// There is no such job.
+    /// The error of a job that does not exist.
     pub fn no_job(namespace: &str, name: &str) -> Self {
         Self::new(Reason::NotFound, format!("there is no job {name} in namespace {namespace}, and there was none"))
     }
 
-    /// The key came before with another body.
+    /// The error of an idempotency key that was used with another body.
     pub fn key_reused() -> Self {
         let detail =
             "this Idempotency-Key came before, with another body or from somebody else: use a new key for another job";
         Self::new(Reason::IdempotencyKeyReused, detail)
     }
 
-    /// A job of this name lives.
+    /// The error of a name that a live job has.
     pub fn name_taken(namespace: &str, name: &str) -> Self {
         let detail =
             format!("there is a job {name} in namespace {namespace}: choose another name, or cancel that job first");
         Self::new(Reason::AlreadyExists, detail)
     }
 
-    /// A job has written nothing yet.
+    /// The error of a job that has written nothing yet.
     pub fn no_files() -> Self {
         Self::new(Reason::NotFound, "the job has no files yet: it has not been admitted")
     }
 
-    /// A fault of this server: logged with its cause, of which the client learns nothing.
+    /// An internal error: logs its cause, which is not sent to the client.
     pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
         match crate::request::id() {
             Some(id) => tracing::error!(request = %id, "{what}: {cause} (request {id})"),

@@ -1,4 +1,4 @@
-//! The request that is being answered: what its lines in the log have in common.
+//! The current request: its id and its client, for log lines.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ struct Request {
     who: OnceLock<String>,
 }
 
-/// Does `work` for the request `id`: what it came to, and whose request it was, where that was found out.
+/// Runs `work` as the request `id`; returns its result, and the name of the client if it was authenticated.
 pub async fn answering<T>(id: &str, work: impl Future<Output = T>) -> (T, Option<String>) {
     let request = Arc::new(Request { id: id.to_owned(), who: OnceLock::new() });
     let work = async {
@@ -21,7 +21,8 @@ pub async fn answering<T>(id: &str, work: impl Future<Output = T>) -> (T, Option
     CURRENT.scope(request, work).await
 }
 
-/// Does `work` to its end, whether or not somebody waits for it: who hangs up in the middle must not leave half of it done.
+/// Runs `work` to its end, even if the returned future is dropped: a client that disconnects must not leave half of a
+/// change done.
 pub async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let task = match CURRENT.try_with(Arc::clone) {
         Ok(request) => tokio::spawn(CURRENT.scope(request, work)),
@@ -30,18 +31,18 @@ pub async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send 
     match task.await.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The program ends, and this with it.
+        // The runtime is shutting down, and this task with it.
         Err(Err(_)) => std::future::pending().await,
     }
 }
 
-/// The request is this one's.
+/// Records the client of the current request.
 pub fn is_of(who: &str) {
-    // Outside of requests nobody asks, and nobody asks twice in one.
+    // Fails outside of a request, and if the client is recorded already; neither matters.
     let _ = CURRENT.try_with(|request| request.who.set(who.to_owned()));
 }
 
-/// The id of the request, if this is done for one.
+/// Returns the id of the current request, if there is one.
 pub fn id() -> Option<String> {
     CURRENT.try_with(|request| request.id.clone()).ok()
 }

@@ -1,4 +1,4 @@
-//! Everything put together: database, backend, routes, and an end in good order.
+//! `millrace-api serve`: starts database, backend and routes, and stops them in order.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -34,14 +34,14 @@ use crate::refusal::Refusal;
 use crate::rest::{Access, Api, Pace, Proxies, forget_sessions, metrics_router, router};
 use crate::tls::{self, Files};
 
-/// For the head of a request to come.
+/// Time to receive the head of a request.
 const HEADERS: Duration = Duration::from_secs(30);
-/// For requests that are under way to end.
+/// Time for running requests to end after the shutdown began.
 const DRAINING: Duration = Duration::from_secs(5);
 
-/// Between two looks for history to forget.
+/// Interval of deleting old history.
 const FORGETTING: Duration = Duration::from_secs(600);
-/// Systems of the default machine: as many jobs as one computer can bear.
+/// Systems of the default appliance: as many jobs as one computer can run.
 const SYSTEMS: u64 = 8;
 
 /// What runs jobs.
@@ -117,7 +117,7 @@ pub struct Serve {
     database: Database,
 }
 
-/// A network as `10.0.0.0/8`, or a single address.
+/// Parses a network such as `10.0.0.0/8`, or a single address.
 fn network(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse()
@@ -125,19 +125,19 @@ fn network(text: &str) -> Result<IpNet, String> {
         .map_err(|_| format!("{text:?} is no network: write it as 10.0.0.0/8 or fd00::/8"))
 }
 
-/// Logs to standard error what our own crates say, and sends traces where the environment names a collector.
+/// Logs messages of our own crates to standard error, and exports traces if the environment names a collector.
 ///
 /// # Errors
-/// As [`Logging::install`].
+/// Those of [`Logging::install`].
 pub fn log(level: LevelFilter, format: Format) -> Result<Traces, millrace_traces::Error> {
     let wanted = |target: &str| target.starts_with("millrace");
     Logging { program: "millrace-api", level, format, wanted }.install()
 }
 
-/// Serves until it is told to end.
+/// Serves until a signal to shut down.
 ///
 /// # Errors
-/// It can't begin: a sentence.
+/// It can't start: a sentence.
 pub async fn run(args: Serve) -> anyhow::Result<()> {
     let _traces = log(args.log, args.log_format)?;
     let ending = end_signals().context("can't listen for signals")?;
@@ -162,7 +162,7 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     };
     let (backend, access) = tokio::select! {
         started = started => started?,
-        // A cluster may keep it waiting; what a machine's server has begun by then ends with it.
+        // Starting may wait for a cluster. Jobs that the process backend has started by then end with the process.
         () = ended(ending.clone()) => return Ok(()),
     };
     let keep = Keep { days: args.keep_days, bytes: args.keep_bytes };
@@ -191,23 +191,23 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
             tokio::spawn(server.serve(routes))
         }
     };
-    // The first line, for scripts: port 0 takes a free one.
+    // The first line of the output is for scripts: port 0 selects a free port.
     println!("listening on {}://{address}", if secure { "https" } else { "http" });
     if let Some(metrics) = metrics {
         println!("metrics on http://{metrics}/metrics");
     }
     ended(ending).await;
     forgetting.abort();
-    // Nobody new is answered from now on.
+    // No new requests are accepted from now on.
     handle.graceful_shutdown(None);
     backend.shut_down().await;
-    // Streams that are followed do not end by themselves.
+    // Live streams do not end by themselves.
     let _ = tokio::time::timeout(DRAINING, serving).await;
     store.close().await;
     Ok(())
 }
 
-/// Listens on the address that `option` names.
+/// Listens on the address of option `option`.
 fn listen(address: SocketAddr, option: &str) -> anyhow::Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::bind(address);
     let listener = listener.with_context(|| format!("can't listen on {address}; choose another {option}"))?;
@@ -215,7 +215,7 @@ fn listen(address: SocketAddr, option: &str) -> anyhow::Result<std::net::TcpList
     Ok(listener)
 }
 
-/// Serves numbers for Prometheus for as long as the process lives; returns where.
+/// Serves metrics as long as the process lives; returns the address.
 fn serve_metrics(listener: std::net::TcpListener, api: &Arc<Api>) -> anyhow::Result<SocketAddr> {
     let address = listener.local_addr()?;
     let server = prepared(axum_server::from_tcp(listener)?, &Handle::new());
@@ -228,16 +228,16 @@ fn serve_metrics(listener: std::net::TcpListener, api: &Arc<Api>) -> anyhow::Res
     Ok(address)
 }
 
-/// A server that ends when `handle` says so, and does not wait for whoever is slow with the head of a request.
+/// Configures a server that is stopped by `handle` and closes connections that are slow to send the head of a request.
 fn prepared<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Server<SocketAddr, A> {
     let mut server = server.http1_only().handle(handle.clone());
     server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEADERS);
     server
 }
 
-/// Jobs as processes of this machine, which whoever is on it may ask for everything.
+/// Starts the process backend. On a loopback address it needs no token unless one is required.
 async fn process(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
-    // As they are, whatever leads to them: what lies in the one must not be read by way of the other.
+    // Real paths, so that no directory can be reached through another one by a link.
     let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
     let directories = Directories {
         data: real(&args.database.data)?,
@@ -261,7 +261,7 @@ async fn process(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Resu
     Ok((Arc::new(local), if open { Access::Open } else { Access::Tokens }))
 }
 
-/// Jobs as TrainJobs of a cluster, whose accounts may do here what they may do there.
+/// Starts the Kubernetes backend. Accounts of the cluster have the same permissions here as there.
 async fn kubernetes(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
     if args.image.is_empty() {
         anyhow::bail!("the pods that read jobs' files need an image: give this server's own by --image");
@@ -278,16 +278,16 @@ async fn kubernetes(args: &Serve, store: &Store, compute: &Compute) -> anyhow::R
     Ok((Arc::new(cluster), Access::Cluster(Arc::new(Reviews::new(client)))))
 }
 
-/// How much history is kept.
+/// Limits on the history that is kept.
 #[derive(Clone, Copy, Debug)]
 struct Keep {
-    /// Days of jobs that are over.
+    /// Days after the end of a job.
     days: u32,
     /// Bytes of logs and curves.
     bytes: u64,
 }
 
-/// Thins old curves, and removes logs and curves beyond the limit.
+/// Thins long curves, and removes logs and curves beyond the limit.
 async fn bound_history(store: &Store, bytes: u64) -> Result<(), Refusal> {
     let thinned = store.thin_curves().await?;
     if thinned > 0 {
@@ -308,14 +308,14 @@ async fn bound_history(store: &Store, bytes: u64) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Forgets jobs and tokens that were over so many days ago, and sessions that are; bounds the rest.
+/// Periodically deletes jobs and tokens that ended more than `days` days ago and expired sessions, and bounds the rest.
 async fn forget(backend: Arc<dyn Backend>, store: Store, Keep { days, bytes }: Keep) {
     loop {
-        // The database's own words are logged already.
+        // The error is logged already.
         let _ = bound_history(&store, bytes).await;
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
         let mut forgotten = 0;
-        // The database's own words are logged already.
+        // The error is logged already.
         while let Ok(some @ 1..) = backend.forget(before).await {
             forgotten += some;
         }
@@ -333,7 +333,7 @@ async fn forget(backend: Arc<dyn Backend>, store: Store, Keep { days, bytes }: K
     }
 }
 
-/// What HTTPS is spoken with, where it is.
+/// Returns the certificate files for HTTPS; `None` if the server uses HTTP.
 fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
     let files = match (&args.tls_cert, &args.tls_key) {
         (Some(certificate), Some(key)) => Files { certificate: certificate.clone(), key: key.clone() },
@@ -350,7 +350,7 @@ fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
     Ok(Some(files))
 }
 
-/// The machine that is emulated.
+/// Returns the appliance that is emulated.
 fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
     let spec = match &args.appliance {
         None => ClusterSpec {
@@ -365,9 +365,10 @@ fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
     Ok(Appliance::new("default", spec))
 }
 
-/// The spec that stands in a file, bare or in a whole document. What is not known there is refused, not left out.
+/// Parses the spec in a file, alone or in a whole document. Unknown fields are errors.
 fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
-    // Of the machine with lines and hints, of the rest as an API server does.
+    // The machine's part is parsed first because its errors have lines and hints; the rest is checked as by an API
+    // server.
     ApplianceSpec::parse_yaml(text).map_err(|error| anyhow::anyhow!("{}", error.report().trim_end()))?;
     let mut document: Value = serde_saphyr::from_str(text)?;
     let whole = ["apiVersion", "kind", "spec"].iter().any(|key| document.get(key).is_some());

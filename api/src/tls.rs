@@ -1,4 +1,4 @@
-//! HTTPS, with a certificate in files.
+//! HTTPS with a certificate in files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Between two looks whether the files hold another certificate: whoever renews it tells nobody.
+/// Interval of checks for a changed certificate: renewal sends no notification.
 const RENEWING: Duration = Duration::from_secs(60);
 
-/// A certificate and its key, PEM.
+/// Paths of a certificate and its key, PEM.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The certificate, with those between it and an authority behind it.
+    /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The private key.
     pub key: PathBuf,
 }
 
 impl Files {
-    /// What a server shows.
+    /// Builds the configuration of the server.
     ///
     /// # Errors
-    /// The files can't be read, or do not belong together.
+    /// The files can't be read, or the key does not match the certificate.
     pub fn config(&self) -> anyhow::Result<ServerConfig> {
         let Self { certificate, key } = self;
         let chain = CertificateDer::pem_file_iter(certificate)
@@ -46,15 +46,16 @@ impl Files {
     }
 }
 
-/// When the certificate in a file expires, the first one of it; `None` where that can't be read.
+/// Returns when the first certificate of a file expires; `None` if it can't be read.
 pub async fn expiry(file: &Path) -> Option<SystemTime> {
     certificate_expiry(&tokio::fs::read(file).await.ok()?)
 }
 
-/// What clients are shown; from now on, whatever the files hold. What can't be used is told of, once, and the old one stays.
+/// Returns a configuration that follows changes of the files. If a changed certificate is invalid, the error is logged
+/// once and the old one stays.
 ///
 /// # Errors
-/// As [`Files::config`].
+/// Those of [`Files::config`].
 pub fn shown(files: Files) -> anyhow::Result<RustlsConfig> {
     let shown = RustlsConfig::from_config(Arc::new(files.config()?));
     let renewed = shown.clone();

@@ -1,5 +1,5 @@
-//! A job's journal as the files of its model_dir have it: what nobody heard, since the coordinator or who followed it died
-//! before it was told.
+//! Reads a job's journal from the files of its model_dir: entries that were not copied because the coordinator or the
+//! server died first.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,11 @@ use millrace_protocol::{journal, proto};
 use millrace_telemetry::journal::JournalReader;
 use tokio::sync::mpsc;
 
-/// Entries read ahead of who takes them.
+/// Entries that are read ahead of the receiver.
 const AHEAD: usize = 256;
 
-/// The entries of the job `uid` from number `from` on, to the last that is there, or a sentence why there are no more. Of a
-/// model_dir that another job has by now, none. They are read as they are taken.
+/// Returns the entries of the job `uid` from number `from` on, up to the last one or an error. There are none if the
+/// model_dir belongs to another job by now. They are read as they are received.
 pub fn entries(model_dir: PathBuf, uid: String, from: u64) -> mpsc::Receiver<Result<proto::Entry, String>> {
     let (told, entries) = mpsc::channel(AHEAD);
     tokio::task::spawn_blocking(move || {
@@ -23,7 +23,7 @@ pub fn entries(model_dir: PathBuf, uid: String, from: u64) -> mpsc::Receiver<Res
     entries
 }
 
-/// Tells them for as long as somebody takes them.
+/// Sends the entries until the receiver is dropped.
 fn tell(
     model_dir: &Path,
     uid: &str,
@@ -31,7 +31,7 @@ fn tell(
     told: &mpsc::Sender<Result<proto::Entry, String>>,
 ) -> Result<(), String> {
     if !model_dir.is_dir() {
-        // Its coordinator never came so far.
+        // The coordinator never created it.
         return Ok(());
     }
     let owner = ModelDirLock::last_owner(model_dir).map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! How much an account may have computed: planning takes seconds of a core and hundreds of megabytes, and whoever may look at
-//! jobs may ask for it.
+//! Limits the computations of an account: planning takes seconds of CPU time and hundreds of megabytes, and every
+//! account that may list jobs may request it.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -9,18 +9,20 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Requests of an account of which the body is read, that wait or compute, at a time.
+/// Requests of one account that are being received, queued or computed.
 const MAX_PENDING: usize = 8;
-/// Requests of all accounts that wait or compute at a time. Each holds a job of at most a megabyte and its texts.
+/// Requests of all accounts that are being received, queued or computed. Each holds a job of at most one megabyte and
+/// its uploads.
 const MAX_TOTAL_PENDING: usize = 64;
-/// Megabytes of plans that an account may have made a second, and at once after a pause. A model of ten thousand layers counts
+/// Megabytes of plans per second of one account, and the burst after a pause. A model of ten thousand layers counts
+/// 230, a usual one 2; one megabyte is about ten milliseconds of CPU time.
 /// 230, a usual one 2; a megabyte is about ten milliseconds of a core.
 const MEGABYTES_PER_SECOND: NonZeroU32 = NonZeroU32::new(32).unwrap();
 const MEGABYTES_AT_ONCE: NonZeroU32 = NonZeroU32::new(1024).unwrap();
-/// Accounts that are remembered before those that have been quiet are forgotten.
+/// Number of accounts that are tracked before entries without recent plans are removed.
 const MAX_ACCOUNTS: usize = 10_000;
 
-/// See the module text.
+/// Counts requests and plans by account.
 pub struct Budget {
     pending: Mutex<Pending>,
     planned: DefaultKeyedRateLimiter<String>,
@@ -43,9 +45,9 @@ impl Budget {
     /// Counts a request of `account` until the result is dropped.
     ///
     /// # Errors
-    /// [`Reason::TooManyRequests`].
+    /// [`Reason::TooManyRequests`]: too many requests of the account or of all accounts.
     pub fn enter(self: &Arc<Self>, account: &str) -> Result<Place> {
-        // Numbers: whole after any panic.
+        // Counters can't be left inconsistent by a panic.
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.total >= MAX_TOTAL_PENDING {
             return Err(overloaded());
@@ -60,10 +62,10 @@ impl Budget {
         Ok(Place { budget: self.clone(), account: account.to_owned() })
     }
 
-    /// Counts a plan that takes `bytes` of memory while it is made.
+    /// Charges a plan that takes `bytes` of memory while it is computed. At least one megabyte is charged.
     ///
     /// # Errors
-    /// [`Reason::TooManyRequests`].
+    /// [`Reason::TooManyRequests`]: the account's budget is used up.
     pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
         if self.planned.len() > MAX_ACCOUNTS {
             self.planned.retain_recent();
@@ -80,20 +82,20 @@ impl Budget {
     }
 }
 
-/// The refusal while everybody together asks for too much.
+/// Returns the error for too many requests of all accounts together.
 pub fn overloaded() -> Refusal {
     let detail = "the server is checking and planning as many jobs as it can: try again in some seconds";
     Refusal::new(Reason::TooManyRequests, detail)
 }
 
-/// A request that counts.
+/// A counted request; dropping it ends the count.
 pub struct Place {
     budget: Arc<Budget>,
     account: String,
 }
 
 impl Place {
-    /// Whose request it is.
+    /// Returns the account of the request.
     pub fn account(&self) -> &str {
         &self.account
     }

@@ -1,5 +1,7 @@
-//! Work of requests that takes long to compute: reading large forms, matching patterns, checking and planning jobs. It is done
-//! by [`Workers`], apart from the async threads, and each account has a budget.
+//! Runs the expensive computations of requests: parsing large forms, matching patterns, checking and planning jobs.
+//!
+//! * They run on [`Workers`], not on the async threads.
+//! * Each account has a budget, see `Budget`.
 
 mod budget;
 
@@ -12,17 +14,17 @@ use tokio::sync::oneshot;
 use crate::refusal::{Refusal, Result};
 use budget::{Budget, Place};
 
-/// How long a request waits for its turn.
+/// Time until a computation must have begun.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// How long work takes.
+/// Cost class of a computation.
 #[derive(Clone, Copy)]
 enum Weight {
     Light,
     Heavy,
 }
 
-/// See the module text. Clones share threads and budgets.
+/// The thread pool and the budgets. Clones share both.
 #[derive(Clone)]
 pub struct Compute {
     workers: Workers,
@@ -30,20 +32,21 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// With these threads.
+    /// Creates it with these threads.
     pub fn new(workers: Workers) -> Self {
         Self { workers, budget: Arc::default() }
     }
 
-    /// The threads.
+    /// Returns the threads.
     pub fn workers(&self) -> &Workers {
         &self.workers
     }
 
-    /// Does `work` for an account when it is its turn, and gives its result.
+    /// Runs `work` for an account when it is its turn, and returns its result.
     ///
     /// # Errors
-    /// Those of `work`; [`TooManyRequests`](crate::refusal::Reason::TooManyRequests): too much is under way for the account or for all.
+    /// Those of `work`; [`TooManyRequests`](crate::refusal::Reason::TooManyRequests) if the account or all accounts
+    /// have too many requests, or if the work does not begin in time.
     pub async fn run<T: Send + 'static>(
         &self,
         account: &str,
@@ -52,19 +55,20 @@ impl Compute {
         self.run_as(Weight::Light, self.enter(account)?, work).await
     }
 
-    /// Counts a request of `account` before its body is read, to be given to [`Compute::run_entered`]: no account can
-    /// have more bodies in memory than it may have requests under way.
+    /// Counts a request of `account` before its body is received; pass the result to [`Compute::run_entered`]. It
+    /// bounds the bodies of an account in memory.
     ///
     /// # Errors
-    /// [`TooManyRequests`](crate::refusal::Reason::TooManyRequests).
+    /// [`TooManyRequests`](crate::refusal::Reason::TooManyRequests) if the account or all accounts have too many
+    /// requests.
     pub fn enter(&self, account: &str) -> Result<Place> {
         self.budget.enter(account)
     }
 
-    /// As [`Compute::run`], for a request that is counted already.
+    /// Like [`Compute::run`], for a request that is already counted.
     ///
     /// # Errors
-    /// As [`Compute::run`].
+    /// Those of [`Compute::run`].
     pub async fn run_entered<T: Send + 'static>(
         &self,
         place: Place,
@@ -73,10 +77,10 @@ impl Compute {
         self.run_as(Weight::Light, place, work).await
     }
 
-    /// As [`Compute::run`], for work that takes seconds.
+    /// Like [`Compute::run`], for work that takes seconds.
     ///
     /// # Errors
-    /// As [`Compute::run`].
+    /// Those of [`Compute::run`].
     pub async fn run_heavy<T: Send + 'static>(
         &self,
         account: &str,
@@ -94,9 +98,9 @@ impl Compute {
         let owner = format!("account/{}", place.account());
         let (begun, begins) = oneshot::channel();
         let work = move || {
-            // Counted until it is done, also if nobody waits for it any more.
+            // The request counts until the work is done, even if the caller has gone.
             let _place = place;
-            // Nobody waits where it took too long to begin.
+            // There is no receiver if the work began too late.
             let _ = begun.send(());
             work()
         };
@@ -119,10 +123,10 @@ impl Compute {
         done.map_err(|error| Refusal::internal("check or plan a job", &error))?
     }
 
-    /// Counts a plan of `account` that takes `bytes` of memory while it is made.
+    /// Charges `account` for a plan that takes `bytes` of memory while it is computed.
     ///
     /// # Errors
-    /// [`TooManyRequests`](crate::refusal::Reason::TooManyRequests).
+    /// [`TooManyRequests`](crate::refusal::Reason::TooManyRequests) if the account's budget is used up.
     pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
         self.budget.charge(account, bytes)
     }

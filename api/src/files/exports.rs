@@ -1,16 +1,15 @@
-//! Checkpoints in the format of Hugging Face: made when they are first asked for, and kept for the next time within a limit.
+//! A cache of checkpoints in the format of Hugging Face: exported at the first request, and kept within a limit.
 //!
 //! ```text
 //! <exports>/<uid of the job>/<digest of the manifest>/    one export, its modification time that of its last use
-//! <exports>/.<random>/                                    one that is being made
+//! <exports>/.<random>/                                    an export in progress
 //! ```
 //!
-//! Invariants:
-//! * Of one checkpoint one export is made at a time, and of all checkpoints one: whoever asks for it meanwhile waits and gets the
-//!   same.
-//! * All exports together have at most the limit's bytes, the one that was just made apart: those that were not used for longest
-//!   go first.
-//! * A directory that has its final name is whole.
+//! Guarantees:
+//! * One export runs at a time. A request for a checkpoint that is being exported waits for its result.
+//! * All exports together have at most the limit's bytes: the least recently used ones are evicted first. The one that
+//!   was just finished stays, even if it alone is larger than was estimated and exceeds the limit.
+//! * A directory with its final name is complete.
 
 use std::fs::FileTimes;
 use std::io;
@@ -25,23 +24,23 @@ use millrace_params::ObjectName;
 
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Bytes of all exports together, where nothing else is said: those of a model of 8 billion parameters.
+/// Default limit on all exports together: one of a model of 8 billion parameters in f32.
 pub const DEFAULT_EXPORT_BYTES: u64 = 32 << 30;
-/// Requests that wait for exports at a time.
+/// Limit on requests that wait for an export.
 const MAX_WAITING: usize = 32;
 
-/// See the module text. Clones share the limits.
+/// The cache. Clones share the limits.
 #[derive(Clone)]
 pub struct Exports {
     shared: Arc<Shared>,
-    /// Where those of one job are.
+    /// Directory of the exports of one job.
     dir: PathBuf,
 }
 
 struct Shared {
     root: PathBuf,
     max_bytes: u64,
-    /// One thread of its own: an export may take minutes, for which nobody's job waits to be planned.
+    /// One thread of its own: an export may take minutes and must not delay the planning of jobs.
     workers: Workers,
     waiting: AtomicUsize,
 }
@@ -53,18 +52,18 @@ impl std::fmt::Debug for Exports {
 }
 
 impl Exports {
-    /// Below the directory `root`, which is the server's own, with `max_bytes` at most.
+    /// Creates the cache in the directory `root`, which only the server uses, with at most `max_bytes` bytes.
     pub fn new(root: PathBuf, max_bytes: u64) -> Self {
         let (workers, waiting) = (Workers::new(1), AtomicUsize::new(0));
         Self { dir: root.clone(), shared: Arc::new(Shared { root, max_bytes, workers, waiting }) }
     }
 
-    /// Those of the job of this UID.
+    /// Returns the exports of the job with this UID.
     pub fn of_job(&self, uid: &ObjectName) -> Self {
         Self { dir: self.shared.root.join(uid), shared: self.shared.clone() }
     }
 
-    /// Removes what an earlier server has left half made, or in an earlier layout.
+    /// Removes incomplete exports of an earlier server and exports in an earlier layout.
     pub async fn clean_up(&self) {
         let root = self.shared.root.clone();
         let cleaned = tokio::task::spawn_blocking(move || clean_up(&root)).await;
@@ -87,11 +86,12 @@ impl Exports {
         }
     }
 
-    /// The directory in which the checkpoint in `dir` is exported, made if it is not there yet.
+    /// Returns the directory with the export of the checkpoint in `dir`; exports it if needed.
     ///
     /// # Errors
-    /// [`Reason::NotFound`], [`Reason::Gone`]: there is no such checkpoint, or it is broken. [`Reason::TooManyRequests`].
-    /// [`Reason::PayloadTooLarge`]: its export would be larger than all may be.
+    /// [`Reason::NotFound`]: there is no such checkpoint. [`Reason::Gone`]: it can't be read.
+    /// [`Reason::TooManyRequests`]: too many requests wait. [`Reason::PayloadTooLarge`]: the export alone exceeds the
+    /// limit.
     pub async fn of(&self, checkpoint: PathBuf) -> Result<PathBuf> {
         let waiting = Waiting::enter(&self.shared)?;
         let (exports, owner) = (self.clone(), self.dir.display().to_string());
@@ -110,7 +110,7 @@ impl Exports {
             error => super::local::broken(&error),
         })?;
         let unreadable = |error: io::Error| super::local::unreadable(&error);
-        // Of the same parameters there may be several models: what else it says counts, too.
+        // The whole manifest is the key: several models may have the same parameters.
         let manifest = millrace_roots::read(dir.join(MANIFEST_FILE)).map_err(unreadable)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
         if millrace_roots::is_dir(&out) {
@@ -118,7 +118,7 @@ impl Exports {
             return Ok(out);
         }
         let Shared { root, max_bytes, .. } = &*self.shared;
-        // Its weights in f32; a checkpoint may have two moments besides.
+        // The weights in f32, a third of the checkpoint: it may also hold two moments of the same size.
         let needed = bytes_below(dir) / 3;
         if needed > *max_bytes {
             let detail = format!(
@@ -141,7 +141,7 @@ impl Exports {
     }
 }
 
-/// A request that waits or is carried out.
+/// A request that waits for an export or runs one.
 struct Waiting(Arc<Shared>);
 
 impl Waiting {
@@ -161,13 +161,13 @@ impl Drop for Waiting {
     }
 }
 
-/// Notes that an export was used. Where that can't be noted, it is removed sooner than others.
+/// Sets the time of last use. If that fails, the export is evicted earlier than others.
 fn used_now(dir: &Path) {
     let now = FileTimes::new().set_modified(SystemTime::now());
     let _ = millrace_roots::open_dir(dir).and_then(|dir| dir.set_times(now));
 }
 
-/// Removes those exports that were not used for longest until all have at most `bytes` together; `keep` stays.
+/// Evicts the least recently used exports until all together have at most `bytes`; `keep` stays.
 fn make_room(root: &Path, bytes: u64, keep: Option<&Path>) -> io::Result<()> {
     let mut all = Vec::new();
     for export in exports(root)? {
@@ -189,7 +189,7 @@ fn make_room(root: &Path, bytes: u64, keep: Option<&Path>) -> io::Result<()> {
     Ok(())
 }
 
-/// Every finished export: directories that have files in them.
+/// Returns every finished export: the directories that contain files.
 fn exports(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for dir in directories(root)? {
@@ -204,7 +204,7 @@ fn exports(root: &Path) -> io::Result<Vec<PathBuf>> {
 
 fn clean_up(root: &Path) -> io::Result<()> {
     for entry in millrace_roots::read_dir(root)? {
-        // Exports of the earlier layout lie beside the directories of jobs.
+        // Exports of the earlier layout are next to the directories of jobs.
         if entry.name().starts_with('.') || has_files(&entry.path) {
             millrace_roots::remove_dir_all(&entry.path)?;
         }
@@ -225,7 +225,7 @@ fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(visible.map(|entry| entry.path).collect())
 }
 
-/// Bytes of all files in a directory, which has no others below it.
+/// Returns the bytes of all files in a directory, without subdirectories.
 fn bytes_below(dir: &Path) -> u64 {
     let files = millrace_roots::read_dir(dir).into_iter().flatten().filter(|entry| entry.is_file);
     files.filter_map(|entry| millrace_roots::metadata(entry.path).ok()).map(|about| about.len()).sum()

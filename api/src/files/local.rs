@@ -1,4 +1,4 @@
-//! Files on this machine.
+//! The files of a job on this machine.
 
 use std::io::{self, SeekFrom};
 use std::path::{Component, Path, PathBuf};
@@ -15,10 +15,10 @@ use super::shape::{is_artifact, may_hold_artifacts, of_checkpoint};
 use super::{CheckpointFiles, Content, Exports, FileInfo, Files, Opened, PIECE, Pieces, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Most files that one shelf lists, and most directories that are looked into for them.
+/// Limit on the files that a listing contains, and on the directories that are read for it.
 const MAX_LISTED: usize = 10_000;
 
-/// Files on this machine.
+/// The files of a job on this machine.
 #[derive(Clone, Debug)]
 pub struct LocalFiles {
     model_dir: PathBuf,
@@ -27,7 +27,7 @@ pub struct LocalFiles {
 }
 
 impl LocalFiles {
-    /// Of `model_dir`, with the exports of its job.
+    /// Serves the files of `model_dir`, with the exports of its job.
     pub const fn new(model_dir: PathBuf, exports: Exports) -> Self {
         Self { model_dir, exports }
     }
@@ -36,7 +36,7 @@ impl LocalFiles {
         self.model_dir.join(format!("checkpoint_{step}"))
     }
 
-    /// The directory of a shelf.
+    /// Returns the directory of a file set.
     async fn dir(&self, shelf: &Shelf) -> Result<PathBuf> {
         match shelf {
             Shelf::Checkpoint(step) => Ok(self.checkpoint_dir(*step)),
@@ -77,7 +77,7 @@ impl Files for LocalFiles {
                 }
                 millrace_roots::open_without_links(&dir, &inside)
             };
-            // A link, a pipe, a name that is too long: whatever is no file there is not there.
+            // Links, pipes and names that are too long are reported like missing files.
             let file = open().map_err(|error| {
                 tracing::debug!("{asked} of {} is not served: {error}", dir.display());
                 no_file(&asked)
@@ -91,7 +91,7 @@ impl Files for LocalFiles {
     }
 }
 
-/// Whether a path is one of plain names, none of them hidden.
+/// Whether a path consists of plain names, none of them hidden.
 fn is_plain(path: &Path) -> bool {
     let is_name = |part: Component<'_>| match part {
         Component::Normal(name) => name.to_str().is_some_and(|name| !name.starts_with('.')),
@@ -100,12 +100,12 @@ fn is_plain(path: &Path) -> bool {
     path.components().all(is_name)
 }
 
-/// Whether a shelf may have a file of this path.
+/// Whether a file set may contain a file with this path.
 fn belongs(shelf: &Shelf, path: &Path) -> bool {
     match shelf {
         Shelf::Artifacts => is_artifact(path),
         Shelf::Checkpoint(_) => of_checkpoint(path),
-        // Made by the server itself.
+        // The server itself has written all its files.
         Shelf::HuggingFace(_) => true,
     }
 }
@@ -130,7 +130,7 @@ fn described(info: CheckpointInfo) -> Result<CheckpointFiles> {
     })
 }
 
-/// The files of a shelf in its directory, in the order of their paths. Of a checkpoint without a manifest there are none.
+/// Lists the files of a file set in its directory, ordered by path. A checkpoint without a manifest has none.
 fn listed(dir: &Path, shelf: &Shelf) -> io::Result<Vec<FileInfo>> {
     let mut files = Vec::new();
     if matches!(shelf, Shelf::Checkpoint(_)) && !millrace_roots::is_file(dir.join(MANIFEST_FILE)) {
@@ -151,7 +151,7 @@ fn listed(dir: &Path, shelf: &Shelf) -> io::Result<Vec<FileInfo>> {
                 seen += 1;
                 dirs.push(entry.path);
             } else if entry.is_file && files.len() < MAX_LISTED && belongs(shelf, inside) {
-                // One that went away meanwhile is not there.
+                // A file that was deleted meanwhile is skipped.
                 let Ok(about) = millrace_roots::metadata(&entry.path) else { continue };
                 files.push(FileInfo {
                     path: inside.to_string_lossy().into_owned(),
@@ -177,7 +177,7 @@ pub(super) fn unreadable(error: &io::Error) -> Refusal {
     Refusal::internal("read a job's files", error)
 }
 
-/// Does what waits for a disk elsewhere than where requests are served.
+/// Runs blocking file operations on another thread than those that serve requests.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| Err(Refusal::internal("read a job's files", &error)))

@@ -1,7 +1,7 @@
-//! What a job has written: checkpoints and everything else in its model_dir, read-only.
+//! The files that a job has written: checkpoints and all others in its model_dir. Read-only.
 //!
-//! [`LocalFiles`] are on a disk of this machine; [`RemoteFiles`] are those of a [`reader`](crate::reader), and the answers are the
-//! same, refusals with them.
+//! [`LocalFiles`] are on a disk of this machine, [`RemoteFiles`] are served by a [`reader`](crate::reader). Both return
+//! the same results and errors.
 
 mod exports;
 mod local;
@@ -51,48 +51,49 @@ pub struct CheckpointFiles {
     pub files: Vec<FileInfo>,
 }
 
-/// A file, opened: its length and its content belong together, whatever becomes of the path meanwhile.
+/// An open file. Length and content belong together even if the path is replaced meanwhile.
 pub struct Opened {
-    /// Its length.
+    /// Length.
     pub bytes: u64,
-    /// Changes whenever the content does.
+    /// Entity tag; changes whenever the content does.
     pub tag: String,
-    /// What is in it.
+    /// Content.
     pub content: Box<dyn Content>,
 }
 
-/// What is in an opened file.
+/// The content of an open file.
 #[async_trait]
 pub trait Content: Send {
-    /// `length` bytes from byte `first` on; fewer, where the file ends before. Nothing is read ahead of who takes the pieces
-    /// but a few of them.
+    /// Reads `length` bytes from byte `first` on, fewer if the file ends earlier. Only a few chunks are read ahead of
+    /// the consumer.
     async fn part(self: Box<Self>, first: u64, length: u64) -> Result<Pieces>;
 }
 
-/// Parts of a file one after the other, of [`PIECE`] bytes at most.
+/// Consecutive chunks of a file, of at most [`PIECE`] bytes.
 pub type Pieces = BoxStream<'static, Result<Bytes>>;
 
-/// Bytes read at a time.
+/// Bytes that are read at a time.
 pub const PIECE: usize = 256 << 10;
 
-/// Where a file is looked for.
+/// A set of files of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shelf {
     /// A checkpoint, by its step.
     Checkpoint(u64),
-    /// What a checkpoint is as a directory of Hugging Face, by its step.
+    /// A checkpoint exported in the format of Hugging Face, by its step.
     HuggingFace(u64),
-    /// What a job writes into its model_dir besides checkpoints: metrics, logs, the journal, TensorBoard's events.
+    /// What a job writes into its model_dir besides checkpoints: metrics, logs, the journal, event files of
+    /// TensorBoard.
     Artifacts,
 }
 
 /// The files of one job.
 #[async_trait]
 pub trait Files: Send + Sync {
-    /// Whole checkpoints, the newest first.
+    /// Lists the complete checkpoints, the newest first.
     async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>>;
 
-    /// The files of a shelf; one that has to be made is made.
+    /// Lists the files of a file set; exports it first if needed.
     async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>>;
 
     /// Opens a file.

@@ -1,4 +1,4 @@
-//! Files of a reader.
+//! The files of a job, served by a reader.
 
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt};
@@ -17,22 +17,24 @@ use tonic::{Status, Streaming};
 use super::{CheckpointFiles, Content, FileInfo, Files, Opened, Pieces, Shelf, wire};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// The files of a job whose [`reader`](crate::reader) is elsewhere. Clones share its one connection, which is made when it is first needed.
+/// The files of a job that a [`reader`](crate::reader) on another machine serves. Clones share its one connection,
+/// which is opened at the first request.
 #[derive(Clone, Debug)]
 pub struct RemoteFiles {
     channel: Channel,
 }
 
 impl RemoteFiles {
-    /// Of the `reader` at `address` (`host:port`). To be called within a runtime.
+    /// Creates a client of the `reader` at `address` (`host:port`). Must be called within a Tokio runtime.
     ///
     /// # Errors
-    /// The address can't be used; nobody is dialled yet.
+    /// The address is invalid; no connection is opened yet.
     pub fn new(address: &str, identity: &Identity, reader: Expected) -> Result<Self, JournalError> {
         Ok(Self { channel: journal::channel(address, identity, reader)? })
     }
 
-    /// Asks the same reader for the job's journal as its files have it: `follow` ends after the last entry.
+    /// Returns a client for the job's journal, which the same reader reads from its files: `follow` ends after the last
+    /// entry.
     pub fn journal(&self) -> JournalClient<Channel> {
         JournalClient::new(self.channel.clone())
     }
@@ -55,10 +57,10 @@ impl Files for RemoteFiles {
     }
 
     async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened> {
-        // Room for both requests there are.
+        // Room for the two requests that are sent.
         let (asks, asked) = mpsc::channel(2);
         let place = Place { shelf: Some(shelf.into()), path: path.to_owned() };
-        // The other end is still here.
+        // Can't fail: the receiver is in this function.
         let _ = asks.send(ReadRequest { request: Some(Request::Place(place)) }).await;
         let replies = self.client().read(ReceiverStream::new(asked)).await;
         let mut replies = replies.map_err(refused)?.into_inner();
@@ -71,7 +73,7 @@ impl Files for RemoteFiles {
     }
 }
 
-/// A file that the reader holds open for as long as this is there.
+/// A file that the reader keeps open until this is dropped.
 struct Reading {
     asks: mpsc::Sender<ReadRequest>,
     replies: Streaming<ReadReply>,
@@ -81,7 +83,7 @@ struct Reading {
 impl Content for Reading {
     async fn part(self: Box<Self>, first: u64, length: u64) -> Result<Pieces> {
         let Self { asks, replies } = *self;
-        // Where nobody takes it any more, the replies say why.
+        // If the call has ended, the replies have its error.
         let _ = asks.send(ReadRequest { request: Some(Request::Part(Part { first, length })) }).await;
         let pieces = replies.map(|reply| match reply.map_err(refused)? {
             ReadReply { reply: Some(Reply::Piece(bytes)) } => Ok(bytes),
@@ -91,7 +93,7 @@ impl Content for Reading {
     }
 }
 
-/// What the reader refused, or that it can't be reached.
+/// Converts the error of a reader, or reports that it does not respond.
 fn refused(status: Status) -> Refusal {
     wire::refusal(&status).unwrap_or_else(|| {
         tracing::warn!("a reader of a job's files does not answer: {status}");

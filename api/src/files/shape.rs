@@ -1,16 +1,16 @@
-//! Which files a job writes, by their paths: nothing else of a directory is listed or served, whatever else lies there.
+//! Recognizes the files of a job by their paths. No other files of a directory are listed or served.
 //!
-//! A model_dir may be a directory of a volume that holds other things, too: data, results of other programs.
+//! A model_dir may be a directory of a volume that also holds other things: data, results of other programs.
 
 use std::path::Path;
 
 use millrace_telemetry::{journal, metrics, performance};
 
-/// Files of a model_dir itself, apart from TensorBoard's.
+/// Files in the model_dir itself, without those of TensorBoard.
 const FILES: [&str; 5] = [metrics::FILE_NAME, performance::FILE_NAME, "params.yaml", "job.json", "attempts.json"];
-/// How a directory of logs in `logs/` and a file of the journal begin.
+/// Prefix of a directory of logs in `logs/` and of a file of the journal.
 const ATTEMPT: &str = "attempt-";
-/// How TensorBoard's files begin; they are in `summary_dir`, a directory at most so deep in model_dir.
+/// Prefix of TensorBoard's files, and their maximum depth: they are in `summary_dir`, a directory in model_dir.
 const EVENTS: &str = "events.out.tfevents.";
 const MAX_EVENTS_DEPTH: usize = 4;
 
@@ -34,7 +34,7 @@ pub fn is_artifact(path: &Path) -> bool {
     }
 }
 
-/// Whether there may be artifacts in a directory of a model_dir.
+/// Whether a directory in a model_dir can contain artifacts.
 pub fn may_hold_artifacts(path: &Path) -> bool {
     let parts = parts(path);
     parts.len() <= MAX_EVENTS_DEPTH && parts.first().is_none_or(|first| !is_checkpoint(first))

@@ -1,4 +1,4 @@
-//! Files as they travel: our types and those of the protocol, a refusal and the status it travels as.
+//! Conversion of files and errors to and from the messages of the reader's protocol.
 
 use k8s_openapi::jiff::Timestamp;
 use millrace_protocol::proto;
@@ -8,11 +8,11 @@ use tonic::{Code, Status};
 use super::{CheckpointFiles, FileInfo, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Metadata with the reason of a refusal; what has none was said by gRPC.
+/// Metadata key of the reason of an error. A status without it comes from gRPC itself.
 const REFUSAL: &str = "millrace-refusal";
-/// Most bytes of its sentence: a status is a header, and both ends take only so much of them.
+/// Limit on the message of an error: it is sent in a header, whose size both ends limit.
 const SENTENCE_BYTES: usize = 2 << 10;
-/// The reasons there are for files.
+/// The reasons that occur for files, with their status codes.
 const REASONS: [(Reason, Code); 7] = [
     (Reason::BadRequest, Code::InvalidArgument),
     (Reason::NotFound, Code::NotFound),
@@ -23,7 +23,7 @@ const REASONS: [(Reason, Code); 7] = [
     (Reason::PayloadTooLarge, Code::OutOfRange),
 ];
 
-/// A refusal as it travels.
+/// Converts an error to a gRPC status.
 pub fn status(refusal: Refusal) -> Status {
     let Refusal { reason, mut detail, .. } = refusal;
     let code = REASONS.iter().find(|(known, _)| *known == reason).map_or(Code::Internal, |(_, code)| *code);
@@ -33,7 +33,7 @@ pub fn status(refusal: Refusal) -> Status {
     Status::with_metadata(code, detail, metadata)
 }
 
-/// The refusal that travelled; `None` where the status is none of ours.
+/// Converts a status back to the error; `None` if it is not one of ours.
 pub fn refusal(status: &Status) -> Option<Refusal> {
     let word = status.metadata().get(REFUSAL)?.to_str().ok()?;
     let reason = REASONS.iter().map(|(reason, _)| *reason).find(|reason| reason.as_str() == word);

@@ -1,8 +1,8 @@
-//! The cluster's own accounts: who a bearer token is (TokenReview), and what they may (SubjectAccessReview), so that rights
-//! over REST are rights of kubectl.
+//! Authenticates and authorizes accounts of the cluster by TokenReview and SubjectAccessReview, so that permissions
+//! over REST are the same as with kubectl.
 //!
-//! Answers are remembered for a few seconds: a list of a hundred jobs asks a dozen times. What is taken from somebody is
-//! taken after that.
+//! Results are cached for a few seconds, because one list of a hundred jobs needs a dozen reviews. A revoked permission
+//! takes effect after that time.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -19,26 +19,27 @@ use super::answer::refused;
 use crate::judge::{Judge, Question};
 use crate::refusal::Result;
 
-/// How long an answer is good.
+/// Validity of a cached review.
 const GOOD: Duration = Duration::from_secs(10);
-/// How long somebody is no stranger: who asks about them anew does not wait in turn with those who guess tokens.
+/// How long a token that was valid counts as known: its next review is not limited together with those of guessed
+/// tokens.
 const KNOWN: Duration = Duration::from_secs(3600);
-/// Most answers that are remembered; then all are forgotten.
+/// Limit on the reviews in a cache; a full cache is cleared.
 const MOST: usize = 10_000;
-/// Longest token that is looked at.
+/// Limit on the length of a token that is reviewed.
 const LONGEST: usize = 16 << 10;
 
-/// See the module text.
+/// The reviews of a cluster, with their caches.
 pub struct Reviews {
     client: Client,
-    /// By the digest of the token.
+    /// Accounts by the digest of the token.
     users: Remembered<blake3::Hash, Option<UserInfo>>,
     known: Remembered<blake3::Hash, ()>,
     rights: Remembered<(blake3::Hash, Question), bool>,
 }
 
 impl Reviews {
-    /// By the API server of `client`, which must let this program ask.
+    /// Uses the API server of `client`, whose account must be allowed to create reviews.
     pub fn new(client: Client) -> Self {
         let (users, known, rights) = (Remembered::new(GOOD), Remembered::new(KNOWN), Remembered::new(GOOD));
         Self { client, users, known, rights }
@@ -73,7 +74,7 @@ impl Judge for Reviews {
     }
 
     async fn may(&self, user: &UserInfo, question: &Question) -> Result<bool> {
-        // Of two accounts of one name, groups and the rest decide.
+        // Two accounts of the same name can differ in groups and other fields, so all fields are part of the key.
         let account = blake3::hash(serde_json::to_string(user).unwrap_or_default().as_bytes());
         let asked = (account, question.clone());
         if let Some(known) = self.rights.get(&asked) {
@@ -108,7 +109,7 @@ fn spec_of(user: &UserInfo, question: &Question) -> SubjectAccessReviewSpec {
     }
 }
 
-/// Answers with the time they were given.
+/// A cache whose entries expire.
 struct Remembered<K, V> {
     all: Mutex<HashMap<K, (Instant, V)>>,
     life: Duration,

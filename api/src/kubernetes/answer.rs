@@ -1,11 +1,11 @@
-//! What an API server refuses, in our shape.
+//! Converts errors of the API server to errors of the API.
 
 use kube::core::Status;
 
 use crate::definition::by_rule;
 use crate::refusal::{Fault, Reason, Refusal};
 
-/// The refusal that an API server's answer to a user's wish comes to.
+/// Returns a function that converts the error of the request `what`, made for a user.
 pub fn refused(what: &'static str) -> impl Fn(kube::Error) -> Refusal {
     move |error| match error {
         kube::Error::Api(status) => told(what, &status),
@@ -27,12 +27,12 @@ fn is_away(error: &kube::Error) -> bool {
 fn told(what: &'static str, status: &Status) -> Refusal {
     match status.code {
         422 => invalid(status),
-        // What the API server can't decode, an unknown field among it.
+        // The API server can't decode the object, for example because of an unknown field.
         400 => Refusal::new(Reason::Invalid, status.message.clone()),
         404 => Refusal::new(Reason::NotFound, status.message.clone()),
         409 if status.reason == "AlreadyExists" => Refusal::new(Reason::AlreadyExists, status.message.clone()),
         409 => Refusal::new(Reason::Conflict, status.message.clone()),
-        // A namespace's quota, an admission policy, or a right this server was not given.
+        // A quota of the namespace, an admission policy, or a permission that this server lacks.
         403 => Refusal::new(Reason::Forbidden, status.message.clone()),
         429 | 500..=599 => {
             tracing::warn!("{what}: {}", status.message);

@@ -1,4 +1,4 @@
-//! The backend itself: what users ask for, carried to the API server.
+//! The Kubernetes backend: sends the requests of users to the API server.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -41,26 +41,26 @@ use crate::metrics::AtHand;
 use crate::plan::{Plan, Planner};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// For a deleted job of the same name to be gone.
+/// Time for a deleted job of the same name to disappear.
 const GOING: Duration = Duration::from_secs(40);
-/// For the first list of jobs and appliances.
+/// Time for the first list of jobs and appliances.
 const BEGINNING: Duration = Duration::from_secs(60);
-/// Jobs forgotten at a time.
+/// Jobs that are deleted from the database at a time.
 const FORGOTTEN: u32 = 16;
 
-/// What the backend is made from.
+/// Settings of the backend.
 pub struct Settings {
     /// Namespace of this server and of the operator.
     pub namespace: String,
-    /// This server's own image, for readers.
+    /// Image of this server, for readers.
     pub image: String,
-    /// The secret that the operator puts our identity into.
+    /// Name of the Secret with this server's identity, which the operator writes.
     pub identity: String,
     /// Threads for planning.
     pub compute: Compute,
 }
 
-/// See the module text.
+/// The Kubernetes backend.
 pub struct Cluster {
     client: Client,
     store: Store,
@@ -74,7 +74,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Follows the cluster from now on, and has heard of everything there is when it returns.
+    /// Starts following the cluster. When it returns, the existing jobs and appliances are known.
     ///
     /// # Errors
     /// The cluster or the database can't be used.
@@ -125,7 +125,7 @@ impl Cluster {
         priorities(&self.client).await.map_err(refused("list priority classes"))
     }
 
-    /// Posts the object as it is, and has the API server refuse what it does not know.
+    /// Posts the object unchanged, with strict validation: the API server rejects unknown fields.
     async fn post(&self, namespace: &str, object: &Value, dry_run: bool) -> Result<TrainJob, kube::Error> {
         let params = PostParams { dry_run, field_manager: Some(API.to_owned()) };
         let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
@@ -139,7 +139,7 @@ impl Cluster {
         self.client.request(request).await
     }
 
-    /// Makes the job; where its name is taken, finds out by whom.
+    /// Creates the job. If the name is taken, returns the existing job if the same request created it.
     async fn make(&self, order: &Order, object: &Value) -> Result<Created> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let jobs = self.jobs(&order.namespace);
@@ -151,10 +151,10 @@ impl Cluster {
             }
             let Some(there) = jobs.get_opt(name).await.map_err(refused("look at a job"))? else { continue };
             if there.metadata.deletion_timestamp.is_some() && !last {
-                // For its user it is gone; its history is being kept.
+                // The user has deleted it, and it is held until its history is archived.
                 let uid = there.uid().unwrap_or_default();
                 let gone = await_condition(jobs.clone(), name, conditions::is_deleted(&uid));
-                // If it is not gone then, the next try says so.
+                // A timeout is reported by the next try.
                 let _ = timeout(GOING, gone).await;
                 continue;
             }
@@ -171,7 +171,8 @@ impl Cluster {
     }
 }
 
-/// Whether a job whose name is taken is the one that is asked for: the database may have been lost, but not the job.
+/// Checks whether the existing job is the requested one by its annotations: the database may have been lost, but not
+/// the job.
 fn same(order: &Order, there: TrainJob) -> Result<Created> {
     let said = |name: &str| there.annotations().get(name).map(String::as_str);
     match &order.key {
@@ -186,7 +187,7 @@ fn same(order: &Order, there: TrainJob) -> Result<Created> {
     }
 }
 
-/// Every object of a kind as it comes and goes; the view is up to date with what has come.
+/// Streams the changes of all objects of a kind. The view already contains the change of an event.
 fn seen<K>(client: &Client, writer: Writer<K>) -> futures::stream::BoxStream<'static, Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + Sync + 'static,
@@ -222,7 +223,7 @@ impl Backend for Cluster {
         let made = match order.before(&self.store, self.incarnation(&order.namespace).await?.as_ref()).await? {
             Some(known) => Created::Replayed(Box::new(job_of(&known)?)),
             None => {
-                // What can never run is refused now, not when it is first visited.
+                // A job that can never run is rejected now, not at its first reconcile.
                 self.planner.understood(&order.account, &job).await?;
                 object["metadata"]["finalizers"] = json!([ARCHIVE]);
                 self.make(&order, &object).await?
@@ -230,7 +231,7 @@ impl Backend for Cluster {
         };
         let (Created::New(job) | Created::Replayed(job)) = &made;
         if job.metadata.deletion_timestamp.is_none() {
-            // After a request that broke off they may be missing still.
+            // They may be missing after an interrupted request.
             if let Some(texts) = &order.texts {
                 texts::keep(&self.client, job, texts).await?;
             }
@@ -250,13 +251,13 @@ impl Backend for Cluster {
                 if let Some(job) = self.planner.jobs.get(&ObjectRef::new(name).within(namespace)) {
                     let mut scaled = TrainJob::clone(&job);
                     scaled.spec.num_csx = num_csx;
-                    // What can never run is refused, not begun.
+                    // A job that can never run with this number is rejected.
                     self.planner.understood(account, &scaled).await?;
                 }
                 json!({"numCsx": num_csx})
             }
         };
-        // Of this job, not of another that has its name by now.
+        // The UID makes the patch fail for another job that has the name by now.
         let patch = Patch::Merge(json!({"metadata": {"uid": uid}, "spec": spec}));
         let params = PatchParams { field_manager: Some(API.to_owned()), ..PatchParams::default() };
         match self.jobs(namespace).patch(name, &params, &patch).await {
@@ -277,7 +278,7 @@ impl Backend for Cluster {
         let params = DeleteParams { preconditions: Some(this_one), ..DeleteParams::background() };
         let row = self.store.job(uid).await?.ok_or_else(|| Refusal::no_job(namespace, name))?;
         match jobs.delete(name, &params).await {
-            // As it is now, held until its history is kept.
+            // The job as it is now, held until its history is archived.
             Ok(either) => {
                 if let Some(job) = either.left() {
                     self.mirror.put(&job).await?;
@@ -334,13 +335,13 @@ impl Backend for Cluster {
     }
 }
 
-/// A job without who set which field.
+/// Removes the managed fields of a job.
 fn plain(mut job: TrainJob) -> TrainJob {
     job.metadata.managed_fields = None;
     job
 }
 
-/// What a claim is, for a person.
+/// Describes a claim for the user: size, access modes, phase.
 fn described(claim: &PersistentVolumeClaim) -> String {
     let spec = claim.spec.as_ref();
     let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());

@@ -1,4 +1,4 @@
-//! What is told of jobs by events, kept as long as their history: the cluster forgets its own after an hour.
+//! Copies Kubernetes events of jobs into the database, because a cluster deletes them after an hour.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::loops::Loops;
 use super::mirror::Mirror;
 use super::namespaces::Namespaces;
 
-/// Between two tries while the database does not answer.
+/// Interval of retries while the database does not respond.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Copies events about jobs into `store`, for ever; `loops` is told of its progress.
+/// Copies events about jobs into `store`; never returns. `loops` records its progress.
 pub async fn copy(
     client: Client,
     store: Store,
@@ -36,12 +36,12 @@ pub async fn copy(
             .within(told.regarding.as_ref().and_then(|job| job.namespace.as_deref()).unwrap_or_default());
         let working = loops.events.begin();
         loop {
-            // An error counts as progress, too: who waits for a database is not stuck.
+            // An error counts as progress, too: a loop that waits for the database is not stuck.
             working.gets_on();
             match store.put_event(&uid, &event).await {
                 Ok(_) => break,
                 Err(Error::NoSuchJob(_)) => {
-                    // Of two watches either may be ahead.
+                    // The watch of events may be ahead of that of jobs.
                     let Some(job) = jobs.get(&job).filter(|job| job.metadata.uid.as_ref() == Some(&uid)) else { break };
                     if mirror.put(&job).await.is_err() {
                         tokio::time::sleep(RETRY).await;
@@ -56,7 +56,7 @@ pub async fn copy(
     }
 }
 
-/// Of which job, and what.
+/// Returns the UID of the job and the event.
 fn read(told: &Told) -> Option<(String, NewEvent)> {
     let uid = told.regarding.as_ref()?.uid.clone()?;
     let at = told.event_time.as_ref().map(|time| time.0);

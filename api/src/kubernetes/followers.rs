@@ -1,5 +1,7 @@
-//! One companion for each job: copies what its coordinators tell, what stands in the journal's files where nobody heard it, and
-//! lets the job go, once it is deleted, when all is copied.
+//! Archives the history of jobs, with one task for each job.
+//!
+//! * The task copies the journal from the coordinators, and from the journal's files what no coordinator sent.
+//! * A deleted job keeps the finalizer until everything is copied, or its time is over.
 
 use std::collections::{HashMap, HashSet};
 use std::future::pending;
@@ -31,48 +33,48 @@ use super::readers::Readers;
 use crate::record;
 use crate::refusal::{Reason, Refusal};
 
-/// Between two tries of whatever was refused.
+/// Backoff between retries, and its maximum.
 const RETRY: Duration = Duration::from_secs(2);
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
-/// For a coordinator that is over to have told all.
+/// Time for the coordinator of a finished attempt to send its last entries.
 const SETTLING: Duration = Duration::from_secs(5);
-/// For the history of a job that is over to be whole.
+/// Time to complete the history of a finished job before it is shown as finished.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The same, once it is told that the job is over.
+/// Time to complete it after that.
 const GIVING_UP: Duration = Duration::from_secs(3600);
-/// How often a job that others write is let go of.
+/// Tries to remove the finalizer of a job that is being changed concurrently.
 const TRIES: usize = 10;
-/// For the coordinator of a deleted job to save its state and tell of it; then its files are asked.
+/// Time for the coordinator of a deleted job to save its state and report it; after that the journal's files are read.
 const SAVING: Duration = Duration::from_secs(30);
-/// For what was read of a coordinator that has ended to be written.
+/// Time to write what was read from a coordinator that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How long an identity is taken for the one that stands in the secret.
+/// Validity of the cached identity.
 const GOOD: Duration = Duration::from_secs(30);
 
-/// See the module text.
+/// The archiving tasks of all jobs.
 pub struct Followers {
     client: Client,
     store: Store,
     mirror: Arc<Mirror<Namespaces>>,
     readers: Arc<Readers>,
-    /// Namespace and name of the secret that the operator puts our identity into.
+    /// Namespace and name of the Secret with this server's identity, which the operator writes.
     identity: (String, String),
     known: tokio::sync::Mutex<Option<(Instant, Identity)>>,
-    /// Whether it was said that there is no identity.
+    /// Whether the missing identity is already logged.
     told: AtomicBool,
     companions: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
 }
 
-/// What there is to be done for a job.
+/// What has to be done for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It holds nothing: nobody tells anything.
+    /// The job holds no systems: it has no coordinator.
     Waits,
-    /// This attempt runs, or is about to.
+    /// This attempt runs, or will soon.
     Runs(u32),
-    /// It is over; the last attempt has told or left in files what there is.
+    /// The job has finished: the last attempt has sent its entries or left them in files.
     Over(u32),
-    /// It is deleted, and held by us.
+    /// The job is deleted, and may be held by our finalizer.
     Leaves,
 }
 
@@ -91,7 +93,7 @@ impl Stage {
 }
 
 impl Followers {
-    /// Following nobody yet.
+    /// Creates it without tasks.
     pub fn new(
         client: Client,
         store: Store,
@@ -107,12 +109,12 @@ impl Followers {
         self.companions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many jobs have a companion.
+    /// Returns the number of jobs with a task.
     pub fn count(&self) -> usize {
         self.companions().len()
     }
 
-    /// Takes note of what was seen; `listed` are the UIDs of a list that is whole at its end.
+    /// Handles a watch event. `listed` are the UIDs of the current list, complete at [`Event::InitDone`].
     pub fn see(self: &Arc<Self>, event: &Event<TrainJob>, listed: &HashSet<String>) {
         match event {
             Event::Init => {}
@@ -132,7 +134,7 @@ impl Followers {
         }
     }
 
-    /// A job's companion, until the job is gone or nothing is left to be done for it as it is.
+    /// Runs the task of a job, until the job is deleted or nothing is left to be done for this version of it.
     async fn accompany(self: Arc<Self>, mut seen: watch::Receiver<Arc<TrainJob>>) {
         loop {
             let job = seen.borrow_and_update().clone();
@@ -152,7 +154,7 @@ impl Followers {
             let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
             let leaves = Stage::of(&next) == Stage::Leaves;
             if matches!(stage, Stage::Runs(_)) && Stage::of(&next) != stage && (!leaves || archive::has_steps(&next)) {
-                // It may be in the middle of what it was told last.
+                // The coordinator may still be sending its last entries.
                 let patience = archive::patience(&next, Timestamp::now()).map_or(SETTLING, |left| left.min(SAVING));
                 if timeout(patience, self.told_all(&job, &mut work)).await.is_err() {
                     tracing::info!(job = %ObjectRef::from_obj(&*job), "the job's coordinator has not told all in time");
@@ -161,7 +163,7 @@ impl Followers {
         }
     }
 
-    /// Dismisses a job's companion, unless it was told of a newer version meanwhile.
+    /// Removes the task of a job, unless a newer version of the job has arrived; returns whether it did.
     fn is_done(&self, job: &TrainJob, seen: &watch::Receiver<Arc<TrainJob>>) -> bool {
         let mut all = self.companions();
         let done = seen.borrow().metadata.resource_version == job.metadata.resource_version;
@@ -171,13 +173,13 @@ impl Followers {
         done
     }
 
-    /// What a stage takes; ends where nothing is left to be done until the job changes.
+    /// Does the work of a stage; returns early only if the task can end until the job changes.
     async fn work(&self, job: &TrainJob, stage: Stage) {
         match stage {
             Stage::Waits => {}
             Stage::Runs(attempt) => self.copy(job, attempt).await,
             Stage::Over(_) => {
-                // Whoever waits for its end finds all of it then.
+                // A client that waits for the end of the job then finds all of its history.
                 let whole = self.complete(job, PATIENCE).await;
                 let _ = timeout(SETTLING, self.told_of_end(job)).await;
                 while self.mirror.put_whole(job).await.is_err() {
@@ -186,7 +188,7 @@ impl Followers {
                 if !whole {
                     self.complete(job, GIVING_UP).await;
                 }
-                // Jobs that are over are many, and seldom change.
+                // Finished jobs are many and change rarely, so their tasks end.
                 if archive::is_held(job) {
                     return;
                 }
@@ -194,7 +196,7 @@ impl Followers {
             Stage::Leaves => {
                 let left = archive::patience(job, Timestamp::now()).unwrap_or_default();
                 if archive::is_held(job) {
-                    // Of a job without steps there is nothing in files that a reader would be worth.
+                    // A job without steps has nothing in its files that is worth a reader.
                     if archive::has_steps(job) {
                         self.complete(job, left).await;
                     }
@@ -205,7 +207,7 @@ impl Followers {
         pending().await
     }
 
-    /// Goes on with the work on a running attempt until its coordinator has told all, or has ended without.
+    /// Continues the work on a running attempt until its coordinator has sent everything, or has ended without.
     async fn told_all(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
         let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
@@ -226,7 +228,7 @@ impl Followers {
         }
     }
 
-    /// Waits until an attempt's coordinator has ended, or is gone.
+    /// Waits until the coordinator's pod of an attempt has ended or is deleted.
     async fn coordinator_ended(&self, job: &TrainJob, attempt: u32) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
         let name = Names::of(job).pod(Role::Coordinator, 0);
@@ -243,7 +245,7 @@ impl Followers {
         found.is_ok_and(|found| !found.is_empty())
     }
 
-    /// Copies what an attempt's coordinator tells, until it has told all.
+    /// Copies the entries of an attempt's coordinator, until it has sent everything.
     async fn copy(&self, job: &TrainJob, attempt: u32) {
         let uid = job.uid().unwrap_or_default();
         while !self.has_told_all(job, attempt).await {
@@ -256,7 +258,7 @@ impl Followers {
         }
     }
 
-    /// Copies for as long as the stream goes on; whether it came to its end.
+    /// Copies entries until the stream ends; returns whether the last one was the outcome.
     async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, String> {
         let (names, namespace) = (Names::of(job), job.namespace().unwrap_or_default());
         let address = self.coordinator(&names, &namespace, attempt).await?;
@@ -270,8 +272,8 @@ impl Followers {
         record::follow(&self.store, uid, JournalClient::new(channel)).await
     }
 
-    /// Where an attempt's coordinator is, once it runs. Its pod is asked for, not its name: that it was not there a moment ago
-    /// is remembered by name servers.
+    /// Returns the address of an attempt's coordinator, as soon as it runs. It is read from the pod, not resolved by
+    /// name, because name servers cache that a name did not exist.
     async fn coordinator(&self, names: &Names, namespace: &str, attempt: u32) -> Result<String, String> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let runs = |pod: Option<&Pod>| pod.and_then(|pod| address_of(pod, attempt)).is_some();
@@ -280,13 +282,13 @@ impl Followers {
         pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator is gone".to_owned())
     }
 
-    /// Sees to it that everything a job wrote into its journal is kept, as far as there is time: what stands in the way, as a
-    /// quota, may pass. Whether nothing more can be done.
+    /// Completes the history of a job from its journal's files, with retries for `patience`: an obstacle such as a
+    /// quota may be temporary. Returns whether it is complete or can't become more complete.
     async fn complete(&self, job: &TrainJob, patience: Duration) -> bool {
         let (uid, mut pause) = (job.uid().unwrap_or_default(), RETRY);
         let trying = async {
             while let Err(refusal) = self.catch_up(job).await {
-                // Files that are gone do not come back.
+                // Deleted files do not come back.
                 if matches!(refusal.reason, Reason::Gone | Reason::NotFound) {
                     return record::tell(Err(refusal.to_string()), &uid);
                 }
@@ -303,7 +305,7 @@ impl Followers {
         done
     }
 
-    /// Copies what nobody heard from the journal's files.
+    /// Copies the entries in the journal's files that are not in the database.
     async fn catch_up(&self, job: &TrainJob) -> Result<(), Refusal> {
         let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return Ok(()) };
         let Some(attempt) = status.attempt else { return Ok(()) };
@@ -316,7 +318,7 @@ impl Followers {
         Ok(())
     }
 
-    /// Waits for the event of a job's end.
+    /// Waits for the event of the job's end.
     async fn told_of_end(&self, job: &TrainJob) {
         let status = job.status.as_ref();
         let end = status.and_then(|status| status.condition(ConditionType::Succeeded)).map(|end| end.reason.clone());
@@ -327,7 +329,7 @@ impl Followers {
         }
     }
 
-    /// Has a job held until it is archived.
+    /// Adds the finalizer to a job, so that it is held until it is archived.
     async fn hold(&self, job: &TrainJob) {
         if let Err(error) = archive::hold(&self.client, job).await {
             tracing::warn!(job = %ObjectRef::from_obj(job), "the job can't be held for its history: {error}");
@@ -335,7 +337,7 @@ impl Followers {
         }
     }
 
-    /// Lets go of it as it is now. Where this can't be done the operator does it.
+    /// Removes the finalizer from the current version of the job. If this fails, the operator does it.
     async fn release(&self, job: &TrainJob) {
         let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
         for _ in 0..TRIES {
@@ -348,7 +350,7 @@ impl Followers {
             };
             match released {
                 Ok(true) => return,
-                // Somebody else wrote meanwhile.
+                // Write conflict: the job was changed concurrently.
                 Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(job = %ObjectRef::from_obj(job), "the job is kept and can't be let go of: {error}");
@@ -358,7 +360,7 @@ impl Followers {
         }
     }
 
-    /// Who we are to coordinators.
+    /// Returns this server's identity for coordinators.
     async fn identity(&self) -> Result<Identity, String> {
         let mut known = self.known.lock().await;
         if let Some((_, identity)) = known.as_ref().filter(|(at, _)| at.elapsed() < GOOD) {
@@ -384,7 +386,7 @@ impl Followers {
     }
 }
 
-/// Where the journal of this attempt's coordinator is, if it runs.
+/// Returns the journal's address of this attempt's coordinator, if it runs.
 fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     let status = pod.status.as_ref()?;
     let this_one =
@@ -393,18 +395,19 @@ fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     Some(if ip.contains(':') { format!("[{ip}]:{}", ports::JOURNAL) } else { format!("{ip}:{}", ports::JOURNAL) })
 }
 
-/// Whether a coordinator's pod has ended, or is one of another attempt than this.
+/// Whether a coordinator's pod has ended, or belongs to another attempt than this.
 fn has_ended(pod: &Pod, attempt: u32) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     pod.labels().get(ATTEMPT) != Some(&attempt.to_string()) || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Waits for something to be written under a job, or for some of what was written to be missed.
+/// Waits for a change of the job's records, or until changes were missed.
 async fn changed(changes: &mut broadcast::Receiver<Change>, uid: &str) {
     while changes.recv().await.is_ok_and(|change| change.uid != uid) {}
 }
 
-/// Waits for something else to be to do for a job: another stage, or, until it is held, a newer version.
+/// Waits for a version of the job that needs other work: another stage, or any newer version until the job is held.
+/// `None` if the task has to end.
 async fn another(seen: &mut watch::Receiver<Arc<TrainJob>>, job: &TrainJob, stage: Stage) -> Option<Arc<TrainJob>> {
     let another = |next: &Arc<TrainJob>| {
         let newer = next.metadata.resource_version != job.metadata.resource_version;

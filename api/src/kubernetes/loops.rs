@@ -1,4 +1,4 @@
-//! The loops that copy a cluster into the database, as the watchdog of the liveness probe sees them.
+//! The tasks that copy a cluster into the database, as the watchdog of the liveness probe sees them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 use millrace_control::watchdog::Watched;
 use tokio::task::JoinHandle;
 
-/// Since when a loop has been doing what it does now.
+/// Progress of a loop: the time since which its current work has made no progress; `None` while it is idle.
 #[derive(Debug, Default)]
 pub struct Progress(Mutex<Option<Instant>>);
 
-/// Work under way, until it is dropped.
+/// Work of a loop in progress; dropping it ends the work.
 pub struct Working<'a>(&'a Progress);
 
 impl Progress {
-    /// The loop begins to handle something, or gets on with it.
+    /// Begins work on an item.
     pub fn begin(&self) -> Working<'_> {
         *self.since() = Some(Instant::now());
         Working(self)
     }
 
-    /// How long nothing has been begun or ended; zero for a loop that waits for something to come.
+    /// Returns the time since the last progress; zero for an idle loop.
     fn busy_for(&self) -> Duration {
         self.since().map_or(Duration::ZERO, |since| since.elapsed())
     }
@@ -31,7 +31,7 @@ impl Progress {
 }
 
 impl Working<'_> {
-    /// A part of the work is done.
+    /// Records progress within the work.
     pub fn gets_on(&self) {
         *self.0.since() = Some(Instant::now());
     }
@@ -43,23 +43,23 @@ impl Drop for Working<'_> {
     }
 }
 
-/// All loops of the backend.
+/// All tasks of the backend.
 #[derive(Default)]
 pub struct Loops {
-    /// Jobs that were seen are put into the database.
+    /// The loop that puts jobs into the database.
     pub jobs: Progress,
-    /// So are the events of jobs.
+    /// The loop that puts events of jobs into the database.
     pub events: Progress,
     running: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Loops {
-    /// Watches these tasks, none of which ends by itself.
+    /// Watches these tasks, none of which may end by itself.
     pub fn run(&self, tasks: Vec<JoinHandle<()>>) {
         self.running().extend(tasks);
     }
 
-    /// Ends all tasks.
+    /// Aborts all tasks.
     pub fn end(&self) {
         self.running().drain(..).for_each(|task| task.abort());
     }

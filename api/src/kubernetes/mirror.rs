@@ -1,4 +1,5 @@
-//! What is seen of TrainJobs, put into the database: the row of a job is what was last seen of it, and stays when it is gone.
+//! Copies TrainJobs into the database: the row of a job is its last observed version, and stays after the job is
+//! deleted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
 use crate::document::{content, job_of, version};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Between two tries while the database does not answer.
+/// Interval of retries while the database does not respond.
 const RETRY: Duration = Duration::from_secs(1);
-/// For one answer of the API server: much less than the bound of the watchdog.
+/// Time for one response of the API server: much less than the bound of the watchdog.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// See the module text.
+/// Copies watch events of TrainJobs into the database.
 pub struct Mirror<T> {
     store: Store,
     truth: T,
@@ -33,21 +34,21 @@ pub struct Mirror<T> {
     seen: Mutex<HashMap<String, Seen>>,
 }
 
-/// What was seen of a job.
+/// The copied state of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// The newest version that was put: what a watch brings late changes nothing any more.
+    /// The newest version that was written: older ones that a watch delivers late are ignored.
     version: u64,
-    /// Whether all that the job wrote is kept.
+    /// Whether the job's history is complete.
     whole: bool,
 }
 
-/// Where jobs really are.
+/// The source of jobs and namespaces.
 pub trait Truth: Send + Sync + 'static {
-    /// Whether the job of a row is still there.
+    /// Whether the job of a row still exists.
     fn has(&self, row: &Job) -> impl Future<Output = Result<bool>> + Send;
 
-    /// The UID of a namespace, which has jobs.
+    /// Returns the UID of a namespace that contains jobs; `None` if it does not exist.
     fn namespace_uid(&self, namespace: &str) -> impl Future<Output = Result<Option<String>>> + Send;
 }
 
@@ -64,30 +65,31 @@ impl Truth for Namespaces {
 }
 
 impl<T: Truth> Mirror<T> {
-    /// Of `truth`, in `store`; `loops` is told of its progress.
+    /// Copies from `truth` to `store`; `loops` records its progress.
     pub fn new(store: Store, truth: T, loops: Arc<Loops>) -> Self {
         Self { store, truth, loops, seen: Mutex::default() }
     }
 
-    /// Puts a job as it was seen, unless a newer version of it was. That it is over is put only when its history is whole.
+    /// Writes the observed version of a job, unless a newer one was written. For a job that the database has already,
+    /// the end of the job is written only when its history is complete.
     ///
     /// # Errors
-    /// The database's.
+    /// The database or the API server fails.
     pub async fn put(&self, job: &TrainJob) -> Result<()> {
         self.put_as(job, false).await
     }
 
-    /// Puts a job whose history is whole.
+    /// Writes a job whose history is complete.
     ///
     /// # Errors
-    /// The database's.
+    /// Those of [`Mirror::put`].
     pub async fn put_whole(&self, job: &TrainJob) -> Result<()> {
         self.put_as(job, true).await
     }
 
     async fn put_as(&self, job: &TrainJob, whole: bool) -> Result<()> {
         let (uid, version) = (job.uid().unwrap_or_default(), version(job));
-        // Held until it is written, so that of two versions the newer is written last.
+        // Locked until the row is written, so that of two versions the newer one is written last.
         let mut seen = self.seen.lock().await;
         let known = seen.get(&uid).copied().unwrap_or_default();
         let whole = whole || known.whole;
@@ -112,14 +114,14 @@ impl<T: Truth> Mirror<T> {
         Ok(())
     }
 
-    /// Notes that a job is gone.
+    /// Marks a job deleted.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn gone(&self, uid: &str) -> Result<()> {
         let now = Timestamp::now().as_millisecond();
         self.store.mark_deleted(uid, now).await?;
-        // What was seen last has the finalizers that kept the job: with them it would be `Deleting` for ever.
+        // The last observed version has the finalizers that held the job. With them its state would stay `Deleting`.
         if let Some(mut job) = self.store.job(uid).await?.and_then(|row| job_of(&row).ok())
             && job.metadata.finalizers.take().is_some()
         {
@@ -129,8 +131,8 @@ impl<T: Truth> Mirror<T> {
         Ok(())
     }
 
-    /// Notes which of the jobs that lived, or were being deleted, are gone: those that are not `listed`, and were not made
-    /// since by whoever answers requests meanwhile.
+    /// Marks those live or held jobs deleted that are not in `listed`. For a live one the API server is asked first,
+    /// because a request may have created it after the list.
     async fn only(&self, listed: &HashSet<String>, working: &Working<'_>) -> Result<()> {
         for row in self.store.deleted_jobs(State::Deleting.as_str()).await? {
             if !listed.contains(&row.uid) {
@@ -147,8 +149,8 @@ impl<T: Truth> Mirror<T> {
         Ok(())
     }
 
-    /// Puts everything that `events` tell, in their order, for as long as they come; `then` is told of each
-    /// after that, with the UIDs of a list that is under way or at its end. While the database is away, they wait.
+    /// Writes all `events` in their order, until the stream ends. After each, `then` is called with the UIDs of the
+    /// current list. While the database fails, events wait.
     pub async fn follow(
         self: Arc<Self>,
         events: impl Stream<Item = Event<TrainJob>> + Send,
@@ -163,7 +165,7 @@ impl<T: Truth> Mirror<T> {
                 _ => {}
             }
             while self.put_event(&event, &listed).await.is_err() {
-                // What was wrong is logged where it was found out.
+                // The error is logged already.
                 tokio::time::sleep(RETRY).await;
             }
             then(&event, &listed);
@@ -181,16 +183,16 @@ impl<T: Truth> Mirror<T> {
     }
 }
 
-/// What an API server answers in time: an outage is no standstill of this server.
+/// Limits the wait for the API server, so that its outage does not count as a stuck loop of this server.
 async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
     let late = || Refusal::new(Reason::Unavailable, "the cluster's API server does not answer in time");
     tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// A job as the database keeps it.
+/// Returns the row of a job.
 fn row(job: &TrainJob) -> Result<NewJob> {
     let mut plain = job.clone();
-    // Of no use to anybody who reads it, and as long as the rest.
+    // Managed fields are of no use to clients, and as long as the rest.
     plain.metadata.managed_fields = None;
     let said = |name: &str| job.annotations().get(name).cloned();
     Ok(NewJob {
@@ -223,7 +225,7 @@ mod tests {
         job
     }
 
-    /// Has only the jobs of these UIDs.
+    /// A source in which only the jobs with these UIDs exist.
     struct Only(&'static [&'static str]);
 
     impl Truth for Only {
@@ -237,7 +239,7 @@ mod tests {
     }
 
     async fn mirrored(store: &Store, events: Vec<Event<TrainJob>>) {
-        // `d` is made by a request while the list is under way.
+        // A request creates `d` while the list is being read.
         Arc::new(Mirror::new(store.clone(), Only(&["d"]), Arc::default()))
             .follow(stream::iter(events), |_, _| {})
             .await;
@@ -269,11 +271,11 @@ mod tests {
         assert_eq!(systems("a").await, (4, false), "the older version changed nothing");
         assert_eq!(store.job("a").await.unwrap().unwrap().namespace_uid.as_deref(), Some("uid of team"));
         Mirror::new(store.clone(), Only(&[]), Arc::default()).put(&seen("d", "new", 8, 1)).await.unwrap();
-        // Another life of the server: one job went meanwhile, another of its name came.
+        // The server was restarted: meanwhile one job was deleted and another of its name created.
         mirrored(&store, vec![Event::Init, Event::InitApply(seen("c", "two", 9, 2)), Event::InitDone]).await;
         assert_eq!((systems("a").await, systems("b").await, systems("c").await), ((4, true), (1, true), (2, false)));
         assert_eq!(systems("d").await, (1, false), "what is not listed may be newer than the list");
-        // One that is held has gone for its user; its last words still count.
+        // A held job is deleted for its user; its last entries still count.
         let mut going = seen("c", "two", 10, 3);
         going.metadata.deletion_timestamp = Some(Time(Timestamp::from_second(100).unwrap()));
         going.metadata.finalizers = Some(vec!["millrace.dev/archive".to_owned()]);
@@ -283,7 +285,7 @@ mod tests {
         };
         mirrored(&store, vec![Event::Apply(going.clone())]).await;
         assert_eq!(held().await, (Some("Deleting".to_owned()), true));
-        // It went while no server watched.
+        // It was deleted while no server was watching.
         mirrored(&store, vec![Event::Init, Event::InitDone]).await;
         assert_eq!(held().await, (None, false));
         mirrored(&store, vec![Event::Apply(going), Event::Delete(seen("c", "two", 11, 3))]).await;

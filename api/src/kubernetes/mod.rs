@@ -1,5 +1,5 @@
-//! The Kubernetes backend: TrainJobs of an API server are the truth, an operator runs them; here they are made, changed and
-//! seen, and their history is kept.
+//! The Kubernetes backend. The TrainJobs of an API server are authoritative and an operator runs them; this module
+//! creates, changes and observes them, and archives their history.
 //!
 //! ```text
 //!   REST ──► Cluster (Backend) ──► API server ──► operator ──► pods

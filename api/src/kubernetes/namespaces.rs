@@ -1,5 +1,5 @@
-//! Namespaces as they are now: one that was deleted and made anew under the same name, perhaps for others, has another UID, and
-//! the history of the former is none of its users' business.
+//! Looks up namespaces. A namespace that is deleted and created again under the same name, perhaps for other users, has
+//! another UID; its users must not see the history of its predecessor.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,15 +12,15 @@ use millrace_store::Incarnation;
 use super::answer::refused;
 use crate::refusal::Result;
 
-/// How long an answer is good. Making a namespace anew takes longer than this: what is in the former goes first.
+/// Validity of a cached result. Recreating a namespace takes longer, because its content has to be deleted first.
 const ANSWER_TTL: Duration = Duration::from_secs(2);
-/// Most answers that are remembered; then all are forgotten.
+/// Limit on the cached results; a full cache is cleared.
 const MAX_REMEMBERED: usize = 10_000;
 
-/// When each namespace was looked up, and what was found.
+/// Time and result of the last look-up of each namespace.
 type Answers = HashMap<String, (Instant, Option<Incarnation>)>;
 
-/// See the module text. Clones share what is remembered.
+/// Looks up namespaces, with a cache. Clones share the cache.
 #[derive(Clone)]
 pub struct Namespaces {
     client: Client,
@@ -28,22 +28,22 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Those of the cluster of `client`, which must let this program get them.
+    /// Looks up namespaces of the cluster of `client`, whose account must be allowed to get them.
     pub fn new(client: Client) -> Self {
         Self { client, known: Arc::default() }
     }
 
-    /// The cluster.
+    /// Returns the client of the cluster.
     pub const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The namespace of this name.
+    /// Returns the current namespace of this name; `None` if there is none.
     ///
     /// # Errors
-    /// The API server's.
+    /// The API server fails.
     pub async fn now(&self, name: &str) -> Result<Option<Incarnation>> {
-        // A map of answers: whole after any panic.
+        // A map of results can't be left inconsistent by a panic.
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
         if let Some((_, incarnation)) = known.filter(|(at, _)| at.elapsed() < ANSWER_TTL) {
             return Ok(incarnation);

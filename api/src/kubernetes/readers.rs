@@ -1,8 +1,11 @@
-//! Readers: a pod for as long as somebody asks for the files of a job, with nothing but model_dir, read-only.
+//! Readers: short-lived pods that serve the files of one job while clients request them, with its model_dir mounted
+//! read-only and nothing else.
 //!
-//! This server makes no pods: it asks for a reader by a [`FileReader`], which the operator answers. Only this server can talk
-//! to its readers: each lets in the client of an authority of its own, which is forgotten when it has issued that certificate, and
-//! shows a certificate of the operator's for a name of its own. A reader ends by itself when nobody asks any more.
+//! * This server creates no pods: it creates a [`FileReader`], for which the operator creates the pod.
+//! * Only this server can connect to its readers. Each accepts only the client certificate of its own authority, whose
+//!   key is discarded after issuing that certificate. The reader itself has a certificate of the operator, for a name
+//!   of its own.
+//! * A reader ends by itself when it has been idle for some time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,33 +26,33 @@ use super::answer::refused;
 use crate::files::{CheckpointFiles, FileInfo, Files, Opened, RemoteFiles, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// For a reader to listen: an image may have to be fetched.
+/// Time for a reader to listen: its image may have to be pulled.
 const BEGIN_WITHIN: Duration = Duration::from_secs(50);
-/// For how long a reader can be dialled; one that does not answer any more is followed by another.
+/// Validity of the credentials of a reader; one that no longer responds is replaced by another.
 const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Readers that begin at a time.
+/// Limit on readers that are being started.
 const MAX_BEGINNING: usize = 8;
-/// Between two looks for readers that have ended.
+/// Interval of checks for readers that have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A reader that listens.
 #[derive(Clone)]
 struct Open {
-    /// UID of its request.
+    /// UID of its FileReader.
     request: String,
     files: RemoteFiles,
 }
 
-/// See the module text.
+/// The readers of all jobs.
 pub struct Readers {
     client: Client,
-    /// By the UID of the job; made when they are first asked for.
+    /// By the UID of the job; started at the first request.
     open: Mutex<HashMap<String, Arc<OnceCell<Open>>>>,
     beginning: Semaphore,
 }
 
 impl Readers {
-    /// None yet.
+    /// Creates it without readers.
     pub fn new(client: Client) -> Self {
         Self { client, open: Mutex::default(), beginning: Semaphore::new(MAX_BEGINNING) }
     }
@@ -58,21 +61,21 @@ impl Readers {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reader of a job: the one there is, or a new one.
+    /// Returns the reader of a job; starts one if there is none.
     ///
     /// # Errors
-    /// The job has no files, or its reader can't begin.
+    /// The job has no files, or its reader can't be started.
     pub async fn open(&self, job: &TrainJob) -> Result<RemoteFiles> {
         let cell = self.all().entry(job.uid().unwrap_or_default()).or_default().clone();
         cell.get_or_try_init(|| self.begin(job)).await.map(|open| open.files.clone())
     }
 
-    /// How many jobs have one, as far as is known.
+    /// Returns the number of jobs with a reader, which may have ended meanwhile.
     pub fn count(&self) -> usize {
         self.all().len()
     }
 
-    /// Forgets the reader of a job that does not answer any more.
+    /// Removes the reader of a job, because it no longer responds.
     fn forget(&self, uid: &str) {
         self.all().remove(uid);
     }
@@ -82,17 +85,17 @@ impl Readers {
         let credentials = client_credentials().map_err(|error| Refusal::internal("make certificates", &error))?;
         let spec = resolution.and_then(|resolution| reader_spec(job, resolution, &credentials.authority));
         let spec = spec.ok_or_else(Refusal::no_files)?;
-        // Nobody closes it.
+        // The semaphore is never closed.
         let _turn = self.beginning.acquire().await;
         let tail = uuid::Uuid::new_v4().simple().to_string();
         let mut request = FileReader::new(&reader_name(job, &tail[..8]), spec);
         request.metadata.namespace = job.namespace();
-        // It goes with a job that is still there.
+        // Deleted together with the job, unless the job is being deleted already.
         let owner = job.owner_ref(&()).filter(|_| job.metadata.deletion_timestamp.is_none());
         request.metadata.owner_references = owner.map(|owner| vec![owner]);
         let requests: Api<FileReader> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
         let made = requests.create(&PostParams::default(), &request).await.map_err(|error| match error {
-            // Of a namespace that is gone nothing is left.
+            // The namespace is deleted, and all files with it.
             kube::Error::Api(status) if status.is_not_found() => {
                 Refusal::new(Reason::Gone, "the job's files are gone: its namespace is")
             }
@@ -105,7 +108,7 @@ impl Readers {
         begun.map(|files| Open { request: made.uid().unwrap_or_default(), files })
     }
 
-    /// Reaches a reader, once it listens.
+    /// Waits until a reader listens, and connects to it.
     async fn reach(
         &self,
         requests: &Api<FileReader>,
@@ -148,12 +151,12 @@ impl Readers {
             .map_err(|error| Refusal::internal("reach a reader", &error))
     }
 
-    /// Forgets readers that have ended, for ever.
+    /// Periodically removes readers that have ended; never returns.
     pub async fn sweep(self: Arc<Self>) {
         let requests: Api<FileReader> = Api::all(self.client.clone());
         loop {
             sleep(SWEEP_INTERVAL).await;
-            // Those that are open now: one that is made meanwhile is not listed.
+            // Taken before the list is requested: a reader that starts after that is not in it.
             let open: Vec<String> = self.all().keys().cloned().collect();
             match requests.list_metadata(&ListParams::default()).await {
                 Ok(list) => {
@@ -167,7 +170,7 @@ impl Readers {
     }
 }
 
-/// What the one client of a reader shows; its authority is the one whose clients the reader lets in.
+/// Issues the certificate of the only client of a reader, by a new authority whose clients the reader accepts.
 pub fn client_credentials() -> std::result::Result<Credentials, IssueError> {
     let validity = Validity::starting(SystemTime::now(), LIFETIME);
     Authority::new(validity)?.issue(&Name::Service(Service::RestServer), validity)
@@ -181,14 +184,14 @@ async fn remove(requests: &Api<FileReader>, name: &str) {
     }
 }
 
-/// The files of a job by way of its reader. One that has ended meanwhile is followed by another.
+/// The files of a job, read through its reader. If the reader has ended, another one is started.
 pub struct ReaderFiles {
     readers: Arc<Readers>,
     job: TrainJob,
 }
 
 impl ReaderFiles {
-    /// Of `job`.
+    /// Accesses the files of `job`.
     pub const fn new(readers: Arc<Readers>, job: TrainJob) -> Self {
         Self { readers, job }
     }
@@ -197,7 +200,7 @@ impl ReaderFiles {
         self.readers.open(&self.job).await
     }
 
-    /// Whether the reader has ended meanwhile, so that another one is to be asked.
+    /// Whether the reader has ended, so that the request has to be repeated with another one.
     fn has_ended<T>(&self, answer: &Result<T>) -> bool {
         let ended = matches!(answer, Err(refusal) if refusal.reason == Reason::Unavailable);
         if ended {

@@ -1,4 +1,4 @@
-//! Small texts that travel with a submission: a ConfigMap of the job's own, which goes with it.
+//! Stores the uploads of a job in a ConfigMap, which is deleted together with the job.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use super::answer::refused;
 use crate::backend::Texts;
 use crate::refusal::{Reason, Refusal, Result};
 
-/// How often it is tried again where a map is about to go.
+/// Tries to create a ConfigMap while an earlier one is being deleted.
 const TRIES: usize = 3;
 
-/// Sees to it that the texts of `job` are there. Harmless to repeat.
+/// Makes sure that the ConfigMap with the uploads of `job` exists. Idempotent.
 ///
-/// A map of that name may be there already: of the same request, or of an earlier job of the name, with which it is about to
-/// go. Its name says what is in it, so it only needs to belong to `job`. Whose maps this server may change the chart's
-/// admission policy decides; it may read none.
+/// A ConfigMap of this name may exist already: from the same request, or of an earlier job of the same name, with which
+/// it is about to be deleted. Its name contains a digest of its content, so it only needs `job` as its owner. The
+/// admission policy of the chart decides whose ConfigMaps this server may change; it may read none.
 ///
 /// # Errors
-/// The API server's.
+/// The API server fails, or a ConfigMap of that name belongs to something else.
 pub async fn keep(client: &Client, job: &TrainJob, texts: &Texts) -> Result<()> {
     let name = texts.config_map.as_str();
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());

@@ -1,20 +1,20 @@
-//! When a job would start, found by the real scheduler, run forward: each time the next of the running jobs ends, its systems
-//! are free and it decides anew, until it grants the job that is asked about.
+//! Forecasts when a job starts, by simulating the real scheduler: whenever the next running job ends, its systems
+//! become free and the scheduler decides again, until it grants the job.
 
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::decide::{Ask, Place, schedule};
 use millrace_crds::{Amounts, Grant};
 
-/// A job that runs: its entry in the ledger, and when it is expected to end.
+/// A running job: its grant and its expected end.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// What it holds.
+    /// The systems and other resources that it holds.
     pub grant: Grant,
-    /// When it ends, where that can be told.
+    /// Expected end; `None` if unknown.
     pub until: Option<Timestamp>,
 }
 
-/// Where `wanted` stands in the queue of an appliance, and when it would start.
+/// Returns the grant of `wanted`, or its place in the queue, and its expected start; no start if that is unknown.
 pub fn forecast(
     capacity: &Amounts,
     running: &[Running],
@@ -37,7 +37,7 @@ pub fn forecast(
         let Some(place) = first.clone().or(place) else { return (Err(nowhere(wanted)), None) };
         let never = place.position.is_none();
         first = Some(place.clone());
-        // Of those that wait nobody knows how long they will take: whoever is granted before holds on.
+        // How long waiting jobs run is unknown: once one of them is granted, it never releases its systems here.
         asks.retain(|ask| !decided.grants.iter().any(|grant| grant.uid == ask.uid));
         ledger.extend(decided.grants.into_iter().map(|grant| Running { grant, until: None }));
         let next = ledger.iter().filter_map(|running| running.until).min().filter(|_| !never);

@@ -1,5 +1,5 @@
-//! What would become of a job: whether it may be, whether it can run, on which systems, when it would start and how long it
-//! would take. The same for both backends, over views of the jobs and appliances there are.
+//! Plans a job that is not created yet: whether it is valid, whether it can run, on which systems, when it would start
+//! and how long it would take. Both backends use it, over views of the existing jobs and appliances.
 
 mod forecast;
 
@@ -67,14 +67,14 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-/// Word of a plan whose job is too large for the host of the server.
+/// Reason of a plan whose job is too large for the host of the server.
 const EXCEEDS_HOST: &str = "ExceedsHost";
-/// What is told of data that this server can't see.
+/// Note of a plan whose data files this server can't read.
 const DATA_UNCHECKED: &str = "data files are not checked here, as this server does not see the volumes of the cluster: a job \
                               fails at its start where one is missing";
 
 impl Plan {
-    /// The plan of a job with this epoch of training data, and this last step.
+    /// Completes a plan with the epoch of the training data and the last step, from which the total time follows.
     #[must_use]
     pub fn with_epoch(self, epoch: Option<Epoch>, last_step: Option<u64>) -> Self {
         let steps = last_step.map(|steps| steps as f64);
@@ -86,9 +86,9 @@ impl Plan {
     }
 }
 
-/// See the module text.
+/// Plans jobs.
 pub struct Planner {
-    /// What a TrainJob is.
+    /// Admission of TrainJobs.
     pub definition: Arc<Definition>,
     /// Every job.
     pub jobs: View<TrainJob>,
@@ -96,15 +96,15 @@ pub struct Planner {
     pub appliances: View<Appliance>,
     understanding: Understanding,
     compute: Compute,
-    /// Whether agents are processes of this server's own host.
+    /// Whether agents are processes of this server's host.
     is_on_this_host: bool,
 }
 
 impl Planner {
-    /// Over these jobs and appliances.
+    /// Creates a planner over these jobs and appliances.
     ///
     /// # Errors
-    /// As [`Definition::both`].
+    /// Those of [`Definition::both`].
     pub fn new(
         jobs: View<TrainJob>,
         appliances: View<Appliance>,
@@ -115,16 +115,17 @@ impl Planner {
         Ok(Self { definition: Arc::new(definition), jobs, appliances, understanding, compute, is_on_this_host: false })
     }
 
-    /// For jobs whose agents are processes of this host: they must have enough memory here.
+    /// Makes it plan for agents on this host: they must fit into its memory.
     #[must_use]
     pub fn on_this_host(self) -> Self {
         Self { is_on_this_host: true, ..self }
     }
 
-    /// The job as it would be kept, as JSON and read.
+    /// Returns the job as it would be stored, as JSON and parsed.
     ///
     /// # Errors
-    /// [`Reason::Invalid`]: it breaks its definition, or names a priority there is not; [`Reason::TooManyRequests`].
+    /// [`Reason::Invalid`]: it violates its schema, names an unknown priority, or a priority or deadline that its
+    /// appliance does not allow. [`Reason::TooManyRequests`].
     pub async fn admitted(&self, order: &Order, priorities: &Priorities) -> Result<(Value, TrainJob)> {
         let (definition, asked) = (self.definition.clone(), order.object.clone());
         let admitting = self.compute.run(&order.account, move || {
@@ -139,7 +140,7 @@ impl Planner {
         Ok((object, job))
     }
 
-    /// Refuses a PriorityClass that does not exist, or that the job's appliance does not allow.
+    /// Rejects a PriorityClass that does not exist, or that the job's appliance does not allow.
     fn check_priority(&self, job: &TrainJob, priorities: &Priorities) -> Result<()> {
         let Some(class) = job.spec.priority_class_name.as_deref() else { return Ok(()) };
         let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
@@ -157,7 +158,7 @@ impl Planner {
         Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]))
     }
 
-    /// Refuses a deadline that the job's appliance does not allow.
+    /// Rejects a deadline that the job's appliance does not allow.
     fn check_deadlines(&self, job: &TrainJob) -> Result<()> {
         let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
         let bounds = appliance.map(|appliance| appliance.spec.max_deadlines).unwrap_or_default();
@@ -165,10 +166,12 @@ impl Planner {
         Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message }]))
     }
 
-    /// Refuses a job of `account` that can never run, in the words that its status would have; what it comes to.
+    /// Rejects a job of `account` that can never run, with the message that its status would have; returns the resolved
+    /// job.
     ///
     /// # Errors
-    /// [`Reason::Invalid`] where there is no such appliance, [`Reason::TooManyRequests`], [`Reason::BadParams`] otherwise.
+    /// [`Reason::Invalid`]: there is no such appliance. [`Reason::TooManyRequests`]. [`Reason::BadParams`]: it can
+    /// never run.
     pub async fn understood(&self, account: &str, job: &TrainJob) -> Result<Resolution> {
         let appliance = self.appliance_of(job)?;
         let (resolution, needs) = self.needs(account, job, &appliance).await?.map_err(never)?;
@@ -178,8 +181,8 @@ impl Planner {
         }
     }
 
-    /// `job` with what is to be told of it though it can run, in `status.resolved`: notes, what the spec overrides, and that
-    /// this server could not look at its data.
+    /// Returns `job` with notes for its user in `status.resolved`: notes of resolving it, fields of the spec that
+    /// override params, and that its data was not checked.
     pub fn with_notes(&self, mut job: TrainJob, resolution: Resolution) -> TrainJob {
         let mut told = Resolution {
             notes: resolution.notes.clone(),
@@ -191,19 +194,19 @@ impl Planner {
         job
     }
 
-    /// That the data of a job were not looked at, where this server does not see them.
+    /// Returns the note that the data of a job was not checked, if this server can't read it.
     fn data_note(&self, resolution: &Resolution) -> Option<String> {
         let names_files = || resolved_job(resolution).is_ok_and(|(job, _)| names_files_of_volumes(&job));
         (!self.is_on_this_host && names_files()).then(|| DATA_UNCHECKED.to_owned())
     }
 
-    /// Why the agents of a job can never be on this host.
+    /// Returns why the agents of a job can never run on this host, if so.
     fn host_refusal(&self, needs: &Needs) -> Option<String> {
         let memory = Memory::read().filter(|_| self.is_on_this_host)?;
         host::refusal(needs.host_bytes(), memory)
     }
 
-    /// What a job that does not exist yet comes to and needs, or why it can never run.
+    /// Resolves a job that does not exist yet and returns its needs, or why it can never run.
     async fn needs(
         &self,
         account: &str,
@@ -221,7 +224,7 @@ impl Planner {
             Err(Unable::Busy(_)) => {}
             found => return Ok(found),
         }
-        // It is heavy, or the account has used up its budget, which is found out again.
+        // It is heavy, or the budget of the account is used up, which the second call returns.
         let planning = self.compute.run_heavy(account, move || match plan(|_| Ok(())) {
             Err(Unable::Busy(why)) => Err(Refusal::new(Reason::TooManyRequests, why)),
             found => Ok(found),
@@ -237,18 +240,18 @@ impl Planner {
         })
     }
 
-    /// What would become of this new job of `account` now.
+    /// Plans this new job of `account`.
     ///
     /// # Errors
-    /// As [`Planner::understood`], but that a job that is too large is an answer.
+    /// Those of [`Planner::understood`], except that a job that is too large has a plan.
     pub async fn plan(&self, account: &str, job: TrainJob, priorities: &Priorities) -> Result<Plan> {
         Ok(self.plan_and_resolve(account, job, priorities).await?.0)
     }
 
-    /// As [`Planner::plan`], with what the job comes to unless it is too large for the appliance.
+    /// Like [`Planner::plan`], and returns the resolved job unless it is too large for the appliance.
     ///
     /// # Errors
-    /// As [`Planner::plan`].
+    /// Those of [`Planner::plan`].
     pub async fn plan_and_resolve(
         &self,
         account: &str,
@@ -273,10 +276,10 @@ impl Planner {
         Ok((plan, Some(resolution)))
     }
 
-    /// Where a job with these needs would stand in the queue.
+    /// Returns the plan of a job with these needs, from its place in the queue.
     fn place(&self, job: &mut TrainJob, appliance: &Appliance, needs: &Needs, priorities: &Priorities) -> Result<Plan> {
         let now = Timestamp::now();
-        // It asks as if it were made now.
+        // As if it were created now.
         job.metadata.uid = Some(PLANNED.to_owned());
         job.metadata.creation_timestamp = Some(Time(now));
         let machine = appliance.spec.machine.resolve();
@@ -289,7 +292,7 @@ impl Planner {
         Ok(if job.spec.suspend { until_resumed(plan) } else { plan })
     }
 
-    /// The jobs that wait for this appliance, as they ask.
+    /// Returns the requests of the jobs that wait for this appliance.
     fn waiting(&self, appliance: &Appliance, priorities: &Priorities) -> Vec<Ask> {
         let name = appliance.name_any();
         let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::waits(job) && !job.spec.suspend;
@@ -299,7 +302,8 @@ impl Planner {
         jobs.into_iter().filter(waits).filter_map(|job| self.ask(&job, appliance, priorities)).collect()
     }
 
-    /// What a job that waits asks for. Of one that is not planned yet only the systems count, and its plan is made meanwhile.
+    /// Returns the request of a waiting job. If it is not planned yet, only its systems count, and planning it is
+    /// started.
     fn ask(&self, job: &TrainJob, appliance: &Appliance, priorities: &Priorities) -> Option<Ask> {
         let known = self.understanding.of(job, &job.uid()?, &appliance.spec, job.spec.num_csx, None).known();
         let (memoryx_bytes, swarmx_nodes) = match known {
@@ -310,7 +314,7 @@ impl Planner {
         ledger::ask_for(job, memoryx_bytes, swarmx_nodes, priorities)
     }
 
-    /// The jobs of the ledger, with their expected ends.
+    /// Returns the jobs of the ledger, with their expected ends.
     fn holding(&self, appliance: &Appliance) -> Vec<Running> {
         let grants = appliance.status.iter().flat_map(|status| &status.grants);
         let jobs = self.jobs.state();
@@ -323,7 +327,7 @@ impl Planner {
     }
 }
 
-/// The refusal of a job that can never run.
+/// Returns the error of a job that can never run.
 fn never(why: Unable) -> Refusal {
     Refusal::new(Reason::BadParams, why.to_string())
 }
@@ -332,7 +336,7 @@ fn too_large(message: String) -> Plan {
     Plan { reason: Some(QueueReason::ExceedsAppliance.as_str().to_owned()), message, ..Plan::default() }
 }
 
-/// The plan of a job that is made to wait for its user.
+/// Returns the plan of a job that is created suspended.
 fn until_resumed(plan: Plan) -> Plan {
     if !plan.fits {
         return plan;
@@ -342,13 +346,13 @@ fn until_resumed(plan: Plan) -> Plan {
     Plan { message, systems: Vec::new(), queue: None, estimated_start: None, ..plan }
 }
 
-/// Whether a job reads other files than texts that travel along with it.
+/// Whether a job reads other files than its uploads.
 fn names_files_of_volumes(job: &Job) -> bool {
     let mut paths = job.used_inputs().flat_map(|(_, input)| input.paths());
     paths.any(|path| !path.starts_with(TEXTS))
 }
 
-/// The plan of a job that the appliance could run and this host can't.
+/// Returns the plan of a job that the appliance could run and this host can't.
 fn exceeds_host(why: String, needs: &Needs) -> Plan {
     Plan {
         reason: Some(EXCEEDS_HOST.to_owned()),
@@ -359,7 +363,7 @@ fn exceeds_host(why: String, needs: &Needs) -> Plan {
     }
 }
 
-/// Agents of each role and their bytes.
+/// Returns the number of agents of each role, and their bytes.
 fn agents(needs: &Needs) -> Value {
     let agents = needs.wanted.iter().map(|(role, count)| {
         let bytes = needs.bytes.get(role).copied().unwrap_or_default();

@@ -1,8 +1,9 @@
-//! That one server alone runs the jobs of a data directory, and those of a database.
+//! Makes sure that only one server runs the jobs of a data directory, and of a database.
 //!
-//! Of the directory it is a lock. A database may be elsewhere, where another server can reach it, too; and a directory can be
-//! copied or moved with the database in it, while its jobs' files are known by where they were. So both belong together: the
-//! directory keeps the UID of the Appliance that the database has, and the Appliance where the directory is.
+//! * A lock file protects the directory.
+//! * Another server may reach the database, or the directory may be copied or moved together with it, while jobs record
+//!   the paths of their files. So directory and database refer to each other: the directory contains the UID of the
+//!   Appliance in the database, and the Appliance the path of the directory.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -12,26 +13,26 @@ use millrace_crds::Appliance;
 
 use crate::refusal::{Reason, Refusal, Result};
 
-/// The annotation of the Appliance that says where the files of its jobs are.
+/// Annotation of the Appliance: the directory with the files of its jobs.
 const DATA: &str = "millrace.dev/data";
-/// The file with the Appliance's UID.
+/// File with the Appliance's UID.
 const MACHINE: &str = ".machine";
 const LOCK: &str = ".lock";
 
-/// A data directory that is this server's for as long as this lives.
+/// Exclusive use of a data directory, as long as this lives.
 #[derive(Debug)]
 pub struct Claim {
     _lock: File,
     data: PathBuf,
-    /// Whether the database is one of the directory's files.
+    /// Whether the database is a file of the directory.
     holds_database: bool,
 }
 
 impl Claim {
-    /// Takes a directory, by its real path.
+    /// Locks a directory, given by its real path.
     ///
     /// # Errors
-    /// [`Reason::Conflict`]: another server has it. The file can't be written.
+    /// [`Reason::Conflict`]: another server uses it. The lock file can't be created or locked.
     pub fn take(data: &Path, holds_database: bool) -> Result<Self> {
         let broken = |error| Refusal::internal(&format!("lock {}", data.join(LOCK).display()), &error);
         let lock = File::create(data.join(LOCK)).map_err(broken)?;
@@ -45,10 +46,10 @@ impl Claim {
         Ok(Self { _lock: lock, data: data.to_owned(), holds_database })
     }
 
-    /// Whether the jobs of the database that has this Appliance are those of the directory.
+    /// Checks that the database with this Appliance belongs to the directory.
     ///
     /// # Errors
-    /// [`Reason::Conflict`]: they are not.
+    /// [`Reason::Conflict`]: it does not.
     pub fn check(&self, there: &Appliance) -> Result<()> {
         let here = self.data.display();
         if let Some(data) = there.annotations().get(DATA)
@@ -72,7 +73,7 @@ impl Claim {
         }
     }
 
-    /// Ties the directory to the database that has, or will have, this Appliance.
+    /// Makes directory and database refer to each other; the caller writes the Appliance.
     ///
     /// # Errors
     /// The file can't be written.
@@ -81,7 +82,7 @@ impl Claim {
         let uid = appliance.uid().unwrap_or_default();
         std::fs::write(&file, format!("{uid}\n"))
             .map_err(|error| Refusal::internal(&format!("write {}", file.display()), &error))?;
-        // The first place stays: jobs are known by it, also where it has become a link.
+        // The first path stays: jobs record it, and it may be a link by now.
         appliance.annotations_mut().entry(DATA.to_owned()).or_insert_with(|| self.data.display().to_string());
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Whether the data of a job are there, looked up before it is queued.
+//! Checks before a job is queued that its data files exist.
 //!
-//! Only what the job's own agents may read is looked at: paths are placed by [`Directories::place`], as for the agents,
-//! and files are opened by `millrace_roots`, so that an answer tells nothing of other files of the machine.
+//! * Only files that the job's own agents may read are checked: [`Directories::place`] resolves paths as for the
+//!   agents, and `millrace_roots` opens files. So the result discloses nothing about other files of the machine.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,11 @@ use millrace_params::{InputSpec, Job, LabelName};
 use super::site::Directories;
 use crate::backend::Texts;
 
-/// Looks for all files that `resolved`, what `job` comes to, reads; `texts` travel along and are not kept yet. What an
-/// epoch of training is, where that is known.
+/// Checks all files that `resolved`, the resolved `job`, reads; `texts` are its uploads, which are not stored yet.
+/// Returns the epoch of the training data, if its size is known.
 ///
 /// # Errors
-/// Something is missing or of another format: a sentence for the user with what to do.
+/// A file is missing or has another format: a sentence for the user with a remedy.
 pub fn look(
     directories: &Directories,
     job: &TrainJob,
@@ -35,7 +35,7 @@ pub fn look(
     Ok(epoch)
 }
 
-/// A look at one input.
+/// The check of one input.
 struct Look<'a> {
     directories: &'a Directories,
     job: &'a TrainJob,
@@ -44,7 +44,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// The samples of an epoch, where they are known.
+    /// Returns the number of samples of an epoch, if known.
     fn at(&self, input: &InputSpec, vocab_size: usize, texts: Option<&Texts>) -> Result<Option<u64>, String> {
         let (mut travelling, mut placed) = (DataSummary::default(), Vec::new());
         for written in input.paths() {
@@ -67,7 +67,7 @@ impl Look<'_> {
         found.and_then(|found| found.add(travelling).samples(&spec)).map_err(|error| self.sentence(&error, &placed))
     }
 
-    /// The texts at `path` among those that travel along; `None` where it does not lie among them.
+    /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
     fn travelling(&self, path: &Path, texts: &Texts) -> Option<DataSummary> {
         let namespace = LabelName::new(self.job.metadata.namespace.as_deref().unwrap_or_default()).ok()?;
         let name = path.strip_prefix(self.directories.texts(&namespace, &texts.config_map)).ok()?.to_str()?;
@@ -78,7 +78,7 @@ impl Look<'_> {
         Some(sizes.fold(DataSummary::default(), DataSummary::add))
     }
 
-    /// What is wrong, in which input, by the path that the user wrote.
+    /// Returns a sentence that names the input and the path as the user wrote it.
     fn sentence(&self, error: &DataError, placed: &[(&str, PathBuf)]) -> String {
         let missing = match error {
             DataError::NotFound { path, .. } => Some(path.as_path()),

@@ -1,4 +1,4 @@
-//! The backend itself: what users ask for, carried to the objects, and the control loop over them.
+//! The process backend: stores jobs and runs the control loop over them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,26 +31,26 @@ use crate::files::{Exports, Files, LocalFiles};
 use crate::plan::{Plan, Planner};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Jobs forgotten at a time.
+/// Jobs that are deleted from the database at a time.
 const FORGOTTEN: u32 = 16;
-/// For coordinators to save their state when the server ends.
+/// Time for coordinators to save their state when the server shuts down.
 const SAVING: Duration = Duration::from_secs(60);
 
-/// What the backend is made from.
+/// Settings of the backend.
 pub struct Settings {
-    /// Where paths lie.
+    /// The server's directories.
     pub directories: Directories,
-    /// Whether the database is one of the files of the data directory.
+    /// Whether the database is a file of the data directory.
     pub holds_database: bool,
-    /// The machine that is emulated; called `default`.
+    /// The appliance that is emulated; its name is `default`.
     pub appliance: Appliance,
     /// Threads for planning.
     pub compute: Compute,
-    /// Bytes of exported checkpoints that are kept at most, together.
+    /// Limit on the bytes of exported checkpoints, all together.
     pub export_bytes: u64,
 }
 
-/// See the module text.
+/// The process backend.
 pub struct Local {
     objects: Arc<Objects>,
     machine: Arc<Machine>,
@@ -60,12 +60,12 @@ pub struct Local {
     exports: Exports,
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
-    /// Held for as long as the server lives.
+    /// Held as long as the server lives.
     _claim: Claim,
 }
 
 impl Local {
-    /// Starts the control loop: unfinished jobs of an earlier server go on as a new attempt.
+    /// Starts the control loop. Unfinished jobs of an earlier server continue as a new attempt.
     ///
     /// # Errors
     /// The database or a directory can't be used.
@@ -113,7 +113,8 @@ impl Local {
         Ok(Self { objects, machine, control, planner, compute, exports, ending, running, _claim: claim })
     }
 
-    /// Refuses a job whose data are not there; what an epoch of it is, and its last step, where these are known.
+    /// Rejects a job whose data files are missing; returns the epoch of its training data and its last step, if they
+    /// are known.
     async fn look_at_data(
         &self,
         order: &Order,
@@ -133,7 +134,7 @@ impl Local {
         looking.await
     }
 
-    /// The exported checkpoints of the job of this UID, which the server itself has given.
+    /// Returns the exported checkpoints of the job with this UID, which the server itself has assigned.
     fn exports_of(&self, uid: &str) -> Result<Exports> {
         let uid = ObjectName::new(uid).map_err(|error| Refusal::internal("find the exports of a job", &error))?;
         Ok(self.exports.of_job(&uid))
@@ -163,7 +164,7 @@ impl Backend for Local {
     async fn create(&self, order: Order) -> Result<Created> {
         let (object, job) = self.planner.admitted(&order, &priorities::all()).await?;
         if order.before(self.objects.store(), None).await?.is_none() {
-            // What can never run is refused now, not when it is first visited.
+            // A job that can never run is rejected now, not at its first reconcile.
             let resolution = self.planner.understood(&order.account, &job).await?;
             self.look_at_data(&order, &job, &resolution).await?;
         }
@@ -176,7 +177,7 @@ impl Backend for Local {
         }
         let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
         if !matches!(created, Ok(Created::New(_))) && order.texts.is_some() {
-            // No job came of it; another may have the same texts.
+            // No job was created. Another job may have the same uploads.
             self.machine.directories.remove_texts(&job, &self.objects.live_jobs().await?).await;
         }
         created
@@ -186,7 +187,7 @@ impl Backend for Local {
         let Target { namespace, name, uid } = target;
         if let (Change::Scale(num_csx), Some(mut job)) = (change, self.objects.job(uid).await?) {
             job.spec.num_csx = num_csx;
-            // What can never run is refused, not begun.
+            // A job that can never run with this number is rejected.
             self.planner.understood(account, &job).await?;
         }
         let changed = self.objects.change_job(uid, |job| {
@@ -230,13 +231,13 @@ impl Backend for Local {
     }
 
     async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>> {
-        // What is no namespace has been granted nothing.
+        // No volume is granted to what is not a namespace.
         let Ok(namespace) = LabelName::new(namespace) else { return Ok(Vec::new()) };
         let granted = self.machine.directories.granted(&namespace).into_iter();
         Ok(granted.map(|(name, volume)| Volume { name: name.to_string(), message: volume.described() }).collect())
     }
 
-    /// Here a namespace is what tokens name: it is there as soon as it is named, and never made anew.
+    /// Always `None`: namespaces are only names in tokens and paths, and can't be recreated.
     async fn incarnation(&self, _: &str) -> Result<Option<Incarnation>> {
         Ok(None)
     }
@@ -249,7 +250,7 @@ impl Backend for Local {
         self.control.watchdog.stuck()
     }
 
-    /// Of the jobs too, whose files stay.
+    /// Deletes the jobs themselves, too; their files stay.
     async fn forget(&self, before_ms: i64) -> Result<usize> {
         let uids = self.objects.store().forget_before(before_ms, FORGOTTEN).await?;
         let is_forgotten = |job: &Arc<TrainJob>| job.uid().is_some_and(|uid| uids.contains(&uid));
@@ -266,12 +267,12 @@ impl Backend for Local {
         Ok(uids.len())
     }
 
-    /// Ends the control loop, then has every job save its state and its processes end.
+    /// Stops the control loop, and then all jobs: they save their state and their processes end.
     async fn shut_down(&self) {
         let _ = self.ending.send(true);
         let mut running = self.running.lock().await;
         let visiting = running.remove(0);
-        // A visit that is under way may start processes: it comes to its end first.
+        // A reconcile in progress may start processes, so it has to end first.
         let _ = visiting.await;
         running.drain(..).for_each(|task| task.abort());
         self.machine.shut_down(SAVING).await;

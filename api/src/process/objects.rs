@@ -1,5 +1,5 @@
-//! Jobs and appliances as an API server would keep them: checked, versioned, their changes streamed. The database is the
-//! truth; a write is told to the streams after it is there, in the order of the writes.
+//! Stores jobs and appliances as an API server does: versioned, with streams of changes. The database is authoritative;
+//! a change is sent to the streams after it is committed, in the order of the writes.
 
 use std::sync::Mutex;
 
@@ -20,30 +20,30 @@ use super::claim::Claim;
 use crate::document::{content, job_of, read, text, version};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// How often a change is decided anew because somebody else wrote meanwhile.
+/// Tries of a change whose object is being changed concurrently.
 const TRIES: usize = 16;
 
-/// See the module text.
+/// Jobs and appliances, with the streams of their changes.
 pub struct Objects {
     store: Store,
     jobs: Feed<TrainJob>,
     appliances: Feed<Appliance>,
-    /// Held from a write to its telling.
+    /// Held from a write until its event is sent, so that events have the order of the writes.
     writing: AsyncMutex<()>,
 }
 
-/// What changes, to everybody who listens.
+/// Sends changes to all listeners.
 struct Feed<K> {
     listeners: Mutex<Vec<UnboundedSender<Event<K>>>>,
 }
 
-/// A view of all objects of a kind with the streams that controllers want.
+/// A view of all objects of a kind, and the streams that a controller needs.
 pub struct Watch<K: Resource<DynamicType = ()> + 'static> {
     /// Every object; kept up to date by the stream of applied ones.
     pub view: View<K>,
-    /// What was made or changed; it drives the view.
+    /// Objects that were created or changed; polling it updates the view.
     pub applied: BoxStream<'static, Watched<K>>,
-    /// What was made, changed or deleted.
+    /// Objects that were created, changed or deleted.
     pub touched: BoxStream<'static, Watched<K>>,
 }
 
@@ -75,7 +75,8 @@ where
             .chain(there.into_iter().map(Event::InitApply))
             .chain([Event::InitDone])
             .collect();
-        // Whole from the beginning, whoever drives it: of several who wait for it, only one would be woken.
+        // The view is complete from the beginning, whether or not the stream is polled. If several tasks waited for it,
+        // only one of them would be woken.
         beginning.iter().for_each(|event| writer.apply_watcher_event(event));
         let applied = futures::stream::iter(beginning.clone()).chain(to_view).map(Ok::<_, watcher::Error>);
         let touched = futures::stream::iter(beginning).chain(touched).map(Ok);
@@ -88,45 +89,45 @@ where
 }
 
 impl Objects {
-    /// Over `store`.
+    /// Stores objects in `store`.
     pub fn new(store: Store) -> Self {
         Self { store, jobs: Feed::new(), appliances: Feed::new(), writing: AsyncMutex::default() }
     }
 
-    /// The database.
+    /// Returns the database.
     pub const fn store(&self) -> &Store {
         &self.store
     }
 
-    /// All jobs that live, and what becomes of them from now on.
+    /// Returns all live jobs and their changes from now on.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn watch_jobs(&self) -> Result<Watch<TrainJob>> {
         let _turn = self.writing.lock().await;
         Ok(self.jobs.watch(self.live_jobs().await?))
     }
 
-    /// All jobs that live. One that a newer version wrote is passed over, and told of.
+    /// Returns all live jobs. One that this version can't read is skipped, with a warning in the log.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn live_jobs(&self) -> Result<Vec<TrainJob>> {
         let rows = self.store.live_jobs().await?;
         Ok(rows.iter().filter_map(|row| read(&row.name, &row.content.document)).collect())
     }
 
-    /// As [`Objects::watch_jobs`].
+    /// Returns all appliances and their changes from now on.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn watch_appliances(&self) -> Result<Watch<Appliance>> {
         let _turn = self.writing.lock().await;
         let rows = self.store.appliances().await?;
         Ok(self.appliances.watch(rows.iter().filter_map(|row| read(&row.name, &row.document)).collect()))
     }
 
-    /// UIDs of jobs that are deleted from now on.
+    /// Returns a stream of the UIDs of jobs that are deleted from now on.
     pub fn deleted_jobs(&self) -> BoxStream<'static, String> {
         let deleted = self.jobs.listen().filter_map(|event| {
             std::future::ready(match event {
@@ -137,10 +138,12 @@ impl Objects {
         deleted.boxed()
     }
 
-    /// Keeps a new job; `object` is whole but for what is given here: UID, version, generation and time.
+    /// Stores a new job. `object` is complete except for UID, version, generation and creation time, which are set
+    /// here.
     ///
     /// # Errors
-    /// The name or the key is taken, or the database's.
+    /// The job can't be parsed, or the database fails. A name or key in use is a result: [`Reason::AlreadyExists`],
+    /// [`Reason::IdempotencyKeyReused`].
     pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::backend::Created> {
         let now = Timestamp::now();
         let mut job: TrainJob = serde_json::from_value(object)
@@ -170,19 +173,20 @@ impl Objects {
         }
     }
 
-    /// The job of this UID that lives.
+    /// Returns the live job with this UID.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn job(&self, uid: &str) -> Result<Option<TrainJob>> {
         let row = self.store.job(uid).await?.filter(|row| row.deleted_ms.is_none());
         Ok(row.and_then(|row| read(&row.name, &row.content.document)))
     }
 
-    /// Changes the job of this UID, whatever its version; `None` where it is gone. `change` may be called more than once.
+    /// Changes the job with this UID, whatever its version; `None` if it does not exist. `change` may be called more
+    /// than once.
     ///
     /// # Errors
-    /// What `change` says, or the database's.
+    /// Those of `change`; the database fails; [`Reason::Conflict`] after too many concurrent changes.
     pub async fn change_job(
         &self,
         uid: &str,
@@ -202,10 +206,10 @@ impl Objects {
         Err(Refusal::new(Reason::Conflict, "the job is being changed by others all the time: try again"))
     }
 
-    /// Writes `job` over the version it says it was made from; `None` where that does not stand any more.
+    /// Replaces the version that `job` was made from; `None` if the database has another version by now.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn replace_job(&self, mut job: TrainJob) -> Result<Option<TrainJob>> {
         let (uid, version) = (job.uid().unwrap_or_default(), version(&job));
         job.metadata.resource_version = Some((version + 1).to_string());
@@ -218,10 +222,10 @@ impl Objects {
         Ok(Some(job))
     }
 
-    /// Marks the job of this UID deleted; false where it was.
+    /// Marks a job deleted; returns false if it was already.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn delete_job(&self, job: &TrainJob) -> Result<bool> {
         let _turn = self.writing.lock().await;
         let deleted =
@@ -232,23 +236,24 @@ impl Objects {
         Ok(deleted)
     }
 
-    /// Tells whoever watches that `job` is there no more.
+    /// Sends the deletion of `job` to the streams.
     pub fn tell_gone(&self, job: &TrainJob) {
         self.jobs.tell(&Event::Delete(job.clone()));
     }
 
-    /// The appliance of this name.
+    /// Returns the appliance with this name.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
         Ok(self.store.appliance(name).await?.and_then(|row| read(&row.name, &row.document)))
     }
 
-    /// Sees to it that `appliance` exists with this spec; its ledger stays. Its UID ties the database to what `claim` holds.
+    /// Creates `appliance`, or updates the spec of the existing one, whose ledger stays. Its UID ties the database to
+    /// the directory of `claim`.
     ///
     /// # Errors
-    /// The database's, and those of [`Claim`].
+    /// The database fails, and those of [`Claim`].
     pub async fn seed_appliance(&self, mut appliance: Appliance, claim: &Claim) -> Result<()> {
         let name = appliance.name_any();
         loop {
@@ -281,10 +286,10 @@ impl Objects {
         }
     }
 
-    /// As [`Objects::replace_job`].
+    /// Like [`Objects::replace_job`], for an appliance.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn replace_appliance(&self, mut appliance: Appliance) -> Result<Option<()>> {
         let version = version(&appliance);
         appliance.metadata.resource_version = Some((version + 1).to_string());
@@ -297,10 +302,10 @@ impl Objects {
         Ok(Some(()))
     }
 
-    /// Adds an event to the job's.
+    /// Adds an event to a job.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn add_event(&self, uid: &str, warning: bool, reason: &str, message: &str) -> Result<()> {
         let at_ms = Timestamp::now().as_millisecond();
         let event = NewEvent { at_ms, warning, reason: reason.to_owned(), message: message.to_owned() };
@@ -309,11 +314,11 @@ impl Objects {
     }
 }
 
-/// What of a new job is not in its document.
+/// The attributes of a new job that are not in its document.
 #[derive(Clone, Debug)]
 pub struct NewObject {
-    /// Who asks for it.
+    /// Name of the user who submitted it.
     pub submitter: String,
-    /// The request's key.
+    /// Idempotency key of the request.
     pub key: Option<millrace_store::Key>,
 }

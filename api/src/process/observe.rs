@@ -1,4 +1,4 @@
-//! From processes to agents.
+//! Converts processes to observed agents.
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -6,9 +6,10 @@ use millrace_agents::launch::{Ending, Hand};
 use millrace_crds::TrainJob;
 use millrace_crds::decide::{Agent, AgentState, End, Outcome, Role, describe_exit};
 
-/// The agent that a process of `job` is; `told` is what the attempt's coordinator came to, where it has said so.
+/// Returns the agent of a process of `job`. `told` is the outcome that the attempt's coordinator has reported, if it
+/// has.
 pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool, told: Option<&Outcome>) -> Agent {
-    // Every role of the agents is one of the decisions'.
+    // Every role of a process has an equivalent here.
     let role = Role::from_name(hand.agent.role.as_str()).unwrap_or(Role::Coordinator);
     let told = told.filter(|_| role == Role::Coordinator);
     let state = match &hand.ended {
@@ -31,13 +32,13 @@ pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool, told: Opti
 fn ended(ending: Ending, at: Option<Timestamp>, hand: &Hand, told: Option<&Outcome>) -> End {
     let exit_code = match ending {
         Ending::Code(code) => code,
-        // As a shell and a container runtime have it.
+        // As shells and container runtimes do.
         Ending::Signal(signal) => 128 + signal,
     };
     let (reason, said) = match told {
         _ if exit_code == 0 => ("Completed", None),
         Some(told) => (told.reason.as_str(), Some(told.message.clone())),
-        // What a process wrote last has nothing to do with a signal.
+        // The last line that a process wrote does not explain a signal.
         None if matches!(ending, Ending::Signal(_)) => ("Error", Some(describe_exit(exit_code))),
         None => ("Error", hand.last_lines.last().cloned()),
     };
@@ -50,7 +51,8 @@ fn ended(ending: Ending, at: Option<Timestamp>, hand: &Hand, told: Option<&Outco
     }
 }
 
-/// What is left of an attempt whose processes ended with the server that ran them: nobody's fault, and not counted.
+/// Returns the agent that represents an attempt whose processes ended together with the server that ran them. It counts
+/// as moved, so the attempt is not charged to the job.
 pub fn lost(job: &TrainJob, attempt: u32) -> Agent {
     let end = End {
         reason: "ServerRestarted".to_owned(),

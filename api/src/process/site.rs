@@ -1,11 +1,12 @@
-//! Where the paths of a job lie on this machine.
+//! Maps the paths of a job to paths on this machine.
 //!
-//! What params name is what a pod would see: an absolute path lies in one of the job's `mountDirs`, a relative model_dir below
-//! the server's data, other relative paths below the directory that the server offers. Nothing else of the machine is
-//! reached, so that whoever may submit a job may not read every file of the server's user.
+//! Params name paths as a pod would see them. An absolute path is in one of the job's `mountDirs`; a relative model_dir
+//! is below the server's data directory; other relative paths are below the directory of `--inputs`.
 //!
-//! Paths are judged here as text. That no link leads out of a directory is for whoever opens them, by `millrace_roots`:
-//! [`Directories::roots_of`] are the directories that the agents of a job are limited to.
+//! * No other directory of the machine can be reached, so that a user who may submit jobs can't read every file of the
+//!   server's user.
+//! * Paths are checked here as text only. `millrace_roots` makes sure that no link leads out of a directory when a file
+//!   is opened; [`Directories::roots_of`] returns the directories that the agents of a job are limited to.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -17,22 +18,22 @@ use millrace_params::{LabelName, ObjectName};
 use super::volumes::{ServerVolume, Volumes};
 use crate::private;
 
-/// The server's directories. All paths are real ones.
+/// The server's directories. All paths are real paths, without links.
 #[derive(Clone, Debug)]
 pub struct Directories {
-    /// The server's own: model_dirs, small texts, last words.
+    /// The data directory: model_dirs, uploads, last reports.
     pub data: PathBuf,
-    /// What relative paths of inputs are relative to; `None` where jobs name no such paths.
+    /// Directory for relative paths of inputs; `None` if the server offers none.
     pub inputs: Option<PathBuf>,
-    /// What jobs can mount, by the name of a claim.
+    /// Volumes that jobs can mount, by the name of their claim.
     pub volumes: Volumes,
 }
 
 impl Directories {
-    /// Makes the server's own directories, for its user only.
+    /// Creates the server's own directories, for its user only.
     ///
     /// # Errors
-    /// The system's, as a sentence.
+    /// An error of the file system, as a sentence.
     pub fn make(&self) -> Result<(), String> {
         let dirs = ["model_dirs", "texts", "last", "exports"].map(|name| self.data.join(name));
         std::iter::once(self.data.clone()).chain(dirs).try_for_each(|dir| {
@@ -40,17 +41,17 @@ impl Directories {
         })
     }
 
-    /// Where the small texts of a ConfigMap lie.
+    /// Returns the directory with the uploads of a ConfigMap.
     pub fn texts(&self, namespace: &LabelName, config_map: &ObjectName) -> PathBuf {
         self.texts_of(namespace).join(config_map)
     }
 
-    /// Where the small texts of a namespace lie.
+    /// Returns the directory with the uploads of a namespace.
     fn texts_of(&self, namespace: &LabelName) -> PathBuf {
         self.data.join("texts").join(namespace)
     }
 
-    /// Removes the small texts that travelled with a job, which is gone, unless one of `others` names them too.
+    /// Removes the uploads of a deleted job, unless one of `others` uses them too.
     pub async fn remove_texts(&self, job: &TrainJob, others: &[TrainJob]) {
         let Ok(namespace) = namespace_of(job) else { return };
         let maps = |job: &TrainJob| -> Vec<ObjectName> {
@@ -69,25 +70,25 @@ impl Directories {
         }
     }
 
-    /// Where the coordinator of an attempt leaves its last report.
+    /// Returns the path of the last report of an attempt's coordinator.
     pub fn last_report(&self, uid: &ObjectName, attempt: u32) -> PathBuf {
         self.data.join("last").join(format!("{uid}-{attempt}.json"))
     }
 
-    /// Removes what the coordinators of a job, which is gone, have left behind.
+    /// Removes the last reports of the coordinators of a deleted job.
     pub async fn remove_reports(&self, job: &TrainJob) {
         let attempts = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
         let Ok(uid) = ObjectName::new(job.uid().unwrap_or_default()) else { return };
         for attempt in 1..=attempts {
-            // Not every attempt had a coordinator that came so far.
+            // Not every attempt has written one.
             let _ = tokio::fs::remove_file(self.last_report(&uid, attempt)).await;
         }
     }
 
-    /// Where a path of `job`'s params lies, to be read.
+    /// Returns the path on this machine of a path in `job`'s params, for reading.
     ///
     /// # Errors
-    /// It lies nowhere: a sentence for the user.
+    /// The path is not available to the job: a sentence for the user.
     pub fn place(&self, job: &TrainJob, written: &str) -> Result<PathBuf, String> {
         Ok(self.find(job, written)?.path)
     }
@@ -110,7 +111,7 @@ impl Directories {
             return Ok(Found::own(self.not_of_others(job, inputs.join(path))?));
         }
         if path.starts_with(self.model_dirs(job)?) {
-            // As a job's status tells where its checkpoints are.
+            // The status of a job has the paths of its checkpoints in this form.
             return Ok(Found::own(path.to_owned()));
         }
         let Some(mount) = job.spec.mount_holding(path) else {
@@ -131,7 +132,7 @@ impl Directories {
         Ok(Found { path: self.not_of_others(job, path)?, volume, inside })
     }
 
-    /// Where [`Directories::place`] has looked for a path of `job`'s params, as a part of a sentence.
+    /// Returns where [`Directories::place`] looks for a path of `job`'s params, as part of a sentence.
     pub fn looked_up(&self, job: &TrainJob, written: &str) -> String {
         let path = Path::new(written);
         if path.is_relative() {
@@ -144,7 +145,7 @@ impl Directories {
         }
     }
 
-    /// The directories that the agents of `job` may use, those that are there.
+    /// Returns the existing directories that the agents of `job` may use.
     pub fn roots_of(&self, job: &TrainJob) -> Vec<PathBuf> {
         let mounted = job.spec.mount_dirs.iter().filter_map(|mount| Some(self.mounted(job, mount).ok()?.0));
         let own = self.model_dirs(job).ok();
@@ -155,14 +156,14 @@ impl Directories {
         roots
     }
 
-    /// The directories that this server may use for users' files, those that are there.
+    /// Returns the existing directories that this server may use for the files of users.
     pub fn roots(&self) -> Vec<PathBuf> {
         let own = ["model_dirs", "exports", "texts"].map(|name| self.data.join(name));
         let volumes = self.volumes.values().map(|volume| volume.dir.clone());
         own.into_iter().chain(volumes).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect()
     }
 
-    /// Whether a job's model_dir lies where jobs of its namespace may still read.
+    /// Whether jobs of the job's namespace may still read its model_dir.
     pub fn is_readable(&self, job: &TrainJob, model_dir: &Path) -> bool {
         let Ok(namespace) = namespace_of(job) else { return false };
         let mut volumes = self.volumes.values().filter(|volume| volume.is_granted_to(&namespace));
@@ -170,15 +171,15 @@ impl Directories {
             || volumes.any(|volume| model_dir.starts_with(&volume.dir))
     }
 
-    /// The path, unless it leads to what the server keeps for others: its data may lie below what it offers. A job may read
-    /// what jobs of its own namespace have written.
+    /// Returns the path, unless it leads into the data of others: the server's data directory may be below a directory
+    /// that it offers. A job may read what jobs of its own namespace have written.
     fn not_of_others(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, String> {
         if path.starts_with(self.model_dirs(job)?) || path.starts_with(self.texts_of(&namespace_of(job)?)) {
             return Ok(path);
         }
         let mut asked = path.components();
         for own in self.data.components() {
-            // Whoever names a folder above them means what is in it, too.
+            // A path above the data directory includes it.
             let Some(part) = asked.next() else { break };
             let (part, own) = (part.as_os_str().to_string_lossy(), own.as_os_str().to_string_lossy());
             if part.contains("**") {
@@ -192,21 +193,21 @@ impl Directories {
         Err(format!("the path {} leads to what the server keeps for others in {own}: name another one", path.display()))
     }
 
-    /// Where jobs of the same namespace keep what they write.
+    /// Returns the directory with the model_dirs of the job's namespace.
     fn model_dirs(&self, job: &TrainJob) -> Result<PathBuf, String> {
         Ok(self.data.join("model_dirs").join(namespace_of(job)?))
     }
 
-    /// Makes the directory of `Directories::model_dirs`, so that agents can be limited to it.
+    /// Creates the directory of `Directories::model_dirs`, so that agents can be limited to it.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the file system.
     pub fn make_model_dirs(&self, job: &TrainJob) -> Result<(), String> {
         let dir = self.model_dirs(job)?;
         private::make_dir(&dir).map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
     }
 
-    /// The directory of a mount's volume, and the volume where it is one of the server's.
+    /// Returns the directory of a mount's volume, and the volume if it is one of the server's.
     fn mounted(&self, job: &TrainJob, mount: &MountDir) -> Result<(PathBuf, Option<Named<'_>>), String> {
         let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
         let volume: &JobVolume = volume.ok_or_else(|| format!("there is no volume {}", mount.volume))?;
@@ -218,7 +219,7 @@ impl Directories {
         let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
         let granted = self.granted(&namespace);
         let known: Vec<&str> = granted.iter().map(|(name, _)| name.as_str()).collect();
-        // Of a volume of others no more is told than of one that is not there.
+        // A volume of other namespaces is reported like one that does not exist.
         let found = granted.iter().find(|(name, _)| name.as_str() == claim);
         found.map(|&(name, volume)| (volume.dir.clone(), Some((name, volume)))).ok_or_else(|| {
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -228,32 +229,32 @@ impl Directories {
         })
     }
 
-    /// The volumes that jobs of a namespace may use.
+    /// Returns the volumes that jobs of a namespace may use.
     pub fn granted(&self, namespace: &LabelName) -> Vec<Named<'_>> {
         self.volumes.iter().filter(|(_, volume)| volume.is_granted_to(namespace)).collect()
     }
 }
 
-/// A volume of the server and its name.
+/// Name and volume.
 type Named<'a> = (&'a ObjectName, &'a ServerVolume);
 
-/// Where a path lies.
+/// A path on this machine.
 struct Found<'a> {
     path: PathBuf,
-    /// The server's volume that it lies in.
+    /// The server's volume that contains it.
     volume: Option<Named<'a>>,
-    /// Its place in the volume.
+    /// Path relative to the volume.
     inside: PathBuf,
 }
 
 impl Found<'_> {
-    /// In no volume.
+    /// Creates one that is in no volume.
     const fn own(path: PathBuf) -> Self {
         Self { path, volume: None, inside: PathBuf::new() }
     }
 }
 
-/// The namespace of a job, as a part of paths.
+/// Returns the namespace of a job, checked so that it can be part of a path.
 fn namespace_of(job: &TrainJob) -> Result<LabelName, String> {
     LabelName::new(job.namespace().unwrap_or_default()).map_err(|error| format!("metadata.namespace: {error}"))
 }
@@ -277,7 +278,7 @@ impl Site for Directories {
             }
             return Ok(ModelDir { path: found.path, claim: None });
         }
-        // By the job's name, so that the next job of the name goes on from there, as with a claim on a cluster.
+        // Named after the job, so that the next job of the same name continues there, as with a claim on a cluster.
         let name = ObjectName::new(job.name_any()).map_err(|error| format!("metadata.name: {error}"))?;
         let own = self.model_dirs(job)?.join(name);
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));

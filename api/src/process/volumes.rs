@@ -1,27 +1,27 @@
-//! The volumes of a server: directories of its machine that jobs may mount.
+//! The volumes of a server: directories of its machine that jobs can mount.
 //!
-//! `--volume NAME=DIR[:ro][:NAMESPACE,...]`: jobs of any namespace, or of the namespaces named, find the directory as the
-//! claim NAME; with `ro` no job writes there.
+//! `--volume NAME=DIR[:ro][:NAMESPACE,...]` offers the directory as the claim NAME, to jobs of all namespaces or of
+//! those listed. With `ro`, no job writes there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use millrace_params::{LabelName, ObjectName};
 
-/// What `--volume` takes.
+/// Syntax of `--volume`.
 pub const SYNTAX: &str = "NAME=DIR[:ro][:NAMESPACE,...]";
 
 /// Volumes by their names.
 pub type Volumes = BTreeMap<ObjectName, ServerVolume>;
 
-/// A directory that jobs may mount.
+/// A directory that jobs can mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerVolume {
-    /// Where it is on this machine: a real path.
+    /// The directory on this machine, a real path.
     pub dir: PathBuf,
-    /// Whether jobs only read it.
+    /// Whether jobs can only read it.
     pub read_only: bool,
-    /// The namespaces whose jobs may use it; `None` for all of them.
+    /// Namespaces whose jobs may use it; `None` means all.
     pub namespaces: Option<BTreeSet<LabelName>>,
 }
 
@@ -31,8 +31,8 @@ impl ServerVolume {
         self.namespaces.as_ref().is_none_or(|granted| granted.contains(namespace))
     }
 
-    /// Checks whether a job of `namespace` may write at `inside`, a path in the volume. In a volume that other namespaces may
-    /// use, too, each writes only below the directory that has its name.
+    /// Checks that a job of `namespace` may write at `inside`, a path relative to the volume. In a volume that other
+    /// namespaces may use, too, a job writes only below the directory named after its namespace.
     ///
     /// # Errors
     /// It may not: a sentence for the user that begins with the volume.
@@ -50,17 +50,17 @@ impl ServerVolume {
         Ok(())
     }
 
-    /// What a user is told of it.
+    /// Returns a description for users.
     pub fn described(&self) -> String {
         let access = if self.read_only { ", read-only" } else { "" };
         format!("{} of the server{access}", self.dir.display())
     }
 }
 
-/// Reads one `--volume`.
+/// Parses one `--volume`.
 ///
 /// # Errors
-/// A sentence: it is written in another way, or there is no such directory.
+/// The syntax is wrong, or the directory does not exist: a sentence.
 pub fn parse(text: &str) -> Result<(ObjectName, ServerVolume), String> {
     let (name, rest) = text.split_once('=').ok_or_else(|| format!("write {SYNTAX}"))?;
     let name = ObjectName::new(name).map_err(|error| error.to_string())?;
@@ -94,10 +94,10 @@ pub fn parse(text: &str) -> Result<(ObjectName, ServerVolume), String> {
     }
 }
 
-/// All of them by name.
+/// Collects the volumes by name.
 ///
 /// # Errors
-/// A name stands there twice.
+/// Two volumes have the same name.
 pub fn all(given: &[(ObjectName, ServerVolume)]) -> Result<Volumes, String> {
     let mut volumes = Volumes::new();
     for (name, volume) in given {

@@ -25,14 +25,14 @@ use super::site::Directories;
 use crate::record;
 use crate::refusal::Refusal;
 
-/// Seconds that processes of a deleted job get to end.
+/// Seconds in which the processes of a deleted job may end.
 const AFTER_DELETION: u32 = 10;
 
-/// See the module text.
+/// Runs jobs as processes of this machine.
 pub struct Machine {
     /// Jobs and appliances.
     pub objects: Arc<Objects>,
-    /// Where paths lie.
+    /// The server's directories.
     pub directories: Directories,
     visits: UnboundedSender<ObjectRef<TrainJob>>,
     crews: Mutex<HashMap<String, Aboard>>,
@@ -43,21 +43,22 @@ pub struct Machine {
 struct Aboard {
     attempt: u32,
     crew: Option<Arc<Crew>>,
-    /// When those that were asked to leave are killed.
+    /// Time at which processes that were told to end are killed.
     until: Option<Timestamp>,
 }
 
-/// What runs a job's agents, as it was found.
+/// The observed processes of a job.
 #[derive(Clone, Debug, Default)]
 pub struct There {
     attempt: Option<u32>,
 }
 
 impl Machine {
-    /// With no process yet. What ran when the server last ended is there as agents that are lost.
+    /// Creates it without processes. Attempts that ran when the server ended are reported as agents that are lost; what
+    /// their journal files have beyond the database is copied.
     ///
     /// # Errors
-    /// The database's.
+    /// The database fails.
     pub async fn new(
         objects: Arc<Objects>,
         directories: Directories,
@@ -86,7 +87,7 @@ impl Machine {
         self.crews().get(uid).cloned()
     }
 
-    /// Ends what runs of a job that was deleted.
+    /// Ends the processes of a deleted job.
     pub fn end(self: &Arc<Self>, uid: &str) {
         let Some(crew) = self.aboard(uid).and_then(|aboard| aboard.crew) else {
             self.crews().remove(uid);
@@ -100,7 +101,7 @@ impl Machine {
         });
     }
 
-    /// Has every coordinator save its state, and waits for all processes to end, no longer than `patience`.
+    /// Makes every coordinator save its state, and waits at most `patience` until all processes have ended.
     pub async fn shut_down(&self, patience: Duration) {
         let crews: Vec<Arc<Crew>> = self.crews().values().filter_map(|aboard| aboard.crew.clone()).collect();
         crews.iter().for_each(|crew| crew.dismiss());
@@ -110,7 +111,7 @@ impl Machine {
         }
     }
 
-    /// The launch of an attempt, its paths as they are on this machine.
+    /// Returns the launch of an attempt, with the paths of this machine.
     fn local_run(&self, attempt: &Attempt<'_>, uid: &str) -> Result<LocalRun, String> {
         let mut launch = launch(attempt).map_err(|error| error.to_string())?;
         let place = |path: &mut String| {
@@ -124,14 +125,14 @@ impl Machine {
         }
         let uid = ObjectName::new(uid).map_err(|error| format!("metadata.uid: {error}"))?;
         let last_report = self.directories.last_report(&uid, attempt.number);
-        // Without any root its agents would be limited to nothing: this one is always there.
+        // With no roots, its agents could access nothing; this directory always exists.
         self.directories.make_model_dirs(attempt.job)?;
         let roots = self.directories.roots_of(attempt.job);
         Ok(LocalRun { last_report: Some(last_report), roots, ..LocalRun::new(launch) })
     }
 }
 
-/// Waits for all processes to end, and kills those that have not after `grace` seconds.
+/// Waits until all processes have ended, and kills those that have not after `grace` seconds.
 async fn kill_after(crew: &Crew, grace: u32) {
     if tokio::time::timeout(Duration::from_secs(grace.into()), crew.over()).await.is_err() {
         crew.kill();
@@ -170,7 +171,7 @@ impl World for Machine {
         let run = self.local_run(attempt, &uid).map_err(Ended::<Self>::Refused)?;
         let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(attempt.job));
         let changed = Arc::new(move || {
-            // Nobody reads any more once the server ends.
+            // The receiver is dropped when the server shuts down.
             let _ = visits.send(job.clone());
         });
         let started = Crew::start(&run, changed).await;
@@ -195,7 +196,7 @@ impl World for Machine {
             return Ok(());
         };
         let Some(crew) = aboard.crew.clone() else {
-            // There was never more of it than the word that it is lost.
+            // It has no processes, only the record that they are lost.
             crews.remove(&uid);
             let _ = self.visits.send(ObjectRef::from_obj(job));
             return Ok(());
@@ -214,7 +215,7 @@ impl World for Machine {
     }
 
     async fn leave(&self, _: &TrainJob) -> Result<Option<Duration>, Refusal> {
-        // Here a deleted job is gone at once.
+        // Here a deleted job disappears at once.
         Ok(None)
     }
 
@@ -223,7 +224,7 @@ impl World for Machine {
     }
 
     async fn left_behind(&self, _: &str) -> Result<Vec<Grant>, Refusal> {
-        // Processes end with the server that started them.
+        // Processes end together with the server that started them.
         Ok(Vec::new())
     }
 
@@ -261,7 +262,7 @@ impl World for Machine {
 
     async fn publish(&self, job: &TrainJob, event: &Event) {
         let uid = job.uid().unwrap_or_default();
-        // The database's own words are logged already.
+        // The error is logged already.
         let _ = self.objects.add_event(&uid, event.warning, &event.reason, &event.message).await;
     }
 
@@ -288,7 +289,7 @@ impl World for Machine {
     }
 }
 
-/// What the coordinator of an attempt left behind.
+/// Returns the last report of an attempt's coordinator, if it wrote one.
 async fn last_report(directories: &Directories, uid: &str, attempt: u32) -> Option<Report> {
     let uid = ObjectName::new(uid).ok()?;
     let text = tokio::fs::read_to_string(directories.last_report(&uid, attempt)).await.ok()?;

@@ -1,4 +1,4 @@
-//! Whether anybody asks.
+//! Detects that a reader is idle.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use tokio::sync::watch;
 
-/// Counts requests that are under way. Clones count together.
+/// Counts requests in progress. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(watch::Sender<usize>);
 
-/// A request under way, until it is dropped.
+/// A request in progress, until it is dropped.
 #[derive(Debug)]
 pub struct Asking(watch::Sender<usize>);
 
 impl Activity {
-    /// A request has come.
+    /// Counts a request.
     pub fn begin(&self) -> Asking {
         self.0.send_modify(|count| *count += 1);
         Asking(self.0.clone())
     }
 
-    /// Ends when none was under way, and none came, for `patience`.
+    /// Waits until no request has been in progress for `patience`.
     pub async fn idle(&self, patience: Duration) {
         let mut counts = self.0.subscribe();
         loop {
-            // The counter is here for as long as this is.
+            // Can't fail: `self` holds a sender.
             let _ = counts.wait_for(|count| *count == 0).await;
             tokio::select! {
                 () = tokio::time::sleep(patience) => return,
@@ -36,7 +36,7 @@ impl Activity {
 }
 
 impl Asking {
-    /// The request is under way until its answer has been taken or given up.
+    /// Keeps the request in progress until its response stream has ended or is dropped.
     pub fn until_end<T>(self, answer: impl Stream<Item = T> + Send + 'static) -> BoxStream<'static, T> {
         answer
             .map(move |item| {

@@ -1,7 +1,10 @@
-//! The program that reads one job's files where they lie: a short-lived server beside a model_dir, which the REST server asks.
+//! `millrace-api reader`: a short-lived server that serves the files of one job to the REST server, from where the
+//! model_dir is mounted.
 //!
-//! It has no rights but to read the directory it is given, and no clients but those of one authority, over mutual TLS. It serves
-//! the job's files and, of its journal, what stands in files; and it ends by itself when nobody asks any more.
+//! * It reads only the directories that it is given.
+//! * It accepts only clients of one authority, over mutual TLS.
+//! * It serves the job's files, and its journal from the files.
+//! * It ends by itself when it has been idle for some time.
 
 mod activity;
 mod service;
@@ -29,7 +32,7 @@ use activity::Activity;
 use crate::{private, serve};
 use service::{FilesService, JournalService};
 
-/// For streams that are open when it is told to end.
+/// Time for open streams to end after the shutdown began.
 const DRAINING: Duration = Duration::from_secs(5);
 
 /// Flags of `reader`.
@@ -61,20 +64,20 @@ pub struct Reader {
     log_format: Format,
 }
 
-/// What a reader reads.
+/// What a reader serves.
 #[derive(Clone, Debug)]
 struct Reads {
     model_dir: PathBuf,
     /// Exported checkpoints.
     exports: Exports,
-    /// The job.
+    /// UID of the job.
     uid: String,
 }
 
-/// Serves until nobody asks any more, or it is told to end.
+/// Serves until it is idle, or a signal to shut down.
 ///
 /// # Errors
-/// It can't begin: a sentence.
+/// It can't start: a sentence.
 pub async fn run(args: Reader) -> anyhow::Result<()> {
     let _traces = serve::log(LevelFilter::INFO, args.log_format)?;
     let ending = end_signals().context("can't listen for signals")?;
@@ -89,12 +92,12 @@ pub async fn run(args: Reader) -> anyhow::Result<()> {
     serve(listener, identity, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended(ending)).await
 }
 
-/// The directory, or, where it is not made yet, the nearest one above it that is there.
+/// Returns the directory if it exists, otherwise its nearest existing parent.
 fn there(dir: &Path) -> &Path {
     dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir)
 }
 
-/// Serves until nobody has asked for `patience`, or it has `ended`.
+/// Serves until it has been idle for `patience`, or `ended` completes.
 async fn serve(
     listener: TcpListener,
     identity: Identity,
@@ -116,7 +119,7 @@ async fn serve(
         () = ended => tracing::info!("told to end"),
     }
     drop(over);
-    // Whose connection does not end is not waited for.
+    // Connections that do not end are closed after that time.
     let _ = tokio::time::timeout(DRAINING, serving).await;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The two services of a reader: files, and the journal as its files have it.
+//! The two services of a reader: files, and the journal from its files.
 
 use std::path::PathBuf;
 
@@ -16,17 +16,17 @@ use crate::files::{Content, Files, LocalFiles, Opened, wire};
 use crate::refusal::{Reason, Refusal, Result};
 use crate::unheard;
 
-/// An answer in parts.
+/// A response stream.
 type Answer<T> = BoxStream<'static, Result<T, Status>>;
 
-/// Files, over the wire.
+/// The service for files.
 pub struct FilesService {
     files: LocalFiles,
     activity: Activity,
 }
 
 impl FilesService {
-    /// Of what this reader reads.
+    /// Serves the files of this reader.
     pub fn new(reads: &Reads, activity: Activity) -> Self {
         Self { files: LocalFiles::new(reads.model_dir.clone(), reads.exports.clone()), activity }
     }
@@ -66,7 +66,7 @@ impl proto::files_server::Files for FilesService {
     }
 }
 
-/// The part of an opened file that is asked for next; nothing, where none is.
+/// Reads the next request, which selects a part of the open file; empty if there is none.
 async fn pieces(mut wishes: Streaming<ReadRequest>, content: Box<dyn Content>) -> Result<Answer<ReadReply>, Status> {
     match next(&mut wishes).await? {
         Some(Wish::Part(Part { first, length })) => {
@@ -90,7 +90,7 @@ fn out_of_turn() -> Status {
     wire::status(Refusal::new(Reason::BadRequest, "name a file first, then a part of it"))
 }
 
-/// The journal, as the files have it.
+/// The service for the journal, read from files.
 pub struct JournalService {
     model_dir: PathBuf,
     uid: String,
@@ -98,7 +98,7 @@ pub struct JournalService {
 }
 
 impl JournalService {
-    /// Of what this reader reads.
+    /// Serves the journal of this reader.
     pub fn new(reads: &Reads, activity: Activity) -> Self {
         Self { model_dir: reads.model_dir.clone(), uid: reads.uid.clone(), activity }
     }

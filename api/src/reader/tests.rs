@@ -1,4 +1,4 @@
-//! A reader over loopback, beside the same files without one.
+//! Tests of a reader over loopback, compared with direct access to the same files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::unheard;
 
 const UID: &str = "6a0c1c3e-0000-4000-8000-000000000001";
 const STEP: u64 = 3;
-/// Longer than the tests.
+/// Longer than the tests take.
 const LONG: Duration = Duration::from_secs(600);
-/// A file of some pieces.
+/// A file of several chunks.
 const LARGE: &str = "logs/attempt-1/large.log";
 const ENDLESS: &str = "logs/attempt-1/endless.log";
 
@@ -37,7 +37,7 @@ optimizer: {optimizer_type: SGD, learning_rate: 0.1}
 runconfig: {max_steps: 1, num_csx: 1}
 ";
 
-/// A model_dir, and where what is exported of it is kept.
+/// Creates a model_dir and a directory for its exports.
 fn directories() -> (TempDir, Reads) {
     let dir = tempfile::tempdir().unwrap();
     let reads = Reads {
@@ -48,7 +48,7 @@ fn directories() -> (TempDir, Reads) {
     (dir, reads)
 }
 
-/// Takes model_dir's lock for the first attempt of a job.
+/// Takes the lock of model_dir for the first attempt of a job.
 fn lock(model_dir: &Path, uid: &str) -> Arc<ModelDirLock> {
     Arc::new(ModelDirLock::acquire(model_dir, &LockRequest::job(uid, 1)).unwrap())
 }
@@ -87,7 +87,7 @@ fn write(path: &Path, content: &[u8]) {
     std::fs::write(path, content).unwrap();
 }
 
-/// Makes a file that no test reads to its end.
+/// Creates a file that no test reads to its end.
 fn endless(reads: &Reads) {
     write(&reads.model_dir.join(ENDLESS), b"");
     let file = std::fs::OpenOptions::new().write(true).open(reads.model_dir.join(ENDLESS)).unwrap();
@@ -98,7 +98,7 @@ fn reader(uid: &str) -> Expected {
     Expected::new(Name::reader(uid).unwrap())
 }
 
-/// What a reader shows, which is of the operator's authority, and what its one client does.
+/// Returns the credentials of a reader, issued by the operator's authority, and the identity of its only client.
 fn certificates(uid: &str) -> (Credentials, Identity) {
     let today = Validity::starting(std::time::SystemTime::now(), LONG);
     let (operator, client) = (Authority::new(today).unwrap(), client_credentials().unwrap());
@@ -107,7 +107,7 @@ fn certificates(uid: &str) -> (Credentials, Identity) {
     (served, Identity::new(&Credentials { authority: operator.certificate().to_owned(), ..client }).unwrap())
 }
 
-/// A reader at work: its address, its end.
+/// Starts a reader; returns its address and its task.
 async fn start(
     credentials: &Credentials,
     reads: &Reads,
@@ -120,14 +120,14 @@ async fn start(
     (address, end)
 }
 
-/// A reader of these directories, and the client that it is for.
+/// Starts a reader of these directories; returns its client and its task.
 async fn served(reads: &Reads, patience: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
     let (served, client) = certificates(UID);
     let (address, end) = start(&served, reads, patience).await;
     (RemoteFiles::new(&address, &client, reader(UID)).unwrap(), end)
 }
 
-/// What is in a part of a file.
+/// Reads a part of a file.
 async fn part(files: &dyn Files, shelf: &Shelf, path: &str, first: u64, length: u64) -> Result<BytesMut, Refusal> {
     let content = files.open(shelf, path).await?.content;
     content.part(first, length).await?.try_collect().await
@@ -146,7 +146,7 @@ async fn files_over_the_wire_are_those_of_the_disk() {
     let checkpoints = remote.checkpoints().await.unwrap();
     assert_eq!(checkpoints.iter().map(|checkpoint| checkpoint.step).collect::<Vec<_>>(), [STEP]);
     assert_eq!(checkpoints, local.checkpoints().await.unwrap());
-    // The reader, which is asked first, makes the export.
+    // The reader, which is called first, makes the export.
     for (shelf, known) in [
         (Shelf::HuggingFace(STEP), "model.safetensors"),
         (Shelf::Checkpoint(STEP), "manifest.json"),
@@ -237,7 +237,7 @@ async fn what_is_refused_is_refused_alike() {
     for none in [Shelf::Checkpoint(8), Shelf::Checkpoint(9)] {
         assert_eq!((remote.list(&none).await, local.list(&none).await), (Ok(Vec::new()), Ok(Vec::new())));
     }
-    // A sentence that is too long for a header is cut, not lost with its reason.
+    // A message that is too long for a header is truncated, and keeps its reason.
     let refused = remote.open(&Shelf::Artifacts, &"\u{e9}".repeat(20_000)).await.err().unwrap();
     assert_eq!(refused.reason, Reason::NotFound);
     assert!(refused.detail.starts_with("there is no file \u{e9}\u{e9}"), "{}", refused.detail);
@@ -264,7 +264,8 @@ async fn the_journal_is_told_from_a_number_on() {
     assert_eq!(told(5).await, [entry(5, "checkpoint"), entry(6, "outcome")]);
     assert_eq!(told(0).await, [entry(4, "checkpoint"), entry(5, "checkpoint"), entry(6, "outcome")]);
     assert_eq!(told(7).await, []);
-    // The job that had model_dir before is told of no more, and nobody is told of it.
+    // The journal of a job that had the model_dir before is not served, and a stream of the newest entries is not
+    // supported.
     assert!(unheard::entries(reads.model_dir.clone(), "another".to_owned(), 0).recv().await.is_none());
     let refused = remote.journal().follow(FollowRequest { from: 0, newest: true }).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unimplemented);
@@ -282,7 +283,7 @@ async fn strangers_are_refused() {
         files.map(|files| files.len()).map_err(|refusal| refusal.reason)
     };
     assert_eq!(listed(&ours, UID).await, Ok(1));
-    // The client of another reader; one whose certificate somebody else has signed.
+    // The client of another reader, and one with a certificate of another authority.
     assert_eq!(listed(&certificates(UID).1, UID).await, Err(Reason::Unavailable));
     let today = Validity::starting(std::time::SystemTime::now(), LONG);
     let other = Authority::new(today).unwrap();
@@ -305,7 +306,7 @@ async fn it_ends_when_nobody_asks() {
     tokio::time::timeout(4 * patience, &mut end).await.expect_err("files are open");
     let mut pieces = opened.content.part(0, opened.bytes).await.unwrap();
     assert!(pieces.try_next().await.unwrap().is_some());
-    // One is given up on the way, the other was never read.
+    // One stream is dropped in the middle, the other was never read.
     drop((pieces, looked_at));
     tokio::time::timeout(Duration::from_secs(60), end).await.expect("nobody asks").unwrap().unwrap();
     let refused = remote.list(&Shelf::Artifacts).await.unwrap_err();

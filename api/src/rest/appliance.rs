@@ -1,4 +1,4 @@
-//! The machine, and the server itself.
+//! Handlers for the appliance and for the server itself: identity, version, metrics and health.
 
 use std::sync::Arc;
 
@@ -106,7 +106,8 @@ pub struct Place {
     message: Option<String>,
 }
 
-/// Systems, who uses them, who waits for them.
+/// Returns the appliance, the jobs that hold its systems, and its queue. Names of jobs are omitted in namespaces that
+/// the client may not list.
 pub async fn read(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -138,7 +139,7 @@ pub async fn read(
     Ok(Json(View { name, spec: appliance.spec, status, jobs, queue }))
 }
 
-/// Jobs that wait, in the order of the queue.
+/// Returns the queued jobs of an appliance, by their position; jobs without one are last. At most 1000 are read.
 async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Waiter>> {
     let waiting = Filter { state: Some(crds::State::Queued.as_str().to_owned()), ..Filter::default() };
     let rows = api.store.jobs(&waiting, None, 1000).await?.items;
@@ -165,7 +166,7 @@ async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Waiter>> {
     Ok(queue)
 }
 
-/// What params can name.
+/// Lists the volumes that a job in this namespace can mount.
 pub async fn volumes(State(api): State<Arc<Api>>, who: Who, Named(ns): Named<String>) -> Result<Json<Items<Volume>>> {
     who.may(Act::ListVolumes, &ns, "").await?;
     Ok(Json(Items { items: api.backend.volumes(&ns).await? }))
@@ -183,10 +184,11 @@ pub struct Oneself {
     namespaces: Vec<String>,
 }
 
-/// The role of an account of a cluster.
+/// The role shown for an account of a cluster.
 const ACCOUNT: &str = "kubernetes";
 
-/// Who asks. What an account of a cluster may, and where, is the cluster's to say.
+/// Returns the identity of the client. An account of a cluster has the role `kubernetes` and no namespaces, because
+/// only the cluster knows its permissions.
 pub async fn whoami(who: Who) -> Json<Oneself> {
     let (role, namespaces) = match who.rights {
         Rights::Role { role, namespaces } => (role.as_str(), namespaces),
@@ -205,17 +207,18 @@ pub struct Version {
     backend: &'static str,
 }
 
-/// Which program this is; for everybody.
+/// Returns the version of the server and the name of its backend; needs no token.
 pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
     Json(Version { version: env!("CARGO_PKG_VERSION"), backend: api.backend.name() })
 }
 
-/// Numbers for Prometheus; no label names a job or a user.
+/// Returns the metrics in the text format of Prometheus; no label names a job or a user.
 pub async fn metrics(State(api): State<Arc<Api>>) -> ([(header::HeaderName, &'static str); 1], String) {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.backend.metrics() + &api.traffic.render(&api.store).await)
 }
 
-/// Whether the server lives; 503 while a loop that runs jobs, or copies those of a cluster, is stuck, so that somebody starts the server again.
+/// Liveness: returns 503 while a loop that runs jobs, or copies those of a cluster, is stuck, so that the server is
+/// restarted.
 pub async fn healthy(State(api): State<Arc<Api>>) -> Result<StatusCode> {
     match api.backend.stuck() {
         None => Ok(StatusCode::OK),
@@ -226,7 +229,7 @@ pub async fn healthy(State(api): State<Arc<Api>>) -> Result<StatusCode> {
     }
 }
 
-/// Whether the database answers.
+/// Readiness: whether the database answers.
 pub async fn ready(State(api): State<Arc<Api>>) -> StatusCode {
     if api.store.ping().await.is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests: read whole and in time, and what can't be read refused in one way, whatever the route.
+//! Reads bodies of requests, completely and within a time limit; all routes return the same errors for invalid ones.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use serde::de::DeserializeOwned;
 use super::json::Unique;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
-/// For the whole body of a request to come.
+/// Time to receive the whole body of a request.
 const SENDING: Duration = Duration::from_secs(30);
 
-/// What `reading` comes to, unless the body that it reads takes too long to come.
+/// Runs `reading` with the time limit for receiving a body.
 ///
 /// # Errors
-/// As `reading`, and [`Reason::RequestTimeout`].
+/// Those of `reading`, and [`Reason::RequestTimeout`].
 pub async fn in_time<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(SENDING, reading).await.unwrap_or_else(|_| {
         let detail = format!("the body did not come within {} seconds: send it again", SENDING.as_secs());
@@ -25,10 +25,10 @@ pub async fn in_time<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
     })
 }
 
-/// What a body of JSON says.
+/// Reads a body of JSON.
 ///
 /// # Errors
-/// It is of another kind, does not come whole and in time, or says something else.
+/// The body is of another media type, is too slow or too long, or does not match the type.
 pub async fn sent<T: DeserializeOwned>(request: Request) -> Result<T> {
     match kind(request.headers())?.as_str() {
         "application/json" | "" => of_json("JSON", &in_time(whole(request)).await?),
@@ -36,11 +36,11 @@ pub async fn sent<T: DeserializeOwned>(request: Request) -> Result<T> {
     }
 }
 
-/// What an object of JSON says: what is none is a bad request, what is another thing than is wanted is invalid. `what` it is
-/// to be.
+/// Parses an object of JSON. `what` names the format in messages.
 ///
 /// # Errors
-/// See above.
+/// The body is no JSON object or has a duplicate key ([`Reason::BadRequest`]), or it does not match the type
+/// ([`Reason::Invalid`], with the path of the field).
 pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
     let Unique(value) = serde_json::from_slice(body).map_err(|error| unreadable(what, &error))?;
     if !value.is_object() {
@@ -51,7 +51,7 @@ pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
         let (path, message) = (error.path().to_string(), error.inner().to_string());
         let missing = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
         match (path.as_str(), missing) {
-            // The path of the whole is a dot.
+            // The path of the document itself is a dot.
             (".", Some(name)) => invalid(name.to_owned(), "Required value".to_owned()),
             (".", None) => invalid(String::new(), message),
             _ => invalid(path, message),
@@ -59,10 +59,10 @@ pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
     })
 }
 
-/// The media type of a body, without its parameters; empty where none is said.
+/// Returns the media type of a body in lower case, without its parameters; empty if the request has none.
 ///
 /// # Errors
-/// The body is encoded.
+/// The body has a content encoding.
 pub fn kind(headers: &HeaderMap) -> Result<String> {
     if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(Refusal::new(Reason::UnsupportedMediaType, "an encoded body is not read here: send it as it is"));
@@ -71,24 +71,24 @@ pub fn kind(headers: &HeaderMap) -> Result<String> {
     Ok(value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
 }
 
-/// The refusal of a body of another kind than those that are `read`.
+/// Builds the error for a body of media type `kind`; `read` lists the supported ones.
 pub fn unread(kind: &str, read: &str) -> Refusal {
     Refusal::new(Reason::UnsupportedMediaType, format!("a body of {kind} is not read here: send {read}"))
 }
 
-/// All of a body.
+/// Reads the whole body.
 ///
 /// # Errors
-/// It is too long, or breaks off.
+/// It is too long, or the connection is closed before its end.
 pub async fn whole(request: Request) -> Result<Bytes> {
     let read = Bytes::from_request(request, &()).await;
     read.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
 }
 
-/// All of one part of a form.
+/// Reads the whole content of one part of a form.
 ///
 /// # Errors
-/// As [`whole`].
+/// Those of [`whole`].
 pub async fn bytes(part: Field<'_>) -> Result<Bytes> {
     part.bytes().await.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
 }
@@ -103,7 +103,7 @@ fn too_long_or_broken(status: u16, said: &str) -> Refusal {
     Refusal::new(Reason::BadRequest, format!("the body can't be read: {said}"))
 }
 
-/// The refusal of a body that is not `what` it should be.
+/// Builds the error for a body that is not `what` it has to be.
 pub fn unreadable(what: &str, error: &dyn std::fmt::Display) -> Refusal {
     Refusal::new(Reason::BadRequest, format!("the body is not {what}: {error}"))
 }

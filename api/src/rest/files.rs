@@ -1,4 +1,4 @@
-//! Files of a job, whole or in part.
+//! Serves the files of a job, whole or by range.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::document::job_of;
 use crate::files::{CheckpointFiles, FileInfo, Files, Opened, Shelf};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Ends the step of a checkpoint that is wanted in another format.
+/// Suffix of a checkpoint's step that requests its export to another format.
 const EXPORT: &str = ":export";
 
-/// A shelf of a job.
+/// Path parameters of a checkpoint.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ShelfPath {
     ns: String,
@@ -28,7 +28,7 @@ pub struct ShelfPath {
     shelf: String,
 }
 
-/// A file on a shelf.
+/// Path parameters of a file; without `shelf` it is an artifact.
 #[derive(Clone, Debug, Deserialize)]
 pub struct FilePath {
     ns: String,
@@ -64,7 +64,7 @@ async fn files_of(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&s
     api.backend.files(&job).await
 }
 
-/// Where a job writes.
+/// Returns the directory that a job writes to.
 fn model_dir(job: &TrainJob) -> Option<&str> {
     job.status.as_ref()?.resolved.as_ref()?.model_dir.as_deref()
 }
@@ -76,7 +76,7 @@ pub struct Listed {
     files: Vec<FileInfo>,
 }
 
-/// The checkpoints of a job, the newest first.
+/// Lists the checkpoints of a job, the newest first.
 pub async fn checkpoints(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -87,7 +87,7 @@ pub async fn checkpoints(
     Ok(Json(Items { items: files.checkpoints().await? }))
 }
 
-/// What else a job has written.
+/// Lists the files of a job that are not part of a checkpoint.
 pub async fn artifacts(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -98,7 +98,7 @@ pub async fn artifacts(
     Ok(Json(Items { items: files.list(&Shelf::Artifacts).await? }))
 }
 
-/// The files of one checkpoint, in a format.
+/// Lists the files of one checkpoint, in a format.
 pub async fn shelf(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -115,7 +115,7 @@ pub async fn shelf(
     Ok(Json(Listed { files }))
 }
 
-/// A file of a checkpoint.
+/// Returns a file of a checkpoint.
 pub async fn of_checkpoint(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -129,7 +129,7 @@ pub async fn of_checkpoint(
     sent(files.open(&shelf, &at.path).await?, &headers).await
 }
 
-/// Another file of a job.
+/// Returns a file that is not part of a checkpoint.
 pub async fn artifact(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -142,7 +142,7 @@ pub async fn artifact(
     sent(files.open(&Shelf::Artifacts, &at.path).await?, &headers).await
 }
 
-/// The checkpoint that `100` or `100:export` means.
+/// Parses `100` or `100:export`, together with the query parameter `format`.
 fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
     let (step, export) = text.strip_suffix(EXPORT).map_or((text, false), |step| (step, true));
     let read = step.parse().ok().filter(|number: &u64| number.to_string() == step);
@@ -159,7 +159,7 @@ fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
     }
 }
 
-/// A file, or the part of it that is wanted.
+/// Builds the response with a file or the requested range of it; 304 if the client has the current version.
 async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
     let Opened { bytes, tag, content } = opened;
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
@@ -194,12 +194,13 @@ async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
     Ok(response)
 }
 
-/// First and last byte of a range of RFC 9110; `None` for what is not understood, which is then the whole file.
+/// Returns the first and last byte of a range of RFC 9110; `None` for a range that is not understood, because the whole
+/// file is sent then.
 fn part(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
     let in_bytes = range.split_once('=').filter(|(unit, _)| unit.eq_ignore_ascii_case("bytes"));
     let Some((first, last)) = in_bytes.and_then(|(_, range)| range.split_once('-')) else { return Ok(None) };
     let (first, last) = (first.trim(), last.trim());
-    // A number of whatever length is one, and lies beyond every end.
+    // A number with too many digits for u64 lies beyond the end of every file.
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
         digits.then(|| text.parse().unwrap_or(u64::MAX))

@@ -1,4 +1,4 @@
-//! Jobs: asked for, listed, changed.
+//! Handlers that create, list, read and change jobs.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::backend::{Change, Created, Target};
 use crate::plan::Plan;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
-/// Most jobs on a page.
+/// Limit on the jobs of a page.
 const MOST: u32 = 500;
 
 /// How to ask for a job.
@@ -33,7 +33,7 @@ pub struct Creation {
     dry_run: Option<String>,
 }
 
-/// Makes a job.
+/// Creates a job, or returns the one that the same request created before.
 pub async fn create(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -57,19 +57,19 @@ pub async fn create(
     })
 }
 
-/// The header that says where a job is.
+/// Returns the `Location` header of a job.
 fn place(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
     let mut place = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
     if let (Some(_), Some(uid)) = (&job.metadata.deletion_timestamp, job.uid()) {
-        // By its name alone a later one is meant.
+        // The name alone means the newest job of that name.
         place = format!("{place}?uid={uid}");
     }
     let place = HeaderValue::try_from(place);
-    // A name that was admitted is nothing but letters.
+    // The API server or the admission check has accepted the name: it has only characters that a header may have.
     (header::LOCATION, place.unwrap_or_else(|_| HeaderValue::from_static("/")))
 }
 
-/// What would become of a job.
+/// Plans a job, without creating it.
 pub async fn plan(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -103,7 +103,7 @@ pub struct Selection {
     deleted: Option<bool>,
 }
 
-/// Jobs, the newest first; of namespace `-` all that one may look into.
+/// Lists jobs, the newest first. Namespace `-` means all that the client may list.
 pub async fn list(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -141,7 +141,7 @@ pub async fn list(
     Ok(Json(json!({"items": items, "next": page.next.map(|next| next.to_string())})))
 }
 
-/// One job: the newest of the name, or an older one.
+/// Returns a job: the newest of the name, or the one with `?uid=`.
 pub async fn read(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -169,7 +169,7 @@ pub async fn delete(
     Ok(Json(shown(&job)))
 }
 
-/// Has a job save its state and give its systems back.
+/// Suspends a job: it saves its state and releases its systems.
 pub async fn suspend(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -179,7 +179,7 @@ pub async fn suspend(
     change(&api, &who, &path, &which, Change::Suspend(true)).await
 }
 
-/// Has a job go on.
+/// Resumes a suspended job.
 pub async fn resume(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -198,7 +198,7 @@ pub struct Scale {
     num_csx: u32,
 }
 
-/// Changes how many systems a job has.
+/// Changes the number of systems of a job.
 pub async fn scale(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -228,7 +228,7 @@ async fn change(api: &Api, who: &Who, path: &JobPath, which: &Which, change: Cha
     Ok(Json(api.backend.change(&who.account, target, change).await?))
 }
 
-/// The job that lives and is meant, where it may be changed.
+/// Returns the job to be changed, after a check of the permission. A deleted job is an error.
 async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, which: &Which) -> Result<Job> {
     who.may(act, &path.ns, &path.name).await?;
     let job = api.job(path, which.uid.as_deref()).await?;

@@ -1,11 +1,11 @@
-//! JSON of which no key is passed over: `serde_json` keeps the last of several.
+//! JSON without duplicate keys: `serde_json` keeps the last value of a duplicate key; this returns an error.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// A value, each of its objects with every key once.
+/// A JSON value whose objects have no duplicate keys.
 pub struct Unique(pub Value);
 
 impl<'de> Deserialize<'de> for Unique {

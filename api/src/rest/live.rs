@@ -1,5 +1,5 @@
-//! Server-sent events: what is there beyond a number, then what comes. The numbers are those that the database keeps, so a
-//! client that lost its connection goes on where it was, without loss and without a repeat.
+//! Server-sent events of a job: first what is recorded after a number, then what is added. The numbers are those of the
+//! database, so a client that reconnects with `Last-Event-ID` misses nothing and receives nothing twice.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,25 +22,25 @@ use super::who::{Act, Who};
 use super::{Api, shown};
 use crate::refusal::{Reason, Result};
 
-/// Between two looks where nothing is told: other servers write, too.
+/// Interval of reads of the database without a notification: other servers write to it, too.
 const LOOK: Duration = Duration::from_secs(2);
-/// Between two questions whether the client may still listen.
+/// Interval of checks that the client is still authorized.
 const ASKING: Duration = Duration::from_secs(10);
-/// Comments that keep proxies from closing a quiet stream.
+/// Interval of comments that keep proxies from closing a quiet stream.
 const ALIVE: Duration = Duration::from_secs(15);
-/// Entries read at a time.
+/// Entries that are read at once.
 const PAGE: u32 = 256;
-/// Events on their way to a client; a slow one is waited for.
+/// Events that are queued for a client; the stream waits for a slow one.
 const AHEAD: usize = 64;
-/// After the end of a job, for the last of its journal to be copied.
+/// Milliseconds after the end of a job in which the last entries of its journal may still be copied.
 const SETTLING_MS: i64 = 3_000;
 
-/// What a client wants to hear of.
+/// What a stream sends.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Entries of the journal; what is asked for, and after which number.
+    /// Entries of the journal that match this query and have a higher number than its `after`.
     pub entries: Option<Query>,
-    /// Events, after this number.
+    /// Events with a higher number than this.
     pub events: Option<u64>,
     /// The job itself, whenever it changes.
     pub job: bool,
@@ -53,7 +53,7 @@ impl Wanted {
         }
     }
 
-    /// The id of what was told last.
+    /// Returns the id of what was sent last.
     fn id(&self) -> String {
         match (&self.entries, self.events) {
             (Some(query), Some(event)) => Position { entry: query.after, event }.to_string(),
@@ -63,13 +63,13 @@ impl Wanted {
     }
 }
 
-/// How far a client has heard: what the id of an event says, and `Last-Event-ID` after it. One number where the stream tells of
-/// one kind of thing; of everything, `ENTRY.EVENT`.
+/// Position of a client in a stream: the id of an event, and the value of `Last-Event-ID`. A stream of either entries
+/// or events has one number as its id, a stream of both `ENTRY.EVENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// The number of the last entry of the journal.
+    /// Number of the last journal entry.
     pub entry: u64,
-    /// The number of the last event.
+    /// Number of the last event.
     pub event: u64,
 }
 
@@ -88,7 +88,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// Tells of `job` until it is over and all is told, or until `who` may not do `act` with it any more.
+/// Streams `job` until it is finished and everything is sent, or until `who` may no longer perform `act`.
 pub fn stream(api: Arc<Api>, job: Job, wanted: Wanted, who: Who, act: Act) -> Response {
     let (out, told) = mpsc::channel(AHEAD);
     tokio::spawn(async move {
@@ -96,7 +96,7 @@ pub fn stream(api: Arc<Api>, job: Job, wanted: Wanted, who: Who, act: Act) -> Re
         let (changes, asked) = (api.store.changes(), Instant::now());
         let teller = Teller { changes, version: 0, api, uid: job.uid, wanted, out, who, act, asked };
         if let Err(error) = teller.run().await {
-            // The client begins again where it was.
+            // The client reconnects and continues at its position.
             tracing::warn!("a live stream ends early: {error}");
         }
     });
@@ -110,18 +110,19 @@ struct Teller {
     wanted: Wanted,
     out: mpsc::Sender<Event>,
     changes: broadcast::Receiver<Change>,
-    /// The newest of the job that was told.
+    /// Version of the job that was sent last.
     version: u64,
     who: Who,
     act: Act,
-    /// When it was last asked whether they may.
+    /// Time of the last authorization check.
     asked: Instant,
 }
 
 impl Teller {
     async fn run(mut self) -> Result<()> {
         loop {
-            // Looked at before what lies under it: what it says has ended has written all it will.
+            // The job is read before its records: when it is seen as finished, the records that are read afterwards are
+            // complete.
             let Some(job) = self.api.store.job(&self.uid).await? else { return Ok(()) };
             if !self.may_listen(&job).await {
                 return Ok(());
@@ -139,7 +140,7 @@ impl Teller {
         }
     }
 
-    /// Whether whoever listens may: a token that is revoked ends what was begun with it.
+    /// Whether the client is still authorized, checked every [`ASKING`]. A revoked token ends its streams.
     async fn may_listen(&mut self, job: &Job) -> bool {
         if self.asked.elapsed() < ASKING {
             return true;
@@ -147,12 +148,12 @@ impl Teller {
         self.asked = Instant::now();
         match self.who.still_may(&self.api, self.act, &job.namespace, &job.name).await {
             Ok(()) => true,
-            // Where it can't be found out at present, it is asked again.
+            // If the check fails for another reason, it is repeated later.
             Err(refusal) => !matches!(refusal.reason, Reason::Unauthorized | Reason::Forbidden),
         }
     }
 
-    /// Whether nothing more will come.
+    /// Whether nothing more will be recorded for the job.
     async fn is_over(&self, job: &Job) -> Result<bool> {
         let Some(finished) = job.deleted_ms.or(job.content.finished_ms) else { return Ok(false) };
         if Timestamp::now().as_millisecond() - finished > SETTLING_MS {
@@ -161,7 +162,7 @@ impl Teller {
         if job.deleted_ms.is_some() {
             return Ok(false);
         }
-        // The event that a job has finished is written after its status, and on a cluster comes by a watch of its own.
+        // The event that a job has finished is written after its status; on a cluster it arrives by another watch.
         if let Some(state) = job.content.state.as_deref().filter(|_| self.wanted.events.is_some())
             && !self.api.store.has_event(&self.uid, state).await?
         {
@@ -172,9 +173,10 @@ impl Teller {
         Ok(!self.api.store.entries(&self.uid, &last).await?.is_empty())
     }
 
-    /// Tells what is new; whether the client still listens.
+    /// Sends what is new; returns whether the client is still connected.
     async fn tell(&mut self, job: &Job) -> Result<bool> {
-        // Whoever waits for a pause leaves when it is told: after all that came before it.
+        // A client that waits for the suspension disconnects when it receives it, so it is sent after the records
+        // before it.
         let rests = job.content.state.as_deref() == Some(State::Suspended.as_str());
         Ok((rests || self.tell_job(job).await) && self.tell_records().await? && (!rests || self.tell_job(job).await))
     }
@@ -187,7 +189,7 @@ impl Teller {
         self.send(Event::default().event("job").data(shown(job).to_string())).await
     }
 
-    /// Tells events and entries, each in the order of their numbers, and both in the order of their times.
+    /// Sends events and entries, each in the order of their numbers and merged by their times.
     async fn tell_records(&mut self) -> Result<bool> {
         let (mut events, mut entries) = (VecDeque::new(), VecDeque::new());
         let (mut more_events, mut more_entries) = (self.wanted.events.is_some(), self.wanted.entries.is_some());
@@ -227,7 +229,7 @@ impl Teller {
         self.out.send(event).await.is_ok()
     }
 
-    /// Waits until something may be new, or the client is gone.
+    /// Waits until something may be new, or the client disconnects.
     async fn wait(&mut self) {
         let changed = async {
             loop {

@@ -1,4 +1,7 @@
-//! The routes. Handlers read from the store, act by the backend, and refuse in one shape.
+//! The REST API: its routes and the state of their handlers.
+//!
+//! * Handlers read from the store and act through the backend.
+//! * Every error has one format, that of `problem`.
 
 mod appliance;
 mod body;
@@ -52,30 +55,30 @@ use crate::document::tell_unreadable;
 use crate::metrics::Traffic;
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
-/// Most bytes of a request: a params document with its small texts.
+/// Limit on the body of a request: a params document with its uploads.
 const MOST_BYTES: usize = 8 << 20;
-/// For an answer to begin. Streams go on as long as they are read.
+/// Time until a response must begin. Streams then last as long as the client reads.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What every handler has at hand.
+/// State shared by all handlers.
 pub struct Api {
-    /// What runs jobs.
+    /// Runs jobs.
     pub backend: Arc<dyn Backend>,
-    /// What is remembered of them.
+    /// Database of jobs, journals, events and tokens.
     pub store: Store,
-    /// Who may ask.
+    /// How clients are authenticated and authorized.
     pub access: Access,
-    /// How often.
+    /// Rate limits of requests.
     pub pace: Pace,
-    /// Who says where a request comes from.
+    /// Proxies whose forwarded addresses are trusted.
     pub proxies: Proxies,
-    /// Threads for what computes for long.
+    /// Threads and budgets for expensive computations.
     pub compute: Compute,
-    /// What was asked so far.
+    /// Metrics of the server.
     pub traffic: Traffic,
 }
 
-/// Every route, over `api`.
+/// Builds the router of all routes.
 pub fn router(api: Arc<Api>) -> Router {
     let served = routes::all().into_iter();
     served
@@ -86,7 +89,7 @@ pub fn router(api: Arc<Api>) -> Router {
         })
         .layer(axum::middleware::from_fn(observe::carried_out))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
-        // What says by itself that it is too long is not waited for.
+        // Rejects a request by its `Content-Length` before its body is read.
         .layer(RequestBodyLimitLayer::new(MOST_BYTES))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, PATIENCE))
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
@@ -105,7 +108,7 @@ pub fn metrics_router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// What stands behind `?`, refused in our shape.
+/// Query parameters; a parse error is returned as a [`Refusal`].
 pub struct Asked<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
@@ -117,7 +120,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
     }
 }
 
-/// What stands in the path, refused in our shape.
+/// Path parameters; a parse error is returned as a [`Refusal`]. `ns` and `name` are checked to be valid names.
 pub struct Named<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T> {
@@ -126,7 +129,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
         let read = Path::from_request_parts(parts, state).await.map(|Path(read)| Self(read));
         let read = read.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
-        // It becomes a part of other paths, of files and of an API server: whoever asks for whatever, it is a name.
+        // They become parts of other paths, of file names and of requests to the API server of a cluster, so only valid
+        // names are accepted.
         let raw = RawPathParams::from_request_parts(parts, state).await;
         let raw = raw.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
         if let Some((_, name)) = raw.iter().find(|(key, value)| *key == "ns" && *value != ALL && !is_label(value)) {
@@ -139,23 +143,23 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
     }
 }
 
-/// What [`is_label`] asks for.
+/// The rule that [`is_label`] checks, for messages.
 const NAMESPACE: &str = "a namespace has at most 63 lower-case letters, digits and hyphens, no hyphen at an end";
 
-/// Stands for all namespaces that one may look into.
+/// Stands for all namespaces that the caller may read.
 const ALL: &str = "-";
 
-/// Whether `name` is a label of RFC 1123, as Kubernetes wants a namespace to be.
+/// Whether `name` is a label of RFC 1123, as Kubernetes requires of a namespace.
 fn is_label(name: &str) -> bool {
     LabelName::new(name).is_ok()
 }
 
-/// A job's place in the path.
+/// Namespace and name of a job in the path.
 #[derive(Clone, Debug, Deserialize)]
 pub struct JobPath {
-    /// Its namespace.
+    /// Namespace.
     pub ns: String,
-    /// Its name.
+    /// Name.
     pub name: String,
 }
 
@@ -168,14 +172,15 @@ pub struct Which {
 }
 
 impl Api {
-    /// The job that is meant: the newest of the name, or that of `uid`.
+    /// Returns the job with `uid`, or the newest one of this name without it.
     async fn job(&self, path: &JobPath, uid: Option<&str>) -> Result<Job> {
         let found = match uid {
             Some(uid) => self.store.job(uid).await?.filter(|job| job.namespace == path.ns && job.name == path.name),
             None => self.store.newest_job(&path.ns, &path.name).await?,
         };
         let found = match found {
-            // Whoever has the name of a namespace now has not the history of those who had it before.
+            // A namespace may have been deleted and created again: its users must not see the deleted jobs of its
+            // predecessor.
             Some(job) if job.deleted_ms.is_some() => {
                 let now = self.backend.incarnation(&path.ns).await?;
                 Some(job).filter(|job| now.is_none_or(|namespace| namespace.has(job)))
@@ -194,7 +199,7 @@ impl Api {
     }
 }
 
-/// What stands behind `?` under this name is another thing than it `is`.
+/// Builds the error for the query parameter `name`, which has to be `is`.
 fn wrong(name: &str, is: &str) -> Refusal {
     Refusal {
         errors: vec![Fault { field: name.to_owned(), message: is.to_owned() }],
@@ -202,7 +207,7 @@ fn wrong(name: &str, is: &str) -> Refusal {
     }
 }
 
-/// A job as clients see it.
+/// Returns the JSON of a job for clients. A deleted job has a `deletionTimestamp`.
 pub fn shown(job: &Job) -> Value {
     let mut object: Value = serde_json::from_str(&job.content.document).unwrap_or_else(|_| json!({}));
     if let Some(deleted) = job.deleted_ms {
@@ -213,7 +218,7 @@ pub fn shown(job: &Job) -> Value {
     object
 }
 
-/// A time as clients see it.
+/// Formats milliseconds since 1970 by RFC 3339; empty if out of range.
 pub fn time(ms: i64) -> String {
     k8s_openapi::jiff::Timestamp::from_millisecond(ms).map(|time| time.to_string()).unwrap_or_default()
 }
@@ -225,7 +230,7 @@ pub struct Items<T> {
     items: Vec<T>,
 }
 
-/// A page of numbered things.
+/// Builds the JSON of a page of numbered items. `next` is the last number if the page is full, else null.
 pub fn page(items: Vec<Value>, full: bool) -> Value {
     let last = items.last().and_then(|item| item["number"].as_u64());
     json!({"items": items, "next": last.filter(|_| full)})

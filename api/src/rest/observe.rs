@@ -1,8 +1,8 @@
-//! What every request leaves behind: a name on its answer, a line in the log, numbers for Prometheus, and a span that
-//! goes on with the client's trace where its headers name one.
+//! Middleware that observes every request: it adds an id to the response, writes a line to the log, counts the request
+//! for Prometheus, and opens a span, which continues the client's trace if the headers name one.
 //!
-//! The log tells at level info of requests that may change something, so that it says who did what; of all others at level
-//! debug. What stands behind `?` is not told, and no header is.
+//! * Requests that may change something are logged at level info, all others at level debug.
+//! * Neither the query nor any header is logged, because they may hold secrets.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use tracing::Instrument;
 use super::{Api, problem, tokens};
 use crate::request;
 
-/// Header that names one answer, for who asks an administrator about it: the log has it, too.
+/// Header with the id of the response. Users can give it to an administrator, who finds it in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// See the module text.
+/// Runs a request and observes it; see the list above.
 pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = uuid::Uuid::new_v4().to_string();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let from = api.proxies.client(neighbour(request.extensions()), request.headers());
     request.extensions_mut().insert(Client(from));
-    // Every path that is none of ours is one series.
+    // All paths without a route are one series of the metrics.
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()).unwrap_or_default();
 
     let span = tracing::info_span!(
@@ -62,13 +62,13 @@ pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: N
     response
 }
 
-/// Carries out what may change something, even if the client hangs up or is not answered in time: a job that is written and not
-/// told of would wait for ever.
+/// Completes a request that may change something even if the client disconnects or the response times out. Otherwise a
+/// job could be recorded without the notification that starts it.
 pub async fn carried_out(request: Request, next: Next) -> Response {
     if request.method().is_safe() { next.run(request).await } else { request::to_its_end(next.run(request)).await }
 }
 
-/// A path that holds no token, if somebody put one there: neither one of ours nor a cluster's, which is a JWT.
+/// Replaces a token in a path by a placeholder: an API token of this server, or one of a cluster, which is a JWT.
 fn without_tokens(path: &str) -> String {
     let begin = |part: &str| {
         let jwt = part.find("eyJ").filter(|at| part[*at..].contains('.'));
@@ -81,22 +81,22 @@ fn without_tokens(path: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// Where a request comes from, as far as it can be known.
+/// Address of the client, set by [`observed`].
 #[derive(Clone, Copy)]
 struct Client(IpAddr);
 
-/// Where a request comes from: the address that its trusted proxies have seen, or that of its connection.
+/// Returns the address of the client: the one that trusted proxies report, or that of the connection.
 pub fn peer(extensions: &Extensions) -> IpAddr {
     extensions.get::<Client>().map_or_else(|| neighbour(extensions), |Client(address)| *address)
 }
 
-/// The other end of the connection.
+/// Returns the address of the other end of the connection.
 fn neighbour(extensions: &Extensions) -> IpAddr {
     let known = extensions.get::<ConnectInfo<SocketAddr>>();
     known.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical())
 }
 
-/// The method as a label: a client may send any word.
+/// Returns the method as a label: clients may send any word.
 fn verb(method: &Method) -> &str {
     match *method {
         Method::GET | Method::HEAD | Method::POST | Method::PUT | Method::PATCH | Method::DELETE | Method::OPTIONS => {

@@ -1,8 +1,9 @@
-//! How often somebody may ask: each token for itself, and of those who have none that is good each network for itself, so that
-//! nobody's guessing or looping keeps others waiting, neither here nor at a cluster that is asked whose a token is.
+//! Limits the rate of requests: by token for authenticated clients, by network for all others. A client that guesses
+//! tokens or sends requests in a loop slows down neither other clients nor the API server of a cluster, which validates
+//! tokens.
 //!
-//! One bad token that is sent again and again, as by a program that was forgotten, is counted by its digest: against its network
-//! it counts once, so that behind a proxy it does not use up what others need for their first request.
+//! A bad token that is sent repeatedly, as by a forgotten program, has a limit by its digest and counts once against
+//! its network. Behind a proxy it thus does not use up what others need for their first request.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,23 +14,23 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Requests a second, and how many at once after a pause. A stream is one.
+/// Requests per second, and the burst after a pause. A stream counts as one.
 const RATE: NonZeroU32 = NonZeroU32::new(100).unwrap();
 const BURST: NonZeroU32 = NonZeroU32::new(400).unwrap();
-/// Tokens or networks that are remembered before those that have been quiet are forgotten.
+/// Number of tokens or networks that are tracked before entries without recent requests are removed.
 const REMEMBERED: usize = 10_000;
 
-/// Requests a second with one bad token, and how many at once: a client whose token has expired must hear that, on every
-/// route it tries, before it hears that it asks too often.
+/// Requests per second with one bad token, and the burst: a client whose token has expired should receive 401 on every
+/// route that it tries before it receives 429.
 const BAD_TOKEN_RATE: NonZeroU32 = NonZeroU32::new(5).unwrap();
 const BAD_TOKEN_BURST: NonZeroU32 = NonZeroU32::new(200).unwrap();
 
-/// See the module text.
+/// Rate limits of a server.
 pub struct Pace {
     /// By id of the token or session.
     asked: DefaultKeyedRateLimiter<String>,
     strangers: DefaultKeyedRateLimiter<IpAddr>,
-    /// By the digest of a token that is nobody's.
+    /// By the digest of a token that is not valid.
     bad_tokens: DefaultKeyedRateLimiter<blake3::Hash>,
     /// Digests that were counted against their network.
     counted: Mutex<HashSet<blake3::Hash>>,
@@ -49,10 +50,10 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Counts a request of the token `id`.
+    /// Counts a request of the token or session `id`.
     ///
     /// # Errors
-    /// It is one too many.
+    /// The limit of the token is exceeded.
     pub fn count(&self, id: &str) -> Result<()> {
         if self.asked.len() > REMEMBERED {
             self.asked.retain_recent();
@@ -64,11 +65,11 @@ impl Pace {
         })
     }
 
-    /// Counts a request from `address` with a token that is nobody's, or of which is not known yet whose it is: each token by
-    /// itself, and against the network once.
+    /// Counts a request from `address` with a token that is not valid or not validated yet: against the limit of the
+    /// token, and once against that of the network.
     ///
     /// # Errors
-    /// It is one too many.
+    /// One of the limits is exceeded.
     pub fn count_token(&self, token: &str, address: IpAddr) -> Result<()> {
         let digest = blake3::hash(token.as_bytes());
         if self.bad_tokens.len() > REMEMBERED {
@@ -79,7 +80,7 @@ impl Pace {
                 "this token is not known here and was sent many times: make a new one, or try again in a moment";
             return Err(Refusal::new(Reason::TooManyRequests, detail));
         }
-        // A set of digests: whole after any panic.
+        // A set of digests can't be left inconsistent by a panic.
         let is_counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner).contains(&digest);
         if is_counted {
             return Ok(());
@@ -93,10 +94,10 @@ impl Pace {
         Ok(())
     }
 
-    /// Counts a request from `address` of which is not known whose it is.
+    /// Counts a request from `address` without a valid token.
     ///
     /// # Errors
-    /// It is one too many.
+    /// The limit of the network is exceeded.
     pub fn count_stranger(&self, address: IpAddr) -> Result<()> {
         if self.strangers.len() > REMEMBERED {
             self.strangers.retain_recent();
@@ -108,7 +109,7 @@ impl Pace {
     }
 }
 
-/// Whoever has one address of version 6 has all of its last half.
+/// Returns the network of an address. A client with one IPv6 address usually has its whole /64.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -146,7 +147,8 @@ mod tests {
         let (pace, at) = (Pace::default(), |text: &str| text.parse::<IpAddr>().unwrap());
         let refused = (0..BURST.get() + 200).filter(|_| pace.count_stranger(at("2001:db8::1")).is_err()).count();
         assert!(refused > 100, "{refused}");
-        // One more is let in each hundredth of a second: some of many are refused however slow the machine is.
+        // One more request is admitted every hundredth of a second: some of many are rejected however slow the machine
+        // is.
         let neighbour = at("2001:db8::ffff:2");
         assert!((0..BURST.get()).any(|_| pace.count_stranger(neighbour).is_err()), "an address of the same network");
         for other in ["2001:db8:0:1::1", "192.0.2.1"] {

@@ -1,4 +1,4 @@
-//! A refusal on the wire: RFC 9457.
+//! Errors as HTTP responses: problem details of RFC 9457.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -8,11 +8,12 @@ use serde::Serialize;
 
 use crate::refusal::{Fault, Reason, Refusal};
 
-/// The answer with the path that was asked for, where it is a problem.
+/// Adds the requested path to a response with problem details. Errors of the middleware are turned into problem
+/// details.
 pub fn told(mut response: Response, path: &str) -> Response {
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let mut told = refusal.response(Some(path));
-        // What stands in its head besides, such as the length of a file.
+        // Other headers, such as the length of a file in `Content-Range`.
         for (name, value) in response.headers() {
             if *name != header::CONTENT_LENGTH {
                 told.headers_mut().insert(name.clone(), value.clone());
@@ -20,7 +21,7 @@ pub fn told(mut response: Response, path: &str) -> Response {
         }
         return told;
     }
-    // What was refused before a handler saw it.
+    // Rejected before a handler was called.
     let refusal = match response.status() {
         _ if !path.starts_with("/v1/") => return response,
         StatusCode::SERVICE_UNAVAILABLE => (Reason::Unavailable, "the answer took too long: try again"),
@@ -91,7 +92,7 @@ impl Refusal {
             Reason::TooManyRequests | Reason::Unavailable => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             }
-            // What is left of the body is not waited for.
+            // The connection is closed because the rest of the body is not read.
             Reason::RequestTimeout => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

@@ -1,4 +1,4 @@
-//! Where a request comes from when proxies stand between: what they say counts only as far as they are trusted.
+//! The address of a client behind proxies. Only what trusted proxies have written counts.
 //!
 //! ```text
 //! client 203.0.113.7 ──► proxy 10.0.0.2 ──► proxy 10.0.0.3 ──► this server
@@ -6,25 +6,25 @@
 //!                  (the client's) (the client) (its first proxy)
 //! ```
 //!
-//! Each proxy appends its neighbour, so the list is read from its end: the first address that no trusted proxy has is the
-//! client's. What stands before it was written by the client itself.
+//! Each proxy appends the address of its peer, so the list is read from its end: the first address that belongs to no
+//! trusted proxy is the client's. What stands before it was written by the client itself.
 
 use std::net::IpAddr;
 
 use axum::http::{HeaderMap, header};
 use ipnet::IpNet;
 
-/// Most hops that are looked at.
+/// Limit on the hops that are read.
 const MAX_HOPS: usize = 16;
 
-/// The proxies that are trusted.
+/// The networks of trusted proxies.
 #[derive(Clone, Debug, Default)]
 pub struct Proxies {
     networks: Vec<IpNet>,
 }
 
 impl Proxies {
-    /// Those of these networks.
+    /// Trusts the proxies in these networks.
     pub const fn new(networks: Vec<IpNet>) -> Self {
         Self { networks }
     }
@@ -33,14 +33,15 @@ impl Proxies {
         self.networks.iter().any(|network| network.contains(&address))
     }
 
-    /// Where a request comes from that `neighbour` has sent.
+    /// Returns the address of the client of a request that `neighbour` has sent.
     pub fn client(&self, neighbour: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut client = neighbour;
         if !self.trusts(client) {
             return client;
         }
         for hop in hops(headers).into_iter().rev().take(MAX_HOPS) {
-            // What can't be read was not written by a proxy that knows its neighbour: nothing before it is known either.
+            // An entry that is no address was not written by a proxy that knows its peer, so the entries before it are
+            // not trusted either.
             let Some(address) = hop else { return client };
             client = address;
             if !self.trusts(client) {
@@ -51,7 +52,8 @@ impl Proxies {
     }
 }
 
-/// The addresses that proxies have written, the newest last: of `X-Forwarded-For`, or of `Forwarded` where there is no other.
+/// Returns the addresses that proxies have written, the newest last: those of `X-Forwarded-For`, or those of
+/// `Forwarded` if there is no such header.
 fn hops(headers: &HeaderMap) -> Vec<Option<IpAddr>> {
     let texts = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
@@ -69,7 +71,7 @@ fn hops(headers: &HeaderMap) -> Vec<Option<IpAddr>> {
     texts(header::FORWARDED.as_str()).iter().map(of_element).collect()
 }
 
-/// An address with or without a port, one of version 6 with or without brackets.
+/// Parses an address with or without a port, IPv6 with or without brackets.
 fn address(text: &str) -> Option<IpAddr> {
     let plain = text.parse::<IpAddr>().ok();
     let bracketed = || text.strip_prefix('[')?.split_once(']')?.0.parse().ok();

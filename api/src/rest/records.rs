@@ -1,4 +1,4 @@
-//! What happened under a job: events, metrics, logs; as pages or live.
+//! Handlers for events, metrics and logs of a job, as pages or live streams.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::{Api, Asked, JobPath, Named, page, time, wrong};
 use crate::record::gravity;
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Most things on a page.
+/// Limit and default of the items of a page.
 const MOST: u32 = 10_000;
 const USUAL: u32 = 1000;
 
@@ -100,7 +100,7 @@ impl WhichPoints {
         mode.transpose()
     }
 
-    /// How many points the whole curve is to be thinned to, where it is.
+    /// Returns the number of points that the whole curve is thinned to; `None` if `maxPoints` is not set.
     fn thinned(&self, live: bool) -> Result<Option<u32>> {
         if self.max_points.is_some() && (live || self.after.unwrap_or(0) > 0 || self.attempt.is_some()) {
             return Err(wrong(
@@ -131,20 +131,20 @@ fn on_a_page(limit: Option<u32>) -> u32 {
     limit.unwrap_or(USUAL).clamp(1, MOST)
 }
 
-/// The level of this name, as the database orders them.
+/// Returns the number of a level, as the database orders them.
 fn gravest(name: Option<&str>) -> Result<Option<u8>> {
     let known = |name: &str| Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name));
     let wrong = || wrong("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR");
     name.map(|name| known(name).map(gravity).ok_or_else(wrong)).transpose()
 }
 
-/// Whether the client wants what comes, too.
+/// Whether the client requests a live stream.
 fn is_live(headers: &HeaderMap) -> bool {
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     accepts.contains("text/event-stream")
 }
 
-/// What the client heard last, on the connection it lost.
+/// Returns the position in `Last-Event-ID`, which a client sends when it reconnects.
 fn last_heard<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
     let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else { return Ok(None) };
     let read = value.to_str().ok().and_then(|text| text.parse().ok());
@@ -153,7 +153,7 @@ fn last_heard<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
     read.map(Some).ok_or_else(wrong)
 }
 
-/// After which number a live stream goes on.
+/// Returns the number after which a live stream begins.
 fn from(headers: &HeaderMap, after: Option<u64>) -> Result<u64> {
     Ok(last_heard(headers)?.or(after).unwrap_or(0))
 }
@@ -163,7 +163,7 @@ async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>
     api.job(path, uid).await
 }
 
-/// What was told about a job.
+/// Returns the events of a job.
 pub async fn events(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -182,7 +182,7 @@ pub async fn events(
     Ok(Json(page(events.iter().map(shown_event).collect(), full)).into_response())
 }
 
-/// The curves: each step once.
+/// Returns the curves of a job, with one point for each step.
 pub async fn metrics(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -198,7 +198,7 @@ pub async fn metrics(
     }
     let kinds = vec![Kind::Metric];
     let after = asked.after.unwrap_or(0);
-    // Of a step that was taken twice the point that counts; live, that is the newest so far.
+    // If a step ran twice, the point that counts; in a live stream, the newest so far.
     let query = Query { after, kinds, mode, attempt: asked.attempt, curve: true, ..Query::default() };
     if live {
         let query = Query { after: from(&headers, asked.after)?, ..query };
@@ -207,7 +207,7 @@ pub async fn metrics(
     pages(&api, &job, Query { limit: on_a_page(asked.limit), ..query }).await
 }
 
-/// What agents said.
+/// Returns the log lines of a job's agents.
 pub async fn logs(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -225,7 +225,7 @@ pub async fn logs(
     pages(&api, &job, query).await
 }
 
-/// Everything, live.
+/// Streams everything about a job.
 pub async fn follow(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -247,7 +247,7 @@ async fn pages(api: &Api, job: &Job, query: Query) -> Result<Response> {
     Ok(Json(page(entries.iter().map(shown_entry).collect(), full)).into_response())
 }
 
-/// An entry of the journal as clients see it: where it stands, and what it says.
+/// Returns the JSON of a journal entry for clients: number, time and attempt, and the fields of its body.
 pub fn shown_entry(entry: &Entry) -> Value {
     let mut shown = Map::new();
     shown.insert("number".to_owned(), entry.number.into());
@@ -276,7 +276,7 @@ pub struct Told {
     message: String,
 }
 
-/// An event as JSON.
+/// Returns the JSON of an event.
 pub fn shown_event(event: &Event) -> Value {
     let told = &event.event;
     json!(Told {

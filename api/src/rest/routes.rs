@@ -1,4 +1,4 @@
-//! The one table of routes: what is served, and what the OpenAPI document says of it.
+//! The table of routes. The router and the OpenAPI document are both built from it.
 
 use std::sync::Arc;
 
@@ -9,44 +9,44 @@ use serde_json::{Value, json};
 use super::openapi::{answer_of, schema_of};
 use super::{Api, appliance, files, jobs, openapi, records, session, tokens};
 
-/// Who may use a route.
+/// Access that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Everybody.
+    /// None: everyone may use it.
     Nothing,
-    /// Whoever has a token that is good.
+    /// A valid token or session.
     Token,
-    /// The same, and a session is none.
+    /// A valid token; a session is not accepted.
     Bearer,
-    /// A viewer of the namespace.
+    /// Role viewer in the namespace.
     Viewer,
-    /// An editor of the namespace.
+    /// Role editor in the namespace.
     Editor,
-    /// An administrator.
+    /// Role admin.
     Admin,
 }
 
-/// What comes back.
+/// Format of a successful response.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// JSON of this schema.
     Json(Value),
-    /// The same as pages, and live with `Accept: text/event-stream`.
+    /// Pages of JSON items of this schema, or a live stream with `Accept: text/event-stream`.
     Pages(Value),
-    /// Live only.
+    /// A live stream only.
     Live,
-    /// A file, by range.
+    /// A file, whole or by range.
     File,
-    /// Nothing but the status.
+    /// The status without a body.
     Status,
-    /// A page for people.
+    /// A page of HTML.
     Html,
 }
 
-/// What is sent along.
+/// Format of the request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// Nothing.
+    /// No body.
     None,
     /// A job: JSON, YAML or a form.
     Job,
@@ -56,27 +56,27 @@ pub enum Body {
 
 /// A route.
 pub struct Route {
-    /// In lower case, as OpenAPI has it.
+    /// Method in lower case, as in OpenAPI.
     pub method: &'static str,
-    /// With `{names}`.
+    /// Path with `{parameters}`.
     pub path: String,
-    /// Serves it.
+    /// Handler.
     pub handler: MethodRouter<Arc<Api>>,
-    /// One line.
+    /// Summary in one line, for the document.
     pub summary: &'static str,
-    /// Who may.
+    /// Access that it requires.
     pub needs: Needs,
-    /// What may stand behind `?`, an object's schema.
+    /// Schema of an object whose properties are the query parameters.
     pub query: Option<Value>,
-    /// What is sent.
+    /// Request body.
     pub body: Body,
-    /// The headers that are read, by their names in [`super::openapi`].
+    /// The request headers that it reads, by their names in [`super::openapi`].
     pub reads: &'static [&'static str],
-    /// The status of success.
+    /// Status of success.
     pub status: u16,
-    /// What comes.
+    /// Response body.
     pub answer: Answer,
-    /// The headers that come with it, by their names in [`super::openapi`].
+    /// The response headers that it sends, by their names in [`super::openapi`].
     pub tells: &'static [&'static str],
 }
 
@@ -126,7 +126,7 @@ impl Route {
         Self { answer, ..self }
     }
 
-    /// Answers with JSON of this component.
+    /// Sets the response to JSON of this component.
     fn gives(self, name: &str) -> Self {
         self.answers(Answer::Json(component(name)))
     }
@@ -136,12 +136,12 @@ impl Route {
     }
 }
 
-/// A reference to a component.
+/// Returns a reference to a component.
 fn component(name: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
-/// Every route.
+/// Returns all routes.
 pub fn all() -> Vec<Route> {
     let mut routes = of_jobs();
     routes.extend(of_records());

@@ -1,4 +1,4 @@
-//! A browser's session: a token traded for a cookie that no script can read and no other site's page can use.
+//! Sessions of browsers: a token is exchanged for a cookie that no script can read and no page of another site can use.
 
 use std::sync::Arc;
 
@@ -15,26 +15,27 @@ use super::who::{Rights, Who, bearer};
 use super::{Api, time};
 use crate::refusal::{Reason, Refusal, Result};
 
-/// Its name.
+/// Name of the cookie.
 pub const COOKIE: &str = "millrace_session";
-/// How long a session lasts, unless its token ends before.
+/// Duration of a session; it ends earlier if its token expires.
 const HOURS: i64 = 12;
 
-/// The secret in the cookie, if there is one.
+/// Returns the secret in the cookie, if there is one.
 pub fn secret(headers: &HeaderMap) -> Option<&str> {
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     cookies.flat_map(|value| value.split(';')).find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
 }
 
-/// Refuses what a page of another site has its visitor's browser send: with a cookie, whatever changes something must come
-/// from a page of this server.
+/// Checks that a request with a cookie which changes something comes from a page of this server, to reject cross-site
+/// request forgery.
 ///
 /// # Errors
-/// It does not.
+/// It comes from elsewhere, or the browser does not send its origin.
 pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<()> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
-    // A page of this host that came over plain HTTP is not this server's; browsers say so.
+    // The host alone does not tell apart a page of this host served over plain HTTP; browsers report that in this
+    // header.
     let same = text(HeaderName::from_static("sec-fetch-site")).is_none_or(|site| site == "same-origin");
     if method.is_safe() || same && origin.is_some() && origin == text(header::HOST) {
         return Ok(());
@@ -59,7 +60,7 @@ pub struct Ended {
     ended: bool,
 }
 
-/// Begins a session of whoever's token this is.
+/// Creates a session of the caller's token and sets its cookie.
 pub async fn begin(
     State(api): State<Arc<Api>>,
     who: Who,
@@ -71,7 +72,8 @@ pub async fn begin(
     let now = Timestamp::now().as_millisecond();
     let most = now + HOURS * 3_600_000;
     let Rights::Role { role, namespaces } = who.rights else {
-        // The cluster alone knows how long its token is good: it is what the browser keeps, and is asked about each time.
+        // Only the cluster knows when its token expires: the cookie holds the token itself, which is validated with
+        // each request.
         let told = Begun { name: who.name, expires_at: time(most) };
         return Ok((cookie(given, (most - now) / 1000)?, Json(told)));
     };
@@ -95,39 +97,39 @@ pub async fn begin(
     Ok((cookie(&secret, (until - now) / 1000)?, Json(Begun { name: who.name, expires_at: time(until) })))
 }
 
-/// What stands in the id of every session, and of no other token.
+/// Separator in the id of every session; other tokens have none.
 pub const MARK: &str = ".";
 
-/// The id of a session of the token `id`, which ends with it.
+/// Returns a new id for a session of the token `id`, which is revoked together with it.
 fn id_below(id: &str) -> String {
     format!("{id}{MARK}{}", uuid::Uuid::new_v4())
 }
 
-/// The id of the token that the session `id` belongs to, or of the token itself.
+/// Returns the id of the token that the session `id` belongs to, or `id` itself if it is a token's.
 pub fn token_of(id: &str) -> &str {
     id.split_once(MARK).map_or(id, |(token, _)| token)
 }
 
-/// Whether the token of this id is a session.
+/// Whether this is the id of a session.
 pub fn is_one(id: &str) -> bool {
     id.contains(MARK)
 }
 
-/// Whether `session` is one of the token `id`.
+/// Whether `session` is a session of the token `id`.
 pub fn is_below(session: &str, id: &str) -> bool {
     session.strip_prefix(id).is_some_and(|rest| rest.starts_with(MARK))
 }
 
-/// Forgets sessions that are over: nobody asks about one.
+/// Deletes expired sessions.
 ///
 /// # Errors
-/// The database's.
+/// The database fails.
 pub async fn forget(store: &Store) -> Result<()> {
     store.forget_tokens(Some(MARK), Timestamp::now().as_millisecond()).await?;
     Ok(())
 }
 
-/// Ends the session.
+/// Ends the session of the cookie and deletes the cookie. Idempotent.
 pub async fn end(
     State(api): State<Arc<Api>>,
     _: Who,

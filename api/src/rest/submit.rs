@@ -1,4 +1,5 @@
-//! From a request's body to an [`Order`]: a TrainJob as JSON or YAML, or the user's params file with what goes with it.
+//! Reads a submission from the body of a request: a TrainJob as JSON or YAML, or a form with the user's params file,
+//! its options and its uploads. The result is an [`Order`].
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,19 +23,20 @@ use super::{ALL, Api};
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, Order, SUBMITTED_BY, Text};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
-/// Header of a request that may be sent again.
+/// Header that makes a request safe to repeat.
 const KEY: &str = "idempotency-key";
-/// Most bytes of a job, as a TrainJob or as params with what goes with them: what an API server keeps of one object.
+/// Limit on a job, as a TrainJob, as params or as the options in the part `job`: the size of an object that an API
+/// server of Kubernetes accepts.
 const MAX_JOB_BYTES: usize = 1 << 20;
-/// Most files of a form.
+/// Limit on the number of uploads in a form.
 const MAX_FILES: usize = 1024;
-/// Longest name of a job, letters at the end of one that is made here, and what is left for its begin.
+/// Maximum length of the name of a job, number of characters of its generated suffix, and what is left for the prefix.
 const MOST_NAME: usize = 63;
 const TAIL: usize = 8;
 const MOST_BEGIN: usize = MOST_NAME - TAIL;
-/// What Kubernetes takes of `metadata.generateName`; what exceeds [`MOST_BEGIN`] is cut off, as there.
+/// Limit on `metadata.generateName`, as in Kubernetes; what exceeds [`MOST_BEGIN`] is cut off, as there.
 const MAX_GENERATE_NAME_BYTES: usize = 253;
-/// What of an object's metadata is the server's to give.
+/// Fields of an object's metadata that only the server sets.
 const GIVEN: [&str; 11] = [
     "creationTimestamp",
     "deletionGracePeriodSeconds",
@@ -49,7 +51,7 @@ const GIVEN: [&str; 11] = [
     "uid",
 ];
 
-/// How the names of annotations begin that are given here, and all of them.
+/// Prefix of the annotations that the server sets, and all of these annotations.
 const OURS: &str = "millrace.dev/";
 const ANNOTATIONS: [&str; 4] = [BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY, TRACEPARENT_ANNOTATION];
 
@@ -68,7 +70,7 @@ pub struct Beside {
     overrides: Map<String, Value>,
 }
 
-/// The flags there are.
+/// The runconfig keys that may be overridden.
 const OVERRIDES: [&str; 8] = [
     "max_steps",
     "eval_steps",
@@ -80,17 +82,18 @@ const OVERRIDES: [&str; 8] = [
     "logging",
 ];
 
-/// Reads the job that `who` submits to namespace `ns`, its documents on the pool for expensive work.
+/// Reads the job that `who` submits to namespace `ns`. The documents are parsed by the pool for expensive work.
 ///
 /// # Errors
-/// The body can't be read, or its params can't be understood; [`Reason::TooManyRequests`].
+/// The body can't be read, the params are invalid, or a limit of the pool or of the account is exceeded
+/// ([`Reason::TooManyRequests`]).
 pub async fn order(api: &Api, ns: &str, who: &Who, request: Request) -> Result<Order> {
     let place = api.compute.enter(&who.account)?;
     let submission = Submission::receive(ns, &who.name, &who.account, request).await?;
     api.compute.run_entered(place, move || submission.order()).await
 }
 
-/// A request to make a job, received whole and not understood yet.
+/// A request to create a job, completely received and not parsed yet.
 pub struct Submission {
     namespace: String,
     submitter: String,
@@ -98,15 +101,16 @@ pub struct Submission {
     /// The idempotency key of the request.
     key: Option<String>,
     sent: Sent,
-    /// The span of the request, where traces are sent.
+    /// The span of the request, if traces are exported.
     trace: Option<TraceParent>,
 }
 
 impl Submission {
-    /// Receives the body of a request to make a job in namespace `ns`.
+    /// Receives the body of a request to create a job in namespace `ns`.
     ///
     /// # Errors
-    /// The body is too slow, too long or of an unknown type; `ns` stands for all namespaces; the idempotency key is invalid.
+    /// The body is too slow, too long or of an unsupported media type; `ns` stands for all namespaces; the idempotency
+    /// key is invalid.
     pub async fn receive(ns: &str, submitter: &str, account: &str, request: Request) -> Result<Self> {
         if ns == ALL {
             let message = "a job is made in one namespace".to_owned();
@@ -118,10 +122,11 @@ impl Submission {
         Ok(Self { namespace, submitter, account, key, sent, trace: TraceParent::current() })
     }
 
-    /// Reads the documents of the body and completes the job. CPU-bound: its time grows with the length of the body.
+    /// Parses the documents of the body and completes the job. CPU-bound: the time grows with the length of the body.
     ///
     /// # Errors
-    /// A document can't be read, or the params can't be understood.
+    /// A document can't be read, the params are invalid, or the object has another kind or namespace, or an annotation
+    /// below `millrace.dev/` that the server does not set.
     pub fn order(self) -> Result<Order> {
         let Self { namespace, submitter, account, key, sent, trace } = self;
         let (mut object, texts, hash, stem) = sent.read()?;
@@ -137,7 +142,7 @@ impl Submission {
     }
 }
 
-/// A body that has come, and is not understood yet.
+/// A body that has been received and is not parsed yet.
 enum Sent {
     Json(Bytes),
     Yaml(Bytes),
@@ -150,9 +155,9 @@ struct Form {
     params: Option<Bytes>,
     beside: Option<Bytes>,
     files: Vec<(String, Bytes)>,
-    /// The name of the params file, without its ending.
+    /// Name of the params file without its extension; `None` if it is `params`.
     stem: Option<String>,
-    /// Of all parts, with their names.
+    /// Digest of all parts with their names and file names.
     digest: blake3::Hasher,
 }
 
@@ -166,7 +171,7 @@ async fn receive(request: Request) -> Result<Sent> {
     }
 }
 
-/// Refuses more than a job may have.
+/// Rejects a document longer than [`MAX_JOB_BYTES`].
 fn short(document: Bytes) -> Result<Bytes> {
     if document.len() <= MAX_JOB_BYTES {
         return Ok(document);
@@ -179,7 +184,7 @@ fn short(document: Bytes) -> Result<Bytes> {
 }
 
 impl Sent {
-    /// The object that a body holds or comes to, what travels with it, the body's digest, and the name of the params file.
+    /// Returns the object, the uploads, the digest of the body, and the name of the params file (forms only).
     fn read(self) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
         match self {
             Self::Json(body) => Ok((of_json("JSON", &body)?, Vec::new(), blake3::hash(&body), None)),
@@ -193,7 +198,7 @@ impl Sent {
     }
 }
 
-/// Fills in what a client may leave out.
+/// Fills in what a client may leave out, and sets what only the server sets.
 fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, stem: Option<&str>) -> Result<()> {
     let Value::Object(all) = object else {
         return Err(Refusal::new(Reason::BadRequest, "the body is not an object: send a TrainJob"));
@@ -217,7 +222,7 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     if metadata.get("namespace").is_some_and(|given| given != ns) {
         return fault("metadata.namespace", "another than in the address: write the same, or leave it out");
     }
-    // What a server gives is nobody's to ask for: whoever sends an object that they read means the rest of it.
+    // Fields that only the server sets are dropped, not rejected: a client may send an object that it has read.
     metadata.retain(|name, value| !GIVEN.contains(&name.as_str()) && !value.is_null());
     for words in ["labels", "annotations"] {
         if let Some(Value::Object(words)) = metadata.get_mut(words) {
@@ -249,7 +254,7 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     {
         return fault("metadata.annotations", &format!("{name}: names below {OURS} are the appliance's to give"));
     }
-    // Those of an object that was read.
+    // An object that was read from the server has these annotations of an earlier submission.
     ANNOTATIONS.iter().for_each(|name| drop(annotations.remove(*name)));
     annotations.insert(SUBMITTED_BY.to_owned(), submitter.into());
     if let Some(key) = key {
@@ -259,13 +264,14 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     Ok(())
 }
 
-/// How a name ends that nobody else has; with a key always the same, so that even a lost database makes no second job.
+/// Returns the suffix of a generated name. With a key it is derived from the key, so that a repeated request gets the
+/// same name and creates no second job even if the database is lost; without one it is random.
 fn tail(key: Option<&str>) -> String {
     let seed = key.map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
     blake3::hash(seed.as_bytes()).to_hex()[..TAIL].to_owned()
 }
 
-/// A name after the params file.
+/// Generates a name from the one of the params file.
 fn made_name(stem: &str, key: Option<&str>) -> String {
     let clean: String = stem
         .to_ascii_lowercase()
@@ -313,7 +319,7 @@ impl Form {
         Ok(form)
     }
 
-    /// A params file with what goes with it; see [`Sent::read`].
+    /// Reads the params file and its options; see [`Sent::read`].
     fn read(self) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
         let Self { params, beside, files, stem, digest } = self;
         let params = params.ok_or_else(|| bad_form(&"the part `params` is missing"))?;
@@ -345,7 +351,7 @@ fn stem_of(file: &str) -> Option<String> {
     (stem != "params").then(|| stem.to_owned())
 }
 
-/// Sets flags in the params.
+/// Sets the overridden flags in the runconfig of the params.
 fn apply(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
     for (key, value) in overrides.iter().filter(|(_, value)| !value.is_null()) {
         if !OVERRIDES.contains(&key.as_str()) {
@@ -357,7 +363,7 @@ fn apply(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Fills the spec from what runconfig says too.
+/// Fills the fields of the spec that are not set from the corresponding keys of runconfig.
 fn from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
     let run = &params["runconfig"];
     let mut fill = |field: &str, value: Option<Value>| {

@@ -1,4 +1,4 @@
-//! API tokens: made once, shown once, kept as a digest.
+//! API tokens. The secret is returned once, and only its digest is stored.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::who::{Act, EVERYWHERE, Role, Who};
 use super::{Api, Items, NAMESPACE, Named, is_label, session, time};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
-/// How a secret begins, so that scanners of leaked secrets know it.
+/// Prefix of secrets, by which scanners find leaked ones.
 pub(super) const PREFIX: &str = "mrt_";
 
 /// What is asked for.
@@ -36,26 +36,26 @@ pub struct NewToken {
     pub expires_in_seconds: Option<u32>,
 }
 
-/// The digest that is kept of a secret. A secret has 244 random bits, so that a fast digest is a safe one.
+/// Returns the digest of a secret that is stored. A secret has 244 random bits, so a fast digest is safe.
 pub fn secret_hash(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
 }
 
-/// Whether a secret looks like one of this server's.
+/// Whether a secret has the form of an API token of this server.
 pub(super) fn is_ours(secret: &str) -> bool {
     secret.starts_with(PREFIX)
 }
 
-/// A secret that nobody has had before.
+/// Generates a secret.
 pub(super) fn new_secret() -> String {
     format!("{PREFIX}{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
 }
 
 impl NewToken {
-    /// The token to keep, and its secret.
+    /// Generates a token; returns its record and its secret.
     ///
     /// # Errors
-    /// A field is wrong.
+    /// A field is invalid.
     pub fn make(&self) -> Result<(Token, String)> {
         let fault = |field: &str, message: &str| {
             Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message: message.to_owned() }]))
@@ -147,16 +147,16 @@ fn shown(token: &Token) -> Shown {
     }
 }
 
-/// All tokens, without their secrets.
+/// Lists all tokens, without their secrets.
 pub async fn list(State(api): State<Arc<Api>>, who: Who) -> Result<Json<Items<Shown>>> {
     who.may(Act::ListTokens, "", "").await?;
     let tokens = api.store.tokens().await?;
-    // A browser's sessions go with their token.
+    // Sessions are not listed: they end with their token.
     let tokens = tokens.iter().filter(|token| !session::is_one(&token.id));
     Ok(Json(Items { items: tokens.map(shown).collect() }))
 }
 
-/// Makes a token; the only time its secret is seen.
+/// Creates a token. This is the only response with its secret.
 pub async fn create(State(api): State<Arc<Api>>, who: Who, request: Request) -> Result<(StatusCode, Json<Made>)> {
     who.may(Act::CreateToken, "", "").await?;
     let (token, secret) = sent::<NewToken>(request).await?.make()?;
@@ -164,7 +164,7 @@ pub async fn create(State(api): State<Arc<Api>>, who: Who, request: Request) -> 
     Ok((StatusCode::CREATED, Json(Made { shown: shown(&token), token: secret })))
 }
 
-/// Revokes a token at once, and its sessions.
+/// Revokes a token and its sessions immediately.
 pub async fn revoke(State(api): State<Arc<Api>>, who: Who, Named(id): Named<String>) -> Result<Json<Revoked>> {
     who.may(Act::DeleteToken, "", "").await?;
     let now = Timestamp::now().as_millisecond();

@@ -1,4 +1,4 @@
-//! Small texts that travel along with a params file: they become a volume of the job's, and the params name them there.
+//! Files that are uploaded with a params file: they become a volume of the job, and the params name them there.
 
 use std::collections::HashMap;
 
@@ -10,20 +10,20 @@ use serde_json::{Map, Value, json};
 use crate::backend::{Text, Texts};
 use crate::refusal::{Fault, Reason, Refusal, Result};
 
-/// Where texts that travel along are found by a job's agents.
+/// Directory of the uploads in the pods of a job.
 pub const TEXTS: &str = "/var/lib/millrace/texts";
-/// Name of their volume, which no volume of the user's may have when there are texts.
+/// Name of their volume. A user's volume must not have it if the job has uploads.
 const TEXTS_VOLUME: &str = "texts";
-/// Most bytes of them all, with their names: what a ConfigMap holds.
+/// Limit on all uploads together, with their names: what a ConfigMap holds.
 const MOST_TEXT: usize = 1 << 20;
-/// Most comparisons of a letter of a file's path with one of a glob: below a second.
+/// Limit on comparisons of a byte of a file's path with one of a glob: less than a second.
 const MAX_COMPARISONS: usize = 1 << 25;
 
-/// Puts texts that travel along into a volume of the job's, and has the params name them there.
+/// Moves uploads into a volume of the job, and makes the params name them there. Returns the files of the volume.
 ///
 /// # Errors
-/// One is no UTF-8, is not named by the params, or they are too long together; a volume of the user's has the name or the
-/// directory that is reserved for them.
+/// A file is not UTF-8, is not named by the params, or exceeds the limit on all of them; the globs take too long to
+/// match; a volume or mount of the user has the reserved name or directory.
 pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
     let named = Names::of(params);
     named.check_work(&files)?;
@@ -37,11 +37,11 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
         let clean =
             |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
         let file: String = file.chars().map(clean).collect();
-        // Of several names that stand for it the first: the text is one.
+        // If several names match, the first one counts, so that a file is uploaded once.
         let Some((group, stands_for)) = named.standing_for(&path) else {
             return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
         };
-        // Texts of one glob keep their order.
+        // The number keeps the order of the files of one glob.
         let name = format!("{group}-{at:04}-{file}");
         let name = FileName::new(name).map_err(|error| fault(error.to_string()))?;
         let by = if *stands_for == path { format!("{TEXTS}/{name}") } else { format!("{TEXTS}/{group}-*") };
@@ -69,7 +69,7 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
     Ok(texts)
 }
 
-/// Adds to a list of the spec an item whose `key` is `value`, which no item of the user's may have.
+/// Adds to a list of the spec an item whose `key` is `value`, which no item of the user may have.
 fn reserve(spec: &mut Map<String, Value>, field: &str, key: &str, value: &str, mut item: Value) -> Result<()> {
     let fault =
         |field: String, message: String| Err(Refusal::invalid(vec![Fault { field: format!("spec.{field}"), message }]));
@@ -85,8 +85,8 @@ fn reserve(spec: &mut Map<String, Value>, field: &str, key: &str, value: &str, m
     Ok(())
 }
 
-/// Names the ConfigMap of the texts by whose they are and what is in it, so that a repeated request means the same one and
-/// nobody changes another's; enters the name into the volume that [`travel`] has added.
+/// Names the ConfigMap of the uploads by a digest of the job's name and of the files, and enters that name into the
+/// volume that [`travel`] has added. A repeated request thus gives the same ConfigMap, and two jobs never share one.
 pub fn name_texts(object: &mut Value, files: Vec<Text>) -> Result<Option<Texts>> {
     if files.is_empty() {
         return Ok(None);
@@ -106,11 +106,11 @@ pub fn name_texts(object: &mut Value, files: Vec<Text>) -> Result<Option<Texts>>
     Ok(Some(Texts { config_map, files }))
 }
 
-/// The paths that the params name as data, each once and by its number.
+/// The data paths of the params, each once with its index.
 #[derive(Default)]
 struct Names {
     all: Vec<String>,
-    /// Number of each.
+    /// Index of each.
     plain: HashMap<String, usize>,
     globs: Vec<(usize, Pattern)>,
 }
@@ -134,13 +134,13 @@ impl Names {
             return;
         }
         self.plain.insert(name.to_owned(), number);
-        // What is no glob is a path that is like no other.
+        // A name that is not a glob matches only the equal path.
         let glob = name.contains(['*', '?', '[']).then(|| Pattern::new(name).ok()).flatten();
         self.globs.extend(glob.map(|glob| (number, glob)));
         self.all.push(name.to_owned());
     }
 
-    /// The first name that stands for the text at `path`: it is that path, or a glob that finds it.
+    /// Returns the first name that matches the file at `path`: that path itself, or a glob.
     fn standing_for(&self, path: &str) -> Option<(usize, &String)> {
         let plain = self.plain.get(path).copied();
         let before = |number: usize| plain.is_none_or(|plain| number < plain);
@@ -149,7 +149,8 @@ impl Names {
         Some((found, self.all.get(found)?))
     }
 
-    /// Refuses globs and files of which the comparison takes long: each letter of the one may be compared with each of the other.
+    /// Rejects globs and files whose matching takes too long: in the worst case each byte of a path is compared with
+    /// each of a glob.
     fn check_work(&self, files: &[(String, Bytes)]) -> Result<()> {
         let of_globs: usize = self.globs.iter().map(|(_, glob)| glob.as_str().len()).sum();
         let of_paths: usize = files.iter().map(|(path, _)| path.len()).sum();
@@ -166,7 +167,7 @@ impl Names {
     }
 }
 
-/// Replaces what `by` has another name for where `value`, a string or a list of them, has it.
+/// Replaces names by those of `by` in `value`, a string or a list of strings.
 fn rename(value: &mut Value, by: &HashMap<String, String>) {
     match value {
         Value::String(text) => {

@@ -1,4 +1,4 @@
-//! Who asks, and what they may.
+//! Authentication and authorization of clients.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,33 +16,33 @@ use crate::judge::{Judge, Question};
 use crate::refusal::{Reason, Refusal, Result};
 use crate::request;
 
-/// How the server finds out who asks.
+/// How clients are authenticated.
 #[derive(Clone)]
 pub enum Access {
-    /// Whoever reaches it may do everything: it listens on this machine only.
+    /// Everyone who reaches the server may do everything: it listens on this machine only.
     Open,
-    /// By a token of its own.
+    /// By API tokens of this server.
     Tokens,
-    /// By a token of its own or of the cluster's, whose rights are then asked for.
+    /// By API tokens of this server or tokens of the cluster. The permissions of the latter are checked by the cluster.
     Cluster(Arc<dyn Judge>),
 }
 
-/// What somebody may do; each may what those before it may.
+/// Role of an API token. Each role includes the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Look at jobs, events, metrics and logs.
+    /// May read jobs, events, metrics and logs.
     Viewer,
-    /// Submit and change jobs, and fetch their files.
+    /// May submit and change jobs, and read their files.
     Editor,
-    /// Make tokens.
+    /// May manage API tokens.
     Admin,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles, in ascending order.
     pub const ALL: [Self; 3] = [Self::Viewer, Self::Editor, Self::Admin];
 
-    /// Its name.
+    /// Returns the name of the role in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Viewer => "viewer",
@@ -51,45 +51,45 @@ impl Role {
         }
     }
 
-    /// The role of a name.
+    /// Returns the role with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == name)
     }
 }
 
-/// What somebody wants to do.
+/// An action that requires a permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// See jobs: lists, the queue, plans.
+    /// List jobs, read the queue, plan a job.
     List,
-    /// See a job, its events and its curves.
+    /// Read a job, its events and its curves.
     Read,
-    /// Read what its agents said.
+    /// Read the logs of its agents.
     ReadLogs,
-    /// Fetch what it has written.
+    /// Read its checkpoints and artifacts.
     ReadFiles,
     /// Submit a job.
     Create,
     /// Suspend or resume it.
     Change,
-    /// Change its number of systems.
+    /// Change the number of its systems.
     Scale,
     /// Delete it.
     Delete,
-    /// See what a job can mount.
+    /// List the volumes that a job can mount.
     ListVolumes,
-    /// See the machine.
+    /// Read the appliance.
     ReadAppliance,
-    /// See all API tokens, make one, revoke one.
+    /// List all API tokens.
     ListTokens,
-    /// See [`Act::ListTokens`].
+    /// Create an API token.
     CreateToken,
-    /// See [`Act::ListTokens`].
+    /// Revoke an API token.
     DeleteToken,
 }
 
 impl Act {
-    /// The least role of an API token for it.
+    /// Returns the lowest role of an API token that may perform the action.
     const fn role(self) -> Role {
         match self {
             Self::List | Self::Read | Self::ReadLogs | Self::ListVolumes | Self::ReadAppliance => Role::Viewer,
@@ -98,7 +98,7 @@ impl Act {
         }
     }
 
-    /// What it is called where rights are a cluster's: verb, resource and subresource.
+    /// Returns verb, resource and subresource of the permission in Kubernetes.
     const fn right(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::List => ("list", JOBS, ""),
@@ -124,48 +124,49 @@ impl Act {
     }
 }
 
-/// Stands for all namespaces among those of a token.
+/// Stands for all namespaces in the namespaces of a token.
 pub const EVERYWHERE: &str = "*";
 const JOBS: &str = "trainjobs";
 const CLAIMS: &str = "persistentvolumeclaims";
 
-/// Who asks.
+/// An authenticated client.
 #[derive(Clone)]
 pub struct Who {
-    /// Stands on what they submit.
+    /// Name of the token or account; recorded as the submitter of its jobs.
     pub name: String,
-    /// Whose budget their requests are counted on: the id of their token, or their name in the cluster.
+    /// Account whose budget pays for the requests: the id of the API token, also for its sessions; `user:` and the name
+    /// in the cluster; or `local` on a server without tokens.
     pub account: String,
-    /// What they may.
+    /// Permissions.
     pub rights: Rights,
-    /// How they showed who they are; nothing where nobody is asked.
+    /// The credential, for later checks; `None` if the server requires none.
     proof: Option<Proof>,
 }
 
-/// A token, and where it came from.
+/// A token, and the address that sent it.
 #[derive(Clone)]
 struct Proof {
     secret: String,
     from: IpAddr,
 }
 
-/// What somebody may.
+/// Permissions of a client.
 #[derive(Clone)]
 pub enum Rights {
-    /// What an API token says.
+    /// Those of an API token.
     Role {
-        /// What.
+        /// Role.
         role: Role,
-        /// Where; `*` is everywhere.
+        /// Namespaces; `*` is all.
         namespaces: Vec<String>,
     },
-    /// What the cluster says, asked for each act.
+    /// Those of an account of the cluster, which is asked about each action.
     Cluster(Arc<dyn Judge>, Arc<UserInfo>),
 }
 
 impl Who {
-    /// Refuses who may not do this to the object `name`, or to all where that is empty, of this namespace, or of all
-    /// namespaces and what lies in none where that is empty.
+    /// Checks that the client may perform `act` on the object `name`. An empty `name` means all objects of `namespace`,
+    /// an empty `namespace` all namespaces and cluster-scoped objects.
     pub async fn may(&self, act: Act, namespace: &str, name: &str) -> Result<()> {
         let (role, namespaces) = match &self.rights {
             Rights::Role { role, namespaces } => (role, namespaces),
@@ -174,7 +175,7 @@ impl Who {
                 return if judge.may(user, &question).await? { Ok(()) } else { Err(self.refused(&question)) };
             }
         };
-        // The machine is in no namespace: whoever may look at jobs somewhere may look at what they share.
+        // The appliance is in no namespace: a token for any namespace may read it.
         let there = act == Act::ReadAppliance
             || namespaces.iter().any(|known| known == EVERYWHERE || known == namespace && !namespace.is_empty());
         if *role >= act.role() && there {
@@ -192,13 +193,13 @@ impl Who {
         Err(Refusal::new(Reason::Forbidden, detail))
     }
 
-    /// Refuses who may not do this any more, for what goes on for long.
+    /// Checks again, with the current state of the credential, that the client may perform `act`. For long streams.
     pub async fn still_may(&self, api: &Api, act: Act, namespace: &str, name: &str) -> Result<()> {
         let Some(Proof { secret, from }) = &self.proof else { return Ok(()) };
         by_token(api, secret, *from).await?.1.may(act, namespace, name).await
     }
 
-    /// Whether they may see the jobs of a namespace.
+    /// Whether the client may list the jobs of a namespace.
     pub async fn sees(&self, namespace: &str) -> Result<bool> {
         match self.may(Act::List, namespace, "").await {
             Ok(()) => Ok(true),
@@ -207,10 +208,10 @@ impl Who {
         }
     }
 
-    /// The namespaces whose jobs they may see; `None` where that is all of them.
+    /// Returns the namespaces whose jobs the client may list; `None` means all.
     ///
     /// # Errors
-    /// Whose rights are a cluster's must name one, unless they may see all.
+    /// An account of a cluster may not list all namespaces, and has to name one.
     pub async fn seen_namespaces(&self) -> Result<Option<Vec<String>>> {
         match &self.rights {
             Rights::Role { namespaces, .. } if !namespaces.iter().any(|known| known == EVERYWHERE) => {
@@ -259,9 +260,9 @@ impl FromRequestParts<Arc<Api>> for Who {
     }
 }
 
-/// Who asks, and the id of their token.
+/// Authenticates a request; also returns the id that its rate is counted by.
 async fn find(parts: &mut Parts, api: &Arc<Api>, from: IpAddr) -> Result<(String, Who)> {
-    // A token never stands where logs and histories keep it.
+    // A token in the address would be recorded in logs and browser histories.
     let Asked(asked) = Asked::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
     if asked.keys().any(|key| key == "token" || key == "access_token") {
         let detail = "a token travels in the header Authorization, never in the address";
@@ -286,12 +287,12 @@ async fn find(parts: &mut Parts, api: &Arc<Api>, from: IpAddr) -> Result<(String
     }
 }
 
-/// What a request was sent with to show who asks, whether it is good or not.
+/// Returns the credential of a request, valid or not.
 fn sent_secret(headers: &HeaderMap) -> Option<&str> {
     bearer(headers).ok().flatten().or_else(|| session::secret(headers))
 }
 
-/// The token in the header `Authorization`, if there is one.
+/// Returns the token in the header `Authorization`, if there is one.
 pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let secret = value.to_str().ok().and_then(|text| {
@@ -313,11 +314,11 @@ async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)
     if let Access::Cluster(judge) = &api.access
         && !is_ours(secret)
     {
-        // Before the cluster is asked: it is everybody's.
+        // The limit applies before the request to the API server of the cluster, which is a shared resource.
         let may_ask = || api.pace.count_token(secret, from);
         let user = judge.who(secret, &may_ask).await?.ok_or_else(refused)?;
         let name = user.username.clone().unwrap_or_default();
-        // No id of a token of ours has a colon.
+        // The prefix can't collide with the id of an API token, which has no colon.
         let rights = Rights::Cluster(judge.clone(), Arc::new(user));
         let id = format!("user:{name}");
         return Ok((id.clone(), Who { name, account: id, rights, proof }));
@@ -327,14 +328,15 @@ async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)
     let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
     let role = Role::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
     api.store.touch_token(&token, now).await?;
-    // All sessions of a token have one budget.
+    // All sessions of a token share one budget.
     let account = session::token_of(&token.id).to_owned();
     let rights = Rights::Role { role, namespaces: token.namespaces };
     Ok((token.id, Who { name: token.name, account, rights, proof }))
 }
 
-/// An open server is this machine's, and not any web page's that a browser on it shows: neither one of another origin nor one
-/// whose name was made to lead here.
+/// Checks that a request to a server without tokens was sent by a program of this machine. A web page in a browser of
+/// this machine must not use the server: neither a page of another origin, nor one whose host name was made to resolve
+/// to this machine (DNS rebinding).
 fn from_this_machine(headers: &HeaderMap) -> Result<()> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let local = |host: &str| {

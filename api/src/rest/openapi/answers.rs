@@ -1,11 +1,11 @@
-//! What comes back from a route.
+//! The responses of a route in the OpenAPI document.
 
 use serde_json::{Value, json};
 
 use super::super::routes::{Answer, Body, Route};
 use super::headers;
 
-/// The answers of a route.
+/// Returns the responses of a route by their status.
 pub fn responses(route: &Route) -> Value {
     let of_json = |schema: &Value| json!({"application/json": {"schema": schema}});
     let stream = json!({"schema": {"type": "string", "description": "Server-sent events; each id is where Last-Event-ID goes on."}});
@@ -28,7 +28,7 @@ pub fn responses(route: &Route) -> Value {
     }
     let mut responses = json!({route.status.to_string(): success});
     if route.status == 201 && route.body == Body::Job {
-        // The same request made it before, or it is only tried.
+        // The same request created the job before, or it is a dry run.
         responses["200"] = success.clone();
         responses["200"]["headers"] = told(&["Idempotent-Replay"]);
     }

@@ -1,12 +1,12 @@
-//! The headers that routes read and tell, by name. `Accept`, `Authorization` and `Content-Type` are not among them: OpenAPI
-//! says them otherwise.
+//! The headers that routes read and send, by name. OpenAPI has other means for `Accept`, `Authorization` and
+//! `Content-Type`.
 
 use serde_json::{Map, Value, json};
 
-/// What every answer has.
+/// Header of every response.
 const ALWAYS: &str = "X-Request-Id";
 
-/// Headers of answers: what they are called, what they say, and the type of that.
+/// Response headers: name, description and type.
 const TOLD: [(&str, &str, &str); 9] = [
     ("Accept-Ranges", "`bytes`: parts of the file can be asked for.", "string"),
     ("Content-Range", "Which part this is, and how long the whole is.", "string"),
@@ -19,7 +19,7 @@ const TOLD: [(&str, &str, &str); 9] = [
     (ALWAYS, "Names this answer in the server's log.", "string"),
 ];
 
-/// Headers of requests: what they are called, what they ask for, and the schema of that.
+/// Returns the request headers: name, description and schema.
 fn read() -> [(&'static str, &'static str, Value); 5] {
     let text = json!({"type": "string"});
     let named = "Names the request: sent again, with the same body, it makes no second job.";
@@ -44,21 +44,21 @@ fn read() -> [(&'static str, &'static str, Value); 5] {
     ]
 }
 
-/// The header of a request as a parameter.
+/// Returns a request header as a parameter.
 pub fn parameter(name: &str) -> Value {
     let found = read().into_iter().find(|(known, ..)| *known == name);
     let (_, description, schema) = found.unwrap_or_default();
     json!({"name": name, "in": "header", "required": false, "description": description, "schema": schema})
 }
 
-/// References to headers of an answer.
+/// Returns references to response headers, with the one of every response.
 pub fn told<'a>(names: impl IntoIterator<Item = &'a str>) -> Value {
     let names = names.into_iter().chain([ALWAYS]);
     let reference = |name: &str| (name.to_owned(), json!({"$ref": format!("#/components/headers/{name}")}));
     Value::Object(names.map(reference).collect::<Map<_, _>>())
 }
 
-/// Every header of an answer.
+/// Returns the components of all response headers.
 pub fn components() -> Value {
     let header = |(name, description, kind): (&str, &str, &str)| {
         (name.to_owned(), json!({"description": description, "schema": {"type": kind}}))

@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document, made from the table of routes and the types.
+//! The OpenAPI 3.1 document, generated from the table of routes and the types.
 
 mod answers;
 mod headers;
@@ -17,11 +17,11 @@ pub use self::page::{home, page};
 use super::routes::{Body, Needs, Route, all};
 use super::session::COOKIE;
 
-/// The document. It is the same for every server of this version.
+/// Builds the document. It is the same for every server of this version.
 pub fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for route in all() {
-        // OpenAPI knows no rest of a path: what stands there is one parameter with slashes in it.
+        // OpenAPI has no parameter for the rest of a path: it becomes one parameter with slashes in it.
         let path = route.path.replace("{*path}", "{path}");
         let methods = paths.entry(path).or_insert_with(|| json!({}));
         methods[route.method] = operation(&route);
@@ -51,17 +51,17 @@ pub fn document() -> Value {
 
 /// Serves the document.
 pub async fn served() -> ([(HeaderName, &'static str); 1], Bytes) {
-    // Anybody may ask for it, and making it takes a while.
+    // Unauthenticated clients may request it, and building it takes a while.
     static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.clone())
 }
 
-/// The schema of a type that is read, whole in itself.
+/// Returns the schema of a type that is deserialized, with its subschemas inlined.
 pub fn schema_of<T: JsonSchema>() -> Value {
     whole::<T>(SchemaSettings::draft2020_12())
 }
 
-/// The schema of a type that is told.
+/// Returns the schema of a type that is serialized, with its subschemas inlined.
 pub fn answer_of<T: JsonSchema>() -> Value {
     whole::<T>(SchemaSettings::draft2020_12().for_serialize())
 }
@@ -70,7 +70,7 @@ fn whole<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
     settings.meta_schema = None;
     settings.inline_subschemas = true;
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
-    // What it is called is told by what names it here.
+    // The place that refers to the schema has the name.
     schema.remove("title");
     schema.to_value()
 }
@@ -123,7 +123,7 @@ fn query_parameters(query: Option<&Value>) -> Vec<Value> {
     let parameter = |(name, schema): (&String, &Value)| {
         let mut schema = schema.clone();
         let description = schema.as_object_mut().and_then(|schema| schema.remove("description"));
-        // What is left out is absent; nothing in an address is null.
+        // A query parameter is absent, never null.
         if let Some(kinds) = schema["type"].as_array() {
             schema["type"] = kinds.iter().find(|kind| *kind != "null").cloned().unwrap_or_default();
         }

@@ -1,4 +1,4 @@
-//! The document for people.
+//! The API documentation as HTML.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -10,20 +10,20 @@ use serde_json::Value;
 use super::super::routes::all;
 use super::operation;
 
-/// The document as a page: every route, who may use it, what it takes.
+/// Serves the document as a page: every route, the access that it requires, and its parameters.
 pub async fn page() -> Html<Bytes> {
     static PAGE: LazyLock<Bytes> = LazyLock::new(|| drawn().into());
     Html(PAGE.clone())
 }
 
-/// The start of every page.
+/// Beginning of every page.
 const HEAD: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>Millrace</title><style>\
      body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
      code,pre{background:#eee;padding:.1em .3em}pre{padding:1em;overflow-x:auto}table{border-collapse:collapse}\
      td{padding:.1em 1em .1em 0;vertical-align:top}\
      @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}code,pre{background:#333}a{color:#8cf}}</style>";
 
-/// The page at `/`: what this server is, and how to use it.
+/// Serves the page at `/`: what this server is, and how to use it.
 pub async fn home() -> Html<String> {
     let version = env!("CARGO_PKG_VERSION");
     Html(format!(
@@ -45,7 +45,7 @@ fn drawn() -> String {
     );
     for route in all() {
         let operation = operation(&route);
-        // Writing into a string can't fail; nothing here is anybody's input.
+        // Writing into a string can't fail. Nothing is escaped because the page has no input of users.
         let _ = write!(
             text,
             "<h3><code>{} {}</code></h3><p>{}. {}",

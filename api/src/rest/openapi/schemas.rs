@@ -1,4 +1,4 @@
-//! What stands in requests and answers: from the types where there is one.
+//! The named schemas of requests and responses, generated from types where one exists.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::backend::Volume;
 use crate::definition::{object_schema, schemas};
 use crate::files::{CheckpointFiles, FileInfo};
 
-/// Every schema that has a name.
+/// Returns all named schemas.
 pub fn components() -> Value {
     let [_, job] = schemas();
     let mut new_job = object_schema(&job, true);
@@ -26,7 +26,8 @@ pub fn components() -> Value {
         "Beside": schema_of::<Beside>(),
         "Scale": schema_of::<jobs::Scale>(),
         "Event": answer_of::<records::Told>(),
-        // These two are what a coordinator told, of whichever version it was.
+        // Metrics and logs are passed on as the coordinator wrote them, whatever its version, so there is no type for
+        // them.
         "Metric": {"type": "object", "properties": {
             "number": {"type": "integer"}, "time": text(), "attempt": {"type": "integer"}, "step": {"type": "integer"},
             "loss": {"type": "number"}, "mode": {"const": "eval"}, "learning_rate": {"type": "number"},
