@@ -1,4 +1,4 @@
-//! Appliances, where no Kubernetes keeps them: spec and ledger in one document.
+//! Appliances of a server without Kubernetes: spec and ledger in one document.
 
 use sqlx::any::AnyRow;
 
@@ -6,14 +6,14 @@ use crate::Store;
 use crate::error::Result;
 use crate::sql::{Columns, signed, sql};
 
-/// An appliance as it is remembered.
+/// The row of an appliance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Appliance {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// 1 at first, raised by every write.
+    /// 1 at creation, raised by every write.
     pub version: u64,
-    /// The Appliance, JSON.
+    /// The Appliance as JSON.
     pub document: String,
 }
 
@@ -24,28 +24,28 @@ impl Appliance {
 }
 
 impl Store {
-    /// The appliance of a name.
+    /// Returns the appliance with this name.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
         let found = sql("SELECT name, version, document FROM appliances WHERE name = $1");
         found.bind(name).first(&self.inner.read).await?.as_ref().map(Appliance::read).transpose()
     }
 
-    /// All appliances, by name.
+    /// Returns all appliances, ordered by name.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn appliances(&self) -> Result<Vec<Appliance>> {
         let all = sql("SELECT name, version, document FROM appliances ORDER BY name");
         all.all(&self.inner.read, Appliance::read).await
     }
 
-    /// Adds an appliance, of version 1; false where one of this name is there, which stays as it is.
+    /// Adds an appliance with version 1; returns false and changes nothing if one of this name exists.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn create_appliance(&self, name: &str, document: &str) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let added = sql("INSERT INTO appliances (name, version, document) VALUES ($1, 1, $2) ON CONFLICT DO NOTHING")
@@ -57,10 +57,11 @@ impl Store {
         Ok(added == 1)
     }
 
-    /// Writes an appliance and gives its new version; none where another version stands there: then nothing was written.
+    /// Replaces the document of an appliance with version `expected`, and returns its new version. Returns `None` and
+    /// writes nothing if the version differs or the appliance does not exist.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn replace_appliance(&self, name: &str, expected: u64, document: &str) -> Result<Option<u64>> {
         let mut transaction = self.begin().await?;
         let replaced =

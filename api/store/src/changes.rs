@@ -1,25 +1,25 @@
-//! Word of what was written, for streams that follow a job.
+//! Notifications of writes, for streams that follow a job.
 
 use tokio::sync::broadcast::Receiver;
 
 use crate::Store;
 
-/// How many changes a listener may be behind before it misses some.
+/// Number of changes that a listener may be behind before it misses some.
 pub(crate) const BEHIND_MAX: usize = 1024;
 
-/// Something new stands under a job.
+/// A notification of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The job.
+    /// UID of the job.
     pub uid: String,
-    /// What of it.
+    /// The part that changed.
     pub what: What,
 }
 
-/// What of a job changed.
+/// A part of a job that can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
-    /// The job itself: it was made, changed, deleted or forgotten.
+    /// The job itself: it was created, changed, deleted, or removed from the database.
     Job,
     /// Its journal has new entries.
     Entries,
@@ -28,16 +28,17 @@ pub enum What {
 }
 
 impl Store {
-    /// Changes from now on, each told after it was committed. It is a hint to look, not what to rely on: only writes of this
-    /// process are told, a listener that falls behind misses some (`RecvError::Lagged`: look at everything), and a call
-    /// whose future is dropped while it commits tells nothing. Whoever follows a job also looks by itself now and then; with
-    /// several servers over one PostgreSQL that is all that tells it of the others' writes.
+    /// Returns a receiver of the changes from now on. A change is sent after its commit. Changes are hints, not a
+    /// reliable log: only writes of this process are sent; a listener that falls behind misses some
+    /// (`RecvError::Lagged`: read everything again); and a call whose future is dropped during its commit sends
+    /// nothing. A stream that follows a job therefore also polls from time to time; with several servers on one
+    /// PostgreSQL, polling is the only way to see the writes of the others.
     pub fn changes(&self) -> Receiver<Change> {
         self.inner.changes.subscribe()
     }
 
     pub(crate) fn tell(&self, uid: &str, what: What) {
-        // Fails only where nobody listens.
+        // Fails only if there are no listeners.
         let _ = self.inner.changes.send(Change { uid: uid.to_owned(), what });
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with the database, as sentences for the person who runs the server.
+//! Errors of the database, with messages for the operator of the server.
 
 use std::path::PathBuf;
 
@@ -7,100 +7,100 @@ use sqlx::error::{DatabaseError, ErrorKind};
 /// A `Result` of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a database can't be opened, read or written. None of these ever tells a password.
+/// An error of opening, reading or writing a database. No message contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The URL names no database of a known kind.
+    /// The URL does not name a database of a supported kind.
     #[error("{0}; give sqlite:PATH, sqlite::memory: or postgres://USER@HOST/DATABASE")]
     Url(String),
-    /// There is no directory where the file shall be.
+    /// The directory of the file does not exist.
     #[error("the directory {} for the database does not exist; create it, or name another path", directory.display())]
     NoDirectory {
         /// The directory.
         directory: PathBuf,
     },
-    /// The file, or its directory, can't be written.
+    /// The file or its directory is not writable.
     #[error(
         "the database {location} can't be opened for writing: {cause}; let this program's user write to the file and to its directory"
     )]
     Unwritable {
         /// The database.
         location: String,
-        /// What the system or SQLite said.
+        /// Message of the system or of SQLite.
         cause: String,
     },
-    /// The file is there and is something else.
+    /// The file exists and is not an SQLite database.
     #[error("{location} is not an SQLite database; name another path, or move the file away")]
     NotADatabase {
         /// The file.
         location: String,
     },
-    /// A later version of this program has been here.
+    /// A later version of this program has migrated the database.
     #[error(
         "the database {location} has schema {found}, of a later version; this one knows schemas up to {known}: run the later version, or restore a backup from before the upgrade"
     )]
     Newer {
         /// The database.
         location: String,
-        /// The first schema that is not known here.
+        /// The first schema number that is not known here.
         found: i64,
-        /// The newest schema that is.
+        /// The newest schema number that is known here.
         known: i64,
     },
-    /// The schema can't be brought up to date. A migration is made whole or not at all.
+    /// A migration failed. Each migration is applied completely or not at all.
     #[error(
         "the schema of the database {location} can't be brought up to date: {cause}; nothing of the step that failed was kept, so run the earlier version and report this"
     )]
     Migration {
         /// The database.
         location: String,
-        /// What failed.
+        /// The cause.
         cause: String,
     },
-    /// The server does not answer, or lets nobody in.
+    /// The server does not respond, or rejects the connection.
     #[error(
         "the database {location} can't be reached: {cause}; check that it runs and that host, database, user and password are right"
     )]
     Unreachable {
         /// The database, without user and password.
         location: String,
-        /// What the system or the server said.
+        /// Message of the system or of the server.
         cause: String,
     },
-    /// Others kept the database busy for too long.
+    /// Other writers kept the database busy for too long.
     #[error("the database was busy for too long; try again")]
     Busy,
-    /// The connection broke, or was closed, in the middle. Whether a write was made is not known.
+    /// The connection broke or was closed during a call. It is unknown whether a write was committed.
     #[error("the connection to the database broke: {0}; try again")]
     Broken(String),
-    /// There is no space left for the database.
+    /// The disk of the database is full.
     #[error("no space is left for the database: {0}; free some, or shorten the retention of finished jobs")]
     NoSpace(String),
-    /// Something is to be added to a job that is not there.
+    /// The job that something is to be added to does not exist.
     #[error("there is no job with uid {0}; it may have been forgotten meanwhile")]
     NoSuchJob(String),
-    /// A job of this uid is there, under another name or key.
+    /// A job with this UID exists, under another name or key.
     #[error("a job with uid {0} is there already; give every job a uid of its own")]
     UidTaken(String),
-    /// A uid that could not be part of a cursor or a URL.
+    /// A UID that could not be part of a cursor or of a URL.
     #[error("{0:?} can't be a uid: only 1 to {max} letters, digits and '-' are allowed", max = crate::jobs::UID_MAX)]
     BadUid(String),
-    /// Text that is not a cursor of ours.
+    /// A text that is not a cursor of this crate.
     #[error("this is not a cursor; pass `next` of the page before as it is, or leave it out to begin anew")]
     BadCursor,
-    /// A number beyond what is kept.
+    /// A number that exceeds the largest one that can be stored.
     #[error("{0} {1} is too large; the largest is {max}", max = crate::sql::LARGEST)]
     TooLarge(&'static str, u64),
     /// A row that this program can't have written.
     #[error("a row of the database can't be understood: {0}; restore the database from a backup")]
     Damaged(String),
-    /// A statement was refused: a defect of ours, or somebody changed the schema by hand.
+    /// The database rejected a statement: a bug of this program, or a schema that was changed manually.
     #[error("the database refused a statement: {0}; report this, unless the schema was changed by hand")]
     Refused(String),
 }
 
 impl Error {
-    /// Whether the same call may well succeed later, with nothing changed.
+    /// Whether the same call may succeed later without any change.
     pub const fn is_temporary(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Busy | Self::Broken(_) | Self::NoSpace(_))
     }
@@ -129,28 +129,28 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// What an error code of either database means to us.
+/// Meaning of an error code of either database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Somebody else holds what is needed, or two waited for each other.
+    /// Another connection holds a lock, or there was a deadlock.
     Busy,
-    /// The server goes, or can't serve.
+    /// The server is shutting down, or can't serve.
     Gone,
-    /// A disk is full.
+    /// The disk is full.
     NoSpace,
     /// The file can't be opened or written.
     Unwritable,
-    /// The file is something else.
+    /// The file is not a database.
     NotADatabase,
-    /// The file is torn.
+    /// The file is corrupt.
     Damaged,
-    /// Anything else.
+    /// Any other error.
     Other,
 }
 
 impl Answer {
-    /// Reads the code. SQLite's are numbers, with more detail above the low byte; PostgreSQL's are five characters, the first
-    /// two of which are a class.
+    /// Classifies the error code. SQLite's codes are numbers whose low byte is the primary code; PostgreSQL's have five
+    /// characters, of which the first two are the class.
     pub(crate) fn of(answer: &dyn DatabaseError) -> Self {
         if answer.kind() != ErrorKind::Other {
             return Self::Other;

@@ -1,4 +1,4 @@
-//! Events of jobs: what `kubectl get events` tells, kept as long as the job's history.
+//! Events of jobs, as in `kubectl get events`, kept as long as the job's history.
 
 use sqlx::any::AnyRow;
 use sqlx::{Any, Transaction};
@@ -7,25 +7,25 @@ use crate::error::{Error, Result};
 use crate::sql::{Columns, LARGEST, rows, signed, sql};
 use crate::{Store, What};
 
-/// Something to be told about a job.
+/// A new event of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEvent {
-    /// When it happened, ms.
+    /// Time of the event, in ms.
     pub at_ms: i64,
     /// Whether it is a warning.
     pub warning: bool,
-    /// Why, in one word.
+    /// Reason for programs, one word.
     pub reason: String,
-    /// What happened, a sentence.
+    /// Message, one sentence.
     pub message: String,
 }
 
-/// Something that was told about a job.
+/// A recorded event of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Counts the events of the job, from 1.
+    /// Number of the event among those of the job, from 1.
     pub number: u64,
-    /// What was told.
+    /// The event.
     pub event: NewEvent,
 }
 
@@ -42,21 +42,21 @@ impl Event {
 }
 
 impl Store {
-    /// Adds an event and gives its number.
+    /// Adds an event and returns its number.
     ///
     /// # Errors
-    /// [`Error::NoSuchJob`]; otherwise as [`Store::replace_job`].
+    /// [`Error::NoSuchJob`]; those of [`Store::replace_job`].
     pub async fn add_event(&self, uid: &str, event: &NewEvent) -> Result<u64> {
         let (number, transaction) = self.numbered(uid).await?;
         self.insert(transaction, uid, number, event).await?;
         Ok(number)
     }
 
-    /// Notes an event that was told elsewhere, unless it is known already: seen again after a restart, or by another server.
-    /// False where nothing of it is new.
+    /// Adds an event that was published elsewhere, unless the same one is recorded already, because it was seen again
+    /// after a restart or by another server. Returns false if it is.
     ///
     /// # Errors
-    /// As [`Store::add_event`].
+    /// Those of [`Store::add_event`].
     pub async fn put_event(&self, uid: &str, event: &NewEvent) -> Result<bool> {
         let (number, mut transaction) = self.numbered(uid).await?;
         let known = sql("SELECT number FROM events WHERE uid = $1 AND at_ms = $2 AND reason = $3 AND message = $4");
@@ -68,8 +68,8 @@ impl Store {
         Ok(true)
     }
 
-    /// The next number under a job. Whoever raises it holds its row until the commit, so that events appear in the order of
-    /// their numbers.
+    /// Returns the next event number of a job. Its row stays locked until the commit, so that events become visible in
+    /// the order of their numbers.
     async fn numbered(&self, uid: &str) -> Result<(u64, Transaction<'static, Any>)> {
         let mut transaction = self.begin().await?;
         let raised = sql("UPDATE numbers SET event = event + 1 WHERE uid = $1 RETURNING event");
@@ -97,24 +97,24 @@ impl Store {
         self.commit(transaction, uid, What::Events).await
     }
 
-    /// The first `limit` events of a job beyond number `after`, in the order of their numbers.
+    /// Returns the first `limit` events of a job with a number above `after`, ordered by number.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn events(&self, uid: &str, after: u64, limit: u32) -> Result<Vec<Event>> {
         sql("SELECT number, at_ms, warning, reason, message FROM events WHERE uid = $1 AND number > $2 ORDER BY number LIMIT $3")
             .bind(uid)
-            // Nothing is beyond the largest.
+            // No number is above the largest.
             .bind(signed("the number", after).unwrap_or(LARGEST))
             .bind(rows(limit, 0))
             .all(&self.inner.read, Event::read)
             .await
     }
 
-    /// Whether any event of a job has this reason.
+    /// Whether a job has an event with this reason.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn has_event(&self, uid: &str, reason: &str) -> Result<bool> {
         let found = sql("SELECT number FROM events WHERE uid = $1 AND reason = $2 LIMIT 1");
         Ok(found.bind(uid).bind(reason).first(&self.inner.read).await?.is_some())

@@ -1,5 +1,5 @@
-//! What the API server remembers: jobs with their names and idempotency keys, copies of the coordinators' journals, events,
-//! appliances and tokens, in SQLite or PostgreSQL. The only place with SQL.
+//! The database of the API server: jobs with their names and idempotency keys, copies of the coordinators' journals,
+//! events, appliances and tokens, in SQLite or PostgreSQL. All SQL of the server is in this crate.
 //!
 //! ```no_run
 //! # async fn example() -> millrace_store::Result<()> {
@@ -13,14 +13,17 @@
 //! # }
 //! ```
 //!
-//! A document (a TrainJob, an Appliance, what an entry says) is JSON text that is neither read nor changed here, so that this
-//! crate knows none of our types. Every time is milliseconds since 1970-01-01 UTC, and the caller's: there is no clock here.
+//! Documents (a TrainJob, an Appliance, the body of an entry) are JSON text that this crate neither reads nor changes,
+//! so it depends on no types of the other crates. All times are milliseconds since 1970-01-01 UTC and come from the
+//! caller; the crate reads no clock.
 //!
-//! Invariants:
-//! * What a call has answered is on the disk: it survives `kill -9` and, as far as the disk keeps its word, a power cut.
-//! * A call is one transaction: made whole or not at all. ([`Store::forget`] is some, and may be repeated.)
-//! * Each statement and each migration has one text for both databases, but for the two that ask how large the database is.
-//! * In SQLite all writes of a process go through one connection, in turn; readers never wait for them.
+//! Guarantees:
+//! * The writes of a call are on disk when it returns: they survive `kill -9` and, if the disk honors syncs, a power
+//!   failure.
+//! * A call is one transaction, applied completely or not at all. ([`Store::forget`], [`Store::thin_curves`] and
+//!   [`Store::shrink_history`] use several, and can be repeated.)
+//! * Each statement and each migration has one text for both databases, except for the query of the database's size.
+//! * With SQLite, all writes of a process use one connection, one after the other; readers never wait for them.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -56,63 +59,63 @@ pub use tokens::Token;
 
 use sql::{span, sql};
 
-/// A database, opened. Clones share it.
+/// An open database. Clones share it.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// For statements that change nothing.
+    /// For statements that only read.
     read: AnyPool,
-    /// For transactions; the same as `read` but for a SQLite file.
+    /// For transactions; the same pool as `read`, except for a SQLite file.
     write: AnyPool,
     /// Whether `write` is the same pool as `read`.
     one_pool: bool,
-    /// Asks for the bytes of the database.
+    /// Query for the bytes of the database.
     size: &'static str,
-    /// How a transaction that will write begins.
+    /// Statement that begins a writing transaction.
     begin: &'static str,
-    /// How long a key is remembered, ms.
+    /// Validity of an idempotency key, in ms.
     key_life_ms: i64,
-    /// Without user and password.
+    /// The URL without user and password.
     location: String,
     changes: broadcast::Sender<Change>,
 }
 
 impl Store {
-    /// Whether the database answers.
+    /// Checks that the database responds.
     ///
     /// # Errors
-    /// [`Error::Busy`] or [`Error::Broken`] where it does not.
+    /// [`Error::Busy`] or [`Error::Broken`] if it does not.
     pub async fn ping(&self) -> Result<()> {
         sql("SELECT 1 AS one").first(&self.inner.read).await?;
         Ok(())
     }
 
-    /// Writes a consistent copy of a SQLite database into a new file, also while others write to it.
+    /// Writes a consistent copy of a SQLite database into a new file. Other connections may write meanwhile.
     ///
     /// # Errors
-    /// The file is there, or can't be written; the database is none of SQLite.
+    /// The file exists or can't be written; the database is not SQLite.
     pub async fn copy_to(&self, file: &std::path::Path) -> Result<()> {
         let file = file.to_str().ok_or_else(|| Error::Url(format!("{} is not UTF-8", file.display())))?;
         sql("VACUUM INTO $1").bind(file).execute(&self.inner.write).await?;
         Ok(())
     }
 
-    /// Waits for the calls under way and closes the database. Every later call fails with [`Error::Broken`].
+    /// Waits for running calls and closes the database. Later calls fail with [`Error::Broken`].
     pub async fn close(&self) {
-        // The writer last: it folds SQLite's log into the file once nobody reads.
+        // The writer is closed last: without readers, it moves the contents of SQLite's write-ahead log into the file.
         self.inner.read.close().await;
         self.inner.write.close().await;
     }
 
-    /// Begins a transaction that will write. Dropped without a commit it changes nothing.
+    /// Begins a writing transaction. It changes nothing if it is dropped without a commit.
     async fn begin(&self) -> Result<Transaction<'static, Any>> {
         Ok(self.inner.write.begin_with(self.inner.begin).instrument(span("BEGIN")).await?)
     }
 
-    /// Commits, and tells who listens.
+    /// Commits, and notifies listeners.
     async fn commit(&self, transaction: Transaction<'static, Any>, uid: &str, what: What) -> Result<()> {
         transaction.commit().instrument(span("COMMIT")).await?;
         self.tell(uid, what);

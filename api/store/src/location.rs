@@ -1,4 +1,4 @@
-//! Where a database is: what a URL says, and how to say it without its password.
+//! URLs of databases: parses them, and displays them without passwords.
 
 use std::fmt::{self, Write};
 use std::fs::{File, OpenOptions};
@@ -11,9 +11,9 @@ use sqlx::any::AnyConnectOptions;
 
 use crate::error::{Error, Result};
 
-/// A database of one of the kinds we know. Its Display has no user, no password and no parameters.
+/// A database of a supported kind. Its `Display` omits user, password and parameters.
 pub(crate) enum Location {
-    /// SQLite in this process' memory, gone with it.
+    /// SQLite in the memory of this process.
     Memory,
     /// SQLite in a file.
     File(PathBuf),
@@ -22,7 +22,7 @@ pub(crate) enum Location {
 }
 
 impl Location {
-    /// Reads a URL. After `sqlite:` or `sqlite://` stands a path as it is, with nothing encoded and no parameters.
+    /// Parses a URL. What follows `sqlite:` or `sqlite://` is a plain path, without encoding and without parameters.
     pub(crate) fn parse(url: &str) -> Result<Self> {
         if let Some(path) = url.strip_prefix("sqlite:") {
             return match path.strip_prefix("//").unwrap_or(path) {
@@ -41,8 +41,8 @@ impl Location {
         }
     }
 
-    /// Makes the file where there is none, for nobody but this user, and says how to connect. SQLite gives its other files
-    /// the same mode.
+    /// Returns the options to connect. Creates a missing file, with access for this user only; SQLite creates its other
+    /// files with the same mode.
     pub(crate) fn prepare(&self) -> Result<AnyConnectOptions> {
         match self {
             Self::Memory => options("sqlite::memory:"),
@@ -55,7 +55,7 @@ impl Location {
         }
     }
 
-    /// The directory of the file, without links: what is resolved now stays what is meant.
+    /// Returns the directory of the file with all links resolved, so that a link that changes later has no effect.
     fn directory(&self, path: &Path) -> Result<PathBuf> {
         let directory = match path.parent() {
             Some(parent) if parent != Path::new("") => parent,
@@ -96,7 +96,7 @@ fn options(url: &str) -> Result<AnyConnectOptions> {
     url.parse().map_err(|_| Error::Url("the path of the database can't be part of a URL".to_owned()))
 }
 
-/// Makes an empty file that a power cut will not take back; one that is there stays as it is.
+/// Creates an empty file and syncs it and its directory; an existing file is not changed.
 fn create(path: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => {
@@ -108,14 +108,14 @@ fn create(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A path as part of a URL.
+/// Percent-encodes a path for a URL.
 fn encode(path: &Path) -> String {
     let mut encoded = String::new();
     for &byte in path.as_os_str().as_bytes() {
         if byte.is_ascii_alphanumeric() || b"/._-".contains(&byte) {
             encoded.push(char::from(byte));
         } else {
-            // Writing to a String does not fail.
+            // Writing to a String can't fail.
             let _ = write!(encoded, "%{byte:02X}");
         }
     }

@@ -1,4 +1,4 @@
-//! Opening a database.
+//! Opens databases.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use crate::error::{Answer, Error, Result};
 use crate::location::Location;
 use crate::{Inner, Store, migrations};
 
-/// How long a call waits for a connection, for another process' write to end, for a server to answer.
+/// Time to wait for a connection, for the write of another process, and for a server to respond.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// FULL: a commit is on the disk, not only in the log. The time is [`PATIENCE`].
+/// FULL: a commit syncs the write-ahead log to disk. The time is [`PATIENCE`], in ms.
 const WRITER: &str =
     "PRAGMA busy_timeout = 10000; PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL";
 const READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON";
 
-/// How large the database is.
+/// Queries for the bytes of a database.
 const SQLITE_SIZE: &str = "SELECT page_count * page_size AS bytes FROM pragma_page_count, pragma_page_size";
 const SERVER_SIZE: &str = "SELECT pg_database_size(current_database()) AS bytes";
 
-/// How a database is used.
+/// Options of a database.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Connections for reading to a SQLite file; all connections to PostgreSQL. At least 1.
+    /// Number of reading connections to a SQLite file, or of all connections to PostgreSQL. At least 1.
     pub connections: u32,
-    /// How long an idempotency key is remembered, from the creation of its job.
+    /// Validity of an idempotency key, from the creation of its job.
     pub key_life: Duration,
 }
 
@@ -42,11 +42,11 @@ impl Default for Options {
 }
 
 impl Store {
-    /// Opens a database, and brings its schema up to date.
+    /// Opens a database and migrates its schema.
     ///
-    /// `url` is one of `sqlite:PATH` or `sqlite://PATH`, a path as it is; `sqlite::memory:`, for tests;
-    /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE`, with libpq's parameters such as `sslmode`. The file is made where there
-    /// is none, for this user alone; its directory must be there.
+    /// `url` is one of `sqlite:PATH` and `sqlite://PATH`, with a plain path; `sqlite::memory:`, for tests;
+    /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE`, with parameters of libpq such as `sslmode`. A missing file is
+    /// created, with access for this user only; its directory must exist.
     ///
     /// # Errors
     /// [`Error::Url`], [`Error::NoDirectory`], [`Error::Unwritable`], [`Error::NotADatabase`], [`Error::Newer`],
@@ -71,7 +71,7 @@ impl Store {
     }
 }
 
-/// Connects once: a pool would try again and again what can't succeed, and keep to itself why.
+/// Opens one connection and closes it: a pool would retry errors that are permanent, and not return their cause.
 async fn knock(connect: &AnyConnectOptions, location: &Location) -> Result<()> {
     let knocking = async {
         let mut connection = AnyConnection::connect_with(connect).await?;
@@ -86,14 +86,16 @@ async fn knock(connect: &AnyConnectOptions, location: &Location) -> Result<()> {
     }
 }
 
-/// One connection to SQLite, which allows one writer: waiting in turn here is fairer than trying again and again there.
+/// Returns the pool of writers, with one connection for SQLite, which allows one writer: waiting in the pool's queue is
+/// fairer than SQLite's retries.
 fn writers(location: &Location, options: Options) -> AnyPoolOptions {
     match location {
         Location::Server(_) => {
             AnyPoolOptions::new().max_connections(options.connections.max(1)).acquire_timeout(PATIENCE)
         }
         Location::Memory => sqlite(1, WRITER),
-        // A full disk has SQLite roll back by itself, after which the driver never begins anew on this connection.
+        // If the disk is full, SQLite rolls back by itself, and the driver can't begin another transaction on this
+        // connection.
         Location::File(_) => sqlite(1, WRITER)
             .after_release(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) })),
     }
@@ -103,7 +105,8 @@ fn readers(options: Options) -> AnyPoolOptions {
     sqlite(options.connections.max(1), READER)
 }
 
-/// Connections that are set up by `pragmas`, and kept: one to memory is all there is of the database.
+/// Returns a pool whose connections are set up by `pragmas` and never closed: closing the only connection would delete
+/// a database in memory.
 fn sqlite(connections: u32, pragmas: &'static str) -> AnyPoolOptions {
     AnyPoolOptions::new()
         .max_connections(connections)
@@ -119,7 +122,7 @@ fn sqlite(connections: u32, pragmas: &'static str) -> AnyPoolOptions {
         })
 }
 
-/// Brings the schema up to date over a connection of `pool`.
+/// Migrates the schema over a connection of `pool`.
 async fn migrate(pool: &AnyPool, location: &Location) -> Result<()> {
     let mut connection = pool.acquire().await.map_err(|error| opening(error, location))?;
     migrations::run(&mut connection).await.map_err(|error| match error {
@@ -131,7 +134,7 @@ async fn migrate(pool: &AnyPool, location: &Location) -> Result<()> {
     })
 }
 
-/// What an error means while a database is opened.
+/// Converts an error of opening a database.
 fn opening(error: sqlx::Error, location: &Location) -> Error {
     if let Location::Server(_) = location {
         return location.unreachable(said(&error));
@@ -143,7 +146,7 @@ fn opening(error: sqlx::Error, location: &Location) -> Error {
     }
 }
 
-/// What the database or the system said, without our library's words around it.
+/// Returns the message of the database or the system, without the text of the library around it.
 fn said(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Database(answer) => answer.message().to_owned(),
@@ -175,7 +178,7 @@ mod tests {
         assert_eq!(mode.text("journal_mode").unwrap(), "wal");
     }
 
-    /// A server's handlers may be moved between threads while they wait.
+    /// The handlers of a server may move between threads while they wait.
     #[test]
     fn every_call_can_be_spawned() {
         fn is_send(_: impl Send) {}

@@ -1,4 +1,4 @@
-//! A statement with its values, and the values of a row: all that the rest of this crate sees of a database.
+//! Statements with their values, and the values of rows. The rest of the crate uses databases only through this module.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -9,47 +9,47 @@ use tracing::{Instrument, Span};
 
 use crate::error::{Error, Result};
 
-/// A value for a placeholder. PostgreSQL wants to know a NULL's type too.
+/// A value for a placeholder. PostgreSQL requires a type for NULL, too.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Text(Option<String>),
     Number(Option<i64>),
 }
 
-/// One statement: `$1`, `$2`... stand for the values, in the order they are bound.
+/// A statement. The placeholders `$1`, `$2`... stand for the values in the order in which they are bound.
 #[derive(Debug)]
 pub(crate) struct Sql {
     text: Cow<'static, str>,
     values: Vec<Value>,
 }
 
-/// Begins a statement. Its text never holds anything that was not written in this crate.
+/// Begins a statement. Its text contains only text of this crate.
 pub(crate) const fn sql(text: &'static str) -> Sql {
     Sql { text: Cow::Borrowed(text), values: Vec::new() }
 }
 
 impl Sql {
-    /// The value of the next placeholder that is in the text already.
+    /// Binds the value of the next placeholder that is already in the text.
     pub(crate) fn bind(mut self, value: impl Into<Value>) -> Self {
         self.values.push(value.into());
         self
     }
 
-    /// More text.
+    /// Appends text.
     pub(crate) fn push(mut self, text: &'static str) -> Self {
         self.text.to_mut().push_str(text);
         self
     }
 
-    /// A placeholder more, and its value.
+    /// Appends a placeholder and binds its value.
     pub(crate) fn value(mut self, value: impl Into<Value>) -> Self {
         self = self.bind(value);
-        // Writing to a String does not fail.
+        // Writing to a String can't fail.
         let _ = write!(self.text.to_mut(), "${}", self.values.len());
         self
     }
 
-    /// `(a, b, c)`; of nothing `(NULL)`, which nothing is in.
+    /// Appends `(a, b, c)`; for no values `(NULL)`, in which no value is contained.
     pub(crate) fn list(mut self, values: impl IntoIterator<Item = impl Into<Value>>) -> Self {
         let before = self.values.len();
         for value in values {
@@ -60,7 +60,8 @@ impl Sql {
         self.push(end)
     }
 
-    /// A span for the statement, if it is made for a request or a visit: the copying of journals makes too many.
+    /// Returns a span for the statement if there is a current span, as in a request or a reconcile. The copying of
+    /// journals would create too many.
     fn span(&self) -> Span {
         span(self.text.split_whitespace().next().unwrap_or_default())
     }
@@ -76,19 +77,19 @@ impl Sql {
         })
     }
 
-    /// Runs it and says how many rows it touched.
+    /// Executes it and returns the number of affected rows.
     pub(crate) async fn execute<'e>(self, on: impl Executor<'e, Database = Any>) -> Result<u64> {
         let span = self.span();
         Ok(self.query().execute(on).instrument(span).await?.rows_affected())
     }
 
-    /// Its first row.
+    /// Returns the first row.
     pub(crate) async fn first<'e>(self, on: impl Executor<'e, Database = Any>) -> Result<Option<AnyRow>> {
         let span = self.span();
         Ok(self.query().fetch_optional(on).instrument(span).await?)
     }
 
-    /// Its rows, each read by `read`.
+    /// Returns all rows, each converted by `read`.
     pub(crate) async fn all<'e, T>(
         self,
         on: impl Executor<'e, Database = Any>,
@@ -99,8 +100,8 @@ impl Sql {
     }
 }
 
-/// A span for an operation of the database, as `SELECT`, within the present span; none where there is none. It has neither
-/// the statement nor its values.
+/// Returns a span for a database operation, such as `SELECT`, below the current span; a disabled one if there is none.
+/// It contains neither the statement nor its values.
 pub(crate) fn span(operation: &str) -> Span {
     if Span::current().is_disabled() {
         return Span::none();
@@ -108,8 +109,8 @@ pub(crate) fn span(operation: &str) -> Span {
     tracing::info_span!("sql", otel.name = operation, otel.kind = "client", db.operation.name = operation)
 }
 
-/// Adds `rows` to a table in few statements. Each takes a power of two of them, so that there are only a few texts, which a
-/// connection prepares once.
+/// Inserts `rows` with few statements. The number of rows in each is a power of two, so that there are only a few
+/// texts, which a connection prepares once.
 pub(crate) async fn insert<const COLUMNS: usize>(
     on: &mut sqlx::AnyConnection,
     into: &'static str,
@@ -128,19 +129,19 @@ pub(crate) async fn insert<const COLUMNS: usize>(
     Ok(())
 }
 
-/// The values of a row, by column.
+/// Reads the values of a row by column.
 pub(crate) trait Columns {
-    /// A text that is never NULL.
+    /// Returns a text that is never NULL.
     fn text(&self, column: &'static str) -> Result<String>;
-    /// A text, or none.
+    /// Returns a text; `None` for NULL.
     fn maybe_text(&self, column: &'static str) -> Result<Option<String>>;
-    /// A time that is never NULL, ms.
+    /// Returns a time that is never NULL, in ms.
     fn time(&self, column: &'static str) -> Result<i64>;
-    /// A time, ms, or none.
+    /// Returns a time in ms; `None` for NULL.
     fn maybe_time(&self, column: &'static str) -> Result<Option<i64>>;
-    /// A count that is never NULL.
+    /// Returns a count that is never NULL.
     fn number(&self, column: &'static str) -> Result<u64>;
-    /// A count, or none.
+    /// Returns a count; `None` for NULL.
     fn maybe_number(&self, column: &'static str) -> Result<Option<u64>>;
 }
 
@@ -174,23 +175,24 @@ fn unsigned(column: &str, number: i64) -> Result<u64> {
     number.try_into().map_err(|_| Error::Damaged(format!("{column} is {number}")))
 }
 
-/// The largest number that is kept: as far as every reader of JSON counts, and far from where sums overflow.
+/// The largest number that is stored: the largest integer that every JSON parser reads exactly, and far from the
+/// overflow of sums.
 pub(crate) const LARGEST: i64 = (1 << 53) - 1;
 
-/// `number`, which is called `what` in messages, as the database holds it.
+/// Converts `number` for the database; `what` names it in the error.
 pub(crate) fn signed(what: &'static str, number: u64) -> Result<i64> {
     let fits = i64::try_from(number).ok().filter(|number| *number <= LARGEST);
     fits.ok_or(Error::TooLarge(what, number))
 }
 
-/// How many rows a query may give: `count`, and `more`.
+/// Returns the LIMIT of a query, `count` + `more`.
 pub(crate) fn rows(count: u32, more: u32) -> Value {
     Value::Number(Some(i64::from(count) + i64::from(more)))
 }
 
 impl From<Option<String>> for Value {
     fn from(text: Option<String>) -> Self {
-        // PostgreSQL holds no NUL; what a user typed must not decide whether a row can be written.
+        // PostgreSQL can't store NUL; whether a row can be written must not depend on the input of users.
         Self::Text(text.map(|text| if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }))
     }
 }

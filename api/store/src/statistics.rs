@@ -1,4 +1,4 @@
-//! What the store costs and how it does: connections, bytes, failures.
+//! Statistics of the database: connections, bytes, failures.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,27 +6,27 @@ use crate::error::{Error, Result};
 use crate::sql::{Columns, sql};
 use crate::{Inner, Store};
 
-/// Connections to the database, at one moment.
+/// Number of connections to the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connections {
-    /// Those with a call under way.
+    /// Connections with a running call.
     pub busy: u32,
-    /// Those that are open and wait for a call.
+    /// Open connections without a call.
     pub idle: u32,
 }
 
-/// Kinds of failures, as [`failures`] has them.
+/// Kinds of failures, in the order of [`failures`].
 const KINDS: [&str; 5] = ["busy", "broken", "no_space", "damaged", "refused"];
 
-/// Calls of this process that failed in the database, by kind.
+/// Failed calls of this process, by kind.
 static FAILURES: [AtomicU64; KINDS.len()] = [const { AtomicU64::new(0) }; KINDS.len()];
 
-/// How many calls of this process have failed in the database: kinds and numbers.
+/// Returns the number of failed calls of this process by kind.
 pub fn failures() -> [(&'static str, u64); KINDS.len()] {
     std::array::from_fn(|at| (KINDS[at], FAILURES[at].load(Ordering::Relaxed)))
 }
 
-/// Counts a failure, of whatever kind it is.
+/// Counts a failure.
 pub(crate) fn count(error: &Error) {
     let kind = match error {
         Error::Busy => 0,
@@ -39,7 +39,7 @@ pub(crate) fn count(error: &Error) {
 }
 
 impl Store {
-    /// The connections that are open now.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> Connections {
         let Inner { read, write, one_pool, .. } = &*self.inner;
         let pools = [Some(read), Some(write).filter(|_| !one_pool)];
@@ -51,10 +51,10 @@ impl Store {
         Connections { busy: open.saturating_sub(idle), idle }
     }
 
-    /// Bytes of the database, without what SQLite has in its log only.
+    /// Returns the bytes of the database, without what is only in SQLite's write-ahead log.
     ///
     /// # Errors
-    /// [`Error::Busy`] or [`Error::Broken`] where it does not answer.
+    /// [`Error::Busy`] or [`Error::Broken`] if it does not respond.
     pub async fn size_bytes(&self) -> Result<u64> {
         let row = sql(self.inner.size).first(&self.inner.read).await?;
         row.map_or(Ok(0), |row| row.number("bytes"))

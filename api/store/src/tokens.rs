@@ -1,4 +1,4 @@
-//! API tokens. Their secrets are made, shown once and hashed by the caller; here are the hashes.
+//! API tokens. The caller generates and hashes the secrets; only the hashes are stored.
 
 use sqlx::any::AnyRow;
 
@@ -6,29 +6,29 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::sql::{Columns, Sql, sql};
 
-/// How much later a use must be than the one that is noted, ms: a busy client is not a write a request.
+/// Minimum interval between two updates of a token's last use, in ms, so that not every request is a write.
 const TOUCH_MS: i64 = 60_000;
 
-/// A token as it is remembered.
+/// The row of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// What it is called in lists and when it is revoked.
+    /// Identifier in lists and for revocation.
     pub id: String,
-    /// A digest of the secret, as the caller writes it.
+    /// Digest of the secret, in a format of the caller.
     pub hash: String,
-    /// Whose it is.
+    /// Name of the owner.
     pub name: String,
-    /// What its owner may do.
+    /// Role of the owner.
     pub role: String,
-    /// Where; `*` is the caller's to understand.
+    /// Namespaces in which it is valid; the caller interprets `*`.
     pub namespaces: Vec<String>,
-    /// When it was made, ms.
+    /// Time of creation, in ms.
     pub created_ms: i64,
-    /// When it ends to be good, ms; none: never.
+    /// Time of expiry, in ms; `None` means never.
     pub expires_ms: Option<i64>,
-    /// When it was revoked, ms.
+    /// Time of revocation, in ms.
     pub revoked_ms: Option<i64>,
-    /// When it was used, to a minute or so, ms.
+    /// Time of the last use, in ms, exact to about a minute.
     pub last_used_ms: Option<i64>,
 }
 
@@ -54,10 +54,10 @@ impl Token {
 }
 
 impl Store {
-    /// Adds a token; false where one of its id or hash is there.
+    /// Adds a token; returns false if its id or hash exists.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn add_token(&self, token: &Token) -> Result<bool> {
         let namespaces = serde_json::Value::from(token.namespaces.clone());
         let mut transaction = self.begin().await?;
@@ -79,27 +79,27 @@ impl Store {
         Ok(added == 1)
     }
 
-    /// All tokens, also those that are no longer good, oldest first.
+    /// Returns all tokens, oldest first, including expired and revoked ones.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn tokens(&self) -> Result<Vec<Token>> {
         select().push(" ORDER BY created_ms, id").all(&self.inner.read, Token::read).await
     }
 
-    /// The token of this hash, whether it is still good or not: that is the caller's to see.
+    /// Returns the token with this hash. The caller checks whether it is expired or revoked.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn token_by_hash(&self, hash: &str) -> Result<Option<Token>> {
         let found = select().push(" WHERE hash = ").value(hash).first(&self.inner.read).await?;
         found.as_ref().map(Token::read).transpose()
     }
 
-    /// Revokes a token; false where it was revoked before, or is not there.
+    /// Revokes a token; returns false if it is revoked already or does not exist.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn revoke_token(&self, id: &str, at_ms: i64) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let revoked = sql("UPDATE tokens SET revoked_ms = $1 WHERE id = $2 AND revoked_ms IS NULL");
@@ -108,10 +108,11 @@ impl Store {
         Ok(revoked == 1)
     }
 
-    /// Forgets tokens that ended, by expiry or revocation, before `before_ms`; with `mark` those alone whose id has it. How many.
+    /// Deletes tokens that expired or were revoked before `before_ms`; with `mark`, only those whose id contains it.
+    /// Returns their number.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn forget_tokens(&self, mark: Option<&str>, before_ms: i64) -> Result<u64> {
         let mut over = sql("DELETE FROM tokens WHERE (expires_ms < $1 OR revoked_ms < $1)").bind(before_ms);
         if let Some(mark) = mark {
@@ -123,10 +124,10 @@ impl Store {
         Ok(forgotten)
     }
 
-    /// Notes that a token, as it was just read, is used; not more often than once a minute.
+    /// Records the use of a token, which was just read, at most once a minute.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn touch_token(&self, token: &Token, at_ms: i64) -> Result<()> {
         if token.last_used_ms.is_some_and(|last| at_ms < last.saturating_add(TOUCH_MS)) {
             return Ok(());

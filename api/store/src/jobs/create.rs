@@ -1,4 +1,4 @@
-//! A job is asked for, once or again.
+//! Creates jobs, idempotently by their keys.
 
 use sqlx::AnyConnection;
 
@@ -7,30 +7,30 @@ use crate::error::{Error, Result};
 use crate::sql::sql;
 use crate::{Store, What};
 
-/// What came of asking for a job.
+/// Result of creating a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Created {
-    /// It was made.
+    /// The job was created.
     New(Job),
-    /// The same was asked before with this key, and this is what was made then, deleted meanwhile or not.
+    /// The same request created this job before; it may be deleted by now.
     Replayed(Job),
-    /// Something else was asked before with this key; nothing was made.
+    /// The key was used with another body; nothing was created.
     KeyReused,
-    /// A job of this name lives; nothing was made.
+    /// A live job has this name; nothing was created.
     NameTaken,
 }
 
 impl Store {
-    /// Makes a job, unless its key or its name says that there is one. The key is looked at first; one of a job that was made
-    /// [`crate::Options::key_life`] or longer before this one is free again.
+    /// Creates a job, unless its key or its name is in use. The key is checked first. A key is free again if its job
+    /// was created [`crate::Options::key_life`] or longer before this one.
     ///
     /// # Errors
-    /// [`Error::BadUid`], [`Error::UidTaken`]; otherwise as [`Store::replace_job`].
+    /// [`Error::BadUid`], [`Error::UidTaken`]; those of [`Store::replace_job`].
     pub async fn create_job(&self, job: &NewJob) -> Result<Created> {
         check_uid(&job.uid)?;
         let mut transaction = self.begin().await?;
         release_old_key(&mut transaction, job, self.inner.key_life_ms).await?;
-        // In PostgreSQL another server's job may appear between two statements, or the one in the way be deleted.
+        // In PostgreSQL, another server may create or delete the conflicting job between two statements.
         for _ in 0..TRIES {
             if let Some(replay) = replay(&mut transaction, job).await? {
                 return Ok(replay);
@@ -46,10 +46,10 @@ impl Store {
         Err(Error::UidTaken(job.uid.clone()))
     }
 
-    /// The job that was made with this key, unless `now_ms` is beyond the key's life.
+    /// Returns the job that was created with this key, unless the key has expired at `now_ms`.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn keyed_job(&self, namespace: &str, key: &str, now_ms: i64) -> Result<Option<Job>> {
         let keyed = select().push("namespace = ").value(namespace).push(" AND idempotency_key = ").value(key);
         let young = keyed.push(" AND created_ms > ").value(now_ms.saturating_sub(self.inner.key_life_ms));
@@ -57,7 +57,8 @@ impl Store {
     }
 }
 
-/// Takes the key from a job that has had it long enough, so that the index over keys and what is asked of them agree.
+/// Removes the key from the job that has it if the key has expired, so that the unique index over keys agrees with
+/// their validity.
 pub(super) async fn release_old_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<()> {
     let Some(key) = &job.key else { return Ok(()) };
     sql("UPDATE jobs SET idempotency_key = NULL, body_hash = NULL \
@@ -70,7 +71,7 @@ pub(super) async fn release_old_key(on: &mut AnyConnection, job: &NewJob, life_m
     Ok(())
 }
 
-/// What was made with this key before.
+/// Returns the result if the key is in use.
 async fn replay(on: &mut AnyConnection, job: &NewJob) -> Result<Option<Created>> {
     let Some(key) = &job.key else { return Ok(None) };
     let keyed = select().push("namespace = ").value(&job.namespace).push(" AND idempotency_key = ").value(&key.key);
@@ -80,7 +81,7 @@ async fn replay(on: &mut AnyConnection, job: &NewJob) -> Result<Option<Created>>
     }))
 }
 
-/// A new job as it is read back.
+/// Returns a new job as it would be read back.
 fn made(job: &NewJob) -> Job {
     let NewJob { uid, namespace, name, created_ms, submitted_by, key, content } = job.clone();
     Job {

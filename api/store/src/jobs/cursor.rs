@@ -1,4 +1,4 @@
-//! Where a page of a list ends.
+//! The end of a page of a list.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::check_uid;
 use crate::error::Error;
 
-/// The place of the last job of a page. As text it can stand in a URL as it is; what it says is nobody else's business.
+/// Position of the last job of a page. Its text can be part of a URL without encoding; clients must treat it as opaque.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor {
     pub(super) created_ms: i64,

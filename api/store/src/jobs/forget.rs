@@ -1,22 +1,22 @@
-//! Retention: a job and all under it are forgotten.
+//! Retention: deletes jobs with all their records.
 
 use crate::error::Result;
 use crate::sql::{Columns, sql};
 use crate::{Mode, Store, What};
 
-/// The most rows that are deleted at once, so that other writers get their turn.
+/// Maximum number of rows that one statement deletes, so that other writers get their turn.
 pub(crate) const PIECE: i64 = 10_000;
 
 impl Store {
-    /// Forgets a job and all under it, its key too. Made in pieces: one that was interrupted is repeated. False where there is
-    /// no such job.
+    /// Deletes a job with all its records, including its key. Uses several transactions; after an interruption it can
+    /// be repeated. Returns false if there is no such job.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn forget(&self, uid: &str) -> Result<bool> {
         self.forget_journal(uid).await?;
         let mut transaction = self.begin().await?;
-        // What is left under it goes with it.
+        // Deletes the remaining records, too, by foreign keys.
         let forgotten = sql("DELETE FROM jobs WHERE uid = $1").bind(uid).execute(&mut *transaction).await?;
         if forgotten == 1 {
             self.commit(transaction, uid, What::Job).await?;
@@ -24,21 +24,21 @@ impl Store {
         Ok(forgotten == 1)
     }
 
-    /// Forgets up to `limit` jobs that were over or deleted before `before_ms`, oldest first, and gives their uids. Call it
-    /// again until it gives none.
+    /// Deletes up to `limit` jobs that finished or were deleted before `before_ms`, oldest first, and returns their
+    /// UIDs. Call it again until it returns none.
     ///
     /// # Errors
-    /// As [`Store::replace_job`]; those that were forgotten by then are.
+    /// Those of [`Store::replace_job`]; jobs that were deleted before the error stay deleted.
     pub async fn forget_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
         let over = "SELECT uid FROM jobs WHERE finished_ms < $1 OR deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
         self.forget_all(over, before_ms, limit).await
     }
 
-    /// As [`Store::forget_before`], but only jobs that were deleted: where the truth is elsewhere, what lives there is known
-    /// here.
+    /// Like [`Store::forget_before`], but only for jobs that were deleted. For a database that mirrors jobs: a job that
+    /// still exists at its source must stay.
     ///
     /// # Errors
-    /// As [`Store::forget_before`].
+    /// Those of [`Store::forget_before`].
     pub async fn forget_deleted_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
         let over = "SELECT uid FROM jobs WHERE deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
         self.forget_all(over, before_ms, limit).await
@@ -53,7 +53,7 @@ impl Store {
         Ok(over)
     }
 
-    /// Removes a job's journal, and its curves with it; the number of its newest entry stays known. Made in pieces.
+    /// Deletes a job's journal and curves; the number of its newest entry stays recorded. Uses several transactions.
     pub(crate) async fn forget_journal(&self, uid: &str) -> Result<()> {
         while self.forget_entries(uid).await? {}
         for mode in Mode::ALL {
@@ -65,7 +65,7 @@ impl Store {
         Ok(())
     }
 
-    /// A piece of a journal; false once nothing is left.
+    /// Deletes a batch of a journal; returns false once nothing is left.
     async fn forget_entries(&self, uid: &str) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let deleted = sql("DELETE FROM entries WHERE uid = $1 \
@@ -78,7 +78,7 @@ impl Store {
         Ok(deleted > 0)
     }
 
-    /// A piece of a curve; false once nothing is left.
+    /// Deletes a batch of a curve; returns false once nothing is left.
     async fn forget_points(&self, uid: &str, mode: Mode) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let deleted = sql("DELETE FROM points WHERE uid = $1 AND mode = $2 \

@@ -1,44 +1,45 @@
-//! Lists of jobs, newest first, a page at a time.
+//! Lists of jobs, newest first, by pages.
 
 use super::{Cursor, Incarnation, Job, select};
 use crate::Store;
 use crate::error::Result;
 use crate::sql::{Sql, rows};
 
-/// Which jobs; those that live, by default all of them.
+/// Selects jobs; by default all live ones. All conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Those of these namespaces.
+    /// In one of these namespaces; `None` means all.
     pub namespaces: Option<Vec<String>>,
-    /// Those of this name.
+    /// With this name.
     pub name: Option<String>,
-    /// Those in this STATE, of deleted ones those that had ended so.
+    /// In this STATE. A deleted job matches only if it had finished in this state.
     pub state: Option<String>,
-    /// Those that this user asked for.
+    /// Submitted by this user.
     pub submitted_by: Option<String>,
-    /// Those that are over, deleted ones among them, or those that are not.
+    /// Finished or deleted ones if true, others if false.
     pub finished: Option<bool>,
-    /// Deleted ones, too.
+    /// Includes deleted jobs.
     pub include_deleted: bool,
-    /// Of deleted ones in these namespaces those alone that were in the namespaces as they are now.
+    /// For deleted jobs in these namespaces: only those of the namespaces as they are now, not of predecessors of the
+    /// same name.
     pub incarnations: Vec<Incarnation>,
 }
 
-/// A part of a list.
+/// A page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     /// The jobs, newest first.
     pub items: Vec<Job>,
-    /// Where the next page begins; none after the last.
+    /// Position of the next page; `None` on the last one.
     pub next: Option<Cursor>,
 }
 
 impl Store {
-    /// The first `limit` jobs (at least 1), newest first, after the end of an earlier page. A job that is made meanwhile
-    /// moves no other to another page.
+    /// Returns the first `limit` jobs (at least 1), newest first, after the end of an earlier page. A job that is
+    /// created meanwhile does not move others to another page.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn jobs(&self, filter: &Filter, after: Option<&Cursor>, limit: u32) -> Result<Page> {
         let limit = limit.max(1);
         let mut query = only(filter);
@@ -46,7 +47,7 @@ impl Store {
             query = query.push(" AND (created_ms < ").value(*created_ms);
             query = query.push(" OR (created_ms = ").value(*created_ms).push(" AND uid < ").value(uid).push("))");
         }
-        // One more tells whether there are more.
+        // One more row shows whether there is a next page.
         query = query.push(" ORDER BY created_ms DESC, uid DESC LIMIT ").value(rows(limit, 1));
         let mut items = query.all(&self.inner.read, Job::read).await?;
         let more = items.len() > limit as usize;
@@ -77,7 +78,7 @@ fn only(filter: &Filter) -> Sql {
         query = query.push(" OR (namespace_uid IS NULL AND created_ms >= ").value(*since_ms).push("))");
     }
     if filter.state.is_some() {
-        // What a job was doing that was deleted meanwhile it does no more.
+        // The state of a job that was deleted before its end is no longer true.
         query = query.push(" AND (deleted_ms IS NULL OR finished_ms IS NOT NULL)");
     }
     match filter.finished {

@@ -1,7 +1,7 @@
-//! Jobs: every one there is and, until retention, was.
+//! Jobs: the existing ones, and deleted ones until their retention ends.
 //!
-//! With processes for a backend this row is the job. In a cluster the truth is Kubernetes', and the row what was last seen of
-//! it, kept beyond the TrainJob's deletion.
+//! With the process backend, this row is the job. With Kubernetes, the TrainJob is authoritative, and the row is its
+//! last observed version, which is kept after the deletion of the TrainJob.
 
 mod create;
 mod cursor;
@@ -23,77 +23,77 @@ use crate::error::{Error, Result};
 use crate::sql::{Columns, Sql, Value, insert, signed, sql};
 use crate::{Store, What};
 
-/// The most characters of a uid; one of Kubernetes has 36.
+/// Maximum length of a UID; one of Kubernetes has 36 characters.
 pub(crate) const UID_MAX: usize = 64;
 
-/// How often a write begins anew because another server's came between.
+/// Tries of a write that conflicts with another server's.
 const TRIES: usize = 3;
 
-/// A job to be remembered.
+/// A job to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewJob {
-    /// Unique for ever: 1 to 64 letters, digits and `-`.
+    /// Globally unique, never reused: 1 to 64 letters, digits and `-`.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name, unique in the namespace while the job lives.
+    /// Name, unique in the namespace among live jobs.
     pub name: String,
-    /// When it was made, ms.
+    /// Time of creation, in ms.
     pub created_ms: i64,
-    /// Who asked for it, where that is known.
+    /// User who submitted it, if known.
     pub submitted_by: Option<String>,
-    /// The key it was asked for with.
+    /// Idempotency key of the request.
     pub key: Option<Key>,
-    /// What of it may change.
+    /// The part that changes.
     pub content: Content,
 }
 
-/// An idempotency key: whoever asks again with the same gets the same job.
+/// An idempotency key: a repeated request with the same key returns the same job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// As the client sent it; unique in the namespace.
+    /// The key as the client sent it; unique in the namespace.
     pub key: String,
-    /// A digest of what was asked: the same key with another is a mistake.
+    /// Digest of the request's body. The same key with another digest is an error.
     pub body_hash: String,
 }
 
-/// What changes in the life of a job. State and end stand in the document too; they are told apart for lists.
+/// The part of a job that changes. State and end are also in the document; they are separate columns for lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// The TrainJob, JSON.
+    /// The TrainJob as JSON.
     pub document: String,
-    /// Its STATE; none right after creation.
+    /// STATE; `None` right after creation.
     pub state: Option<String>,
-    /// When it was over, ms; none before.
+    /// Time of the end, in ms; `None` before.
     pub finished_ms: Option<i64>,
 }
 
-/// A job as it is remembered.
+/// The row of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Unique for ever.
+    /// Globally unique, never reused.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name; of several jobs of one name, one at most lives.
+    /// Name. At most one job of a name is live.
     pub name: String,
-    /// When it was made, ms.
+    /// Time of creation, in ms.
     pub created_ms: i64,
-    /// Who asked for it, where that is known.
+    /// User who submitted it, if known.
     pub submitted_by: Option<String>,
-    /// The key it was asked for with, until a later job takes it.
+    /// Idempotency key of the request, until the key is released for another job.
     pub key: Option<Key>,
-    /// 1 at first, raised by every write of the content and by the deletion.
+    /// 1 at creation, raised by every write of the content and by the deletion.
     pub version: u64,
-    /// When it was deleted, ms; none while it lives.
+    /// Time of deletion, in ms; `None` while the job is live.
     pub deleted_ms: Option<i64>,
-    /// UID of its namespace, where namespaces have one and it is known.
+    /// UID of its namespace, if namespaces have one and it is known.
     pub namespace_uid: Option<String>,
-    /// What of it changes.
+    /// The part that changes.
     pub content: Content,
 }
 
-/// All of a job; more may follow.
+/// Begins a query for all columns of jobs; a condition must follow.
 fn select() -> Sql {
     sql("SELECT uid, namespace, name, created_ms, submitted_by, idempotency_key, body_hash, version, document, state, \
          finished_ms, deleted_ms, namespace_uid FROM jobs WHERE ")
@@ -133,7 +133,7 @@ fn check_uid(uid: &str) -> Result<()> {
     }
 }
 
-/// Adds a row, unless its uid, its live name or its key is another's.
+/// Adds a row. Returns false and changes nothing if its UID, its key, or its name while live is in use.
 async fn add(on: &mut AnyConnection, job: &NewJob, deleted_ms: Option<i64>) -> Result<bool> {
     let added =
         sql("INSERT INTO jobs (uid, namespace, name, created_ms, submitted_by, idempotency_key, body_hash, version, \
@@ -159,63 +159,63 @@ async fn add(on: &mut AnyConnection, job: &NewJob, deleted_ms: Option<i64>) -> R
     Ok(added == 1)
 }
 
-/// Whether a job of this name lives.
+/// Whether a live job has this name.
 async fn lives(on: &mut AnyConnection, job: &NewJob) -> Result<bool> {
     let named = sql("SELECT uid FROM jobs WHERE namespace = $1 AND name = $2 AND deleted_ms IS NULL");
     Ok(named.bind(&job.namespace).bind(&job.name).first(on).await?.is_some())
 }
 
 impl Store {
-    /// The job of a uid, deleted or not.
+    /// Returns the job with this UID, live or deleted.
     ///
     /// # Errors
-    /// Those of any reading: [`Error::Busy`], [`Error::Broken`], [`Error::Damaged`], [`Error::Refused`].
+    /// Those of every read: [`Error::Busy`], [`Error::Broken`], [`Error::Damaged`], [`Error::Refused`].
     pub async fn job(&self, uid: &str) -> Result<Option<Job>> {
         first(select().push("uid = ").value(uid), &self.inner.read).await
     }
 
-    /// The job of this name that lives.
+    /// Returns the live job with this name.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn live_job(&self, namespace: &str, name: &str) -> Result<Option<Job>> {
         let named = select().push("namespace = ").value(namespace).push(" AND name = ").value(name);
         first(named.push(" AND deleted_ms IS NULL"), &self.inner.read).await
     }
 
-    /// The job of this name that lives or, where none does, the one that was made last.
+    /// Returns the live job with this name, or the one that was created last if none is live.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn newest_job(&self, namespace: &str, name: &str) -> Result<Option<Job>> {
         let named = select().push("namespace = ").value(namespace).push(" AND name = ").value(name);
         let by_age = " ORDER BY CASE WHEN deleted_ms IS NULL THEN 0 ELSE 1 END, created_ms DESC, uid DESC LIMIT 1";
         first(named.push(by_age), &self.inner.read).await
     }
 
-    /// Every job that lives, oldest first: what a server begins with.
+    /// Returns every live job, oldest first; a server starts from these.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn live_jobs(&self) -> Result<Vec<Job>> {
         let live = select().push("deleted_ms IS NULL ORDER BY created_ms, uid");
         live.all(&self.inner.read, Job::read).await
     }
 
-    /// Every job that is marked deleted, not over, and in this state.
+    /// Returns every job that is deleted, has not finished, and is in this state.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn deleted_jobs(&self, state: &str) -> Result<Vec<Job>> {
         let deleted = select().push("deleted_ms IS NOT NULL AND finished_ms IS NULL AND state = ").value(state);
         deleted.all(&self.inner.read, Job::read).await
     }
 
-    /// Writes what changed of a job that lives, and gives its new version; none where another version stands there, or the
-    /// job is gone: then nothing was written, and what led to it is to be decided anew.
+    /// Replaces the content of a live job with version `expected`, and returns its new version. Returns `None` and
+    /// writes nothing if the version differs or the job is deleted: the change has to be decided again.
     ///
     /// # Errors
-    /// As [`Store::job`], and [`Error::NoSpace`].
+    /// Those of [`Store::job`]; [`Error::NoSpace`].
     pub async fn replace_job(&self, uid: &str, expected: u64, content: &Content) -> Result<Option<u64>> {
         let mut transaction = self.begin().await?;
         let replaced = sql("UPDATE jobs SET document = $1, state = $2, finished_ms = $3, version = version + 1 \
@@ -234,10 +234,10 @@ impl Store {
         Ok(Some(expected + 1))
     }
 
-    /// Notes that a job is deleted; its name is free then. False where it was deleted before, or is not there.
+    /// Marks a job deleted, which frees its name. Returns false if it is deleted already or does not exist.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn mark_deleted(&self, uid: &str, at_ms: i64) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let marked =

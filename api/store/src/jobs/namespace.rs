@@ -1,4 +1,4 @@
-//! Namespaces that were deleted and made anew under the same name, perhaps for somebody else.
+//! Namespaces that were deleted and created again under the same name, perhaps for other users.
 
 use super::Job;
 use crate::Store;
@@ -8,17 +8,17 @@ use crate::sql::sql;
 /// A namespace as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incarnation {
-    /// Its name.
+    /// Name.
     pub namespace: String,
-    /// Its UID.
+    /// UID.
     pub uid: String,
-    /// When it was made, ms.
+    /// Time of creation, in ms.
     pub since_ms: i64,
 }
 
 impl Incarnation {
-    /// Whether `job` is or was in this namespace and not in an earlier one of the name. A job that lives always is; of a row
-    /// without the namespace's UID the time tells.
+    /// Whether `job` belongs to this namespace, not to an earlier one of the same name. A live job always does; for a
+    /// row without the namespace's UID, the time of creation decides.
     pub fn has(&self, job: &Job) -> bool {
         let known = job.namespace_uid.as_ref().map(|uid| *uid == self.uid);
         job.deleted_ms.is_none() || known.unwrap_or(job.created_ms >= self.since_ms)
@@ -26,10 +26,10 @@ impl Incarnation {
 }
 
 impl Store {
-    /// Notes which namespace a job is in, unless that is known.
+    /// Records the namespace of a job, unless it is recorded already.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn put_namespace_uid(&self, job: &str, namespace_uid: &str) -> Result<()> {
         let mut transaction = self.begin().await?;
         let put = sql("UPDATE jobs SET namespace_uid = $1 WHERE uid = $2 AND namespace_uid IS NULL");

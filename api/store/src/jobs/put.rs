@@ -1,4 +1,4 @@
-//! What was seen of a job whose truth is elsewhere.
+//! Writes observed versions of jobs that are mirrored from another source, such as a cluster.
 
 use sqlx::AnyConnection;
 
@@ -9,19 +9,19 @@ use crate::sql::{Columns, sql};
 use crate::{Store, What};
 
 impl Store {
-    /// Notes what was seen, at `seen_ms`, of a job whose truth is elsewhere; false where nothing of it is new.
+    /// Writes the version of a mirrored job that was observed at `seen_ms`; returns false if it contains nothing new.
     ///
-    /// A job that is not known yet is added, with its key, unless one that was made before has it: whoever copies a job copies
-    /// what is written on it. Names are unique where the
-    /// truth is, so another job that still lives here under this name is gone there: it is marked deleted, or the one that was
-    /// seen is, where it is the older. Of a known job the content alone is written, and one that was deleted stays so.
+    /// An unknown job is added. Its key comes from an annotation that users can copy to other jobs, so the key is
+    /// dropped if a job that was created earlier has it. Names are unique at the source, so if another live row has the
+    /// name, one of the two jobs no longer exists there: the older one is marked deleted, at `seen_ms`. For a known job
+    /// only the content is written; a deleted job stays deleted.
     ///
     /// # Errors
-    /// [`Error::BadUid`]; otherwise as [`Store::replace_job`].
+    /// [`Error::BadUid`], [`Error::Busy`]; those of [`Store::replace_job`].
     pub async fn put_job(&self, job: &NewJob, seen_ms: i64) -> Result<bool> {
         check_uid(&job.uid)?;
         let mut transaction = self.begin().await?;
-        // Another server may see the same at the same time.
+        // Another server may write the same at the same time.
         for _ in 0..TRIES {
             if update(&mut transaction, job).await? {
                 self.commit(transaction, &job.uid, What::Job).await?;
@@ -43,7 +43,7 @@ impl Store {
     }
 }
 
-/// Writes the content of a known job where it differs.
+/// Writes the content of a known job if its document differs; returns whether it did.
 async fn update(on: &mut AnyConnection, job: &NewJob) -> Result<bool> {
     let written = sql("UPDATE jobs SET document = $1, state = $2, finished_ms = $3, version = version + 1 \
                        WHERE uid = $4 AND document <> $1")
@@ -60,7 +60,7 @@ async fn is_known(on: &mut AnyConnection, uid: &str) -> Result<bool> {
     Ok(sql("SELECT uid FROM jobs WHERE uid = $1").bind(uid).first(on).await?.is_some())
 }
 
-/// Marks whoever is in the way of this name deleted, unless it was made later. Gives their uids.
+/// Marks live jobs with this name deleted unless they were created later; returns their UIDs.
 async fn take_name(on: &mut AnyConnection, job: &NewJob, seen_ms: i64) -> Result<Vec<String>> {
     sql("UPDATE jobs SET deleted_ms = $1, version = version + 1 \
          WHERE namespace = $2 AND name = $3 AND deleted_ms IS NULL AND created_ms <= $4 RETURNING uid")
@@ -72,7 +72,8 @@ async fn take_name(on: &mut AnyConnection, job: &NewJob, seen_ms: i64) -> Result
     .await
 }
 
-/// The job, its key taken from whoever was made later; without it where one that was made before has it.
+/// Returns the job with its key, after taking the key from jobs that were created later; without the key if a job that
+/// was created earlier has it.
 async fn with_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<NewJob> {
     let Some(key) = &job.key else { return Ok(job.clone()) };
     release_old_key(on, job, life_ms).await?;

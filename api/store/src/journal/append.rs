@@ -1,4 +1,4 @@
-//! The next entries of a journal.
+//! Appends entries to a journal.
 
 use sqlx::AnyConnection;
 
@@ -10,11 +10,11 @@ use crate::sql::{Columns, Value, insert, signed, sql};
 use crate::{Store, What};
 
 impl Store {
-    /// Adds entries, which rise in number, and gives the number of the newest. Those that are not beyond the newest that is
-    /// there already are left out: a copy that is not sure how far it came begins a little earlier. Numbers may be missing.
-    ///
+    /// Appends entries in ascending order of their numbers, and returns the number of the newest entry. Entries whose
+    /// number is not above the newest stored one are skipped, so that a copy may begin earlier than necessary. Numbers
+    /// may have gaps.
     /// # Errors
-    /// [`Error::NoSuchJob`], [`Error::TooLarge`]; otherwise as [`Store::replace_job`]. Then none of them was added.
+    /// [`Error::NoSuchJob`], [`Error::TooLarge`]; those of [`Store::replace_job`]. Nothing is added then.
     pub async fn append(&self, uid: &str, entries: &[Entry]) -> Result<u64> {
         let mut transaction = self.begin().await?;
         let before = hold(&mut transaction, uid).await?;
@@ -38,14 +38,14 @@ impl Store {
     }
 }
 
-/// The number of the newest entry; nobody else adds to this journal until the transaction ends.
+/// Returns the number of the newest entry, and locks the journal for other writers until the transaction ends.
 async fn hold(on: &mut AnyConnection, uid: &str) -> Result<u64> {
-    // An update that changes nothing locks the row in both databases; SELECT ... FOR UPDATE is PostgreSQL's alone.
+    // An update that changes nothing locks the row in both databases; only PostgreSQL has SELECT ... FOR UPDATE.
     let held = sql("UPDATE numbers SET entry = entry WHERE uid = $1 RETURNING entry").bind(uid).first(on).await?;
     held.ok_or_else(|| Error::NoSuchJob(uid.to_owned()))?.number("entry")
 }
 
-/// Those that rise in number beyond `newest`.
+/// Returns the entries with ascending numbers above `newest`.
 fn beyond(mut newest: u64, entries: &[Entry]) -> Vec<&Entry> {
     let mut fresh = Vec::with_capacity(entries.len());
     for entry in entries {
@@ -73,9 +73,9 @@ fn row(uid: &str, entry: &Entry) -> Result<[Value; 10]> {
     ])
 }
 
-/// Brings a curve up to date.
+/// Updates a curve.
 async fn draw(on: &mut AnyConnection, uid: &str, mode: Mode, curve: &Curve) -> Result<()> {
-    // No point is beyond the largest step.
+    // No point has a larger step than the largest.
     if let Some(from) = curve.replaced_from.and_then(|from| signed("the step", from).ok()) {
         sql("DELETE FROM points WHERE uid = $1 AND mode = $2 AND step >= $3")
             .bind(uid)

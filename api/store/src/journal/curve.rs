@@ -1,9 +1,9 @@
-//! Curves: of each step the point that counts, thinned to what a screen shows.
+//! Curves: the valid point of each step, thinned to the number of points that is displayed.
 //!
-//! An attempt that goes on from a checkpoint takes steps again that an earlier one took, and some of those may never come
-//! back. So a training step takes the place of every point at its step and beyond; an evaluation that of evaluations alone,
-//! as it follows the training step of its number. That is decided when an entry is written, and so a curve is read as it
-//! stands, however long the journal is.
+//! An attempt that resumes from a checkpoint repeats steps of an earlier attempt, and some of those may never be
+//! reached again. So a training step replaces every point at its step and after it. An evaluation replaces only
+//! evaluations, because it follows the training step with its number. This is computed when an entry is written, so
+//! reading a curve does not depend on the length of the journal.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::Store;
 use crate::error::Result;
 use crate::sql::{Columns, sql};
 
-/// What a batch of entries makes of one curve.
+/// Changes of one curve by a batch of entries.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Curve {
-    /// Older points at this step and beyond count no more.
+    /// Older points at this step and after it are no longer valid.
     pub(super) replaced_from: Option<u64>,
-    /// The number of the entry that counts, by step.
+    /// Number of the valid entry, by step.
     pub(super) points: BTreeMap<u64, u64>,
 }
 
@@ -28,7 +28,7 @@ impl Curve {
     }
 }
 
-/// What entries, in the order of their numbers, make of the curves of [`Mode::ALL`].
+/// Returns the changes of the curves of [`Mode::ALL`] by entries, which are in the order of their numbers.
 pub(super) fn revise(entries: &[&Entry]) -> [Curve; 2] {
     let [mut train, mut eval] = <[Curve; 2]>::default();
     for entry in entries.iter().filter(|entry| entry.kind == Kind::Metric) {
@@ -47,17 +47,18 @@ pub(super) fn revise(entries: &[&Entry]) -> [Curve; 2] {
 }
 
 impl Store {
-    /// A job's curve: of each step the metric that counts, in the order of steps. Of more than `max_points` (at least 2),
-    /// that many at most are kept: the first, the last, and of each stretch of steps between them, all as long, the first.
+    /// Returns a job's curve: the valid metric of each step, ordered by step. A curve of more than `max_points` (at
+    /// least 2) is thinned to at most that number: the first point, the last, and the first of each of the equally long
+    /// intervals of steps between them.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn metrics(&self, uid: &str, mode: Mode, max_points: u32) -> Result<Vec<Entry>> {
         let most = i64::from(max_points.max(2));
         let Some(Extent { more, first, last }) = self.extent(uid, mode, most).await? else { return Ok(Vec::new()) };
         let stretch = if more { (last - first + most - 2) / (most - 1) } else { 1 };
-        // From the first point of a stretch to the first of the next that has one: as many look-ups as there are points to
-        // show, however many there are.
+        // Each recursion goes from the first point of an interval to the first of the next interval that has one: the
+        // number of look-ups is that of the points returned, not that of the curve.
         let points = sql("WITH RECURSIVE shown (step) AS (SELECT $3 UNION ALL \
                           SELECT (SELECT MIN(p.step) FROM points p WHERE p.uid = $1 AND p.mode = $2 \
                           AND p.step >= shown.step - (shown.step - $3) % $4 + $4) \
@@ -84,7 +85,7 @@ impl Store {
     }
 }
 
-/// Between which steps a curve runs, and whether it has more points than are to be shown.
+/// First and last step of a curve, and whether it has more points than may be returned.
 struct Extent {
     more: bool,
     first: i64,

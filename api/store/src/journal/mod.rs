@@ -1,4 +1,4 @@
-//! Copies of the coordinators' journals, entry by entry under the numbers they have there.
+//! Copies of the coordinators' journals; the entries keep their numbers.
 
 mod append;
 mod curve;
@@ -14,45 +14,45 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::sql::{Columns, sql};
 
-/// One entry of a job's journal.
+/// An entry of a job's journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Rises over all attempts of the job, from 1; some may be missing.
+    /// Ascending over all attempts of the job, from 1; may have gaps.
     pub number: u64,
     /// The attempt that wrote it.
     pub attempt: u64,
-    /// When it was written, ms.
+    /// Time of writing, in ms.
     pub at_ms: i64,
-    /// What kind of thing happened.
+    /// Kind of entry.
     pub kind: Kind,
-    /// Of a metric: what was measured.
+    /// For a metric: what it measures.
     pub mode: Option<Mode>,
-    /// The step it belongs to, where it belongs to one.
+    /// The step that it belongs to, if any.
     pub step: Option<u64>,
-    /// Of a log line: who said it, such as `cs2-0`.
+    /// For a log line: the agent that logged it, such as `cs2-0`.
     pub agent: Option<String>,
-    /// Of a log line: how grave it is, a number that rises with it. What each means is the caller's.
+    /// For a log line: its severity, ascending. The caller defines the levels.
     pub level: Option<u8>,
-    /// What happened, JSON.
+    /// The content as JSON.
     pub body: String,
 }
 
 /// The kinds of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A step was committed, or an evaluation ended.
+    /// Metrics of a committed step or of an evaluation.
     Metric,
-    /// An agent said something.
+    /// A log line of an agent.
     Log,
-    /// The run does something else than before.
+    /// A change of the run's state.
     State,
-    /// A checkpoint is whole.
+    /// A checkpoint is complete.
     Checkpoint,
-    /// The attempt is over.
+    /// The attempt has ended.
     Outcome,
 }
 
-/// What a metric measures.
+/// The kinds of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// A training step.
@@ -64,7 +64,7 @@ pub enum Mode {
 impl Kind {
     const ALL: [Self; 5] = [Self::Metric, Self::Log, Self::State, Self::Checkpoint, Self::Outcome];
 
-    /// Its name in the database, and in the API.
+    /// Returns the name in the database and in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Metric => "metric",
@@ -82,10 +82,10 @@ impl Kind {
 }
 
 impl Mode {
-    /// Both.
+    /// All modes.
     pub const ALL: [Self; 2] = [Self::Train, Self::Eval];
 
-    /// Its name in the database, and in the API.
+    /// Returns the name in the database and in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -99,7 +99,7 @@ impl Mode {
     }
 }
 
-/// All of an entry; more must follow.
+/// Selects all columns of an entry; a condition must follow.
 const SELECT: &str =
     "SELECT e.number, e.attempt, e.at_ms, e.kind, e.mode, e.step, e.agent, e.level, e.body FROM entries e";
 
@@ -123,10 +123,10 @@ impl Entry {
 }
 
 impl Store {
-    /// The number of the newest entry of a job's journal: where a copy goes on. 0 where there is none.
+    /// Returns the number of the newest entry of a job's journal, after which a copy continues; 0 if there is none.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn newest_entry(&self, uid: &str) -> Result<u64> {
         let newest = sql("SELECT entry FROM numbers WHERE uid = $1").bind(uid).first(&self.inner.read).await?;
         newest.map_or(Ok(0), |row| row.number("entry"))

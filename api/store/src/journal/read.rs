@@ -1,32 +1,33 @@
-//! Reading on in a journal.
+//! Reads entries of a journal.
 
 use super::{Entry, Kind, Mode, SELECT};
 use crate::Store;
 use crate::error::Result;
 use crate::sql::{LARGEST, Sql, rows, signed, sql};
 
-/// Which entries of a journal; by default the first 100 of all. What an entry does not have, none of its values is.
+/// Selects entries of a journal; by default the first 100. A condition on an attribute does not match entries without
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Those beyond this number.
+    /// With a number above this.
     pub after: u64,
-    /// Those of these kinds; of none: of any.
+    /// Of one of these kinds; empty means all.
     pub kinds: Vec<Kind>,
-    /// Those of this attempt.
+    /// Of this attempt.
     pub attempt: Option<u64>,
-    /// Those of this agent, such as `cs2-0`.
+    /// Of this agent, such as `cs2-0`.
     pub agent: Option<String>,
-    /// Those of the agents of this role, such as `cs2`.
+    /// Of the agents of this role, such as `cs2`.
     pub role: Option<String>,
-    /// Those of this level, and graver ones.
+    /// Of at least this severity.
     pub level: Option<u8>,
-    /// Whether agent, role and level are asked of log lines only, so that all else is there, too.
+    /// Applies agent, role and level to log lines only; other entries match regardless of them.
     pub lines_only: bool,
-    /// Those of this mode.
+    /// Of this mode.
     pub mode: Option<Mode>,
-    /// Of metrics those alone that count: of each step the newest attempt's.
+    /// Of metrics, only valid points: one for each step of a curve.
     pub curve: bool,
-    /// So many at most.
+    /// Maximum number of entries.
     pub limit: u32,
 }
 
@@ -48,14 +49,15 @@ impl Default for Query {
 }
 
 impl Store {
-    /// Entries of a job's journal, in the order of their numbers. A job that is not there has none.
+    /// Returns entries of a job's journal, ordered by number; none if the job does not exist.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn entries(&self, uid: &str, query: &Query) -> Result<Vec<Entry>> {
         let text = match query.kinds.as_slice() {
             [] => part(sql(""), uid, query, None)?,
-            // Each kind by its index: neither database would read several so, and rare kinds stand far apart.
+            // One subquery for each kind, so that each uses the index: neither database does that for a list of kinds,
+            // and rare kinds are far apart in the journal.
             [first, others @ ..] => {
                 let mut text = part(sql(""), uid, query, Some(*first))?;
                 for kind in others {
@@ -69,9 +71,9 @@ impl Store {
     }
 }
 
-/// Appends a query for entries of one kind, or of any.
+/// Appends a query for entries of one kind, or of all.
 fn part(text: Sql, uid: &str, query: &Query, kind: Option<Kind>) -> Result<Sql> {
-    // Nothing is beyond the largest.
+    // No number is above the largest.
     let after = signed("the number", query.after).unwrap_or(LARGEST);
     let mut text = text.push("SELECT * FROM (").push(SELECT);
     text = text.push(" WHERE e.uid = ").value(uid).push(" AND e.number > ").value(after);
@@ -89,7 +91,7 @@ fn part(text: Sql, uid: &str, query: &Query, kind: Option<Kind>) -> Result<Sql> 
         text = line(text).push("e.agent = ").value(agent).push(")");
     }
     if let Some(role) = &query.role {
-        // LIKE would take `_` for any character, and in SQLite not see the case.
+        // LIKE would treat `_` as any character, and ignores case in SQLite.
         let prefix = format!("{role}-");
         text = line(text).push("substr(e.agent, 1, length(").value(&prefix).push(")) = ").value(&prefix).push(")");
     }

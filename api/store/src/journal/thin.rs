@@ -1,9 +1,9 @@
-//! Bounds of history: old curves get fewer points, and journals of old jobs make room for new ones.
+//! Bounds the history: long curves are thinned, and journals are removed when all together are too large.
 //!
-//! Of a curve the newest [`RECENT_STEPS`] are kept as they are. Before them every second step is kept for as long a stretch, then
-//! every fourth for twice as long, and so on: steps that are multiples of a power of two, so that what is kept once more
-//! steps have come is a part of what is kept now. A million steps leave about 37,000 points, a billion 77,000. The whole curve
-//! is in the job's model_dir.
+//! The newest [`RECENT_STEPS`] steps of a curve are kept. Of an equally long range before them, every second step is
+//! kept, of a range twice as long before that every fourth, and so on. The kept steps are multiples of powers of two,
+//! so what is kept later is a subset of what is kept now. A million steps leave about 37,000 points, a billion 77,000.
+//! The job's model_dir has the whole curve.
 
 use super::Mode;
 use crate::Store;
@@ -11,26 +11,26 @@ use crate::error::Result;
 use crate::jobs::PIECE;
 use crate::sql::{Columns, Sql, sql};
 
-/// Newest steps of a curve of which each is kept.
+/// Number of the newest steps of a curve that are not thinned.
 pub const RECENT_STEPS: i64 = 8192;
-/// Bytes that an entry takes besides its body, about.
+/// Approximate bytes of an entry without its body.
 pub(super) const ENTRY_BYTES: i64 = 128;
-/// Journals of fewer bytes have no curve that is worth thinning.
+/// Journals with fewer bytes have no curve that is worth thinning.
 const WORTH_THINNING_BYTES: i64 = 1 << 20;
 
-/// Where a curve lies, and which of its entries are recent.
+/// Range of a long curve.
 struct Curve {
     first: i64,
     last: i64,
-    /// Number of the first recent entry.
+    /// Number of the first entry that is not thinned.
     recent: i64,
 }
 
 impl Store {
-    /// Thins all curves that have become long, and gives how many entries went. Made in pieces, and may be repeated.
+    /// Thins all long curves and returns the number of deleted entries. Uses several transactions; idempotent.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn thin_curves(&self) -> Result<u64> {
         let long = sql("SELECT uid FROM numbers WHERE bytes > $1 ORDER BY uid").bind(WORTH_THINNING_BYTES);
         let mut gone = 0;
@@ -46,20 +46,21 @@ impl Store {
         Ok(gone)
     }
 
-    /// Bytes of all journals, about.
+    /// Returns the approximate bytes of all journals.
     ///
     /// # Errors
-    /// As [`Store::job`].
+    /// Those of [`Store::job`].
     pub async fn history_bytes(&self) -> Result<u64> {
         let total = sql("SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS total FROM numbers");
         total.first(&self.inner.read).await?.map_or(Ok(0), |row| row.number("total"))
     }
 
-    /// Removes journals until all have `most` bytes at most: those of jobs that are over, the oldest first, then old lines of the
-    /// logs of others. Gives the jobs of which something went. The jobs themselves and their events stay.
+    /// Removes journals until all together have at most `most` bytes: first those of finished or deleted jobs, the
+    /// oldest first, then the older halves of the logs of the largest other journals. Returns the UIDs of the jobs that
+    /// lost entries. Jobs and their events stay.
     ///
     /// # Errors
-    /// As [`Store::replace_job`].
+    /// Those of [`Store::replace_job`].
     pub async fn shrink_history(&self, most: u64) -> Result<Vec<String>> {
         let mut shrunk = Vec::new();
         while self.history_bytes().await? > most {
@@ -95,7 +96,7 @@ impl Store {
         self.forget_thinned(uid, mode, curve.recent).await
     }
 
-    /// The curve, where it has more points than are recent.
+    /// Returns the range of a curve, if it is longer than what is kept unthinned.
     async fn long_curve(&self, uid: &str, mode: Mode) -> Result<Option<Curve>> {
         let ends = sql("SELECT (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2) AS first, \
                         (SELECT MAX(step) FROM points WHERE uid = $1 AND mode = $2) AS last");
@@ -107,7 +108,7 @@ impl Store {
         Ok(Some(Curve { first, last, recent: recent.time("number")? }))
     }
 
-    /// Of the steps beyond `begin` and up to `end` keeps the multiples of `stride`.
+    /// Deletes the points of steps above `begin`, up to `end`, that are not multiples of `stride`.
     async fn thin_points(&self, uid: &str, mode: Mode, (begin, end): (i64, i64), stride: i64) -> Result<()> {
         let mut from = begin;
         while from < end {
@@ -123,8 +124,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the points' entries that stand in no curve any more, before number `recent`: those that were thinned out, and of
-    /// steps that were taken again those that do not count.
+    /// Deletes metric entries before number `recent` that no curve refers to: those that were thinned, and those that a
+    /// repeated step has replaced.
     async fn forget_thinned(&self, uid: &str, mode: Mode, recent: i64) -> Result<u64> {
         let first = sql("SELECT MIN(number) AS first FROM entries WHERE uid = $1 AND kind = 'metric'").bind(uid);
         let first = first.first(&self.inner.read).await?.map(|row| row.maybe_time("first")).transpose()?.flatten();
@@ -143,7 +144,7 @@ impl Store {
         Ok(gone)
     }
 
-    /// Removes the older half of a job's log, and gives how many lines went.
+    /// Deletes the older half of a job's log, and returns the number of deleted lines.
     async fn forget_old_lines(&self, uid: &str) -> Result<u64> {
         let middle = sql("SELECT number FROM entries WHERE uid = $1 AND kind = 'log' ORDER BY number LIMIT 1 \
                           OFFSET (SELECT COUNT(*) / 2 FROM entries WHERE uid = $1 AND kind = 'log')");
@@ -159,7 +160,7 @@ impl Store {
         Ok(gone)
     }
 
-    /// Notes anew how many bytes a job's journal has.
+    /// Computes and records the bytes of a job's journal.
     async fn measure_journal(&self, uid: &str) -> Result<()> {
         let mut transaction = self.begin().await?;
         sql("UPDATE numbers SET bytes = (SELECT COALESCE(SUM(length(e.body) + 128), 0) FROM entries e WHERE e.uid = $1) \

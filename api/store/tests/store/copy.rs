@@ -1,4 +1,4 @@
-//! A copy of a database that is written to meanwhile. Only SQLite has such copies.
+//! Copies of a database that is being written to. SQLite only.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -13,7 +13,7 @@ use crate::scratch::{Scratch, on_sqlite, open};
 /// Entries of a job's journal, written in two transactions.
 const ENTRIES: u64 = 20;
 
-/// How much of a job is written before the next one begins, in the order of the transactions.
+/// How much of a job is written, in the order of the transactions, before the next job begins.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Written {
     Nothing,
@@ -27,7 +27,7 @@ fn uid(number: i64) -> String {
     format!("job-{number:05}")
 }
 
-/// Writes jobs one after the other until `over`; `whole` is the number of those that are written entirely.
+/// Writes jobs one after the other until `over`; `whole` is the number of completely written ones.
 async fn write(store: &Store, whole: &AtomicI64, over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         let number = whole.load(Ordering::Relaxed);
@@ -55,7 +55,7 @@ async fn written(store: &Store, number: i64) -> Written {
     }
 }
 
-/// Checks that a copy is what was written up to some moment, with at least `least` jobs and less than `most` begun.
+/// Checks that a copy is the state at some time, with at least `least` and at most `most` complete jobs.
 async fn check(file: &Path, least: i64, most: i64) {
     let url = format!("sqlite:{}", file.display());
     let mut connection = AnyConnection::connect(&url).await.unwrap();
@@ -68,7 +68,7 @@ async fn check(file: &Path, least: i64, most: i64) {
         number += 1;
     }
     assert!((least..=most).contains(&number), "{number} jobs, written were {least} before and {most} after");
-    // The next one was begun or not, and nothing of a later one is there.
+    // The next job may have been begun; nothing of a later one exists.
     assert_eq!(written(&copy, number + 1).await, Written::Nothing);
     make(&copy, &job("written-to-the-copy", 0)).await;
     copy.close().await;
@@ -80,7 +80,7 @@ fn a_copy_has_all_that_was_written_up_to_one_moment() {
         let (whole, over) = (AtomicI64::new(0), AtomicBool::new(false));
         let home = tempfile::TempDir::new().unwrap();
         let copying = async {
-            // Connections of their own, as the command `backup` has them beside a server.
+            // With its own connections, like the command `backup` next to a server.
             let store = scratch.again().await;
             for number in 0..5 {
                 let least = whole.load(Ordering::Relaxed) + 5;

@@ -1,4 +1,4 @@
-//! What was acknowledged is there after `kill -9`.
+//! Acknowledged writes survive `kill -9`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ behaviours![what_was_acknowledged_survives_a_kill];
 const URL: &str = "MILLRACE_TEST_CRASH_URL";
 const ACKNOWLEDGED: &str = "acknowledged ";
 
-/// Not a test: what the tests below start and kill.
+/// Not a test: the process that the tests below start and kill.
 #[test]
 #[ignore = "is killed by what_was_acknowledged_survives_a_kill"]
 fn writes_until_it_is_killed() {
@@ -26,7 +26,7 @@ fn writes_until_it_is_killed() {
             crate::journal::append_steps(&store, &uid, 1..=20).await;
             let event = NewEvent { at_ms: 0, warning: false, reason: String::new(), message: String::new() };
             store.add_event(&uid, &event).await.unwrap();
-            // libtest catches what println writes.
+            // libtest captures the output of println.
             writeln!(std::io::stdout(), "\n{ACKNOWLEDGED}{uid}").unwrap();
         }
     });
@@ -42,13 +42,13 @@ async fn what_was_acknowledged_survives_a_kill(scratch: &Scratch) {
             assert_eq!(store.newest_entry(uid).await.unwrap(), 20, "{uid}");
             assert_eq!(store.events(uid, 0, 2).await.unwrap().len(), 1, "{uid}");
         }
-        // Whatever it was at when it died is there or not, and nobody has to wait for it.
+        // The interrupted write is there completely or not at all, and holds no lock.
         make(&store, &job(&format!("after-{least}"), 0)).await;
         store.close().await;
     }
 }
 
-/// Starts a writer, kills it once it has acknowledged some, and gives all that it acknowledged.
+/// Starts a writer, kills it after `least` acknowledgements, and returns all that it acknowledged.
 fn write_and_kill(url: &str, least: usize) -> Vec<String> {
     let mut writer = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash::writes_until_it_is_killed", "--ignored", "--nocapture"])
@@ -57,7 +57,7 @@ fn write_and_kill(url: &str, least: usize) -> Vec<String> {
         .spawn()
         .unwrap();
     let mut acknowledged = Vec::new();
-    // After the kill, what it had said before is still read to its end.
+    // What the writer printed before the kill is read to its end.
     for line in BufReader::new(writer.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
         let Some(uid) = line.strip_prefix(ACKNOWLEDGED) else { continue };

@@ -1,4 +1,4 @@
-//! Jobs, their names, keys, versions and lists.
+//! Tests of jobs: names, keys, versions and lists.
 
 use millrace_store::{Content, Created, Cursor, Error, Filter, Incarnation, Job, Key, NewJob, Store, What};
 
@@ -22,7 +22,7 @@ behaviours![
 
 const HOUR: i64 = 3_600_000;
 
-/// A job named and numbered `uid`, made at `created_ms`.
+/// Returns a job with name and UID `uid`, created at `created_ms`.
 pub fn job(uid: &str, created_ms: i64) -> NewJob {
     NewJob {
         uid: uid.to_owned(),
@@ -43,7 +43,7 @@ pub fn key(key: &str, body: &str) -> Option<Key> {
     Some(Key { key: key.to_owned(), body_hash: body.to_owned() })
 }
 
-/// Makes a job that must be new.
+/// Creates a job that must be new.
 pub async fn make(store: &Store, job: &NewJob) -> Job {
     match store.create_job(job).await.unwrap() {
         Created::New(made) => made,
@@ -83,7 +83,7 @@ async fn a_key_gives_the_same_job_again_for_a_day(Scratch { store, .. }: &Scratc
     let elsewhere = NewJob { namespace: "team-b".to_owned(), ..again.clone() };
     make(store, &elsewhere).await;
 
-    // The job's end is not the key's.
+    // Deleting the job does not release its key.
     assert!(store.mark_deleted("first", 2 * HOUR).await.unwrap());
     let Created::Replayed(gone) =
         store.create_job(&NewJob { created_ms: 24 * HOUR - 1, ..again.clone() }).await.unwrap()
@@ -109,7 +109,7 @@ async fn a_name_belongs_to_one_job_that_lives(Scratch { store, .. }: &Scratch) {
     assert_eq!(store.live_job("team-a", "gpt2").await.unwrap(), None);
     let newest = async || store.newest_job("team-a", "gpt2").await.unwrap().unwrap();
     assert_eq!((newest().await.uid.as_str(), newest().await.deleted_ms, newest().await.version), ("a", Some(3), 2));
-    // The clock went back: what lives is newer all the same.
+    // The clock went back: a live job is the newest nevertheless.
     make(store, &named("c", 0)).await;
     assert_eq!(newest().await.uid, "c");
 }
@@ -139,14 +139,14 @@ async fn what_was_seen_is_noted_and_the_dead_stay_dead(Scratch { store, .. }: &S
     assert_eq!((get("a").await.version, get("a").await.content.document.as_str()), (2, "2"));
     assert_eq!(get("a").await.key, key("k", "b"));
 
-    // Its deletion was missed: there is another of the name. The key stays with whom it was given to first.
+    // The deletion of `a` was missed: another job has its name. The key stays with the job that was created first.
     assert!(store.put_job(&NewJob { key: key("k", "c"), ..seen("b", 20, "1") }, 21).await.unwrap());
     assert_eq!((get("a").await.deleted_ms, get("a").await.key), (Some(21), key("k", "b")));
     assert_eq!(get("b").await.key, None);
-    // Late word of the dead changes what is known of it, and raises nobody.
+    // A late version of a deleted job changes its content and does not make it live.
     assert!(store.put_job(&seen("a", 10, "3"), 22).await.unwrap());
     assert_eq!(get("a").await.deleted_ms, Some(21));
-    // The first word of one that was before.
+    // The first version of a job that was created earlier.
     assert!(store.put_job(&seen("0", 5, "1"), 23).await.unwrap());
     assert_eq!(get("0").await.deleted_ms, Some(23));
     let first = NewJob { key: key("k", "d"), name: "bert".to_owned(), ..seen("1", 6, "1") };
@@ -155,13 +155,13 @@ async fn what_was_seen_is_noted_and_the_dead_stay_dead(Scratch { store, .. }: &S
     assert_eq!(store.live_job("team-a", "gpt2").await.unwrap().unwrap().uid, "b");
 }
 
-/// All pages of a list, as uids.
+/// Returns all pages of a list as UIDs.
 async fn pages(store: &Store, filter: &Filter, limit: u32) -> Vec<Vec<String>> {
     let (mut pages, mut after) = (Vec::new(), None::<Cursor>);
     loop {
         let page = store.jobs(filter, after.as_ref(), limit).await.unwrap();
         pages.push(page.items.into_iter().map(|job| job.uid).collect());
-        // As a client hands it back.
+        // Through its text, as a client returns it.
         let Some(next) = page.next else { return pages };
         after = Some(next.to_string().parse().unwrap());
     }
@@ -169,7 +169,7 @@ async fn pages(store: &Store, filter: &Filter, limit: u32) -> Vec<Vec<String>> {
 
 async fn pages_hold_while_jobs_are_made(Scratch { store, .. }: &Scratch) {
     assert_eq!(pages(store, &Filter::default(), 3).await, [[""; 0]]);
-    // Several of one moment.
+    // Several jobs with the same time of creation.
     for (uid, created_ms) in [("a", 1), ("b", 2), ("c", 2), ("d", 2), ("e", -3)] {
         make(store, &job(uid, created_ms)).await;
     }
@@ -212,7 +212,7 @@ async fn filters_leave_out_the_rest(Scratch { store, .. }: &Scratch) {
     assert_eq!(which(Filter { state: some("Succeeded"), ..Filter::default() }).await, "b");
     assert_eq!(which(Filter { submitted_by: some("ada"), finished: Some(false), ..Filter::default() }).await, "a");
     assert_eq!(which(Filter { finished: Some(true), ..Filter::default() }).await, "b");
-    // A deleted job is over, and does no more what it did when it was deleted.
+    // A deleted job counts as finished, and has no state.
     let training = content("{}", Some("Training"));
     make(store, &NewJob { content: training, ..job("e", 5) }).await;
     store.mark_deleted("e", 6).await.unwrap();
@@ -223,7 +223,7 @@ async fn filters_leave_out_the_rest(Scratch { store, .. }: &Scratch) {
 }
 
 async fn history_of_an_earlier_namespace_of_the_name_is_left_out(Scratch { store, .. }: &Scratch) {
-    // The namespace team-a was deleted and made anew at 10.
+    // The namespace team-a was deleted and created again at 10.
     let now = Incarnation { namespace: "team-a".to_owned(), uid: "second".to_owned(), since_ms: 10 };
     for (uid, created, namespace, deleted) in [
         ("former", 5, Some("first"), true),
@@ -259,7 +259,7 @@ async fn what_is_forgotten_is_gone_with_all_under_it(Scratch { store, .. }: &Scr
     store.add_event("a", &crate::rest::event("Started")).await.unwrap();
     assert!(store.forget("a").await.unwrap());
     assert!(!store.forget("a").await.unwrap());
-    // A job that comes after, even of the same uid, finds nothing.
+    // A later job, even with the same UID, has none of the records.
     make(store, &new).await;
     assert_eq!(store.newest_entry("a").await.unwrap(), 0);
     assert_eq!(store.entries("a", &Default::default()).await.unwrap(), []);
@@ -285,7 +285,7 @@ async fn only_one_of_many_askers_makes_the_job(scratch: &Scratch) {
     let stores = [scratch.store.clone(), scratch.again().await];
     let asking = (0..16).map(|asker| {
         let store = stores[asker % 2].clone();
-        // Half of them by key, half by name.
+        // Half of them conflict by key, half by name.
         let by_key = asker % 4 < 2;
         let name = if by_key { format!("job-{asker}") } else { "one".to_owned() };
         let new = NewJob { name, key: by_key.then(|| key("k", "b")).flatten(), ..job(&format!("uid-{asker}"), 1) };

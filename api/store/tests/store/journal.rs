@@ -1,4 +1,4 @@
-//! Copies of journals, and the curves in them.
+//! Tests of copied journals and their curves.
 
 use std::ops::RangeInclusive;
 
@@ -55,7 +55,7 @@ async fn repeating_adds_nothing_and_gaps_are_kept(Scratch { store, .. }: &Scratc
     assert_eq!(store.append("a", &[]).await.unwrap(), 0);
     let some = [2, 3, 9].map(|number| metric(number, Mode::Train, number));
     assert_eq!(store.append("a", &some).await.unwrap(), 9);
-    // What fills a gap would be seen by no reader who is past it.
+    // An entry that fills a gap would be missed by readers that are past it.
     let more = [3, 4, 9, 11, 10, 11, 200].map(|number| metric(number, Mode::Train, 7));
     assert_eq!(store.append("a", &more).await.unwrap(), 200);
     assert_eq!(numbers(store, Query::default()).await, [2, 3, 9, 11, 200]);
@@ -115,8 +115,8 @@ async fn a_reader_gets_what_it_asks_for(Scratch { store, .. }: &Scratch) {
     }
 }
 
-/// A curve by its definition: a point counts unless a later one of its mode stands at its step or before; an evaluation, too,
-/// unless a later training step stands before it.
+/// Computes a curve by its definition: a point is valid unless a later one of its mode has the same or a smaller step.
+/// An evaluation is also invalid if a later training step has a smaller step.
 fn curve(entries: &[Entry], mode: Mode) -> Vec<u64> {
     let replaces = |later: &Entry, step| match (later.mode, mode) {
         (Some(Mode::Train), Mode::Eval) => later.step < Some(step),
@@ -139,7 +139,7 @@ async fn evaluations_of_steps_that_were_undone_are_left_out(Scratch { store, .. 
     let first = [metric(1, train, 10), metric(2, eval, 10), metric(3, train, 20), metric(4, eval, 20)];
     store.append("a", &first).await.unwrap();
     assert_eq!(evaluated().await, [(2, 10), (4, 20)]);
-    // The next attempt goes on from the checkpoint at 10.
+    // The next attempt resumes from the checkpoint at step 10.
     store.append("a", &[metric(5, train, 11)]).await.unwrap();
     assert_eq!(evaluated().await, [(2, 10)]);
     store.append("a", &[metric(6, train, 20), metric(7, eval, 20), metric(8, train, 15)]).await.unwrap();
@@ -154,7 +154,7 @@ async fn a_curve_is_what_the_newest_attempt_makes_of_it(Scratch { store, .. }: &
         let before = entries.len();
         for _ in 0..random.below(9) {
             let number = entries.len() as u64 + 1;
-            // Now and then it goes back to a checkpoint, evaluates, or says something.
+            // Sometimes it returns to a checkpoint, evaluates, or logs a line.
             match random.below(12) {
                 0 => step -= random.below(9).min(step),
                 1 => entries.push(metric(number, Mode::Eval, step)),
@@ -196,13 +196,13 @@ async fn a_long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratc
         assert_eq!((kept[0], kept[kept.len() - 1]), (7, 1007));
     }
     assert_eq!(steps(1001).await.len(), 1001);
-    // Steps that are far apart overflow nothing.
+    // Steps that are far apart cause no overflow.
     let far = (1 << 53) - 1;
     store.append("a", &[metric(2000, Mode::Train, far)]).await.unwrap();
     assert_eq!(steps(3).await, [7, far]);
 }
 
-/// Everything that is left of a job's metrics.
+/// Returns all metrics that are left of a job.
 async fn metrics_left(store: &Store, uid: &str) -> Vec<Entry> {
     store.entries(uid, &Query { kinds: vec![Kind::Metric], limit: u32::MAX, ..Query::default() }).await.unwrap()
 }
@@ -216,7 +216,7 @@ async fn old_steps_of_a_curve_are_forgotten_and_new_ones_are_not(Scratch { store
         append_steps(store, "a", first..=first + 1999).await;
     }
     append_steps(store, "b", 1..=1000).await;
-    // Steps that were taken twice count once.
+    // Repeated steps count once.
     let again = (STEPS - 999..=STEPS).map(|step| metric(step + 1000, Mode::Train, step)).collect::<Vec<_>>();
     store.append("a", &again).await.unwrap();
     let before = store.history_bytes().await.unwrap();
@@ -235,7 +235,7 @@ async fn old_steps_of_a_curve_are_forgotten_and_new_ones_are_not(Scratch { store
     assert!(after < before / 3, "{after} of {before}");
     assert_eq!(store.thin_curves().await.unwrap(), 0, "what is thinned stays so");
 
-    // More steps only take away from what is kept.
+    // After more steps, the kept steps are a subset of those before.
     append_steps(store, "a", STEPS + 1001..=STEPS + 3000).await;
     store.thin_curves().await.unwrap();
     let later = store.metrics("a", Mode::Train, u32::MAX).await.unwrap();

@@ -1,7 +1,7 @@
-//! What the store promises, tried on SQLite always and on PostgreSQL where `MILLRACE_TEST_POSTGRES` is its URL
-//! (`tests/postgres` gives one).
+//! Tests of the store's guarantees, always on SQLite, and on PostgreSQL if `MILLRACE_TEST_POSTGRES` is its URL
+//! (`tests/postgres` starts one).
 
-/// Makes of each async function over a `Scratch` two tests, one for each database.
+/// Makes two tests of each async function over a `Scratch`, one for each database.
 macro_rules! behaviours {
     ($($name:ident),* $(,)?) => {
         mod sqlite {

@@ -1,4 +1,4 @@
-//! Jobs, names and keys against a model of them in memory, over operations that look random.
+//! Compares jobs, names and keys with a model in memory, over pseudo-random operations.
 
 use std::cmp::Reverse;
 
@@ -127,7 +127,7 @@ impl Model {
     }
 }
 
-/// A job of one of few names and keys, so that they meet.
+/// Returns a job with one of few names and keys, so that they collide.
 fn any_job(random: &mut Random, number: u64, now: i64) -> NewJob {
     let pick = |random: &mut Random, words: &[&str]| words[random.below(words.len() as u64) as usize].to_owned();
     let key = Key { key: pick(random, &["k1", "k2", "k3"]), body_hash: pick(random, &["x", "y"]) };
@@ -147,7 +147,7 @@ fn any_content(random: &mut Random, now: i64) -> Content {
     Content { document: random.below(3).to_string(), state: None, finished_ms }
 }
 
-/// Whatever can be asked is answered alike.
+/// Checks that all reads have the same results.
 async fn agree(store: &Store, model: &mut Model, namespace: &str, name: &str) {
     assert_eq!(store.live_job(namespace, name).await.unwrap().as_ref(), model.live(namespace, name));
     assert_eq!(store.newest_job(namespace, name).await.unwrap().as_ref(), model.newest(namespace, name));
@@ -160,9 +160,9 @@ async fn jobs_are_as_the_model_says(Scratch { store, .. }: &Scratch) {
     let (mut random, mut model, mut now) = (Random(42), Model::default(), 0);
     let mut outcomes = Vec::new();
     for number in 1..=500 {
-        // A day is some twenty steps.
+        // A day has about twenty operations.
         now += random.below(DAY as u64 / 10) as i64;
-        // The newest jobs more often than others, and one that is not there.
+        // Prefers the newest jobs; sometimes one that does not exist.
         let back = random.below(1 + model.jobs.len() as u64).min(random.below(9)) as usize;
         let uid = model.jobs.get(back).map_or("none".to_owned(), |job| job.uid.clone());
         let new = any_job(&mut random, number, now);
@@ -174,7 +174,7 @@ async fn jobs_are_as_the_model_says(Scratch { store, .. }: &Scratch) {
                 outcomes.push(std::mem::discriminant(&expected));
             }
             6 | 7 => {
-                // One that was seen late, or before.
+                // An observation that is late, or was made before.
                 let late = NewJob { created_ms: now - random.below(DAY as u64) as i64, ..new };
                 assert_eq!(store.put_job(&late, now).await.unwrap(), model.put(&late, now));
             }

@@ -1,4 +1,4 @@
-//! Opening: what is made, what is brought up to date, and what is said where it can't be.
+//! Tests of opening: creation, migration, and errors.
 
 use std::fs;
 use std::net::TcpListener;
@@ -19,7 +19,7 @@ behaviours![
     a_closed_store_says_so
 ];
 
-/// The text of every migration, the first first.
+/// Returns the text of every migration, in order.
 fn released() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     let mut files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect::<Vec<_>>();
@@ -27,7 +27,7 @@ fn released() -> Vec<String> {
     files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()
 }
 
-/// Makes of an empty database what the release of these migrations made of it.
+/// Applies migrations to an empty database, as the release with these migrations did.
 async fn migrate(on: &mut AnyConnection, texts: &[String]) {
     let steps = (1..).zip(texts).map(|(number, text)| {
         Migration::new(number, "".into(), MigrationType::Simple, AssertSqlSafe(text.clone()).into_sql_str(), false)
@@ -35,7 +35,7 @@ async fn migrate(on: &mut AnyConnection, texts: &[String]) {
     Migrator::with_migrations(steps.collect()).run(on).await.unwrap();
 }
 
-/// Takes all tables away: the scratch database was made with the newest schema.
+/// Drops all tables: the scratch database was created with the newest schema.
 async fn empty(on: &mut AnyConnection) {
     for table in ["tokens", "appliances", "events", "points", "entries", "numbers", "jobs", "_sqlx_migrations"] {
         sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE {table}"))).execute(&mut *on).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_closed_store_says_so(scratch: &Scratch) {
 #[test]
 fn a_file_is_made_for_its_user_alone_and_every_commit_reaches_it() {
     let directory = TempDir::new().unwrap();
-    // Not a URL: a path as it is.
+    // The path is taken literally, not as part of a URL.
     let path = directory.path().join("a b%20ü#1.db");
     runtime().block_on(async {
         let store = open(&format!("sqlite://{}", path.display())).await;
@@ -95,7 +95,7 @@ fn a_file_is_made_for_its_user_alone_and_every_commit_reaches_it() {
             assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{:?}", file.file_name());
         }
         store.close().await;
-        // The log is folded into the file.
+        // The write-ahead log was moved into the file.
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
         assert!(open(&format!("sqlite:{}", path.display())).await.job("a").await.unwrap().is_some());
     });
@@ -119,7 +119,7 @@ fn a_database_in_memory_is_one_for_all_calls() {
     });
 }
 
-/// What is said of a URL that can't be opened.
+/// Returns the error of a URL that can't be opened.
 fn refused(url: &str) -> String {
     let error = runtime().block_on(Store::open(url, Options::default())).unwrap_err();
     let text = error.to_string();
@@ -134,14 +134,14 @@ fn what_cannot_be_opened_is_told_in_a_sentence() {
     fs::write(directory.path().join("notes.txt"), "Not a database, but long enough to have a header. ".repeat(20))
         .unwrap();
     fs::create_dir(directory.path().join("folder")).unwrap();
-    // A free port, where nobody listens.
+    // A free port without a listener.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
 
     let told = [
         (inside("none/test.db"), "does not exist; create it"),
         (inside("notes.txt"), "is not an SQLite database"),
         (inside("folder"), "can't be opened for writing"),
-        // Even root can't make a file there.
+        // Not even root can create a file there.
         ("sqlite:/proc/test.db".to_owned(), "can't be opened for writing"),
         ("sqlite:".to_owned(), "has no path"),
         (
@@ -167,7 +167,7 @@ fn postgres_shows_no_password() {
     let (before, after) = url.split_once("://").unwrap();
     let (user, host) = after.split_once('@').unwrap_or(("postgres", after));
     let user = user.split(':').next().unwrap();
-    // It is let in or not; either way it is not told with what.
+    // The server may accept any password; in both cases the output must not contain it.
     let url = format!("{before}://{user}:hunter2@{host}");
     let store = runtime().block_on(Store::open(&url, Options::default()));
     let shown = store.map_or_else(|error| error.to_string(), |store| format!("{store:?}"));

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same every time (splitmix64).
+//! Reproducible pseudo-random numbers (splitmix64).
 
 pub struct Random(pub u64);
 
@@ -10,7 +10,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of 0 to `n` - 1.
+    /// Returns a number from 0 to `n` - 1.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }

@@ -1,4 +1,4 @@
-//! Events, appliances and tokens.
+//! Tests of events, appliances and tokens.
 
 use millrace_store::{Connections, Error, NewEvent, Token, failures};
 
@@ -21,7 +21,7 @@ async fn events_are_numbered_by_job(Scratch { store, .. }: &Scratch) {
     assert!(matches!(store.add_event("a", &event("Lost")).await, Err(Error::NoSuchJob(_))));
     make(store, &job("a", 1)).await;
     make(store, &job("b", 1)).await;
-    // PostgreSQL has no NUL in its texts; an event with one is told all the same.
+    // PostgreSQL can't store NUL in texts; an event with one is recorded nevertheless.
     let bad = NewEvent { warning: true, message: "a\0b".to_owned(), ..event("Failed") };
     assert_eq!(store.add_event("a", &event("Started")).await.unwrap(), 1);
     assert_eq!(store.add_event("b", &event("Started")).await.unwrap(), 1);
@@ -104,7 +104,7 @@ async fn tokens_that_ended_long_ago_are_forgotten(Scratch { store, .. }: &Scratc
 
 async fn connections_bytes_and_failures_are_counted(scratch: &Scratch) {
     make(&scratch.store, &job("a", 1)).await;
-    // A connection may still be on its way back from the last call.
+    // A connection may still be on its way back to the pool from the last call.
     let Connections { busy, idle } = scratch.store.connections();
     assert!((1..=10).contains(&(busy + idle)), "{busy} and {idle}");
     assert!(scratch.store.size_bytes().await.unwrap() > 4096);

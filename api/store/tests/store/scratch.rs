@@ -8,14 +8,14 @@ use sqlx::{AnyConnection, AssertSqlSafe, Connection};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-/// An empty database, and its URL to open it once more.
+/// An empty database, and its URL to open it again.
 pub struct Scratch {
     pub store: Store,
     pub url: String,
 }
 
 impl Scratch {
-    /// The same database over connections of their own, as another server has it.
+    /// Opens the same database with its own connections, like another server.
     pub async fn again(&self) -> Store {
         open(&self.url).await
     }
@@ -29,14 +29,14 @@ pub fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Runs a test over a new file.
+/// Runs a test on a new file.
 pub fn on_sqlite(test: impl AsyncFnOnce(&Scratch)) {
     let directory = TempDir::new().unwrap();
     let url = format!("sqlite:{}", directory.path().join("test.db").display());
     runtime().block_on(run(url, test));
 }
 
-/// Runs a test over a new schema; where there is no PostgreSQL, not at all.
+/// Runs a test on a new schema; skips it if there is no PostgreSQL.
 pub fn on_postgres(test: impl AsyncFnOnce(&Scratch)) {
     let Some(schema) = Schema::new() else { return };
     runtime().block_on(async {
@@ -52,7 +52,7 @@ async fn run(url: String, test: impl AsyncFnOnce(&Scratch)) {
     scratch.store.close().await;
 }
 
-/// A schema of the test server, and the URL that leads into it.
+/// A schema of the test server, and the URL that selects it.
 pub struct Schema {
     server: String,
     name: String,
@@ -60,7 +60,7 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// None where there is no server.
+    /// Returns `None` if there is no server.
     pub fn new() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let Ok(server) = env::var("MILLRACE_TEST_POSTGRES") else {

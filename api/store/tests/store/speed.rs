@@ -1,4 +1,4 @@
-//! How fast it is. Numbers to look at, not to pass:
+//! Benchmarks of the store. They print numbers and have no bounds:
 //! `cargo test --release -p millrace-store --test store speed -- --ignored --nocapture --test-threads 1`
 
 use std::time::Instant;
