@@ -1,9 +1,10 @@
-//! What authentication and encryption of connections cost, over loopback:
-//! `cargo run --release -p millrace-protocol --example connections`.
+//! Measures the cost of authentication and encryption of connections, over loopback.
 //!
-//! Moves chunks as large as a link's over plain TCP, over a connection that is authenticated, and over one that is also
-//! encrypted, and makes connections of each kind. The three are measured in turn, several times, and the medians
-//! printed as JSON: CPU seconds a GiB for both ends together, GiB a second, and milliseconds a connection.
+//! `cargo run --release -p millrace-protocol --example connections`
+//!
+//! Transfers chunks of a link's size over plain TCP, over an authenticated connection and over an encrypted one, and
+//! opens connections of each kind. The three kinds are measured alternately, several times, and the medians are printed
+//! as JSON: CPU seconds per GiB of both ends together, GiB per second, and milliseconds per connection.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,14 +18,14 @@ use tokio_stream::StreamExt;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Bytes moved in one measurement.
+/// Bytes transferred in one measurement.
 const BYTES: usize = 2 << 30;
-/// Connections made in one measurement.
+/// Connections opened in one measurement.
 const CONNECTIONS: u32 = 200;
-/// Measurements of each kind.
+/// Number of measurements of each kind.
 const REPEATS: usize = 9;
 
-/// CPU seconds of the threads of this process, which live as long as it does.
+/// Returns the CPU seconds of all threads of this process. Threads live as long as the process, so none is lost.
 fn cpu_seconds() -> Result<f64, Failed> {
     let mut nanoseconds = 0;
     for thread in std::fs::read_dir("/proc/self/task")? {
@@ -34,7 +35,7 @@ fn cpu_seconds() -> Result<f64, Failed> {
     Ok(nanoseconds as f64 * 1e-9)
 }
 
-/// Wall and CPU seconds of moving [`BYTES`] from one end to the other.
+/// Returns wall and CPU seconds of transferring [`BYTES`] from one end to the other.
 async fn moved<R, W>(mut reader: R, mut writer: W) -> Result<(f64, f64), Failed>
 where
     R: AsyncRead + Unpin + Send + 'static,
@@ -61,7 +62,7 @@ where
     Ok((began.elapsed().as_secs_f64(), cpu_seconds()? - cpu))
 }
 
-/// The members of a job of two.
+/// Two members of a job, one of which accepts connections of the other.
 struct Pair {
     client: Identity,
     expected: Expected,
@@ -91,8 +92,8 @@ impl Pair {
     }
 }
 
-/// Both ends of a plain connection, over which as much has gone back and forth as in a handshake: the system sizes its buffers by
-/// how a connection begins.
+/// Returns both ends of a plain connection over which as many bytes were exchanged as in a handshake: the system sizes
+/// its buffers by how a connection begins.
 async fn plain(listener: &TcpListener) -> Result<(TcpStream, TcpStream), Failed> {
     let address = listener.local_addr()?;
     let (dialled, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());

@@ -1,9 +1,23 @@
-//! Frames and control messages as bytes.
+//! Encodes frames and control messages as bytes.
 //!
-//! A frame's header is 72 bytes, little-endian: magic `MR`, version, encoding, payload length, plan hash, attempt, epoch
-//! number, turn, step, round, slot, chunk, node start, node end, mask version, xxh3 of the payload. The encoding is 0 for
-//! f32, 1 for bf16 and 2 for a partial sum without its zeros, see [`payload`](millrace_engine::payload). The receiver
-//! takes sizes from the header and never from the plan.
+//! A frame's header has 72 bytes, all numbers little-endian:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 2 | magic `MR` |
+//! | 2 | 1 | version |
+//! | 3 | 1 | encoding: 0 for f32, 1 for bf16, 2 for a sparse partial sum, see [`payload`](millrace_engine::payload) |
+//! | 4 | 4 | bytes of the payload |
+//! | 8 | 8 | plan hash |
+//! | 16 | 4 + 4 | attempt and number of the epoch |
+//! | 24 | 8 | iteration |
+//! | 32 | 8 | step |
+//! | 40 | 4 + 4 + 4 | round, slot, chunk |
+//! | 52 | 4 + 4 | start and end of the node |
+//! | 60 | 4 | mask version; written as 0, ignored by readers |
+//! | 64 | 8 | xxh3 of the payload |
+//!
+//! The receiver takes sizes from the header, never from the plan.
 
 use bytes::Bytes;
 use millrace_emulator::plan::{Encoding, PlanHash};
@@ -19,35 +33,35 @@ use crate::packet::Packet;
 
 const MAGIC: [u8; 2] = *b"MR";
 const VERSION: u8 = 2;
-/// The encodings of a header.
+/// Values of the encoding field.
 const F32: u8 = 0;
 const BF16: u8 = 1;
 const SPARSE: u8 = 2;
-/// Bytes of a header.
+/// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 72;
-/// Where in it the payload's length stands.
+/// Offset of the payload's length in the header.
 const LENGTH_AT: usize = 4;
-/// Where in it the turn stands, followed by step, round and slot.
+/// Offset of the iteration in the header; step, round and slot follow.
 const TURN_AT: usize = 24;
 
-/// What a link adds to a machine's frame.
+/// Header fields that a link adds to a frame of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkContext {
-    /// Plan both ends run.
+    /// Hash of the plan that both ends run.
     pub plan: PlanHash,
-    /// How the payload's numbers are encoded.
+    /// Encoding of the payload's elements.
     pub encoding: Encoding,
-    /// Updates in the weights, or the step the gradient is for.
+    /// Number of updates applied to the weights, or the step that the gradient belongs to.
     pub step: u64,
 }
 
-/// A frame that is damaged or not for this job.
+/// A frame or control message is damaged, or not for this link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// Not a frame of this protocol version.
+    /// The header is not one of this protocol version.
     #[error("a frame's header is not of this version; run the same build on every agent")]
     Header,
-    /// Another plan.
+    /// The frame belongs to another plan.
     #[error("a frame of plan {got} came to a link of plan {want}")]
     Plan {
         /// Plan of the frame.
@@ -55,21 +69,21 @@ pub enum CodecError {
         /// Plan of the link.
         want: PlanHash,
     },
-    /// The payload is not what was sent.
+    /// The payload's length or checksum does not match the header.
     #[error("chunk {chunk} arrived damaged")]
     Damaged {
-        /// The chunk.
+        /// Index of the chunk.
         chunk: usize,
     },
-    /// A sparse partial sum that is none.
+    /// The payload is not a valid sparse partial sum, though its checksum is right.
     #[error("chunk {chunk} arrived as a sum that can't be read: {source}")]
     Payload {
-        /// The chunk.
+        /// Index of the chunk.
         chunk: usize,
-        /// Why.
+        /// What is invalid.
         source: PayloadError,
     },
-    /// A control message that can't be read.
+    /// The control message can't be decoded.
     #[error("a control message could not be read; run the same build on every agent")]
     Message,
 }
@@ -101,7 +115,7 @@ impl Reader<'_> {
     }
 }
 
-/// Packs a frame, with the checksum it came with or, if it was made here, a new one.
+/// Encodes a frame. A forwarded frame keeps the checksum it was received with; for a new one the checksum is computed.
 pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     let Frame { key, payload, checksum } = frame;
     let encoding = match (&payload, context.encoding) {
@@ -126,10 +140,10 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     Packet { head: Bytes::copy_from_slice(&writer.0), payload }
 }
 
-/// Unpacks and checks a frame for a link of `plan`.
+/// Decodes and checks a frame received on a link of `plan`.
 ///
 /// # Errors
-/// When it is damaged or of another plan or version.
+/// The frame is damaged, or belongs to another plan or protocol version.
 pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
     let Packet { head, payload } = packet;
     let mut reader = Reader(&head);
@@ -165,29 +179,30 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     Ok((Frame { key, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
 }
 
-/// Turn, round and slot in a frame's header; `None` where it is too short to be one.
+/// Returns iteration, round and slot of a frame's header; `None` if `head` is too short for a header, as that of a
+/// grant.
 pub(crate) fn slot_of(head: &[u8]) -> Option<(u64, u32, u32)> {
     let mut reader = Reader(head.get(TURN_AT..HEADER_BYTES)?);
     let (turn, _step) = (reader.u64().ok()?, reader.u64().ok()?);
     Some((turn, reader.u32().ok()?, reader.u32().ok()?))
 }
 
-/// The payload length that a header announces.
+/// Returns the payload length that a header announces.
 pub(crate) fn payload_length(head: &[u8]) -> usize {
     let mut reader = Reader(head.get(LENGTH_AT..).unwrap_or_default());
     reader.u32().map_or(usize::MAX, |length| length as usize)
 }
 
-/// A control message as bytes.
+/// Encodes a control message.
 pub fn encode<T: Serialize>(message: &T) -> Bytes {
-    // Plain data into a growing vector: the only errors postcard knows are of types these messages don't have.
+    // Postcard fails only for types that these messages do not contain, and a growing vector does not run out of space.
     postcard::to_stdvec(message).map(Bytes::from).unwrap_or_default()
 }
 
-/// A control message from bytes.
+/// Decodes a control message.
 ///
 /// # Errors
-/// When they are not one.
+/// The bytes are not a message of this type.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     postcard::from_bytes(bytes).map_err(|_| CodecError::Message)
 }

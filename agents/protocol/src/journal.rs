@@ -1,9 +1,10 @@
-//! The coordinator's journal port, dialled from whoever runs jobs. The reader of a job's files is dialled from here,
-//! too.
+//! Connects to a coordinator's journal port and encodes journal entries for it.
 //!
-//! Both are served and dialled with mutual TLS, see [`security`](crate::security): the coordinator shows the
-//! certificate of its attempt, and takes commands from the attempt's launcher and the services of the control plane
-//! only.
+//! The port is dialled by the launcher and the services of the control plane. [`channel`] is also used for the reader
+//! of a job's files.
+//!
+//! Both servers require mutual TLS, see [`security`](crate::security). A coordinator presents the certificate of its
+//! attempt and accepts commands only from the attempt's launcher and the services of the control plane.
 
 use std::time::Duration;
 
@@ -15,34 +16,34 @@ use crate::proto::journal_client::JournalClient;
 use crate::security::{Expected, Identity, Protection};
 use crate::transport::{self, Connector};
 
-/// Bytes that one stream of a shared channel may have in flight, and all of them. As many as a server takes by default,
-/// 200, fit: those that are not read leave room for the others.
+/// Maximum bytes in flight of one stream of a shared channel, and of all its streams. A server accepts 200 streams by
+/// default, and 200 × 256 KiB fit into 64 MiB: streams that are not read leave room for the others.
 const STREAM_BYTES: u32 = 256 << 10;
 const CONNECTION_BYTES: u32 = 64 << 20;
-/// Whoever is behind a shared channel listened before: a peer that does not answer soon is gone.
+/// The peer of a shared channel was listening before, so one that does not answer quickly is considered lost.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The journal can't be reached, or one end does not take the other for who it should be.
+/// The journal is unreachable, or one end rejects the identity of the other.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", transport::causes(.0))]
 pub struct JournalError(#[from] tonic::transport::Error);
 
-/// Where a coordinator's journal is served, and who reads it there.
+/// The address of a coordinator's journal, and the identities of both ends.
 #[derive(Clone, Debug)]
 pub struct Journal {
     /// `host:port`.
     pub address: String,
-    /// Who reads it.
+    /// Identity of the client.
     pub identity: Identity,
-    /// The coordinator.
+    /// The coordinator's name, which its certificate must have.
     pub coordinator: Expected,
 }
 
 impl Journal {
-    /// Connects to the coordinator.
+    /// Connects to the coordinator. The connection is encrypted.
     ///
     /// # Errors
-    /// [`JournalError`].
+    /// The coordinator is unreachable, or one end rejects the identity of the other.
     pub async fn connect(&self) -> Result<JournalClient<Channel>, JournalError> {
         let Self { address, identity, coordinator } = self;
         let channel = transport::dial(address, identity, coordinator.clone(), Protection::Encrypted).await?;
@@ -50,11 +51,11 @@ impl Journal {
     }
 }
 
-/// A channel to `expected` at `address` (`host:port`). It is dialled when it is first used, and anew whenever it broke;
-/// a stream that nobody reads holds up no other.
+/// Returns an encrypted channel to `expected` at `address` (`host:port`). The channel connects at its first use, and
+/// again after the connection was lost. A stream that is not read does not block the others.
 ///
 /// # Errors
-/// The address is none.
+/// `address` is not a valid address. Connection errors are returned by the calls on the channel.
 pub fn channel(address: &str, identity: &Identity, expected: Expected) -> Result<Channel, JournalError> {
     let endpoint = transport::endpoint(address)?
         .initial_stream_window_size(STREAM_BYTES)
@@ -64,10 +65,11 @@ pub fn channel(address: &str, identity: &Identity, expected: Expected) -> Result
     Ok(endpoint.connect_with_connector_lazy(connector))
 }
 
-/// An entry as it travels, as of this attempt of the job.
+/// Converts an entry to its protobuf message, with `attempt` instead of the entry's own attempt. An attempt beyond
+/// `u32` becomes `u32::MAX`.
 pub fn pack(entry: &Entry, attempt: u64) -> proto::Entry {
     let kind = entry.event.kind();
-    // An event in JSON is an object with its kind as the only key.
+    // An event in JSON is an object whose only key is the event's kind.
     let event = serde_json::to_string(&entry.event).unwrap_or_default();
     let body = event.strip_prefix(&format!("{{\"{kind}\":")).and_then(|body| body.strip_suffix('}'));
     proto::Entry {
@@ -79,10 +81,11 @@ pub fn pack(entry: &Entry, attempt: u64) -> proto::Entry {
     }
 }
 
-/// The reverse of [`pack`].
+/// Converts a protobuf message to an entry; reverses [`pack`].
 ///
 /// # Errors
-/// A kind of a later version, to be passed over.
+/// The kind is unknown, for example because it was added in a later version, or the body is invalid. Readers skip such
+/// entries.
 pub fn unpack(entry: &proto::Entry) -> serde_json::Result<Entry> {
     let event = format!("{{{}:{}}}", serde_json::Value::from(entry.kind.as_str()), entry.body);
     Ok(Entry {
@@ -125,7 +128,7 @@ mod tests {
             let entry = Entry { seq: 4, attempt: 2, unix_ms: 17, event };
             let packed = pack(&entry, entry.attempt);
             assert_eq!(unpack(&packed).unwrap(), entry);
-            // The shortest decimals are what tells that bits are the same.
+            // The shortest decimal representation round-trips, so equal text means equal bits.
             assert!(packed.kind != "metric" || packed.body.contains("\"loss\":0.1,"), "{packed:?}");
         }
         for (kind, body) in [("weather", "{}"), ("metric", "{"), ("a\"b", "1"), ("", "")] {

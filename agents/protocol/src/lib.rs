@@ -1,11 +1,13 @@
-//! What the processes of a job say to each other and to whoever starts them: control messages, data frames, samples, the
-//! coordinator's journal, the launch document.
+//! Defines the wire and document formats that the processes of a job share with each other and with the programs that
+//! start them.
 //!
-//! [`proto`] is generated from `proto/`. [`codec`] packs the engine's frames and messages, [`packet`] carries frames over
-//! the links of the data tree; [`transport`] has the HTTP/2
-//! settings both ends of every link must share; [`security`] authenticates every connection;
-//! [`journal`] is how the coordinator's stream is dialled. [`launch`] is what a job's processes are started with and
-//! how they end.
+//! * [`proto`]: control services and messages, generated from `proto/`.
+//! * [`codec`]: encodes the engine's frames and control messages as bytes.
+//! * [`packet`]: sends and receives frames and grants over the links of the data tree.
+//! * [`transport`]: the HTTP/2 settings that both ends of every connection must share.
+//! * [`security`]: authenticates every connection.
+//! * [`journal`]: connects to the coordinator's journal and encodes its entries.
+//! * [`launch`]: the launch document, the environment and the exit codes of a job's processes.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -16,7 +18,7 @@ pub mod packet;
 pub mod security;
 pub mod transport;
 
-/// Generated services and messages.
+/// Services and messages generated from `proto/`.
 #[allow(missing_docs, clippy::pedantic)]
 pub mod proto {
     tonic::include_proto!("millrace.v1");

@@ -1,9 +1,17 @@
-//! The data tree's links on the wire: packets, one after the other, in HTTP/2 bodies.
+//! Sends and receives packets over the links of the data tree: packets follow each other in HTTP/2 bodies.
 //!
-//! Each direction of a link is one request of the child to its parent, and lasts as long as the link: frames travel in one
-//! of its two bodies, grants in the other. There is no gRPC envelope around a packet, because gRPC libraries copy a
-//! message on its way out and on its way in: what is sent here is the payload's own memory, and what is received is the
-//! memory it was read into. A grant is its total, 8 bytes; a frame is a header of [`HEADER_BYTES`] and its payload.
+//! ```text
+//!   child ── POST …/Down ──► parent     request body: grants     response body: frames (weights)
+//!   child ── POST …/Up ────► parent     request body: frames     response body: grants (gradients)
+//!
+//!   frame = header (72 bytes) + payload        grant = running total (8 bytes, little-endian)
+//! ```
+//!
+//! * Each direction of a link is one request of the child to its parent. The request lasts as long as the link.
+//! * Payloads are not copied: the memory that is sent is the payload's own, and a received payload shares the memory it
+//!   was read into unless it arrived in several pieces. gRPC envelopes are not used because gRPC libraries copy each
+//!   message on both ends.
+//! * Queues of packets are bounded, see [`PacketSender`].
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,85 +28,86 @@ use tonic::body::Body;
 
 use crate::codec::{HEADER_BYTES, payload_length, slot_of};
 
-/// Path of the service that shards and SwarmX nodes offer their children.
+/// Name of the service that shards and SwarmX nodes offer to their children.
 pub const SERVICE: &str = "millrace.v1.Link";
 /// Path of a request for weights: the caller grants slots.
 pub const DOWN: &str = "/millrace.v1.Link/Down";
 /// Path of a request that brings gradients: the callee grants slots.
 pub const UP: &str = "/millrace.v1.Link/Up";
-/// Header naming the epoch, `<attempt>.<number>`.
+/// Name of the header with the epoch, `<attempt>.<number>`.
 pub const EPOCH_KEY: &str = "millrace-epoch";
-/// Header naming the agent that dials, `<role>-<index>`.
+/// Name of the header with the agent that dials, `<role>-<index>`.
 pub const AGENT_KEY: &str = "millrace-agent";
 
-/// Most bytes of a payload: a chunk.
+/// Maximum bytes of a payload: one chunk.
 pub const PAYLOAD_BYTES: usize = 4 << 20;
 const GRANT_BYTES: usize = 8;
-/// Most grants that wait for a peer to take them. A peer that takes its frames takes these too: together they are
-/// smaller than one.
+/// Maximum number of grants queued for a peer. A peer that reads its frames also reads its grants: all queued grants
+/// together (512 KiB) are smaller than the frame of a full chunk.
 const MOST_WAITING_GRANTS: u64 = 1 << 16;
 
-/// What travels on a link, ready to be sent.
+/// A frame or a grant, encoded for sending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// A frame's header, or all of a grant.
+    /// Header of a frame, or the whole grant.
     pub head: Bytes,
-    /// A frame's payload; empty for a grant.
+    /// Payload of a frame; empty for a grant.
     pub payload: Bytes,
 }
 
 impl Packet {
-    /// A running total of slots since the link was opened.
+    /// Returns a grant of `total` slots, counted since the link was opened.
     pub fn grant(total: u64) -> Self {
         Self { head: Bytes::copy_from_slice(&total.to_le_bytes()), payload: Bytes::new() }
     }
 
-    /// Bytes on the wire.
+    /// Returns the bytes on the wire.
     pub const fn len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
 
-    /// Whether there is nothing to send; no packet is like that.
+    /// Returns whether the packet has no bytes, which is never the case for a frame or a grant.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A link that can't be read any further.
+/// An error that ends a link, because nothing more can be read from it.
 #[derive(Debug, thiserror::Error)]
 pub enum PacketError {
-    /// The connection broke.
+    /// The connection failed.
     #[error("the connection broke: {0}")]
     Broken(String),
-    /// The peer went away in the middle of a packet.
+    /// The peer closed the link in the middle of a packet.
     #[error("the peer closed the link in the middle of a packet")]
     Cut,
-    /// A header that announces more than a chunk.
+    /// A header announces a payload larger than [`PAYLOAD_BYTES`].
     #[error("a frame announces {0} bytes, more than a chunk has; run the same build on every agent")]
     TooLong(usize),
 }
 
-/// A body that sends packets, and where to put them. It ends when the last sender is gone.
+/// Returns a body that sends packets, and the sender for it. The body ends when the last clone of the sender is
+/// dropped.
 pub fn outgoing() -> (PacketSender, Body) {
-    // Bounded all the same, see `PacketSender`.
+    // The queue is bounded nevertheless, see `PacketSender`.
     let (packets, receiver) = mpsc::unbounded_channel();
     let taken = Arc::new(Taken::default());
     let body = Outgoing { packets: receiver, payload: Bytes::new(), slots: SlotCount::default(), taken: taken.clone() };
     (PacketSender { packets, taken }, Body::new(body))
 }
 
-/// What the connection has taken of the packets for one body.
+/// Counts what the connection has taken from one body.
 #[derive(Debug, Default)]
 struct Taken {
     packets: AtomicU64,
     slots: AtomicU64,
-    /// Packets sent, taken or not.
+    /// Packets queued so far, whether or not the connection has taken them.
     sent: AtomicU64,
 }
 
-/// Where packets for a body are put. What waits in it is bounded: frames by the peer's grants, each of which
-/// [`GrantCheck`](millrace_engine::credit::GrantCheck) compares with [`SendProgress::slots_taken`], and grants by
-/// [`PacketSender::grant`].
+/// Queues packets for a body. The queue is bounded: the number of frames by the peer's grants, each of which
+/// [`GrantCheck`](millrace_engine::credit::GrantCheck) compares with [`SendProgress::slots_taken`], the number of
+/// grants by [`PacketSender::grant`].
 #[derive(Clone, Debug)]
 pub struct PacketSender {
     packets: mpsc::UnboundedSender<Packet>,
@@ -106,13 +115,14 @@ pub struct PacketSender {
 }
 
 impl PacketSender {
-    /// Sends a packet; one into a closed link is dropped.
+    /// Queues a packet. It is dropped if the link is closed.
     pub fn send(&self, packet: Packet) {
         self.taken.sent.fetch_add(1, Ordering::Relaxed);
         let _ = self.packets.send(packet);
     }
 
-    /// Sends a grant, unless the peer does not take those sent before: such a peer gets no more credit.
+    /// Queues a grant. If too many packets are queued already, because the peer does not read them, the grant is
+    /// dropped and the peer gets no more credit.
     pub fn grant(&self, total: u64) {
         let Taken { packets, sent, .. } = &*self.taken;
         if sent.load(Ordering::Relaxed) - packets.load(Ordering::Relaxed) < MOST_WAITING_GRANTS {
@@ -120,18 +130,18 @@ impl PacketSender {
         }
     }
 
-    /// A view of what the connection has taken, which does not keep the body open.
+    /// Returns a view of what the connection has taken. The view does not keep the body open.
     pub fn progress(&self) -> SendProgress {
         SendProgress(self.taken.clone())
     }
 }
 
-/// What a connection has taken of the packets for one body.
+/// Reports what a connection has taken from one body.
 #[derive(Clone, Debug)]
 pub struct SendProgress(Arc<Taken>);
 
 impl SendProgress {
-    /// Slots of which the connection has taken a frame, at least.
+    /// Returns the number of slots of which the connection has taken at least one frame.
     pub fn slots_taken(&self) -> u64 {
         self.0.slots.load(Ordering::Relaxed)
     }
@@ -139,7 +149,7 @@ impl SendProgress {
 
 struct Outgoing {
     packets: mpsc::UnboundedReceiver<Packet>,
-    /// Of the packet whose head is gone already.
+    /// Payload of the packet whose head was sent already.
     payload: Bytes,
     slots: SlotCount,
     taken: Arc<Taken>,
@@ -166,24 +176,25 @@ impl http_body::Body for Outgoing {
     }
 }
 
-/// Packets out of a body.
+/// Reads packets from a body.
 pub struct Incoming {
     body: Body,
-    /// What has come and is not taken yet.
+    /// Bytes received but not yet returned.
     pieces: VecDeque<Bytes>,
 }
 
 impl Incoming {
-    /// The packets in `body`.
+    /// Reads the packets of `body`.
     pub const fn new(body: Body) -> Self {
         Self { body, pieces: VecDeque::new() }
     }
 
-    /// The next packet as a frame, its payload as yet unchecked; `None` when the peer has closed the link. Not safe to
-    /// cancel.
+    /// Waits for the next packet and returns it as a frame whose payload is not yet checked; `None` if the peer has
+    /// closed the link. Not cancel-safe.
     ///
     /// # Errors
-    /// The connection broke, or what came is no frame.
+    /// The connection failed, the peer closed the link in the middle of a frame, or the header announces too long a
+    /// payload.
     pub async fn frame(&mut self) -> Result<Option<Packet>, PacketError> {
         let Some(head) = self.take(HEADER_BYTES).await? else { return Ok(None) };
         let length = payload_length(&head);
@@ -194,16 +205,18 @@ impl Incoming {
         Ok(Some(Packet { head, payload }))
     }
 
-    /// The next packet as a grant; `None` when the peer has closed the link. Not safe to cancel.
+    /// Waits for the next packet and returns the total of a grant; `None` if the peer has closed the link. Not
+    /// cancel-safe.
     ///
     /// # Errors
-    /// The connection broke.
+    /// The connection failed, or the peer closed the link in the middle of a grant.
     pub async fn grant(&mut self) -> Result<Option<u64>, PacketError> {
         let Some(mut total) = self.take(GRANT_BYTES).await? else { return Ok(None) };
         Ok(Some(total.get_u64_le()))
     }
 
-    /// The next `count` bytes: shared with what was received where they came in one piece. `None` at the end.
+    /// Returns the next `count` bytes; `None` at the end of the body. The bytes share the received memory if they
+    /// arrived in one piece, and are copied otherwise.
     async fn take(&mut self, count: usize) -> Result<Option<Bytes>, PacketError> {
         let mut have: usize = self.pieces.iter().map(Bytes::len).sum();
         while have < count {
@@ -238,7 +251,7 @@ impl Incoming {
         Ok(Some(taken))
     }
 
-    /// What comes next, however long.
+    /// Returns the next non-empty piece of the body, of any length; `None` at the end.
     async fn piece(&mut self) -> Result<Option<Bytes>, PacketError> {
         loop {
             let next = std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await;
@@ -267,7 +280,7 @@ mod tests {
     use super::*;
     use crate::codec::{LinkContext, pack};
 
-    /// A body that comes in these pieces.
+    /// A body that arrives in these pieces.
     struct Pieces(VecDeque<Bytes>);
 
     impl http_body::Body for Pieces {
@@ -321,7 +334,7 @@ mod tests {
             let cut = incoming(&bytes[..length], 16).frame().await;
             assert!(matches!(cut, Err(PacketError::Cut)), "{length} bytes");
         }
-        // A reader that has lost its place takes numbers for a header.
+        // A reader that is out of step interprets payload as a header.
         let astray = incoming(&[0xff; 200], 200).frame().await;
         assert!(matches!(astray, Err(PacketError::TooLong(_))));
     }

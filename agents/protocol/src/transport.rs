@@ -1,5 +1,5 @@
-//! HTTP/2 over authenticated connections, and its settings. The receiver advertises the frame size, so both ends need
-//! them.
+//! Configures HTTP/2 over authenticated connections. The receiver advertises the frame size, so both ends need the same
+//! settings.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,20 +13,20 @@ use tonic::transport::{Channel, Endpoint, Server};
 use crate::packet::PAYLOAD_BYTES;
 use crate::security::{ConnectError, Expected, Identity, Protection, Stream, connect};
 
-/// Bytes of an HTTP/2 frame: a chunk that comes in one is received without a copy. With the 16 KiB default a link moves
-/// less than half as much per CPU second.
+/// Bytes of an HTTP/2 frame: a chunk that arrives in one frame is received without a copy. With the default of 16 KiB a
+/// link transfers less than half as many bytes per CPU second.
 const FRAME_BYTES: u32 = PAYLOAD_BYTES as u32;
-/// Bytes in flight per stream and connection; the links' own credits are what bounds them.
+/// Bytes in flight per stream and per connection. The effective bound is the credits of the links.
 const WINDOW_BYTES: u32 = 16 << 20;
-/// Most bytes of one gRPC message: a chunk and some air.
+/// Maximum bytes of one gRPC message: a chunk and 64 KiB for the other fields.
 pub const MESSAGE_BYTES: usize = PAYLOAD_BYTES + (64 << 10);
-/// A peer that doesn't answer a ping for this long is gone.
+/// A peer that does not answer a ping within this time is considered lost.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const PING_EVERY: Duration = Duration::from_secs(10);
-/// For a connection and its handshake.
+/// Bounds connecting, including the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A server with the data plane's settings.
+/// Returns a server with the settings of the data plane.
 pub fn server() -> Server {
     Server::builder()
         .max_frame_size(Some(FRAME_BYTES))
@@ -37,10 +37,10 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-/// Connects to `address` (`host:port`), where `expected` must listen.
+/// Connects to `expected` at `address` (`host:port`).
 ///
 /// # Errors
-/// The address is none, nobody listens, or one end does not take the other for who it should be.
+/// The address is invalid, nothing listens there, or one end rejects the identity of the other.
 pub async fn dial(
     address: &str,
     identity: &Identity,
@@ -50,7 +50,7 @@ pub async fn dial(
     endpoint(address)?.connect_with_connector(Connector::new(address, identity, expected, protection)).await
 }
 
-/// Makes the connections of a channel.
+/// Opens the connections of a channel.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     address: String,
@@ -60,13 +60,13 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// To `expected` at `address` (`host:port`).
+    /// Connects to `expected` at `address` (`host:port`).
     pub(crate) fn new(address: &str, identity: &Identity, expected: Expected, protection: Protection) -> Self {
         Self { address: address.to_owned(), identity: identity.clone(), expected, protection }
     }
 }
 
-/// The address is the connector's own; the URI says the same.
+/// Ignores the URI: it names the same address as the connector.
 impl Service<Uri> for Connector {
     type Response = TokioIo<Stream>;
     type Error = ConnectError;
@@ -82,7 +82,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// The error with all that it was caused by: its own words only say in which layer it happened.
+/// Returns the error followed by its causes. The error itself only names the layer in which it happened.
 pub fn causes(error: &tonic::transport::Error) -> String {
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
@@ -93,7 +93,7 @@ pub fn causes(error: &tonic::transport::Error) -> String {
     text
 }
 
-/// How `address` is dialled.
+/// Returns the endpoint for `address` with the settings of the data plane.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .max_frame_size(FRAME_BYTES)

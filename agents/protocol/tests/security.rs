@@ -1,4 +1,4 @@
-//! Who gets a connection to a member of a job, and who does not.
+//! Tests which peers get a connection to a member of a job.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -35,7 +35,7 @@ fn identity(authority: &Authority, name: &Name) -> Identity {
     Identity::new(&authority.issue(name, today()).unwrap()).unwrap()
 }
 
-/// A port that echoes what its admitted clients send, after a greeting that follows the handshake at once.
+/// Serves a port that sends a greeting directly after the handshake, and then echoes what admitted clients send.
 async fn serve(identity: Identity, admit: Admit, protection: Protection) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -62,7 +62,7 @@ async fn echo(mut stream: Stream) -> std::io::Result<()> {
     }
 }
 
-/// Connects, and has `payload` echoed.
+/// Connects and returns the greeting and the echo of `payload`.
 async fn try_echo(
     address: &str,
     identity: &Identity,
@@ -98,7 +98,7 @@ async fn members_talk_and_everyone_else_is_told_why_not() {
             let error = reach(&name).await.unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
-        // The right name, and a certificate that somebody else has signed.
+        // The right name, in a certificate that another authority signed.
         let mut forged = other.issue(&agent("ours", 2, Role::Cs2), today()).unwrap();
         forged.authority = ours.certificate().to_owned();
         let forged = Identity::new(&forged).unwrap();
@@ -160,7 +160,8 @@ impl std::io::Write for Lines {
     }
 }
 
-/// Whoever speaks no TLS, or has no certificate, is turned away and named; whoever says nothing gives way.
+/// Peers without TLS or without a certificate are rejected and logged; peers that send nothing more are dropped for
+/// others.
 #[tokio::test]
 async fn strangers_are_logged_and_hold_up_nobody() {
     let lines = Lines::default();
@@ -168,7 +169,7 @@ async fn strangers_are_logged_and_hold_up_nobody() {
         let lines = lines.clone();
         tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).finish()
     };
-    // The test's runtime has one thread, so what the server logs is logged on this one.
+    // The test's runtime has one thread, so the server's records are logged on this one.
     let _logging = tracing::subscriber::set_default(subscriber);
     let ours = Authority::new(today()).unwrap();
     let server = ours.issue_for_hosts(&coordinator(), &["localhost".into()], today()).unwrap();
@@ -215,7 +216,7 @@ async fn strangers_are_logged_and_hold_up_nobody() {
     assert!(rejected.len() <= 40, "{}", rejected.len());
 }
 
-/// A clock that stands still.
+/// A clock that always returns the same time.
 #[derive(Debug)]
 struct At(SystemTime);
 
@@ -236,7 +237,7 @@ async fn certificates_end_and_authorities_overlap() {
         credentials.authority = format!("{}{}", new.certificate(), old.certificate());
         credentials
     };
-    // A coordinator that began before there was a new authority, and one that began after.
+    // One coordinator started before the new authority existed, the other after.
     let early = old.issue(&coordinator(), validity(100, 365)).unwrap();
     let late = trusting_both(new.issue(&coordinator(), validity(200, 550)).unwrap());
     let member = Name::Service(Service::Operator);
@@ -249,9 +250,9 @@ async fn certificates_end_and_authorities_overlap() {
     let by_old = client(&old, 210, 217);
     reach(&early, &by_old, 211).await.unwrap();
     reach(&late, &by_old, 211).await.unwrap();
-    // The other way round the early one knows nobody.
+    // The early coordinator does not trust the new authority.
     reach(&early, &client(&new, 210, 217), 211).await.unwrap_err();
-    // Both ends look at the time.
+    // Both ends check the validity.
     reach(&late, &by_old, 218).await.unwrap_err();
     reach(&early, &client(&old, 360, 500), 366).await.unwrap_err();
     reach(&late, &client(&new, 360, 367), 366).await.unwrap();
@@ -284,8 +285,8 @@ fn credentials_that_can_not_be_used_are_named() {
     assert!(matches!(with(|bad, another| bad.key.clone_from(&another.key)), IdentityError::Unusable(_)));
 }
 
-/// Whoever has a certificate of the authority for the coordinator's host and no name, as coordinators of 0.1.0: they
-/// are followed over HTTP/2 in TLS until their attempt is over.
+/// A coordinator of 0.1.0 has a certificate of the authority for its host, without a name. It is accepted over HTTP/2
+/// in TLS until its attempt has ended.
 #[tokio::test]
 async fn a_coordinator_of_0_1_0_is_known_by_its_host() {
     let ours = Authority::new(today()).unwrap();
@@ -333,7 +334,7 @@ async fn a_coordinator_of_0_1_0_is_known_by_its_host() {
     reach(Expected::new(coordinator())).await.unwrap_err();
 }
 
-/// What the authorities of every version call themselves.
+/// Returns the name that the authorities of every version have.
 fn authority_params() -> rcgen::CertificateParams {
     let mut params = rcgen::CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();

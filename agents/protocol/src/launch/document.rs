@@ -1,8 +1,8 @@
-//! What a coordinator is started with: the job, nothing left to decide, and what the run around it is.
+//! The launch document: the resolved job and the parameters of the run that a coordinator is started with.
 //!
-//! The document names its [version](super::VERSION). A reader passes over fields that it does not know and takes
-//! defaults for those that later versions added, so a field may be added without a new version only if a job means the
-//! same to a reader that ignores it.
+//! The document names its [version](super::VERSION). A reader ignores unknown fields and uses defaults for fields that
+//! later versions added. A field may therefore be added without a new version only if the job means the same to a
+//! reader that ignores it.
 
 use std::path::PathBuf;
 
@@ -13,79 +13,81 @@ use serde::{Deserialize, Serialize};
 
 use super::version::{DocumentError, FIRST_VERSION, VERSION, first_version, to_first_version};
 
-/// One JSON document, given to the coordinator by `--launch`; the other roles learn all they need from the coordinator.
+/// One JSON document, passed to the coordinator by `--launch`. The other roles receive everything they need from the
+/// coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Version of the document; one that names none is of [`FIRST_VERSION`].
+    /// Version of the document; a document without it has [`FIRST_VERSION`].
     #[serde(default = "first_version")]
     pub version: u32,
     /// The resolved job.
     pub job: Job,
-    /// The machine it is planned for.
+    /// The appliance that the job is planned for.
     pub appliance: ApplianceSpec,
-    /// What is done; the same as `job.run.mode`.
+    /// Mode of the run; the same as `job.run.mode`.
     pub mode: Mode,
-    /// Where checkpoints, metrics and logs go.
+    /// Directory of checkpoints, metrics and logs.
     pub model_dir: PathBuf,
-    /// The job's attempt, which no coordinator may use again; `None` takes the one after the last that used `model_dir`,
-    /// once that is known to have ended.
+    /// Attempt of the job, which no other coordinator may use again. `None` uses the attempt after the last one of
+    /// `model_dir`, once that one is known to have ended.
     #[serde(default)]
     pub attempt: Option<u32>,
-    /// The job's unique id, by which a newer attempt takes `model_dir` over from an older one; `None` for a run that
-    /// nobody restarts.
+    /// UID of the job, by which a newer attempt takes `model_dir` over from an older one. `None` for a run that nothing
+    /// restarts.
     #[serde(default)]
     pub job_uid: Option<String>,
-    /// What the run continues from.
+    /// State that the run continues from.
     pub resume: Resume,
-    /// How many agents the coordinator waits for.
+    /// Number of agents that the coordinator waits for.
     pub wanted: Wanted,
-    /// Instruction set to pin the numerics profile to; `None` takes the best that all members share.
+    /// Instruction set to pin the numerics profile to; `None` uses the best one that all members support.
     #[serde(default)]
     pub isa: Option<Isa>,
-    /// Sentences to tell the user once.
+    /// Notes for the user, each logged once.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Keys that were given and have no effect, to be named once.
+    /// Params that were given and have no effect, logged once.
     #[serde(default)]
     pub without_effect: Vec<String>,
-    /// The params as the user wrote them, kept beside the results.
+    /// The params as the user wrote them, stored with the results.
     #[serde(default)]
     pub params_yaml: String,
 }
 
-/// What a run continues from.
+/// State that a run continues from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Resume {
-    /// The checkpoint named by the user.
+    /// Checkpoint named by the user.
     pub checkpoint_path: Option<PathBuf>,
-    /// Which of its states are loaded.
+    /// States of the checkpoint that are loaded.
     pub states: CheckpointStates,
-    /// Whether the newest whole checkpoint of `model_dir` is taken when none is named.
+    /// Whether the newest complete checkpoint of `model_dir` is used if none is named.
     pub autoload: bool,
-    /// Whether a checkpoint of another numerics profile may be continued, which the next manifest records.
+    /// Whether a checkpoint of another numerics profile is accepted; the next manifest records that.
     pub accept_other_profile: bool,
 }
 
-/// How many agents of each role take part.
+/// Number of agents of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
     /// Systems.
     pub systems: usize,
-    /// Systems without which the run does not go on.
+    /// Minimum number of systems; with fewer the run does not continue.
     pub least_systems: usize,
     /// MemoryX shards.
     pub shards: usize,
     /// SwarmX nodes.
     pub swarmx: usize,
-    /// Most children of a SwarmX node.
+    /// Maximum children of a SwarmX node.
     pub fan_out: u32,
     /// Activation servers.
     pub activation_servers: usize,
 }
 
 impl Wanted {
-    /// What `job` asks of `appliance`. A job's own number of shards beats the appliance's. Of activation servers both say
-    /// how many a system has at most; it reads from one at a time, so it gets one.
+    /// Returns the numbers that `job` needs on `appliance`. A job's own number of shards takes precedence over the
+    /// appliance's. Both state a maximum of activation servers per system, but a system reads from one at a time, so it
+    /// gets one.
     pub fn of(job: &Job, appliance: &ApplianceSpec) -> Self {
         let run = &job.run;
         let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
@@ -101,8 +103,8 @@ impl Wanted {
 }
 
 impl Launch {
-    /// The launch of a resolved job on `appliance`, as a run that nobody restarts. Whoever restarts it sets `attempt` and
-    /// `job_uid`.
+    /// Returns the launch of a resolved job on `appliance`, as a run that nothing restarts. A program that restarts the
+    /// job sets `attempt` and `job_uid`.
     pub fn new(resolved: Resolved, appliance: ApplianceSpec, params_yaml: String) -> Self {
         let Resolved { job, notes, mut without_effect } = resolved;
         let run = &job.run;
@@ -132,19 +134,19 @@ impl Launch {
         }
     }
 
-    /// The document on one line, as this version writes it.
+    /// Returns the document on one line, in this program's version.
     ///
     /// # Errors
-    /// None for a launch made from a resolved job: JSON refuses only paths that are not UTF-8.
+    /// None for a launch made from a resolved job: serialization fails only for paths that are not UTF-8.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string(&Self { version: VERSION, ..self.clone() })
     }
 
-    /// The document on one line, as agents of `version` read it: a job keeps the image of its first attempt, so that a
-    /// newer operator may start older agents.
+    /// Returns the document on one line, as agents of `version` read it. A job keeps the image of its first attempt, so
+    /// a newer operator may start older agents.
     ///
     /// # Errors
-    /// [`DocumentError::Inexpressible`] where an agent of that version would not do what the document says,
+    /// [`DocumentError::Inexpressible`] if agents of that version would not do what the document says,
     /// [`DocumentError::NewerVersion`] for a version that this program does not know.
     pub fn to_json_for(&self, version: u32) -> Result<String, DocumentError> {
         match version {
@@ -154,10 +156,10 @@ impl Launch {
         }
     }
 
-    /// Reads the document back, bit for bit; also one of an earlier version.
+    /// Reads a document of this or an earlier version. Values are restored bit for bit.
     ///
     /// # Errors
-    /// [`DocumentError::NewerVersion`], and JSON of anything but a launch.
+    /// [`DocumentError::NewerVersion`], or [`DocumentError::Json`] if the text is not a launch document.
     pub fn from_json(json: &str) -> Result<Self, DocumentError> {
         #[derive(Deserialize)]
         struct Version {

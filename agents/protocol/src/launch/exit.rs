@@ -1,28 +1,28 @@
-//! How a process of a run ends, as a number that scripts and other processes act on.
+//! Exit codes of a run's processes, on which scripts and other processes act.
 
 use std::fmt;
 use std::process::ExitCode;
 
 use millrace_telemetry::journal::Reason;
 
-/// The exit codes of every process of a run; stable.
+/// How a process of a run ended. The exit codes are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// 0: done.
+    /// 0: finished.
     Done,
     /// 1: the run failed.
     Failed,
-    /// 2: bad input; nothing was started.
+    /// 2: invalid input; nothing was started.
     BadInput,
-    /// 3: a role that ended because a peer or its parent was lost. Never what a whole run ends with: the cause is
-    /// another process's.
+    /// 3: a role ended because it lost a peer or its parent. Never the exit code of a whole run, because the cause is
+    /// in another process.
     PeerLost,
     /// 130: interrupted; the last committed step is in a checkpoint.
     Interrupted,
 }
 
 impl Exit {
-    /// The number.
+    /// Returns the exit code.
     pub const fn code(self) -> u8 {
         match self {
             Exit::Done => 0,
@@ -33,7 +33,8 @@ impl Exit {
         }
     }
 
-    /// The exit with that number; `None` for a number no process of a run chooses itself, such as a panic's 101.
+    /// Returns the exit with this code; `None` for a code that no process of a run chooses itself, such as 101 of a
+    /// panic.
     pub fn from_code(code: i32) -> Option<Self> {
         [Exit::Done, Exit::Failed, Exit::BadInput, Exit::PeerLost, Exit::Interrupted]
             .into_iter()
@@ -41,7 +42,7 @@ impl Exit {
     }
 }
 
-/// How a whole run ends for that reason.
+/// Returns how a whole run ends for this reason.
 impl From<Reason> for Exit {
     fn from(reason: Reason) -> Self {
         match reason {

@@ -1,46 +1,46 @@
-//! Versions of what the processes of a job and the program that starts them agree on.
+//! Versions of the formats that a job's processes and the program that starts them agree on.
 //!
-//! One number stands for all of it: the launch document, the arguments of a role, and how the ports between agents are
-//! authenticated. A job keeps the image of its first attempt, so a program may start agents of any earlier version. It
-//! then writes the document as that version reads it. A reader refuses a later version than its own.
+//! One number covers all of them: the launch document, the arguments of a role, and the authentication of the ports
+//! between agents. A job keeps the image of its first attempt, so a program may start agents of any earlier version. It
+//! then writes the document as that version reads it. A reader rejects versions later than its own.
 //!
 //! | version | releases | differs in |
 //! |---|---|---|
-//! | 1 | 0.1.0 | names no version; refuses fields that it does not know |
-//! | 2 | later | names its version; passes over unknown fields |
+//! | 1 | 0.1.0 | names no version; rejects unknown fields |
+//! | 2 | later | names its version; ignores unknown fields |
 
 use serde_json::Value;
 
 use super::Launch;
 
-/// The version of this program.
+/// Version of this program.
 pub const VERSION: u32 = 2;
-/// The version of documents that name none.
+/// Version of documents that name none.
 pub const FIRST_VERSION: u32 = 1;
 
-/// Why a launch document can't be read, or not be written for an agent of an earlier version.
+/// A launch document can't be read, or can't be written for agents of an earlier version.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// It was written by a later release.
+    /// The document was written by a later release.
     #[error(
         "it has version {found}, and this program reads versions up to {VERSION}: run the release that wrote it, or a later one"
     )]
     NewerVersion {
-        /// The version it names.
+        /// Version that the document names.
         found: u32,
     },
-    /// Agents of an earlier version would not do what it says.
+    /// Agents of an earlier version would not do what the document says.
     #[error(
         "agents of version {version} do not know {}: create the job again, so that it runs agents of this release",
         fields.join(", ")
     )]
     Inexpressible {
-        /// The agents' version.
+        /// Version of the agents.
         version: u32,
-        /// The fields that matter and that they do not know.
+        /// Paths of the fields that these agents do not know; at least one of them makes a difference.
         fields: Vec<String>,
     },
-    /// It is no launch document.
+    /// The text is not a launch document.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
 }
@@ -49,17 +49,17 @@ pub(super) const fn first_version() -> u32 {
     FIRST_VERSION
 }
 
-/// Which keys an object may have.
+/// The keys that an object may have.
 enum Keys {
-    /// Any: a value that is not an object, or an object all of whose keys version 1 has.
+    /// No restriction: for a value that is not an object, or an object whose keys are all in version 1.
     Any,
-    /// These, each with what is below it.
+    /// These keys only, each with the keys allowed below it.
     Only(&'static [(&'static str, Keys)]),
 }
 
 use Keys::{Any, Only};
 
-/// The launch document of version 1.
+/// Keys of the launch document of version 1.
 const FIRST_KEYS: Keys = Only(&[
     ("job", FIRST_JOB),
     ("appliance", FIRST_APPLIANCE),
@@ -187,16 +187,17 @@ const FIRST_APPLIANCE: Keys = Only(&[
     ("link", Only(&[("chunk_bytes", Any), ("window_chunks", Any)])),
 ]);
 
-/// Values of version 1 that later versions have no field for: where they stand, and what release 0.1.0 takes by
-/// default.
+/// Values that version 1 requires and later versions have no field for: JSON pointer of the object, key, and the
+/// default of release 0.1.0 as JSON.
 const FIRST_ONLY: &[(&str, &str, &str)] = &[];
 
-/// `launch` as version 1 writes it. What version 1 does not know is left out if the document says the same without it.
+/// Writes `launch` as version 1. A field that version 1 does not know is left out if the document means the same
+/// without it.
 pub(super) fn to_first_version(launch: &Launch) -> Result<String, DocumentError> {
     let mut document = serde_json::to_value(Launch { version: FIRST_VERSION, ..launch.clone() })?;
     let mut dropped = Vec::new();
     keep_only(&mut document, &FIRST_KEYS, "", &mut dropped);
-    // A field may be left out where its default says what it said.
+    // A field may be left out if its default equals its value.
     let read: Launch = serde_json::from_value(document.clone())?;
     if read != (Launch { version: FIRST_VERSION, ..launch.clone() }) {
         dropped.retain(|field| field != "version");
@@ -210,7 +211,7 @@ pub(super) fn to_first_version(launch: &Launch) -> Result<String, DocumentError>
     Ok(document.to_string())
 }
 
-/// Takes out of `value`, which stands at `path`, what `keys` does not name, and notes it in `dropped`.
+/// Removes from `value`, which is at `path`, all keys that `keys` does not allow, and adds their paths to `dropped`.
 fn keep_only(value: &mut Value, keys: &Keys, path: &str, dropped: &mut Vec<String>) {
     let (Value::Object(object), Only(keys)) = (value, keys) else { return };
     let place = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };

@@ -1,4 +1,4 @@
-//! A certificate authority: issues the credentials of a job's members.
+//! A certificate authority that issues the credentials of a job's members.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,47 +11,48 @@ use rcgen::{
 use super::identity::Credentials;
 use super::name::Name;
 
-/// How far clocks may be apart: certificates are valid from so long before they are issued.
+/// Tolerated difference of clocks: certificates are valid from this long before they are issued.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
-/// A certificate can't be made.
+/// A certificate can't be created.
 #[derive(Debug, thiserror::Error)]
 #[error("can't make a certificate: {0}")]
 pub struct IssueError(#[from] rcgen::Error);
 
-/// When a certificate is valid.
+/// The period in which a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// From when on.
+    /// Start of the period.
     pub from: SystemTime,
-    /// Until when.
+    /// End of the period.
     pub until: SystemTime,
 }
 
 impl Validity {
-    /// From now on for `lifetime`; clocks of other machines may be an hour behind.
+    /// Returns the period from `now` for `lifetime`. It starts an hour earlier, because clocks of other machines may be
+    /// behind.
     pub fn starting(now: SystemTime, lifetime: Duration) -> Self {
         Self { from: now - CLOCK_SKEW, until: now + lifetime }
     }
 
-    /// The part of it that ends no later than `other`.
+    /// Returns this period, shortened to end no later than `other`.
     #[must_use]
     pub fn within(self, other: Self) -> Self {
         Self { from: self.from, until: self.until.min(other.until) }
     }
 }
 
-/// See the module text.
+/// A certificate and the key that signs with it.
 pub struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    /// Makes an authority with a new key.
+    /// Creates an authority with a new key.
     ///
     /// # Errors
-    /// [`IssueError`].
+    /// [`IssueError`] if key or certificate can't be generated.
     pub fn new(validity: Validity) -> Result<Self, IssueError> {
         let key = KeyPair::generate()?;
         let mut params = params();
@@ -60,36 +61,37 @@ impl Authority {
         Ok(Self { certificate, issuer: Issuer::new(params, key) })
     }
 
-    /// The authority with this certificate and key, both PEM.
+    /// Returns the authority with this certificate and key, both PEM. The certificate is not checked.
     ///
     /// # Errors
-    /// The key is none.
+    /// `key` is not a private key.
     pub fn from_pem(certificate: &str, key: &str) -> Result<Self, IssueError> {
         Ok(Self { certificate: certificate.to_owned(), issuer: Issuer::new(params(), KeyPair::from_pem(key)?) })
     }
 
-    /// Its certificate, PEM.
+    /// Returns the authority's certificate as PEM.
     pub fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// Its private key, PEM.
+    /// Returns the authority's private key as PEM.
     pub fn key(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// Credentials of `name`, which trust this authority alone.
+    /// Issues credentials of `name`, which trust this authority only.
     ///
     /// # Errors
-    /// [`IssueError`].
+    /// [`IssueError`] if the certificate can't be created.
     pub fn issue(&self, name: &Name, validity: Validity) -> Result<Credentials, IssueError> {
         self.issue_for_hosts(name, &[], validity)
     }
 
-    /// As [`Authority::issue`]; the certificate also names these hosts, for clients that look for a host.
+    /// Issues credentials like [`Authority::issue`]. The certificate is also valid for these host names, for clients
+    /// that verify the host.
     ///
     /// # Errors
-    /// [`IssueError`].
+    /// [`IssueError`] if the certificate can't be created, for example because a host name is invalid.
     pub fn issue_for_hosts(
         &self,
         name: &Name,
@@ -109,7 +111,7 @@ impl Authority {
     }
 }
 
-/// Only agents both dial and accept.
+/// Returns the key usages of `name`: only agents both dial and accept connections.
 fn purposes(name: &Name) -> Vec<ExtendedKeyUsagePurpose> {
     match name {
         Name::Agent(..) => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
@@ -118,7 +120,7 @@ fn purposes(name: &Name) -> Vec<ExtendedKeyUsagePurpose> {
     }
 }
 
-/// What every authority says of itself, whenever it was made.
+/// Returns the parameters that the certificates of all authorities share.
 fn params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

@@ -1,4 +1,4 @@
-//! One authenticated connection: the handshake of either side, and the stream that comes of it.
+//! One authenticated connection: the handshake of either side, and the stream that results from it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,29 +19,30 @@ use super::listener::Admit;
 use super::name::Name;
 use super::records::Records;
 
-/// How long a handshake may take.
+/// Bounds a handshake on the accepting side: TLS and the record that follows it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// ALPN: everything is encrypted.
+/// ALPN protocol: the connection is encrypted.
 const ENCRYPTED: &[u8] = b"millrace/encrypted";
-/// ALPN: after the handshake both ends go on in the clear.
+/// ALPN protocol: after the handshake both ends continue without encryption.
 const AUTHENTICATED: &[u8] = b"millrace/authenticated";
-/// ALPN of coordinators of 0.1.0: encrypted, and the accepting side does not say that it takes the connection.
+/// ALPN protocol of coordinators of 0.1.0: the connection is encrypted, and the accepting side sends no record after
+/// the handshake.
 const HTTP2: &[u8] = b"h2";
 
-/// First byte of the record that follows the handshake.
+/// First byte of the record after the handshake if the connection is accepted.
 const TAKEN: u8 = 0;
-/// The same of a connection that is not taken; the reason follows: its length in two bytes, and its text.
+/// First byte if the connection is rejected. The length of the reason in two bytes (big-endian) and its text follow.
 const REJECTED: u8 = 1;
-/// Most bytes of a reason.
+/// Maximum bytes of a reason.
 const MAX_REASON_BYTES: usize = 512;
 
-/// What protects a connection after the handshake.
+/// Protection of a connection after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// Everything is encrypted.
     Encrypted,
-    /// Nothing: the handshake has shown who is at the other end, and what follows is in the clear.
+    /// Nothing is encrypted: the handshake has authenticated both ends, and the data follows in plain text.
     Authenticated,
 }
 
@@ -54,26 +55,27 @@ impl Protection {
     }
 }
 
-/// Who must be at the other end of a connection that is dialled.
+/// The name that the peer of a dialled connection must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     name: Name,
-    /// Host name that the certificate of a coordinator of 0.1.0 has instead of a name.
+    /// Host name in the certificate of a coordinator of 0.1.0, which has no name.
     host: Option<String>,
 }
 
 impl Expected {
-    /// Exactly `name`.
+    /// Expects exactly `name`.
     pub const fn new(name: Name) -> Self {
         Self { name, host: None }
     }
 
-    /// `name`, or, with a certificate that has no name, as those of 0.1.0, a server of `host` that speaks HTTP/2.
+    /// Expects `name`, or a peer whose certificate has no name but is valid for `host`, like those of 0.1.0. Such a
+    /// peer may also select HTTP/2 as the protocol.
     pub const fn or_host(name: Name, host: String) -> Self {
         Self { name, host: Some(host) }
     }
 
-    /// Whether `certificate` is of whom is expected.
+    /// Checks that `certificate` belongs to the expected peer.
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), ConnectError> {
         let unexpected = |found: String| ConnectError::Unexpected { expected: self.name.to_string(), found };
         match (name_of(certificate), &self.host) {
@@ -92,50 +94,50 @@ fn is_of_host(certificate: &CertificateDer<'_>, host: &str) -> bool {
     certificate.zip(host).is_some_and(|(certificate, host)| certificate.verify_is_valid_for_subject_name(&host).is_ok())
 }
 
-/// Who is at the other end of a connection that was accepted; in the extensions of every request that comes over it.
+/// The peer of an accepted connection; in the extensions of every request that is received over it.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// The name in its certificate.
+    /// Name in the peer's certificate.
     pub name: Arc<Name>,
-    /// Where it is.
+    /// Socket address of the peer; `None` if the system does not return it.
     pub address: Option<SocketAddr>,
 }
 
-/// Why a peer could not be reached.
+/// A connection to a peer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens.
+    /// The TCP connection failed.
     #[error("{0}")]
     Unreachable(#[source] io::Error),
-    /// The handshake failed: one end does not trust the other's certificate, or the peer speaks something else.
+    /// The handshake failed: one end does not trust the other's certificate, or the peer uses another protocol.
     #[error("the TLS handshake failed: {0}")]
     Handshake(#[source] io::Error),
-    /// The peer is somebody else.
+    /// The peer's certificate is trusted, but has another name.
     #[error("expected {expected}, found {found}")]
     Unexpected {
-        /// Who should be there.
+        /// Expected name.
         expected: String,
-        /// Who is.
+        /// Name of the peer, or what is wrong with its certificate.
         found: String,
     },
-    /// The peer does not take the connection.
+    /// The peer rejected the connection, for the given reason.
     #[error("the peer rejected the connection: {0}")]
     Rejected(String),
 }
 
-/// Why a connection was not accepted.
+/// A connection was not accepted.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// It was closed before anything came over it.
+    /// The peer closed the connection without sending anything.
     Silent,
-    /// For this reason.
+    /// The connection was rejected for this reason.
     Because(String),
 }
 
-/// Connects to `address` (`host:port`) and proves who both ends are.
+/// Connects to `address` (`host:port`) and authenticates both ends.
 ///
 /// # Errors
-/// [`ConnectError`].
+/// [`ConnectError`]. There is no timeout here: callers bound the wait.
 pub async fn connect(
     address: &str,
     identity: &Identity,
@@ -149,7 +151,7 @@ pub async fn connect(
     if expected.host.is_some() {
         config.alpn_protocols.push(HTTP2.to_vec());
     }
-    // Looked at by nobody: the name in the certificate is compared below.
+    // This host name is not checked: `expected.check` compares the name in the certificate.
     let host =
         ServerName::try_from("millrace.invalid").map_err(|error| ConnectError::Handshake(io::Error::other(error)))?;
     let connected = TlsConnector::from(Arc::new(config)).connect(host, Records::new(tcp)).await;
@@ -168,7 +170,7 @@ pub async fn connect(
     Ok(Stream::new(tls, protection, expected.name.clone()))
 }
 
-/// Reads whether the peer takes the connection.
+/// Reads whether the peer accepts the connection.
 async fn answer(tls: &mut TlsStream<Records>) -> Result<(), ConnectError> {
     let read = async {
         if tls.read_u8().await? == TAKEN {
@@ -185,7 +187,7 @@ async fn answer(tls: &mut TlsStream<Records>) -> Result<(), ConnectError> {
     }
 }
 
-/// The accepting side's handshake.
+/// Performs the accepting side's handshake.
 pub(super) async fn accept(
     tcp: TcpStream,
     identity: &Identity,
@@ -212,7 +214,7 @@ pub(super) async fn accept(
             let mut record = vec![REJECTED];
             record.extend((text.len() as u16).to_be_bytes());
             record.extend(text);
-            // A peer that is gone already does not hear it.
+            // The peer may have closed the connection already.
             let _ = tls.write_all(&record).await;
             let _ = tls.shutdown().await;
             Err(Refusal::Because(reason))
@@ -220,7 +222,7 @@ pub(super) async fn accept(
     }
 }
 
-/// The peer's name, if it is admitted.
+/// Returns the peer's name if the peer is admitted, or the reason for the rejection.
 fn examine(
     tls: &TlsStream<Records>,
     identity: &Identity,
@@ -271,7 +273,7 @@ impl Stream {
         stream
     }
 
-    /// Who is at the other end.
+    /// Returns the peer.
     pub const fn peer(&self) -> &Peer {
         &self.peer
     }

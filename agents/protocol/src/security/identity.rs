@@ -1,4 +1,4 @@
-//! One end's certificate, key and the authorities it trusts.
+//! The certificate, key and trusted authorities of one end of a connection.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,44 +17,44 @@ use serde::{Deserialize, Serialize};
 
 use super::name::{Name, NameError};
 
-/// Most bytes of a file of credentials.
+/// Maximum bytes that are read of a file of credentials.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// A certificate, its key and the authorities of the other end's certificates, as PEM.
+/// A certificate, its key, and the authorities that must have issued the peer's certificate, as PEM.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
     /// The certificate.
     pub certificate: String,
     /// Its private key.
     pub key: String,
-    /// The certificates of all authorities that are trusted.
+    /// The certificates of all trusted authorities.
     pub authority: String,
 }
 
-/// Why credentials can't be used.
+/// Credentials can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// A file that can't be read.
+    /// A file can't be read.
     #[error("can't read {}: {cause}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         cause: std::io::Error,
     },
-    /// Not PEM, or of something else.
+    /// The text is not PEM, or of another type.
     #[error("the {0} is not one in PEM")]
     Pem(&'static str),
-    /// Not the document of [`Credentials::to_line`].
+    /// The text is not the document written by [`Credentials::to_line`].
     #[error("the credentials are not JSON of a certificate, its key and its authority")]
     Line,
-    /// The certificate names no member, or several.
+    /// The certificate has no URI or several.
     #[error("the certificate names no member of a job")]
     Unnamed,
-    /// The name in the certificate.
+    /// The URI in the certificate is not a valid name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// They do not belong together, or are of a kind that is not supported.
+    /// Certificate, key and authorities do not match, or one has an unsupported type.
     #[error("the certificate, its key and its authority can't be used: {0}")]
     Unusable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -62,15 +62,15 @@ pub enum IdentityError {
 impl Credentials {
     /// Name of the certificate's file in a directory of credentials.
     pub const CERTIFICATE_FILE: &str = "tls.crt";
-    /// Name of the key's file.
+    /// Name of the key's file in a directory of credentials.
     pub const KEY_FILE: &str = "tls.key";
-    /// Name of the authorities' file.
+    /// Name of the authorities' file in a directory of credentials.
     pub const AUTHORITY_FILE: &str = "ca.crt";
 
-    /// Reads `tls.crt`, `tls.key` and `ca.crt` in `dir`.
+    /// Reads `tls.crt`, `tls.key` and `ca.crt` in `dir`, at most 1 MiB of each.
     ///
     /// # Errors
-    /// [`IdentityError::File`].
+    /// [`IdentityError::File`] if a file can't be read or is not UTF-8.
     pub fn read(dir: &Path) -> Result<Self, IdentityError> {
         let read = |name: &str| read_bounded(&dir.join(name));
         Ok(Self {
@@ -80,15 +80,15 @@ impl Credentials {
         })
     }
 
-    /// The credentials as one line of JSON, to be given to a process by a pipe.
+    /// Returns the credentials as one line of JSON, for passing them to a process through a pipe.
     pub fn to_line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads [`Credentials::to_line`].
+    /// Parses the line written by [`Credentials::to_line`].
     ///
     /// # Errors
-    /// [`IdentityError::Line`].
+    /// [`IdentityError::Line`] if the line is anything else.
     pub fn from_line(line: &str) -> Result<Self, IdentityError> {
         serde_json::from_str(line).map_err(|_| IdentityError::Line)
     }
@@ -102,14 +102,14 @@ fn read_bounded(path: &Path) -> Result<String, IdentityError> {
     Ok(text)
 }
 
-/// Shows nothing: one of the parts is a secret.
+/// Prints no field, because the key is a secret.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").finish_non_exhaustive()
     }
 }
 
-/// Who this end of a connection is, ready to be used. Clones share everything.
+/// The parsed credentials of one end of a connection. Clones share the parsed data.
 #[derive(Clone)]
 pub struct Identity {
     name: Name,
@@ -118,18 +118,18 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads credentials.
+    /// Parses credentials.
     ///
     /// # Errors
-    /// [`IdentityError`].
+    /// [`IdentityError`] for credentials that are not PEM, have no name, or do not match.
     pub fn new(credentials: &Credentials) -> Result<Self, IdentityError> {
         Self::with_clock(credentials, Arc::new(DefaultTimeProvider))
     }
 
-    /// Reads credentials; `clock` tells the time at which certificates are looked at.
+    /// Parses credentials; the validity of certificates is checked at the time that `clock` returns.
     ///
     /// # Errors
-    /// [`IdentityError`].
+    /// [`IdentityError`] as for [`Identity::new`].
     pub fn with_clock(credentials: &Credentials, clock: Arc<dyn TimeProvider>) -> Result<Self, IdentityError> {
         let chain = certificates(&credentials.certificate, "certificate")?;
         let name = name_of(chain.first().ok_or(IdentityError::Pem("certificate"))?)?.ok_or(IdentityError::Unnamed)?;
@@ -149,7 +149,8 @@ impl Identity {
             .with_client_cert_verifier(verifier.build().map_err(unusable)?)
             .with_single_cert(chain.clone(), key()?)
             .map_err(unusable)?;
-        // Every connection proves who it is from anew; and nothing may follow the handshake but what is meant to.
+        // Every connection authenticates anew, so sessions are not resumed. Without tickets the server also sends no
+        // TLS records after the handshake, which an unencrypted connection requires.
         server.send_tls13_tickets = 0;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         let mut client = ClientConfig::builder_with_details(provider.clone(), clock)
@@ -164,15 +165,15 @@ impl Identity {
         Ok(Self { name, client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// Reads the credentials in `dir`, see [`Credentials::read`].
+    /// Reads and parses the credentials in `dir`, see [`Credentials::read`].
     ///
     /// # Errors
-    /// [`IdentityError`].
+    /// [`IdentityError`] if a file can't be read or the credentials can't be used.
     pub fn read(dir: &Path) -> Result<Self, IdentityError> {
         Self::new(&Credentials::read(dir)?)
     }
 
-    /// The name in its certificate.
+    /// Returns the name in the certificate.
     pub const fn name(&self) -> &Name {
         &self.name
     }
@@ -193,10 +194,10 @@ fn certificates(pem: &str, what: &'static str) -> Result<Vec<CertificateDer<'sta
     all.ok().filter(|all| !all.is_empty()).ok_or(IdentityError::Pem(what))
 }
 
-/// The name in a certificate; `None` in one that has no URI.
+/// Returns the name in a certificate; `None` if it has no URI.
 ///
 /// # Errors
-/// It has several URIs, or one that is no name.
+/// The certificate has several URIs, or one that is not a name.
 pub(super) fn name_of(certificate: &CertificateDer<'_>) -> Result<Option<Name>, IdentityError> {
     let certificate = webpki::EndEntityCert::try_from(certificate).map_err(unusable)?;
     let mut uris = certificate.valid_uri_names();
@@ -207,8 +208,8 @@ pub(super) fn name_of(certificate: &CertificateDer<'_>) -> Result<Option<Name>, 
     }
 }
 
-/// Verifies that a server's certificate is of a trusted authority. Its name is compared after the handshake, before
-/// anything is sent: it is no host name.
+/// Verifies that a server's certificate was issued by a trusted authority. The name in it is not a host name; it is
+/// compared after the handshake, before data is sent.
 #[derive(Debug)]
 struct ChainVerifier {
     roots: Arc<RootCertStore>,

@@ -1,4 +1,4 @@
-//! Accepting authenticated connections.
+//! Accepts authenticated connections.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,29 +19,29 @@ use super::identity::Identity;
 use super::name::{Name, Service};
 use super::rejections::RejectionLog;
 
-/// Handshakes in progress at a time. One more ends the oldest: whoever is slow gives way to whoever is not.
+/// Maximum number of handshakes in progress. One more aborts the oldest, so that slow peers do not block others.
 pub const MAX_HANDSHAKES: usize = 256;
-/// Connections that wait to be served.
+/// Maximum number of authenticated connections that wait for the server to take them.
 const MAX_WAITING: usize = 16;
-/// Pause after an error of the listener itself, such as too many open files.
+/// Delay after an error of the listener itself, such as too many open files.
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
-/// Whom a port admits.
+/// The peers that a port admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admit {
-    /// Agents of the same attempt, except the coordinator, which dials nobody.
+    /// Agents of the same attempt, except the coordinator, which never dials an agent.
     Agents,
-    /// Those who follow and command the attempt: its launcher, and the services of the control plane.
+    /// Clients that follow and control the attempt: its launcher, and the services of the control plane.
     Controllers,
-    /// The REST server.
+    /// The REST server only.
     RestServer,
 }
 
 impl Admit {
-    /// Whether `own` takes a connection of `peer`.
+    /// Checks whether `own` admits `peer`.
     ///
     /// # Errors
-    /// Why not: a sentence about the peer.
+    /// The reason for the rejection: a sentence about the peer.
     pub(super) fn check(self, own: &Name, peer: &Name) -> Result<(), String> {
         let same_attempt = match (own.attempt(), peer.attempt()) {
             (Some(own), Some(peer)) if own.job() != peer.job() => {
@@ -64,7 +64,7 @@ impl Admit {
     }
 }
 
-/// Accepts connections to a port; a stream of those that are admitted. Dropping it closes the port.
+/// Accepts connections to a port, and returns those that are admitted as a stream. Dropping it closes the port.
 #[derive(Debug)]
 pub struct Incoming {
     connections: mpsc::Receiver<io::Result<Stream>>,
@@ -85,7 +85,8 @@ impl AsyncStream for Incoming {
     }
 }
 
-/// Accepts connections to `listener` as `identity`. `port` is its name in the log. To be called within a runtime.
+/// Accepts connections to `listener` as `identity`. `port` is the port's name in the log. Must be called within a Tokio
+/// runtime.
 pub fn listen(
     listener: TcpListener,
     port: &'static str,
@@ -99,7 +100,7 @@ pub fn listen(
     Incoming { connections, accepting: tokio::spawn(gate.run(listener)) }
 }
 
-/// What every handshake of a port shares.
+/// The state that all handshakes of a port share.
 #[derive(Clone)]
 struct Gate {
     port: &'static str,
@@ -140,11 +141,11 @@ impl Gate {
         }
     }
 
-    /// One handshake.
+    /// Performs one handshake and passes the stream to the server.
     async fn shake(self, tcp: TcpStream, from: SocketAddr) {
         let handshake = accept(tcp, &self.identity, self.admit, self.protection);
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-            // Nobody takes it where the server has ended.
+            // The server may have ended already.
             Ok(Ok(stream)) => drop(self.sender.send(Ok(stream)).await),
             Ok(Err(Refusal::Silent)) => {
                 tracing::debug!(port = self.port, "{from} closed its connection to the {} port at once", self.port)
@@ -158,7 +159,7 @@ impl Gate {
         self.log(|untold| format!("rejected a connection of {from} to the {} port: {reason}{untold}", self.port));
     }
 
-    /// Logs, unless too much was logged lately.
+    /// Logs a warning, unless the limit of the rejection log is reached.
     fn log(&self, text: impl FnOnce(&str) -> String) {
         match self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now()) {
             None => {}

@@ -1,4 +1,4 @@
-//! Authentication of every connection of a job: who is at the other end, proved by a certificate.
+//! Authenticates every connection of a job: each end proves its name by a certificate.
 //!
 //! ```text
 //!   Authority ──issues──► Credentials (certificate, key, authorities; PEM) ──Identity::new──► Identity
@@ -9,21 +9,21 @@
 //! ```
 //!
 //! A certificate names one agent of one attempt of one job (or a service of the control plane) in a URI, see [`Name`].
-//! An attempt is one life of a job's pods, or of a local run's processes; coordinators that follow each other within it
-//! have the same name.
+//! An attempt is one life of a job's pods, or of a local run's processes; successive coordinators of one attempt have
+//! the same name.
 //!
-//! Each connection begins with a TLS 1.3 handshake in which both ends show their certificates. Then the accepting side
-//! sends one record that says whether it takes the connection, and if not, why. After that the connection is either
-//! [encrypted](Protection::Encrypted), or both ends go on in the clear on the same TCP connection
+//! Each connection begins with a TLS 1.3 handshake in which both ends present their certificates. Then the accepting
+//! side sends one record that accepts the connection, or rejects it with a reason. After that the connection is either
+//! [encrypted](Protection::Encrypted), or both ends continue without encryption on the same TCP connection
 //! ([authenticated](Protection::Authenticated)), which costs nothing per byte.
 //!
 //! Guarantees:
-//! * The dialling side sends nothing before it knows that the peer has the name it expects.
-//! * The accepting side hands out no connection whose peer it does not admit.
-//! * Connections that do not finish their handshake in [`HANDSHAKE_TIMEOUT`] are dropped, and no more than
-//!   [`MAX_HANDSHAKES`] are in progress; the log of rejected connections is bounded.
+//! * The dialling side sends no data before it knows that the peer has the expected name.
+//! * The accepting side returns no connection whose peer it does not admit.
+//! * Connections that do not finish their handshake within [`HANDSHAKE_TIMEOUT`] are dropped, and at most
+//!   [`MAX_HANDSHAKES`] are in progress. The log of rejected connections is bounded.
 //!
-//! [`ServerCertificate`] is for the REST server's HTTPS, whose clients are people's programs: it takes no part in jobs.
+//! [`ServerCertificate`] is for the REST server's HTTPS port, whose clients are not members of jobs.
 
 mod authority;
 mod connection;
@@ -42,10 +42,10 @@ pub use name::{AttemptName, Name, NameError, Service};
 pub use rejections::RejectionLog;
 pub use server::{ServerCertificate, certificate_expiry};
 
-/// A random number of the cryptographic provider.
+/// Returns a random number from the cryptographic provider.
 pub fn random_number() -> u64 {
     let mut bytes = [0; 8];
-    // It fails only where the system has no random numbers at all; then no key could be made either.
+    // This fails only if the system has no source of random numbers, and then no key could be generated either.
     let _ = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);
     u64::from_le_bytes(bytes)
 }

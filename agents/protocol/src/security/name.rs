@@ -1,13 +1,13 @@
-//! What a certificate names, and its form as a URI.
+//! The name in a certificate, and its form as a URI.
 
 use std::fmt;
 use std::str::FromStr;
 
 use millrace_engine::types::AgentId;
 
-/// What every name begins with: a SPIFFE trust domain.
+/// Prefix of every name: a SPIFFE trust domain.
 const PREFIX: &str = "spiffe://millrace.dev/";
-/// Longest name of a job, in bytes.
+/// Maximum bytes of a job's UID.
 const MAX_JOB_BYTES: usize = 128;
 
 /// One attempt of one job.
@@ -17,7 +17,7 @@ pub struct AttemptName {
     attempt: u32,
 }
 
-/// Who a certificate belongs to.
+/// Names the owner of a certificate.
 ///
 /// | name | URI |
 /// |---|---|
@@ -29,14 +29,14 @@ pub struct AttemptName {
 pub enum Name {
     /// An agent of an attempt.
     Agent(AttemptName, AgentId),
-    /// The program that runs an attempt's processes on this machine.
+    /// The program that runs an attempt's processes on one machine.
     Launcher(AttemptName),
     /// The server that reads the files of a job.
     Reader {
         /// The job's UID.
         job: String,
     },
-    /// A service of the control plane, which acts on every job.
+    /// A service of the control plane, which may control every job.
     Service(Service),
 }
 
@@ -49,25 +49,26 @@ pub enum Service {
     RestServer,
 }
 
-/// A name that can't be used.
+/// A name is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum NameError {
-    /// Not a job's UID.
+    /// The text is not a valid UID of a job.
     #[error("{0:?} can't be the job in a certificate: use 1 to 128 letters, digits, '.', '_' and '-'")]
     Job(String),
-    /// Not the name of an agent.
+    /// The text is not the name of an agent.
     #[error("{0:?} is no agent: agents are called memoryx-0, cs2-1 and so on")]
     Agent(String),
-    /// Not the URI of a [`Name`].
+    /// The text is not the URI of a [`Name`].
     #[error("{0:?} names no member of a job")]
     Uri(String),
 }
 
 impl AttemptName {
-    /// Attempt number `attempt` of the job with the UID `job`.
+    /// Names attempt `attempt` of the job with the UID `job`.
     ///
     /// # Errors
-    /// [`NameError::Job`].
+    /// [`NameError::Job`] if the UID is empty, longer than 128 bytes, or has characters other than ASCII letters,
+    /// digits, `.`, `_` and `-`.
     pub fn new(job: &str, attempt: u32) -> Result<Self, NameError> {
         let safe = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
         if job.is_empty() || job.len() > MAX_JOB_BYTES || !job.bytes().all(safe) {
@@ -76,19 +77,19 @@ impl AttemptName {
         Ok(Self { job: job.to_owned(), attempt })
     }
 
-    /// The job's UID.
+    /// Returns the job's UID.
     pub fn job(&self) -> &str {
         &self.job
     }
 
-    /// The attempt's number.
+    /// Returns the attempt's number.
     pub const fn attempt(&self) -> u32 {
         self.attempt
     }
 }
 
 impl Name {
-    /// The attempt it belongs to.
+    /// Returns the attempt of an agent or launcher; `None` for other names.
     pub const fn attempt(&self) -> Option<&AttemptName> {
         match self {
             Name::Agent(attempt, _) | Name::Launcher(attempt) => Some(attempt),
@@ -96,7 +97,7 @@ impl Name {
         }
     }
 
-    /// The agent it is.
+    /// Returns the agent; `None` for other names.
     pub const fn agent(&self) -> Option<AgentId> {
         match self {
             Name::Agent(_, agent) => Some(*agent),
@@ -104,24 +105,24 @@ impl Name {
         }
     }
 
-    /// The agent called `agent`, such as `memoryx-0`, of an attempt.
+    /// Names the agent called `agent`, such as `memoryx-0`, of an attempt.
     ///
     /// # Errors
-    /// [`NameError::Agent`].
+    /// [`NameError::Agent`] if no agent can have this name.
     pub fn agent_named(attempt: AttemptName, agent: &str) -> Result<Self, NameError> {
         let id = AgentId::parse(agent).ok_or_else(|| NameError::Agent(agent.chars().take(MAX_JOB_BYTES).collect()))?;
         Ok(Name::Agent(attempt, id))
     }
 
-    /// The name of the reader of a job's files.
+    /// Names the reader of a job's files.
     ///
     /// # Errors
-    /// [`NameError::Job`].
+    /// [`NameError::Job`] if the UID is invalid.
     pub fn reader(job: &str) -> Result<Self, NameError> {
         Ok(Name::Reader { job: AttemptName::new(job, 0)?.job })
     }
 
-    /// The name as a URI.
+    /// Returns the name as a URI.
     pub fn uri(&self) -> String {
         match self {
             Name::Agent(AttemptName { job, attempt }, agent) => format!("{PREFIX}job/{job}/attempt/{attempt}/{agent}"),
@@ -141,7 +142,7 @@ impl Service {
     }
 }
 
-/// Reads a URI.
+/// Parses a URI.
 impl FromStr for Name {
     type Err = NameError;
 
@@ -161,7 +162,7 @@ impl FromStr for Name {
             }
             _ => return Err(unknown()),
         };
-        // One spelling for each name: no leading zeros, no signs.
+        // Each name has exactly one spelling: leading zeros and signs are rejected.
         if name.uri() == uri { Ok(name) } else { Err(unknown()) }
     }
 }

@@ -1,5 +1,5 @@
-//! A TCP connection that is read one TLS record at a time, so that nothing behind the last record of a handshake is
-//! taken from it.
+//! Reads a TCP connection one TLS record at a time, so that bytes after the last record of a handshake stay in the
+//! socket. A connection that continues without encryption needs them there.
 
 use std::io;
 use std::pin::Pin;
@@ -8,17 +8,17 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Bytes of a record's header: content type, version, length of what follows.
+/// Bytes of a record's header: content type, version, length of the body.
 const HEADER_BYTES: usize = 5;
 
-/// See the module text.
+/// A TCP connection whose reads end at the end of a TLS record.
 #[derive(Debug)]
 pub struct Records {
     tcp: TcpStream,
     header: [u8; HEADER_BYTES],
-    /// Bytes of the header that have been read.
+    /// Bytes of the header read so far.
     header_bytes: usize,
-    /// Bytes of the record's body that have not.
+    /// Bytes of the body not yet read.
     body_left: usize,
     /// Whether reads end at the end of a record.
     bounded: bool,
@@ -26,32 +26,32 @@ pub struct Records {
 }
 
 impl Records {
-    /// Reads of `tcp` end at the end of a record.
+    /// Wraps `tcp`. Reads end at the end of a record.
     pub const fn new(tcp: TcpStream) -> Self {
         Self { tcp, header: [0; HEADER_BYTES], header_bytes: 0, body_left: 0, bounded: true, silent: true }
     }
 
-    /// From now on reads take whatever is there.
+    /// Removes the bound: reads return whatever is available.
     pub const fn unbound(&mut self) {
         self.bounded = false;
     }
 
-    /// Whether nothing has ever come.
+    /// Returns whether nothing was ever received.
     pub const fn is_silent(&self) -> bool {
         self.silent
     }
 
-    /// The connection, to look at.
+    /// Returns a reference to the connection, for its addresses.
     pub const fn tcp(&self) -> &TcpStream {
         &self.tcp
     }
 
-    /// The connection.
+    /// Returns the connection.
     pub fn into_inner(self) -> TcpStream {
         self.tcp
     }
 
-    /// Takes note of what was read.
+    /// Updates the position in the current record by the bytes that were read.
     fn advance(&mut self, bytes: &[u8]) {
         if self.header_bytes < HEADER_BYTES {
             self.header[self.header_bytes..self.header_bytes + bytes.len()].copy_from_slice(bytes);

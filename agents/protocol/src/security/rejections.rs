@@ -1,12 +1,12 @@
-//! A bounded log of rejected connections: whoever knocks without end can't fill a log.
+//! Limits the logging of rejected connections, so that repeated attempts can't fill a log.
 
 use std::time::{Duration, Instant};
 
-/// Rejections told one by one in each period.
+/// Maximum number of rejections logged in each period.
 const MAX_PER_PERIOD: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Decides which rejections are logged.
+/// Decides which rejections are logged: at most ten per minute.
 #[derive(Debug, Default)]
 pub struct RejectionLog {
     since: Option<Instant>,
@@ -15,8 +15,8 @@ pub struct RejectionLog {
 }
 
 impl RejectionLog {
-    /// Takes note of a rejection at `now`. `Some` if it is to be logged, with the number of those that were not since
-    /// the last one that was.
+    /// Records a rejection at `now`. Returns `None` if it must not be logged, otherwise the number of rejections that
+    /// were not logged since the previous one that was.
     pub fn note(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now.duration_since(since) >= PERIOD) {
             (self.since, self.logged) = (Some(now), 0);

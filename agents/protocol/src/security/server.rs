@@ -1,8 +1,9 @@
-//! The certificate of an HTTPS server, issued by an authority that exists for this server alone.
+//! The certificate of an HTTPS server, issued by an authority of its own.
 //!
-//! Clients are given the authority's certificate once and trust it for ten years. The server's certificate is valid for
-//! a year and renewed well before it expires, by the same authority, so that clients do not notice. Everything is read
-//! from the certificates themselves: nothing beside them says for which names or how long they are valid.
+//! * Clients are given the authority's certificate once and trust it for ten years.
+//! * The server's certificate is valid for a year and renewed 120 days before it expires. The same authority issues the
+//!   new one, so clients do not notice.
+//! * Names and validity are read from the certificates; they are stored nowhere else.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,14 +20,14 @@ use x509_parser::pem::parse_x509_pem;
 use super::authority::{IssueError, Validity};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// How long the server's certificate is valid.
+/// Validity of the server's certificate.
 const LIFETIME: Duration = DAY.saturating_mul(365);
-/// What is left of [`LIFETIME`] when the certificate is renewed.
+/// The certificate is renewed if less than this is left of its [`LIFETIME`].
 const RENEW_BEFORE: Duration = DAY.saturating_mul(120);
-/// How long the authority is valid. Clients have to be given the next one.
+/// Validity of the authority. After it clients must be given a new authority's certificate.
 const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(3650);
 
-/// A server's certificate and its authority's, with their keys; all PEM.
+/// The certificates of a server and its authority, with their keys, as PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerCertificate {
     /// The server's certificate.
@@ -35,15 +36,15 @@ pub struct ServerCertificate {
     pub key: String,
     /// The authority's certificate, which clients trust.
     pub authority: String,
-    /// The authority's private key; `None` where it was not kept, so that nothing more can be issued.
+    /// The authority's private key; `None` if it was not kept, so that this authority can't issue another certificate.
     pub authority_key: Option<String>,
 }
 
 impl ServerCertificate {
-    /// Issues a certificate for `names` (host names and IP addresses) by a new authority.
+    /// Creates an authority and issues a certificate for `names` (host names and IP addresses).
     ///
     /// # Errors
-    /// A name can't stand in a certificate.
+    /// A name can't be written in a certificate, or a key can't be generated.
     pub fn new(names: &[String], now: SystemTime) -> Result<Self, IssueError> {
         let key = KeyPair::generate()?;
         let params = authority(now);
@@ -52,11 +53,12 @@ impl ServerCertificate {
         Self::issue(names, now, certificate, key_text, &Issuer::new(params, key))
     }
 
-    /// Returns the certificate that is to take the place of this one, or `None` while this one is for `names` and valid
-    /// for a while after `now`. The authority stays the same unless it would expire first, or its key is missing.
+    /// Returns the certificate that must replace this one. `None` if this one is for `names`, has a usable key and is
+    /// valid for more than 120 days after `now`. The authority stays the same unless it expires within a year or its
+    /// key is missing.
     ///
     /// # Errors
-    /// A name can't stand in a certificate.
+    /// A name can't be written in a certificate, or a key can't be generated.
     pub fn renewed(&self, names: &[String], now: SystemTime) -> Result<Option<Self>, IssueError> {
         let current = read(self.certificate.as_bytes()).filter(|(of, _)| *of == normalized(names));
         let current = current.filter(|_| KeyPair::from_pem(&self.key).is_ok());
@@ -75,7 +77,7 @@ impl ServerCertificate {
         }
     }
 
-    /// The certificates that the server sends, its own first.
+    /// Returns the certificates that the server sends, its own first.
     pub fn chain(&self) -> String {
         format!("{}{}", self.certificate, self.authority)
     }
@@ -101,7 +103,8 @@ impl ServerCertificate {
     }
 }
 
-/// The authority's parameters. Its name and key are what certificates refer to, so they serve for an old one as well.
+/// Returns the authority's parameters. Certificates refer to an authority only by its name and key, so these parameters
+/// are also used to issue for an authority that was created earlier.
 fn authority(now: SystemTime) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -113,12 +116,12 @@ fn authority(now: SystemTime) -> CertificateParams {
     params
 }
 
-/// Returns when the first certificate of `pem` expires; `None` where there is no certificate.
+/// Returns when the first certificate of `pem` expires; `None` if there is no certificate.
 pub fn certificate_expiry(pem: &[u8]) -> Option<SystemTime> {
     read(pem).map(|(_, expires)| expires)
 }
 
-/// The names in the first certificate of `pem`, and when it expires; `None` where there is no certificate.
+/// Returns the names in the first certificate of `pem` and when it expires; `None` if there is no certificate.
 fn read(pem: &[u8]) -> Option<(BTreeSet<String>, SystemTime)> {
     let (_, block) = parse_x509_pem(pem).ok()?;
     let certificate = block.parse_x509().ok()?;
@@ -145,7 +148,7 @@ fn name_of(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// The names as [`name_of`] writes them: an IP address has more than one spelling.
+/// Returns the names spelled like [`name_of`] spells them: an IP address has more than one spelling.
 fn normalized(names: &[String]) -> BTreeSet<String> {
     let address = |name: &String| name.parse::<IpAddr>().map(|address| address.to_string());
     names.iter().map(|name| address(name).unwrap_or_else(|_| name.clone())).collect()
@@ -166,7 +169,8 @@ mod tests {
         vec![name.to_owned(), "0:0::1".to_owned()]
     }
 
-    /// Whether a client that was given `authority` accepts what the server sends for `name` at `at`.
+    /// Returns whether a client that trusts `authority` accepts the certificates of `served` for `name` at the time
+    /// `at`.
     fn accepts(authority: &str, served: &ServerCertificate, name: &'static str, at: SystemTime) -> bool {
         let certificates = |pem: &str| -> Vec<CertificateDer<'static>> {
             CertificateDer::pem_slice_iter(pem.as_bytes()).map(Result::unwrap).collect()

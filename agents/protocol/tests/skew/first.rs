@@ -1,4 +1,4 @@
-//! The launch document as release 0.1.0 reads it. Never changed: it stands for agents that are out there.
+//! The launch document as release 0.1.0 reads it. Never change it: it represents agents that are deployed.
 
 #![allow(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Launch documents of other versions: those of release 0.1.0 are read, and can be written for its agents.
+//! Tests launch documents of other versions: those of release 0.1.0 can be read, and can be written for its agents.
 
 mod first;
 
@@ -24,7 +24,7 @@ fn agents_of_the_first_release_read_what_is_written_for_them_and_nothing_else() 
     let text = launch.to_json_for(FIRST_VERSION).unwrap();
     let read: first::Launch = serde_json::from_str(&text).unwrap();
     assert_eq!(serde_json::to_value(read).unwrap(), value(GOLDEN), "every value arrives");
-    // Today's document names its version, which they refuse: that is what the other form is for.
+    // Agents of 0.1.0 reject the document in this version because it names its version: it must be written for them.
     let refused = serde_json::from_str::<first::Launch>(&launch.to_json().unwrap()).err().unwrap();
     assert!(refused.to_string().contains("unknown field"), "{refused}");
 }
