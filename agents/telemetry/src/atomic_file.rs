@@ -1,7 +1,7 @@
-//! Files that are replaced whole: written beside the target, synced, then renamed over it.
+//! Replaces files atomically: the new content is written to a temporary file, synced, and renamed to the target.
 //!
-//! Invariant: at every instant, also after a crash or a power cut, the target is either what it was before or
-//! everything that was written. A failed write leaves the target untouched and removes its temporary file.
+//! At every instant, also after a crash or a power cut, the target has either its previous or its complete new content.
+//! A failed write leaves the target unchanged and removes the temporary file.
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// Replaces the file at `path` by `bytes`.
 ///
 /// # Errors
-/// [`Error::Io`] when the file system refuses; `path` is then what it was.
+/// [`Error::Io`]. `path` is then unchanged, except if only the sync of its directory failed after the rename.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     replace(path, |file| file.write_all(bytes))
 }
@@ -23,12 +23,13 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Replaces the file at `path` by what `fill` writes.
 ///
 /// # Errors
-/// [`Error::Io`] when the file system or `fill` refuses; `path` is then what it was.
+/// [`Error::Io`] if the file system or `fill` returns an error. `path` is then unchanged, except if only the sync of
+/// its directory failed after the rename.
 pub fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let temporary = temporary_beside(path).map_err(Error::io("write", path))?;
     let replaced = fill_and_rename(&temporary, path, fill);
     if replaced.is_err() {
-        // The first failure is the one to report; a leftover is only untidy.
+        // Only the first error is reported; a leftover temporary file does no harm.
         let _ = millrace_roots::remove_file(&temporary);
     }
     replaced.map_err(Error::io("write", path))
@@ -47,10 +48,10 @@ fn fill_and_rename(
     sync_directory(parent(path))
 }
 
-/// Makes names created in or renamed into `directory` survive a power cut.
+/// Makes names created in `directory`, or renamed into it, survive a power cut.
 pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
     match millrace_roots::open_dir(directory)?.sync_all() {
-        // Some network file systems have no such operation; their renames are durable on the server.
+        // Some network file systems do not support this; their renames are durable on the server.
         Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
         result => result,
     }
@@ -63,7 +64,8 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// A hidden name in the same directory (rename works only within one file system), unique to process and call.
+/// Returns a hidden name in the same directory, because a rename works only within one file system. The name is unique
+/// to the process and the call.
 fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let name = path

@@ -1,4 +1,4 @@
-//! What a file refused, in memory until the file takes it again: metrics and curves of a run whose disk is full.
+//! An append-only file with a bounded backlog in memory, for metrics and curves of a run whose disk is full.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 use crate::jsonl::Appender;
 
-/// Most bytes that wait for one file.
+/// Maximum bytes of records that wait for one file.
 const MAX_BYTES: usize = 4 << 20;
-/// Memory of a record that waits, besides its bytes.
+/// Estimated memory of a waiting record in addition to its bytes.
 const RECORD_OVERHEAD: usize = 64;
 
-/// Appends records (lines, or frames of another format) to a file; whole records or nothing, in order. Those that the
-/// file refuses wait, and are tried again with the next one. Beyond [`MAX_BYTES`] the oldest are dropped and counted.
+/// Appends complete records (lines, or frames of another format) to a file, in order. Records that the file did not
+/// accept wait in memory and are retried with the next append. Beyond [`MAX_BYTES`] the oldest ones are dropped and
+/// counted.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     file: Appender,
@@ -35,12 +36,13 @@ impl Backlog {
         self.file.path()
     }
 
-    /// Records dropped so far.
+    /// Returns the number of records dropped so far.
     pub(crate) const fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Appends a record after those that wait. An error means that it waits, or that an older one was dropped for it.
+    /// Appends a record after those that wait. If an error is returned, the record waits in memory, and the oldest
+    /// waiting records may have been dropped.
     pub(crate) fn append(&mut self, record: Vec<u8>) -> Result<()> {
         self.bytes += record.len() + RECORD_OVERHEAD;
         self.waiting.push_back(record);
@@ -51,7 +53,7 @@ impl Backlog {
         written
     }
 
-    /// Writes what waits.
+    /// Writes the waiting records.
     pub(crate) fn flush(&mut self) -> Result<()> {
         while let Some(record) = self.waiting.front() {
             self.file.append(record, false)?;
@@ -60,7 +62,7 @@ impl Backlog {
         Ok(())
     }
 
-    /// Makes what the file has taken survive a power cut.
+    /// Makes the records that were written to the file survive a power cut.
     pub(crate) fn sync(&mut self) -> Result<()> {
         self.file.sync()
     }

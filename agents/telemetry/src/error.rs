@@ -1,47 +1,47 @@
-//! The one error of this crate: what was tried, on which file, and why it failed.
+//! The error type of this crate: which action failed, on which file, and why.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-/// Shorthand for this crate's results.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something a run tells could not be written or read.
+/// A record could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file system refused.
+    /// The file system returned an error.
     #[error("cannot {action} {}", path.display())]
     Io {
         /// Verb and preposition: "append to", "open".
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A journal was to be written by an attempt older than one that already wrote to it.
+    /// The journal was opened for an attempt older than one that has already written to it.
     #[error("attempt {attempt} may not write the journal: attempt {newest} has already begun")]
     StaleAttempt {
-        /// The attempt that asked.
+        /// The attempt that tried to open it.
         attempt: u64,
         /// The newest attempt found on disk.
         newest: u64,
     },
-    /// A file of the journal that a later release wrote.
+    /// A file of the journal was written by a later release.
     #[error(
         "{} has version {found}, and this program reads versions up to {}: use the release that wrote it, or a later one",
         path.display(),
         crate::journal::VERSION
     )]
     NewerJournal {
-        /// The file.
+        /// The file that has the later version.
         path: PathBuf,
-        /// The version it names.
+        /// The version that the file names.
         found: u32,
     },
-    /// A role name that cannot be part of a file name.
+    /// The text is not a valid name of an agent.
     #[error("{0:?} cannot be an agent's name: only lower-case letters, digits and '-' are allowed")]
     AgentName(String),
 }
@@ -51,13 +51,13 @@ impl Error {
         move |source| Self::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// Whether the disk, or the user's quota on it, is full.
+    /// Returns whether the disk, or the user's quota on it, is full.
     pub fn is_full(&self) -> bool {
         let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         matches!(self, Self::Io { source, .. } if full(source.kind()))
     }
 
-    /// What the user can do about it, as one sentence, where there is something to do.
+    /// Returns what the user can do about the error, as one sentence; `None` if nothing is known to help.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             full if full.is_full() => {

@@ -1,4 +1,4 @@
-//! Append-only files of lines, as `metrics.jsonl` and the journal are: whole lines or nothing.
+//! Append-only files of lines, such as `metrics.jsonl` and the journal, that contain only complete lines.
 
 use std::{
     fs::File,
@@ -8,24 +8,25 @@ use std::{
 
 use crate::error::{Error, Result};
 
-/// A longer line is taken for damage. Ours are a few hundred bytes; a log record is cut at 16 KiB.
+/// Maximum bytes of a line; a longer one is treated as damage. Our lines have a few hundred bytes; a log message is
+/// truncated at 16 KiB.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Appends lines; each is with the operating system when [`Appender::append`] returns.
+/// Appends lines. Each has been passed to the operating system when [`Appender::append`] returns.
 ///
-/// After a failed append the file is cut back to its last whole line before anything else is written, so that a full
-/// disk, once freed, leaves no torn line in the middle.
+/// After a failed append the file is truncated to its last complete line before anything else is written. A disk that
+/// was full for a while therefore leaves no torn line in the middle of the file.
 #[derive(Debug)]
 pub(crate) struct Appender {
     file: File,
     path: PathBuf,
-    /// Bytes of whole lines.
+    /// Bytes of all complete lines.
     whole: u64,
     torn: bool,
 }
 
 impl Appender {
-    /// Opens or creates the file; what it holds must end in a whole line.
+    /// Opens or creates the file. An existing file must end with a complete line.
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
         let file = millrace_roots::OpenOptions::new()
             .append(true)
@@ -36,14 +37,14 @@ impl Appender {
         Ok(Self { file, path, whole, torn: false })
     }
 
-    /// Has the file refuse what is written, as a full disk does: by a handle that may only read.
+    /// Makes writes fail, as on a full disk, by a handle that can only read; or makes them succeed again.
     #[cfg(test)]
     pub(crate) fn set_refusing(&mut self, refusing: bool) {
         let mut options = File::options();
         self.file = if refusing { options.read(true) } else { options.append(true) }.open(&self.path).unwrap();
     }
 
-    /// Whether nothing was ever written to it.
+    /// Returns whether nothing was ever written to the file.
     pub(crate) const fn is_empty(&self) -> bool {
         self.whole == 0
     }
@@ -52,13 +53,13 @@ impl Appender {
         &self.path
     }
 
-    /// Appends one line (with its line feed); with `durable` it also survives a power cut.
+    /// Appends one line, given with its line feed. With `durable` the line also survives a power cut.
     pub(crate) fn append(&mut self, line: &[u8], durable: bool) -> Result<()> {
         let written = self.try_append(line, durable);
         self.torn = written.is_err();
         match written {
             Ok(()) => self.whole += line.len() as u64,
-            // Now if the disk allows, else before the next line.
+            // Truncates now if the disk allows it, otherwise before the next line.
             Err(_) => {
                 let _ = self.cut_back();
             }
@@ -66,7 +67,7 @@ impl Appender {
         written.map_err(Error::io("append to", &self.path))
     }
 
-    /// Makes everything appended so far survive a power cut.
+    /// Makes all lines appended so far survive a power cut.
     pub(crate) fn sync(&mut self) -> Result<()> {
         self.file.sync_data().map_err(Error::io("sync", &self.path))
     }
@@ -89,26 +90,26 @@ impl Appender {
     }
 }
 
-/// What stands at the reader's place in the file.
+/// What was found at the reader's position in the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line<'a> {
-    /// A whole line, without its line feed.
+    /// A complete line, without its line feed.
     Whole(&'a [u8]),
-    /// A whole line longer than any of ours: damage.
+    /// A complete line of more than [`MAX_LINE`] bytes: damage.
     Oversize,
-    /// Bytes without a line feed at the end of the file: torn, or just being written.
+    /// Bytes without a line feed at the end of the file: torn, or currently being written.
     Torn,
     /// The end of the file.
     End,
 }
 
-/// Reads lines in order; at [`Line::Torn`] and [`Line::End`] it stays where it is, so that a file that grows can be
-/// followed by asking again.
+/// Reads lines in order. The position does not change at [`Line::Torn`] and [`Line::End`], so the next call continues
+/// there when the file has grown.
 #[derive(Debug)]
 pub(crate) struct Lines {
     reader: BufReader<File>,
     path: PathBuf,
-    /// Where the next line starts, in bytes.
+    /// Byte offset of the next line.
     offset: u64,
     buffer: Vec<u8>,
 }
@@ -119,7 +120,7 @@ impl Lines {
         Ok(Self { reader: BufReader::new(file), path, offset: 0, buffer: Vec::new() })
     }
 
-    /// As [`Lines::open`], with `None` for a file that does not exist.
+    /// Opens the file like [`Lines::open`]; `None` if it does not exist.
     pub(crate) fn open_if_any(path: PathBuf) -> Result<Option<Self>> {
         match Self::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -127,7 +128,7 @@ impl Lines {
         }
     }
 
-    /// Bytes of the whole lines read so far.
+    /// Returns the bytes of the complete lines read so far.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
@@ -142,7 +143,7 @@ impl Lines {
         })
     }
 
-    /// Leaves the next line in the buffer; of an oversize one no more than its first [`MAX_LINE`] bytes.
+    /// Reads the next line into the buffer, or only the first [`MAX_LINE`] bytes of an oversize line.
     fn try_next(&mut self) -> io::Result<()> {
         self.buffer.clear();
         let mut read = (&mut self.reader).take(MAX_LINE).read_until(b'\n', &mut self.buffer)? as u64;
@@ -162,7 +163,7 @@ impl Lines {
     }
 }
 
-/// Skips to behind the next line feed: bytes skipped, and whether there was one.
+/// Skips to the byte after the next line feed. Returns the bytes skipped, and whether there was a line feed.
 fn skip_line(reader: &mut impl BufRead) -> io::Result<(u64, bool)> {
     let mut skipped = 0;
     loop {
@@ -180,7 +181,7 @@ fn skip_line(reader: &mut impl BufRead) -> io::Result<(u64, bool)> {
     }
 }
 
-/// Cuts a torn last line off, if there is one.
+/// Removes a torn last line, if there is one. Does nothing if the file does not exist.
 pub(crate) fn repair(path: &Path) -> Result<()> {
     let Some(mut lines) = Lines::open_if_any(path.to_path_buf())? else {
         return Ok(());
@@ -238,7 +239,7 @@ mod tests {
         appender.set_refusing(true);
         assert!(appender.append(b"two\n", false).is_err());
         appender.set_refusing(false);
-        // What a write that failed half-way would have left.
+        // State after a write that failed half-way.
         fs::write(&path, b"one\ntw").unwrap();
         appender.append(b"three\n", false).unwrap();
 

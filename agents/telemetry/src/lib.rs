@@ -1,7 +1,8 @@
-//! What a run tells: to scripts, to people, to TensorBoard, to Prometheus and to those who follow it over the network.
+//! Everything a run records: metrics, curves, logs, the journal, progress lines and performance figures.
 //!
-//! Plain blocking library pieces; nothing here knows a socket, an async runtime or the training loop. The coordinator
-//! writes everything that lies in `model_dir`, each role only keeps its counters and hands its log records over:
+//! The consumers are scripts, users, TensorBoard, Prometheus, and clients that follow the run over the network. All
+//! functions are synchronous; nothing here uses sockets, an async runtime or the training loop. The coordinator writes
+//! all files in `model_dir`; each other role only keeps its counters and passes on its log records:
 //!
 //! ```text
 //!   every role                              coordinator                            model_dir
@@ -14,12 +15,13 @@
 //! ```
 //!
 //! Invariants:
-//! * An append-only file only ever holds whole lines, up to one torn line at its end after a crash, which the next
-//!   opening removes. A failed append (full disk) is cut back before the next one, and its line is kept in memory and
-//!   written then. That memory is bounded: what is dropped beyond the bound is counted.
-//! * A file that is replaced is replaced by rename ([`atomic_file`]): a reader sees the old one or the new one.
-//! * Counting costs an atomic add: no lock and no allocation in the step loop.
-//! * Nothing read from a disk or given by a peer can panic or name a path outside `model_dir`.
+//! * An append-only file contains only complete lines, except for one torn line at its end after a crash. The next
+//!   opening of the file removes it. After a failed append (full disk) the file is truncated to its last complete line
+//!   before the next append. The line of the failed append is kept in memory and written later. That memory is bounded,
+//!   and what is dropped beyond the bound is counted.
+//! * A file that is replaced is replaced by a rename ([`atomic_file`]): a reader sees the old or the new file.
+//! * Updating a counter costs an atomic add: no lock and no allocation in the step loop.
+//! * Nothing read from a disk or received from a peer can cause a panic or name a path outside `model_dir`.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

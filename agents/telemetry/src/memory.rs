@@ -1,22 +1,22 @@
-//! Memory of this process, as the kernel counts it.
+//! Memory of this process, as the kernel reports it.
 
-/// Resident memory, bytes.
+/// Resident memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Resident now.
+    /// Current resident memory.
     pub resident: u64,
-    /// The most that ever was.
+    /// Highest resident memory since the process started.
     pub peak: u64,
 }
 
 impl ProcessMemory {
-    /// Of this process; `None` where the system has no `/proc/self/status` to tell from.
+    /// Returns the memory of this process; `None` if `/proc/self/status` can't be read.
     pub fn now() -> Option<Self> {
         parse(&std::fs::read_to_string("/proc/self/status").ok()?)
     }
 }
 
-/// Reads `VmRSS` and `VmHWM` of a `/proc/<pid>/status` text.
+/// Parses `VmRSS` and `VmHWM` in the text of `/proc/<pid>/status`.
 fn parse(status: &str) -> Option<ProcessMemory> {
     let bytes = |key: &str| {
         let value = status.lines().find_map(|line| line.strip_prefix(key))?;
@@ -26,7 +26,7 @@ fn parse(status: &str) -> Option<ProcessMemory> {
     let resident = bytes("VmRSS:")?;
     Some(ProcessMemory {
         resident,
-        // The kernel updates the peak lazily: it may stand just below what is resident now.
+        // The kernel updates the peak lazily, so it may be slightly below the current value.
         peak: bytes("VmHWM:")?.max(resident),
     })
 }

@@ -1,4 +1,4 @@
-//! Every metric of the product: names, labels and meaning in one place.
+//! Defines all metrics of agents: names, labels and meaning.
 //!
 //! | metric | type | on | meaning |
 //! |---|---|---|---|
@@ -8,11 +8,11 @@
 //! | `millrace_steps_total` | counter | every role | steps this process took part in and saw committed |
 //! | `millrace_step` | gauge | every role | the last committed step this process knows |
 //! | `millrace_epoch{part}` | gauge | every role | attempt and number of the current epoch |
-//! | `millrace_memory_bytes{kind}` | gauge | every role | resident memory, now (`rss`) and at most (`peak`) |
+//! | `millrace_memory_bytes{kind}` | gauge | every role | resident memory: current (`rss`) and highest (`peak`) |
 //! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step |
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
-//! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest whole checkpoint |
+//! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
 //! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ use crate::{
     stall::{StallClock, StallReason},
 };
 
-/// Which way bytes go, seen from this process.
+/// Direction of bytes, relative to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Received.
@@ -35,7 +35,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The label's value.
+    /// Returns the value of the label `direction`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::In => "in",
@@ -44,12 +44,12 @@ impl Direction {
     }
 }
 
-/// The metrics every role has. Clones share them.
+/// Metrics of every role. Clones share them.
 #[derive(Clone)]
 pub struct RoleMetrics {
     registry: Arc<Registry>,
     bytes: Family<Counter, 2>,
-    /// Every counter handed out, for the totals.
+    /// All counters returned by `bytes`, for the totals.
     links: Arc<Mutex<Vec<(Direction, Counter)>>>,
     stall: StallClock,
     /// Steps this process took part in and saw committed.
@@ -61,7 +61,7 @@ pub struct RoleMetrics {
 }
 
 impl RoleMetrics {
-    /// The metrics of the agent `role`-`index`.
+    /// Creates the metrics of the agent `role`-`index`.
     pub fn new(role: &str, index: u32, version: &str) -> Self {
         let registry = Arc::new(Registry::new());
         registry
@@ -92,46 +92,46 @@ impl RoleMetrics {
         }
     }
 
-    /// The byte counter of a link; look it up once and keep it. `link` names the peer: `swarmx-0`.
+    /// Returns the byte counter of a link. Look it up once and keep it. `link` names the peer, such as `swarmx-0`.
     pub fn bytes(&self, direction: Direction, link: &str) -> Counter {
         let counter = self.bytes.with([direction.as_str(), link]);
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        // A link that comes back has its old counter.
+        // A link that is reestablished gets its previous counter.
         if !links.iter().any(|(way, known)| *way == direction && known.is(&counter)) {
             links.push((direction, counter.clone()));
         }
         counter
     }
 
-    /// Bytes of all links together.
+    /// Returns the sum of the bytes of all links.
     pub fn moved(&self, direction: Direction) -> u64 {
         let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.iter().filter(|(way, _)| *way == direction).map(|(_, counter)| counter.get()).sum()
     }
 
-    /// The clock of this role's waits.
+    /// Returns the clock that measures this role's waits.
     pub fn stall(&self) -> &StallClock {
         &self.stall
     }
 
-    /// Tells the current epoch.
+    /// Sets the current epoch.
     pub fn set_epoch(&self, attempt: u64, number: u64) {
         self.epoch_attempt.set(attempt as f64);
         self.epoch_number.set(number as f64);
     }
 
-    /// Counts a committed step.
+    /// Counts a committed step and sets it as the last one.
     pub fn committed(&self, step: u64) {
         self.steps.inc();
         self.step.set(step as f64);
     }
 
-    /// Where a role may add metrics of its own.
+    /// Returns the registry, to which a role may add its own metrics.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// The page for `/metrics`; its type is [`crate::prometheus::CONTENT_TYPE`].
+    /// Renders the page for `/metrics`; its type is [`crate::prometheus::CONTENT_TYPE`].
     pub fn render(&self) -> String {
         self.registry.render()
     }
@@ -160,8 +160,8 @@ fn register_memory(registry: &Registry) {
     memory.read(["peak"], read(|memory| memory.peak));
 }
 
-/// Adds the metrics of a process under the names that Prometheus' own client libraries give them: for programs that are
-/// no agents. What the system does not tell is NaN.
+/// Adds metrics of the process under the names used by Prometheus' client libraries, for programs that are not agents.
+/// Values that the system does not report are NaN. The start time is the time of this call.
 pub fn register_process(registry: &Registry) {
     let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(f64::NAN, |time| time.as_secs_f64());
     let cpu = || process::cpu_time().map_or(f64::NAN, |time| time.as_secs_f64());
@@ -180,7 +180,7 @@ pub fn register_process(registry: &Registry) {
     start.set(started);
 }
 
-/// The metrics only the coordinator has.
+/// Metrics of the coordinator only.
 #[derive(Clone)]
 pub struct CoordinatorMetrics {
     /// Loss of the last committed step.
@@ -195,14 +195,15 @@ pub struct CoordinatorMetrics {
     pub samples: Counter,
     /// Tokens trained on by this attempt.
     pub tokens: Counter,
-    /// Step of the newest whole checkpoint; NaN before the first.
+    /// Step of the newest complete checkpoint; NaN before the first.
     pub checkpoint_step: Gauge,
-    /// Lines of `metrics.jsonl`, points of curves and journal entries dropped by this attempt while the disk was full.
+    /// Number of lines of `metrics.jsonl`, points of curves and journal entries that this attempt dropped while the
+    /// disk was full.
     pub dropped_records: Counter,
 }
 
 impl CoordinatorMetrics {
-    /// Adds the coordinator's metrics to the role's; to be done once. Gauges are NaN until there is a value.
+    /// Adds the coordinator's metrics to those of the role. Must be called once. Gauges are NaN until they are set.
     pub fn register(registry: &Registry) -> Self {
         let gauge = |name, help| {
             let gauge: Gauge = registry.metric(name, help);

@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: what training measured, one JSON line a step, for scripts.
+//! `metrics.jsonl`: the metrics of training steps and evaluations, one JSON line each, for scripts.
 //!
 //! ```json
 //! {"step":1,"loss":5.560123,"learning_rate":0.0006,"grad_norm":1.25,"tokens":4096,"seconds":0.42,"rate":1.9}
@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Invariants:
-//! * A training step stands once, also after any number of crashes and resumes: opening at the step a run resumes from
-//!   drops what lies beyond it, in one rename.
-//! * f32 values are written as the shortest decimal that reads back to the same f32, so equal text means equal bits. A
-//!   value that is not finite is `null` (JSON has no other word) and reads back as NaN.
-//! * Unknown keys are ignored on reading: later versions may add some.
+//! * Each training step appears once, after any number of crashes and resumes: opening the file at the step where a run
+//!   resumes removes later points, by one rename.
+//! * f32 values are written as the shortest decimal that reads back as the same f32, so equal text means equal bits. A
+//!   value that is not finite is written as `null` (JSON has no representation of it) and read as NaN.
+//! * Unknown keys are ignored on reading, because later versions may add some.
 
 use std::{collections::BTreeMap, io::Write, path::Path};
 
@@ -23,7 +23,7 @@ use crate::{
     jsonl::{Line, Lines},
 };
 
-/// The file's name in model_dir.
+/// Name of the file in model_dir.
 pub const FILE_NAME: &str = "metrics.jsonl";
 
 /// One committed training step.
@@ -31,35 +31,35 @@ pub const FILE_NAME: &str = "metrics.jsonl";
 pub struct TrainPoint {
     /// The step just committed, counted from 1.
     pub step: u64,
-    /// Mean loss of the step's tokens, nats.
+    /// Mean loss over the step's tokens in nats.
     pub loss: f32,
-    /// The rate the update used.
+    /// Learning rate of the update.
     pub learning_rate: f32,
-    /// Global norm of the gradient, before clipping.
+    /// Global norm of the gradient before clipping.
     pub grad_norm: f32,
-    /// Tokens that counted in the loss of this step.
+    /// Number of tokens that counted in the loss of this step.
     pub tokens: u64,
-    /// Wall time of this step.
+    /// Wall time of this step in seconds.
     pub seconds: f64,
-    /// Samples per second, as progress lines tell it: over the last log interval, smoothed. Before the first such line,
-    /// those of this step.
+    /// Samples per second as in progress lines: over the last log interval, smoothed. Before the first progress line,
+    /// the rate of this step.
     pub rate: f64,
 }
 
 /// One evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalPoint {
-    /// Committed training steps of the parameters evaluated.
+    /// Number of committed training steps in the evaluated parameters.
     pub step: u64,
-    /// Mean loss over all evaluated tokens, nats.
+    /// Mean loss over all evaluated tokens in nats.
     pub loss: f32,
-    /// Tokens that counted in the loss.
+    /// Number of tokens that counted in the loss.
     pub tokens: u64,
-    /// Wall time of the evaluation.
+    /// Wall time of the evaluation in seconds.
     pub seconds: f64,
     /// Samples per second of the evaluation.
     pub rate: f64,
-    /// Further results by the model zoo's names: `eval/lm_perplexity`, `eval/accuracy`.
+    /// Further results under the names of the model zoo: `eval/lm_perplexity`, `eval/accuracy`.
     pub metrics: BTreeMap<String, f32>,
 }
 
@@ -74,7 +74,7 @@ pub enum Point {
 }
 
 impl Point {
-    /// The step this point belongs to.
+    /// Returns the step of the point.
     pub fn step(&self) -> u64 {
         match self {
             Self::Train(point) => point.step,
@@ -95,41 +95,41 @@ impl From<EvalPoint> for Point {
     }
 }
 
-/// Appends to one `metrics.jsonl`. A line is with the operating system when `append` returns.
+/// Appends to a `metrics.jsonl`. A line has been passed to the operating system when `append` returns.
 #[derive(Debug)]
 pub struct MetricsLog {
     file: Backlog,
     opening: Opening,
 }
 
-/// What opening an existing file did to it.
+/// The effect of opening an existing file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opening {
-    /// Points kept.
+    /// Number of points kept.
     pub kept: u64,
-    /// Points dropped because they lie beyond the step resumed from.
+    /// Number of points removed because their step is after the step where the run resumes.
     pub beyond: u64,
-    /// Lines dropped because they could not be read: the torn end of a killed run, or damage.
+    /// Number of lines removed because they are unreadable: torn by a killed run, or damaged.
     pub unreadable: u64,
-    /// The highest training step among all points, dropped ones included; 0 for none.
+    /// Highest training step of all points, including removed ones; 0 if there is none.
     pub last_step: u64,
 }
 
 impl MetricsLog {
     /// Opens or creates `metrics.jsonl` in `model_dir` for a run that continues after `resume_step` committed steps.
     ///
-    /// Drops every point beyond that step and every unreadable line; a run from step 0 starts with an empty file.
+    /// Removes all later points and all unreadable lines. A run from step 0 starts with an empty file.
     ///
     /// # Errors
-    /// [`Error::Io`]; the file is then what it was.
+    /// [`Error::Io`]; the file is then as before, or only the points to be removed are missing.
     pub fn open(model_dir: &Path, resume_step: u64) -> Result<Self> {
         Self::open_keeping(model_dir, |point| resume_step > 0 && point.step() <= resume_step)
     }
 
-    /// Opens or creates `metrics.jsonl` for runs that only evaluate: every point stays.
+    /// Opens or creates `metrics.jsonl` for runs that only evaluate: all readable points are kept.
     ///
     /// # Errors
-    /// [`Error::Io`]; the file is then what it was.
+    /// [`Error::Io`]; the file is then as before, or only the points to be removed are missing.
     pub fn open_for_evaluation(model_dir: &Path) -> Result<Self> {
         Self::open_keeping(model_dir, |_| true)
     }
@@ -154,12 +154,12 @@ impl MetricsLog {
         Ok(Self { file, opening })
     }
 
-    /// What opening the file kept and dropped.
+    /// Returns what opening the file kept and removed.
     pub fn opening(&self) -> Opening {
         self.opening
     }
 
-    /// Where the file lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -167,26 +167,26 @@ impl MetricsLog {
     /// Appends one point. It survives the death of this process; [`MetricsLog::sync`] makes it survive a power cut.
     ///
     /// # Errors
-    /// [`Error::Io`]; nothing of the line stays in the file. It is kept in memory, and written before the next one.
+    /// [`Error::Io`]. The line is then not in the file; it is kept in memory and written before the next one.
     pub fn append(&mut self, point: &Point) -> Result<()> {
         let line = to_line(point).map_err(Error::io("append to", self.file.path()))?;
         self.file.append(line)
     }
 
-    /// Writes the points that the file refused before.
+    /// Writes the points that could not be written before.
     ///
     /// # Errors
-    /// [`Error::Io`]; those that are not written stay in memory.
+    /// [`Error::Io`]; points that are not written stay in memory.
     pub fn flush(&mut self) -> Result<()> {
         self.file.flush()
     }
 
-    /// Points dropped since the file refused more of them than memory is meant for.
+    /// Returns the number of points dropped because too many were waiting to be written (4 MiB).
     pub const fn dropped(&self) -> u64 {
         self.file.dropped()
     }
 
-    /// Makes all points appended so far survive a power cut: to be called with every checkpoint.
+    /// Makes all points written so far survive a power cut. Must be called with every checkpoint.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -195,7 +195,7 @@ impl MetricsLog {
     }
 }
 
-/// All readable points of `metrics.jsonl` in `model_dir`, in file order; none if there is no such file.
+/// Returns all readable points of `metrics.jsonl` in `model_dir`, in file order; none if the file does not exist.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -205,14 +205,14 @@ pub fn read(model_dir: &Path) -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// `value` as one line of JSON.
+/// Returns `value` as one line of JSON, with its line feed.
 pub(crate) fn to_line(value: &impl Serialize) -> std::io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     Ok(line)
 }
 
-/// Shows every line with the point it holds, `None` where it cannot be read.
+/// Calls `see` with each line and its point, `None` if the line is unreadable.
 fn visit(path: &Path, mut see: impl FnMut(&[u8], Option<Point>)) -> Result<()> {
     let Some(mut lines) = Lines::open_if_any(path.to_path_buf())? else {
         return Ok(());
@@ -230,7 +230,7 @@ fn visit(path: &Path, mut see: impl FnMut(&[u8], Option<Point>)) -> Result<()> {
     }
 }
 
-/// Keeps the wanted lines as they are, to the byte.
+/// Replaces the file by the lines whose points are kept, byte for byte.
 fn rewrite(path: &Path, keep: impl Fn(&Point) -> bool) -> Result<()> {
     atomic_file::replace(path, |file| {
         let mut written = Ok(());
@@ -244,7 +244,7 @@ fn rewrite(path: &Path, keep: impl Fn(&Point) -> bool) -> Result<()> {
     })
 }
 
-/// The keys of a line, in the order they are written.
+/// The keys of a line, in the order in which they are written.
 #[derive(Clone, Serialize, Deserialize)]
 struct Fields {
     step: u64,
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(read(dir.path()).unwrap(), [train(1), eval(1)]);
     }
 
-    /// Text and bits agree for any f32, subnormals included; what is not finite becomes null and then NaN.
+    /// Text and bits agree for every f32, including subnormals. A value that is not finite becomes null and then NaN.
     #[test]
     fn every_f32_reads_back_to_its_bits() {
         let mut bits = 0x9E37_79B9_u32;

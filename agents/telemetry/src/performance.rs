@@ -1,6 +1,6 @@
-//! `performance.json`: what a run achieved, replaced whole whenever it is told anew.
+//! `performance.json`: throughput and resource usage of a run. The file is replaced at every update.
 //!
-//! The first six keys are those users of the model zoo know; the others are ours.
+//! Users of the model zoo know the first six keys; the others are specific to Millrace.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -13,49 +13,49 @@ use crate::{
     stall::StallTotals,
 };
 
-/// The file's name in model_dir.
+/// Name of the file in model_dir.
 pub const FILE_NAME: &str = "performance.json";
 
-/// What a run achieved so far. A resumed run counts from its resumption.
+/// Throughput and resource usage so far. A resumed run counts from where it resumed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Performance {
-    /// Training samples processed.
+    /// Number of training samples processed.
     pub total_samples: u64,
-    /// Seconds they took.
+    /// Seconds of training, without pauses.
     pub total_time: f64,
     /// Samples per second over the last log interval, smoothed.
     pub rate: f64,
     /// Samples per second over all of `total_time`.
     pub global_rate: f64,
-    /// The same as `global_rate`, under the name other readers look for.
+    /// Equal to `global_rate`, under the name that other readers expect.
     pub samples_per_sec: f64,
-    /// The model's FLOP/s as a percentage of what the machine can do; absent while that is not known.
+    /// The model's FLOP/s as a percentage of the machine's peak; absent while the peak is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flops_utilization: Option<f64>,
-    /// Training steps committed.
+    /// Number of training steps committed.
     pub total_steps: u64,
-    /// Tokens that counted in the loss.
+    /// Number of tokens that counted in the loss.
     pub total_tokens: u64,
     /// Tokens per second over all of `total_time`.
     pub tokens_per_sec: f64,
-    /// The model's own floating-point operations (forward and backward, recomputation not counted) per second.
+    /// Floating-point operations of the model (forward and backward, without recomputation) per second.
     pub flops_per_sec: f64,
-    /// Seconds each agent waited, by reason.
+    /// Seconds that each agent waited, by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub stall_seconds: BTreeMap<String, StallTotals>,
-    /// What each agent has used.
+    /// Resources used by each agent.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub agents: BTreeMap<String, AgentUsage>,
 }
 
-/// What one agent has used since it started.
+/// Resources used by one agent since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentUsage {
-    /// Seconds spent computing; a system's only.
+    /// Seconds spent computing; 0 except for systems.
     pub busy_seconds: f64,
-    /// Most resident memory.
+    /// Highest resident memory.
     pub peak_rss_bytes: u64,
     /// Bytes of frames received, headers included.
     pub bytes_in: u64,
@@ -63,23 +63,23 @@ pub struct AgentUsage {
     pub bytes_out: u64,
 }
 
-/// What a run has done, from which [`Performance`] is computed.
+/// The work of a run, from which [`Performance`] is computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
-    /// Training steps committed.
+    /// Number of training steps committed.
     pub steps: u64,
-    /// Training samples.
+    /// Number of training samples.
     pub samples: u64,
-    /// Tokens that counted in the loss.
+    /// Number of tokens that counted in the loss.
     pub tokens: u64,
-    /// The model's FLOPs for one sample, forward and backward.
+    /// The model's FLOPs per sample, forward and backward.
     pub flops_per_sample: f64,
-    /// FLOP/s the machine is capable of, if measured.
+    /// Peak FLOP/s of the machine; `None` if not measured.
     pub peak_flops_per_sec: Option<f64>,
 }
 
 impl Performance {
-    /// Derives all rates from the work done in `elapsed`; `stall_seconds` is left for the caller to fill.
+    /// Computes all rates from the work done in `elapsed`. The caller sets `stall_seconds` and `agents`.
     pub fn new(work: Work, elapsed: Duration, rates: Rates) -> Self {
         let global_rate = per_second(work.samples, elapsed);
         let flops_per_sec = work.flops_per_sample * global_rate;
@@ -105,7 +105,7 @@ impl Performance {
     /// Replaces `performance.json` in `model_dir`.
     ///
     /// # Errors
-    /// [`Error::Io`]; the file is then what it was.
+    /// [`Error::Io`]; the file is then unchanged.
     pub fn write(&self, model_dir: &Path) -> Result<()> {
         let path = model_dir.join(FILE_NAME);
         atomic_file::replace(&path, |file| {
@@ -118,7 +118,7 @@ impl Performance {
     /// Reads `performance.json` of `model_dir`.
     ///
     /// # Errors
-    /// [`Error::Io`], also where the file is not such a document.
+    /// [`Error::Io`], also if the file is not such a document.
     pub fn read(model_dir: &Path) -> Result<Self> {
         let path = model_dir.join(FILE_NAME);
         millrace_roots::read(&path)

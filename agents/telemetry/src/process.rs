@@ -1,30 +1,30 @@
-//! What this process uses, as the kernel counts it.
+//! CPU time and open files of this process, as the kernel reports them.
 
 use std::time::Duration;
 
-/// Clock ticks per second in `/proc`: fixed in the kernel's interface to programs on every architecture we build for.
+/// Clock ticks per second in `/proc`: constant in the kernel's user interface on all architectures we build for.
 const USER_HZ: u64 = 100;
 
-/// CPU time of all threads of this process; `None` where the system has no `/proc/self/stat` to read.
+/// Returns the CPU time of all threads of this process; `None` if `/proc/self/stat` can't be read.
 pub fn cpu_time() -> Option<Duration> {
     parse_cpu_time(&std::fs::read_to_string("/proc/self/stat").ok()?)
 }
 
-/// File descriptors that are open.
+/// Returns the number of open file descriptors; `None` if `/proc/self/fd` can't be read.
 pub fn open_files() -> Option<usize> {
-    // Reading the directory takes one itself.
+    // Reading the directory uses one descriptor itself.
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
 }
 
-/// File descriptors that may be open at a time; `None` where there is no limit, too.
+/// Returns the soft limit of open file descriptors; `None` if it is unlimited or `/proc/self/limits` can't be read.
 pub fn max_open_files() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     soft.split_whitespace().next()?.parse().ok()
 }
 
-/// Reads `utime` and `stime`, fields 14 and 15 of `/proc/<pid>/stat`. The second field is the program's name in
-/// parentheses, in which anything may stand.
+/// Parses `utime` and `stime`, fields 14 and 15 of `/proc/<pid>/stat`. The second field is the program's name in
+/// parentheses, which may contain any character.
 fn parse_cpu_time(stat: &str) -> Option<Duration> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut ticks = fields.split_whitespace().skip(11).map(|field| field.parse::<u64>().ok());

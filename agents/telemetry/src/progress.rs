@@ -1,31 +1,32 @@
-//! The lines a run prints, in the form users of the real appliance know, and the rates in them.
+//! Progress lines of a run, in the format that users of the real appliance know, and the rates in them.
 //!
 //! ```text
 //! | Train Device=CSX, Step=50, Loss=8.31250, Rate=69.37 samples/sec, GlobalRate=69.37 samples/sec
 //! | Eval Device=CSX, GlobalStep=1000, Batch=100, Loss=3.10000, Rate=80.12 samples/sec, GlobalRate=79.90 samples/sec
 //! ```
 //!
-//! `Rate` is the rate over the last log interval, exponentially smoothed; `GlobalRate` is everything since the start.
-//! Time comes in as an argument: nothing here reads a clock.
+//! `Rate` is the rate over the last log interval, exponentially smoothed; `GlobalRate` is the rate since the start.
+//! Times are arguments: nothing here reads a clock.
 
 use std::{
     fmt,
     time::{Duration, Instant},
 };
 
-/// What the previous smoothed rate weighs in the next.
+/// Weight of the previous smoothed rate in the next one.
 const SMOOTHING: f64 = 0.4;
 
-/// Samples per second, as they stand at one log line.
+/// Samples per second at one log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Over the last log interval, smoothed: 0.6 of the interval's own rate and 0.4 of the previous smoothed rate.
+    /// Rate over the last log interval, smoothed: 0.6 of the interval's own rate plus 0.4 of the previous smoothed
+    /// rate.
     pub rate: f64,
-    /// Since the meter started.
+    /// Rate since the meter started.
     pub global_rate: f64,
 }
 
-/// Counts samples and tells their rate.
+/// Counts samples and computes their rates.
 #[derive(Clone, Debug)]
 pub struct RateMeter {
     start: Instant,
@@ -36,25 +37,25 @@ pub struct RateMeter {
 }
 
 impl RateMeter {
-    /// Starts counting at `now`.
+    /// Creates a meter that starts at `now`.
     pub fn new(now: Instant) -> Self {
         Self { start: now, total: 0, interval_start: now, interval: 0, smoothed: None }
     }
 
-    /// Counts `samples` more.
+    /// Counts `samples` more samples.
     pub fn add(&mut self, samples: u64) {
         self.total += samples;
         self.interval += samples;
     }
 
-    /// Leaves `pause` out of all rates: time in which nothing was to be counted, such as an evaluation between two
+    /// Excludes `pause` from all rates: time in which no samples were processed, such as an evaluation between two
     /// training steps.
     pub fn leave_out(&mut self, pause: Duration) {
         self.start += pause;
         self.interval_start += pause;
     }
 
-    /// Ends the log interval at `now` and tells the rates.
+    /// Ends the log interval at `now` and returns the rates.
     pub fn rates(&mut self, now: Instant) -> Rates {
         let seconds = now.saturating_duration_since(self.interval_start).as_secs_f64();
         if seconds > 0.0 {
@@ -69,64 +70,64 @@ impl RateMeter {
         Rates { rate: self.smoothed.unwrap_or(0.0), global_rate: per_second(self.total, self.elapsed(now)) }
     }
 
-    /// Samples counted since the start.
+    /// Returns the samples counted since the start.
     pub fn total_samples(&self) -> u64 {
         self.total
     }
 
-    /// Time since the start, without what was left out.
+    /// Returns the time since the start, without excluded pauses.
     pub fn elapsed(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.start)
     }
 }
 
-/// `count` per second of `elapsed`; 0 before any time has passed.
+/// Returns `count` per second of `elapsed`; 0 if no time has elapsed.
 pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     let seconds = elapsed.as_secs_f64();
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// How long `samples` more will take at `global_rate`; `None` while there is no rate to tell from.
+/// Estimates how long `samples` more samples take at `global_rate`; `None` if the rate is 0 or not finite.
 pub fn time_for(samples: u64, global_rate: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(samples as f64 / global_rate).ok()
 }
 
-/// The estimates at the end of a progress line.
+/// The estimated remaining times at the end of a progress line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remaining {
-    /// Of the training loop or evaluation that is running.
+    /// Remaining time of the current training loop or evaluation.
     pub of_loop: Duration,
-    /// Of the whole run.
+    /// Remaining time of the whole run.
     pub of_run: Duration,
-    /// Some part of the run has no estimate yet, so it takes longer than `of_run`.
+    /// Whether part of the run has no estimate yet, so that the run takes longer than `of_run`.
     pub of_run_is_lower_bound: bool,
 }
 
-/// One progress line of training; [`fmt::Display`] writes it without a line feed.
+/// A progress line of training. [`fmt::Display`] writes it without a line feed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainLine {
-    /// Committed steps.
+    /// Number of committed steps.
     pub step: u64,
-    /// Loss of the last one.
+    /// Loss of the last committed step.
     pub loss: f32,
-    /// As [`RateMeter::rates`] tells them.
+    /// Rates as returned by [`RateMeter::rates`].
     pub rates: Rates,
-    /// Estimates, if there are any.
+    /// Estimated remaining times; `None` leaves them out.
     pub remaining: Option<Remaining>,
 }
 
-/// One progress line of evaluation; [`fmt::Display`] writes it without a line feed.
+/// A progress line of an evaluation. [`fmt::Display`] writes it without a line feed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalLine {
-    /// Committed training steps of the parameters being evaluated.
+    /// Number of committed training steps in the evaluated parameters.
     pub global_step: u64,
-    /// Batches evaluated so far.
+    /// Number of batches evaluated so far.
     pub batch: u64,
-    /// Loss of the last one.
+    /// Loss of the last batch.
     pub loss: f32,
-    /// As [`RateMeter::rates`] tells them.
+    /// Rates as returned by [`RateMeter::rates`].
     pub rates: Rates,
-    /// Estimates, if there are any.
+    /// Estimated remaining times; `None` leaves them out.
     pub remaining: Option<Remaining>,
 }
 
@@ -163,19 +164,20 @@ fn write_tail(f: &mut fmt::Formatter<'_>, loss: f32, rates: Rates, remaining: Op
     Ok(())
 }
 
-/// The result line of an evaluation: `Avg Eval Loss: 3.1, GlobalStep=100`, the shortest decimal of the f32.
+/// Formats the result line of an evaluation: `Avg Eval Loss: 3.1, GlobalStep=100`, with the shortest decimal of the
+/// f32.
 pub fn avg_eval_loss(global_step: u64, loss: f32) -> String {
     format!("Avg Eval Loss: {loss}, GlobalStep={global_step}")
 }
 
-/// A rate as the progress line has it: C's `%.2f`, or `%.3g` below 1.
+/// Formats a rate for a progress line: C's `%.2f`, or `%.3g` below 1.
 pub fn format_rate(rate: f64) -> String {
     if rate < 1.0 { three_significant(rate) } else { format!("{rate:.2}") }
 }
 
-/// C's `%.3g` for values below 1: three significant digits, no trailing zeros, `1.5e-05` from 1e-4 down.
+/// Formats a value below 1 like C's `%.3g`: three significant digits, no trailing zeros, `1.5e-05` below 1e-4.
 fn three_significant(value: f64) -> String {
-    // Rust writes `1.50e-5`; rounding to the digits comes first, so that 0.9996 becomes 1.
+    // Rust writes `1.50e-5`. Rounding to three digits comes first, so that 0.9996 becomes 1.
     let scientific = format!("{value:.2e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {
         return scientific; // inf, NaN
@@ -193,7 +195,7 @@ fn trim_zeros(number: &str) -> &str {
     if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
 
-/// `1:18:05`, or `2 days, 0:00:09` from a day on, rounded to seconds.
+/// Formats a duration as `1:18:05`, or `2 days, 0:00:09` from one day on, rounded to seconds.
 pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs() + u64::from(duration.subsec_millis() >= 500);
     let (days, seconds) = (seconds / 86_400, seconds % 86_400);
@@ -231,7 +233,7 @@ mod tests {
         assert_eq!(avg_eval_loss(100, 3.1), "Avg Eval Loss: 3.1, GlobalStep=100");
     }
 
-    /// The right column is what C's printf writes.
+    /// The right column is the output of C's printf.
     #[test]
     fn rates_and_durations_as_c_and_python_write_them() {
         for (rate, text) in [

@@ -1,10 +1,11 @@
-//! Counters, gauges and histograms, and the page Prometheus reads: text exposition format 0.0.4.
+//! Counters, gauges and histograms, rendered in Prometheus' text exposition format 0.0.4.
 //!
-//! A metric is looked up once and kept: updating it is one atomic operation, without a lock or an allocation. Locks are
-//! only taken to add a series and to render the page.
+//! A metric is looked up once and kept: an update is one atomic operation (two for a histogram), without a lock or an
+//! allocation. Locks are taken only to add a series and to render the page.
 //!
-//! (The crate `prometheus-client` writes OpenMetrics only, in which a counter's family lacks the `_total` of its
-//! samples; plain 0.0.4 is what every scraper and every shell script reads, and is this small.)
+//! The crate `prometheus-client` is not used because it writes only OpenMetrics, where the family of a counter has no
+//! `_total` at the end of its name, unlike its samples. Every scraper and shell script reads format 0.0.4, and it needs
+//! little code.
 
 use std::{
     collections::BTreeMap,
@@ -16,15 +17,15 @@ use std::{
     time::Duration,
 };
 
-/// The page's `Content-Type`.
+/// `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A number that only rises. Clones share the number.
+/// A number that only increases. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct Counter(Arc<AtomicU64>);
 
 impl Counter {
-    /// Whether both are one counter.
+    /// Returns whether both share the same value.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -39,13 +40,13 @@ impl Counter {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// The sum so far.
+    /// Returns the sum so far.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A number that is set. Clones share the number.
+/// A number that can be set. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct Gauge(Arc<AtomicU64>);
 
@@ -55,18 +56,18 @@ impl Gauge {
         self.0.store(value.to_bits(), Ordering::Relaxed);
     }
 
-    /// The value last set; 0 before.
+    /// Returns the last value set; 0 before the first.
     pub fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Ordering::Relaxed))
     }
 }
 
-/// Upper bounds of the buckets of [`Durations`], seconds: from what is answered out of memory to what keeps somebody waiting.
+/// Upper bounds of the buckets of [`Durations`] in seconds: from an answer out of memory to a wait that a user notices.
 const SHORT_BOUNDS: [f64; 8] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
-/// Upper bounds of the buckets of [`LongDurations`], seconds: from a second to a week.
+/// Upper bounds of the buckets of [`LongDurations`] in seconds: from a second to a week.
 const LONG_BOUNDS: [f64; 10] = [1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 604_800.0];
 
-/// How often something took how long, as a histogram for milliseconds to seconds. Clones share the numbers.
+/// A histogram of durations from milliseconds to seconds. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct Durations(Arc<Buckets>);
 
@@ -77,13 +78,13 @@ impl Default for Durations {
 }
 
 impl Durations {
-    /// Adds one that took so long.
+    /// Counts one duration.
     pub fn add(&self, took: Duration) {
         self.0.add(took);
     }
 }
 
-/// The same, as a histogram for seconds to days.
+/// A histogram of durations from seconds to days. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct LongDurations(Arc<Buckets>);
 
@@ -94,7 +95,7 @@ impl Default for LongDurations {
 }
 
 impl LongDurations {
-    /// Adds one that took so long.
+    /// Counts one duration.
     pub fn add(&self, took: Duration) {
         self.0.add(took);
     }
@@ -104,7 +105,7 @@ impl LongDurations {
 #[derive(Debug)]
 pub struct Buckets {
     bounds: &'static [f64],
-    /// Up to each bound, and not up to those before; the last one is without a bound.
+    /// Number of durations in each bucket, not cumulative. The last bucket has no upper bound.
     counts: Vec<AtomicU64>,
     micros: AtomicU64,
 }
@@ -122,7 +123,7 @@ impl Buckets {
         self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The samples of the series `name` with these rendered labels.
+    /// Renders the samples of the series `name` with these rendered labels.
     fn render(&self, name: &str, labels: &str) -> String {
         let open = labels.strip_suffix('}').map_or_else(|| "{".to_owned(), |labels| format!("{labels},"));
         let bounds = self.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
@@ -136,7 +137,7 @@ impl Buckets {
     }
 }
 
-/// What a family is of: [`Counter`], [`Gauge`], [`Durations`] or [`LongDurations`].
+/// A type of metric: [`Counter`], [`Gauge`], [`Durations`] or [`LongDurations`].
 pub trait Metric: sealed::Metric {}
 impl Metric for Counter {}
 impl Metric for Gauge {}
@@ -146,7 +147,7 @@ impl Metric for LongDurations {}
 mod sealed {
     use super::{Arc, Buckets, Counter, Durations, Gauge, LongDurations};
 
-    /// Where a series takes its value from.
+    /// The source of a series' value.
     #[derive(Clone)]
     pub enum Source {
         Counter(Counter),
@@ -203,10 +204,10 @@ mod sealed {
 }
 use sealed::Source;
 
-/// Series by their rendered labels, `{role="cs2"}` or nothing.
+/// Series by their rendered labels, such as `{role="cs2"}`, or empty for no labels.
 type Series = Arc<Mutex<BTreeMap<String, Source>>>;
 
-/// Metrics of one name that differ in the values of `N` labels.
+/// Metrics with the same name and different values of `N` labels.
 #[derive(Clone)]
 pub struct Family<M, const N: usize> {
     labels: [&'static str; N],
@@ -215,15 +216,15 @@ pub struct Family<M, const N: usize> {
 }
 
 impl<M: Metric, const N: usize> Family<M, N> {
-    /// The metric with these label values, the same one for the same values. Look it up once and keep it.
+    /// Returns the metric with these label values, the same one for the same values. Look it up once and keep it.
     pub fn with(&self, values: [&str; N]) -> M {
         let mut series = lock(&self.series);
         let source = series.entry(render_labels(self.labels, values)).or_insert_with(|| M::default().source());
-        // A series that `read` made under the same labels is not counted by hand; what is added is then not shown.
+        // If `read` has added this series, the returned metric is not shown.
         M::of(source).unwrap_or_default()
     }
 
-    /// Takes the value with these labels from `read` whenever the page is rendered.
+    /// Adds a series whose value `read` returns whenever the page is rendered.
     pub fn read(&self, values: [&str; N], read: impl Fn() -> f64 + Send + Sync + 'static) {
         lock(&self.series).insert(render_labels(self.labels, values), Source::Read(Arc::new(read)));
     }
@@ -243,12 +244,12 @@ struct Described {
 }
 
 impl Registry {
-    /// A registry without metrics.
+    /// Creates a registry without metrics.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a family, to be done once for a name. It appears on the page with its first series.
+    /// Adds a family. Must be called once per name. The family appears on the page with its first series.
     pub fn family<M: Metric, const N: usize>(
         &self,
         name: &'static str,
@@ -261,12 +262,12 @@ impl Registry {
         Family { labels, series, metric: PhantomData }
     }
 
-    /// Adds a metric without labels, to be done once for a name.
+    /// Adds a metric without labels. Must be called once per name.
     pub fn metric<M: Metric>(&self, name: &'static str, help: &'static str) -> M {
         self.family::<M, 0>(name, help, []).with([])
     }
 
-    /// The page, families in the order they were added and series in the order of their labels.
+    /// Renders the page: families in the order in which they were added, series in the order of their labels.
     pub fn render(&self) -> String {
         let mut page = String::with_capacity(4096);
         for family in lock(&self.families).iter() {
@@ -285,7 +286,7 @@ impl Registry {
     }
 }
 
-/// A panic elsewhere leaves these maps whole, so they stay in use.
+/// Locks a map. A panic elsewhere leaves the maps consistent, so poisoned locks are ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

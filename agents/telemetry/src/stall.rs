@@ -1,8 +1,9 @@
-//! Who waited for what, and how long: the clock behind `millrace_stall_seconds_total{reason}` and the run's summary.
+//! Measures how long a role waits, by reason, for `millrace_stall_seconds_total{reason}` and the run's summary.
 //!
-//! A wait is an interval between [`StallClock::start`] and the drop of its [`Stall`]. Waits of several threads add up,
-//! so a role whose share is to stay below 1 measures on the one thread that would otherwise compute. A wait still going
-//! on counts up to now: a role that hangs is seen hanging.
+//! * A wait lasts from [`StallClock::start`] to the drop of its [`Stall`].
+//! * Waits of several threads add up. If a role's share of waiting must stay below 1, it measures only on the one
+//!   thread that would otherwise compute.
+//! * A wait in progress counts up to the present, so that a role that hangs is visible.
 
 use std::{
     fmt,
@@ -13,29 +14,29 @@ use std::{
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeMap};
 
-/// What a role can wait for.
+/// Reasons for which a role waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StallReason {
-    /// The next layer's weights to arrive.
+    /// The weights of the next layer have not arrived.
     Weights,
-    /// Gradients or partial sums to arrive.
+    /// Gradients or partial sums have not arrived.
     Grads,
-    /// The optimizer's update of a chunk that is to be streamed.
+    /// The optimizer has not updated a chunk that must be streamed next.
     Optimizer,
-    /// Training samples.
+    /// Training samples have not arrived.
     Samples,
-    /// Credit to send: the receiver is slower.
+    /// There is no credit to send: the receiver is slower.
     Credit,
-    /// The coordinator's decision over the step.
+    /// The coordinator has not decided about the step.
     Commit,
-    /// An epoch's first turn: the job starts, or who is in it has changed.
+    /// The first iteration of an epoch has not begun: the job starts, or its membership has changed.
     Epoch,
-    /// The checkpoint's copy pool: a chunk must be copied before its next update.
+    /// The checkpoint's copy pool is full: a chunk must be copied before its next update.
     Snapshot,
 }
 
 impl StallReason {
-    /// Every reason, in the order of all reports.
+    /// All reasons, in the order of all reports.
     pub const ALL: [Self; 8] = [
         Self::Weights,
         Self::Grads,
@@ -47,7 +48,7 @@ impl StallReason {
         Self::Snapshot,
     ];
 
-    /// The label's value.
+    /// Returns the value of the label `reason`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -61,7 +62,7 @@ impl StallReason {
         }
     }
 
-    /// The reason of this name.
+    /// Returns the reason with this name; `None` if there is none.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.as_str() == name)
     }
@@ -69,8 +70,9 @@ impl StallReason {
 
 const REASONS: usize = StallReason::ALL.len();
 
-/// Measures waits by reason. Clones share one clock; all methods may be called from any thread. Starting and ending a
-/// wait costs a clock reading under an uncontended lock each, no allocation but one reference count.
+/// Measures waits by reason. Clones share one clock, and all methods may be called from any thread. Starting and ending
+/// a wait each costs one clock reading under a lock that is rarely contended. Nothing is allocated; a wait holds one
+/// reference count.
 #[derive(Clone, Debug)]
 pub struct StallClock {
     shared: Arc<Shared>,
@@ -82,10 +84,10 @@ struct Shared {
     waits: [Mutex<Waits>; REASONS],
 }
 
-/// Waits of one reason. Time is in nanoseconds since the clock's epoch.
+/// The waits of one reason. Time is in nanoseconds since the clock's epoch.
 ///
-/// Each running wait has subtracted its start from `balance`, each ended one has also added its end, so that
-/// `balance + running * now` is the time waited until now. Clocks are read under the lock: the total never falls.
+/// A running wait has subtracted its start from `balance`; an ended one has also added its end. `balance + running *
+/// now` is therefore the time waited until now. The clock is read under the lock, so the total never decreases.
 #[derive(Debug, Default)]
 struct Waits {
     balance: i64,
@@ -93,9 +95,9 @@ struct Waits {
 }
 
 impl Shared {
-    /// The waits of a reason, with the time.
+    /// Locks the waits of a reason, and returns them with the current time.
     fn now(&self, reason: StallReason) -> (MutexGuard<'_, Waits>, i64) {
-        // The numbers are whole after every statement, so a panic elsewhere cannot have spoilt them.
+        // The numbers are consistent after every statement, so a panic elsewhere can't have corrupted them.
         let waits = self.waits[reason as usize].lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.epoch.elapsed().as_nanos();
         (waits, i64::try_from(now).unwrap_or(i64::MAX))
@@ -109,13 +111,13 @@ impl Default for StallClock {
 }
 
 impl StallClock {
-    /// A clock on which nothing has waited yet.
+    /// Creates a clock without waits.
     pub fn new() -> Self {
         Self { shared: Arc::new(Shared { epoch: Instant::now(), waits: Default::default() }) }
     }
 
-    /// Begins a wait, which ends when the returned value is dropped; it may be moved to another thread and held across
-    /// an `await`.
+    /// Begins a wait, which ends when the returned value is dropped. The value may be moved to another thread and held
+    /// across an `await`.
     #[must_use = "the wait ends when this is dropped"]
     pub fn start(&self, reason: StallReason) -> Stall {
         let (mut waits, now) = self.shared.now(reason);
@@ -125,26 +127,26 @@ impl StallClock {
         Stall { shared: Arc::clone(&self.shared), reason }
     }
 
-    /// Runs `wait` and counts its time.
+    /// Runs `wait` and counts its duration.
     pub fn measure<T>(&self, reason: StallReason, wait: impl FnOnce() -> T) -> T {
         let _stall = self.start(reason);
         wait()
     }
 
-    /// Seconds waited for one reason until now.
+    /// Returns the seconds waited for one reason until now.
     pub fn seconds(&self, reason: StallReason) -> f64 {
         let (waits, now) = self.shared.now(reason);
         let nanoseconds = waits.balance + waits.running * now;
         nanoseconds as f64 / 1e9
     }
 
-    /// Seconds waited until now, by reason.
+    /// Returns the seconds waited until now, by reason.
     pub fn totals(&self) -> StallTotals {
         StallTotals { seconds: StallReason::ALL.map(|reason| self.seconds(reason)) }
     }
 }
 
-/// A wait that is going on; dropping it ends the wait.
+/// A wait in progress, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Stall {
     shared: Arc<Shared>,
@@ -159,24 +161,25 @@ impl Drop for Stall {
     }
 }
 
-/// Seconds waited, by reason; as JSON a map from reason to seconds.
+/// Seconds waited, by reason. In JSON a map from reason to seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StallTotals {
     seconds: [f64; REASONS],
 }
 
 impl StallTotals {
-    /// Each reason with its seconds.
+    /// Returns each reason with its seconds.
     pub fn iter(&self) -> impl Iterator<Item = (StallReason, f64)> + '_ {
         StallReason::ALL.into_iter().zip(self.seconds)
     }
 
-    /// Seconds waited for whatever reason.
+    /// Returns the seconds waited for all reasons together.
     pub fn sum(&self) -> f64 {
         self.seconds.iter().sum()
     }
 
-    /// Says which share of `wall` was waited, and for what: `waited 4.1%: weights 3.0%, credit 1.1%`.
+    /// Formats the share of `wall` that was spent waiting, by reason: `waited 4.1%: weights 3.0%, credit 1.1%`. Reasons
+    /// below 0.05 % are left out.
     pub fn shares(&self, wall: Duration) -> impl fmt::Display + '_ {
         fmt::from_fn(move |f| {
             let percent = |seconds: f64| 100.0 * seconds / wall.as_secs_f64().max(1e-9);
@@ -205,7 +208,7 @@ impl IndexMut<StallReason> for StallTotals {
     }
 }
 
-/// What was waited since `earlier`.
+/// Returns the time waited since `earlier`.
 impl Sub for StallTotals {
     type Output = Self;
     fn sub(self, earlier: Self) -> Self {
@@ -231,7 +234,7 @@ impl Serialize for StallTotals {
     }
 }
 
-/// Reasons this version does not know are left out.
+/// Ignores reasons that this version does not know.
 impl<'de> Deserialize<'de> for StallTotals {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let map = std::collections::BTreeMap::<String, f64>::deserialize(deserializer)?;

@@ -1,13 +1,13 @@
-//! Wall-clock stamps: milliseconds since 1970 on the wire and in journals, RFC 3339 in UTC where people read.
+//! Wall-clock timestamps: milliseconds since 1970 on the wire and in journals, RFC 3339 in UTC in text for users.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since 1970-01-01 UTC; 0 for a clock set before that.
+/// Returns the milliseconds since 1970-01-01 UTC; 0 for a clock set before that.
 pub(crate) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// `2026-02-28T23:59:59.042Z` for milliseconds since 1970-01-01 UTC.
+/// Formats milliseconds since 1970-01-01 UTC as `2026-02-28T23:59:59.042Z`.
 pub(crate) fn rfc3339(unix_ms: u64) -> String {
     let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
     let (year, month, day) = civil_from_days(days);
@@ -16,10 +16,10 @@ pub(crate) fn rfc3339(unix_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
 }
 
-/// Gregorian date of a day number since 1970-01-01.
+/// Returns the Gregorian year, month and day of a day number since 1970-01-01.
 ///
-/// Counts from 0000-03-01, so that the leap day ends a year and the month lengths from March repeat as
-/// (153 m + 2) / 5; 146,097 days are the 400 years after which the calendar repeats.
+/// Counts from 0000-03-01, so that the leap day is the last day of a year, and the days before each month counted from
+/// March are (153 m + 2) / 5. The calendar repeats after 400 years, which have 146,097 days.
 fn civil_from_days(days_since_1970: u64) -> (u64, u64, u64) {
     let days = days_since_1970 + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,69 +1,70 @@
-//! What stands in the journal.
+//! The entries of the journal.
 
 use serde::{Deserialize, Serialize};
 
 use super::Outcome;
 use crate::{logs::Record, metrics::Point};
 
-/// One numbered entry.
+/// A numbered entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Rises over all attempts, from 1.
+    /// Number of the entry, from 1, increasing over all attempts.
     pub seq: u64,
-    /// The attempt that wrote it.
+    /// The attempt that wrote the entry.
     pub attempt: u64,
-    /// When it was written, milliseconds since 1970-01-01 UTC.
+    /// Time of writing, in milliseconds since 1970-01-01 UTC.
     pub unix_ms: u64,
-    /// What happened.
+    /// The event.
     pub event: Event,
 }
 
-/// What happened. A reader leaves out kinds of later versions.
+/// An event of a run. Readers skip kinds that were added in later versions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A step was committed, or an evaluation ended.
+    /// A step was committed, or an evaluation finished.
     Metric(Point),
-    /// A role said something.
+    /// An agent logged a record.
     Log(Record),
-    /// The run does something else than before.
+    /// The state of the run changed.
     State(State),
-    /// A checkpoint is whole.
+    /// A checkpoint is complete.
     Checkpoint {
-        /// The step it holds.
+        /// The step of the checkpoint.
         step: u64,
-        /// blake3 of its parameters.
+        /// blake3 of the checkpoint's parameters.
         digest: String,
     },
-    /// A checkpoint could not be written; the run goes on.
+    /// A checkpoint could not be written; the run continues.
     CheckpointFailed {
-        /// The step it would have held.
+        /// The step that the checkpoint would have had.
         step: u64,
-        /// Why, and what follows.
+        /// The error and its consequence.
         message: String,
     },
-    /// The file system refused the journal for so long that events were dropped, which have no number; since 0.2.0.
+    /// Events were dropped, without getting a number, because the journal could not be written for a long time. Since
+    /// 0.2.0.
     Dropped(Dropped),
-    /// The attempt is over: its last entry.
+    /// The attempt ended. This is its last entry.
     Outcome(Outcome),
 }
 
-/// How many events of each kind were dropped since the entry before.
+/// Numbers of events dropped since the previous entry, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
-    /// Steps and evaluations.
+    /// Metrics of steps and evaluations.
     #[serde(default)]
     pub metrics: u64,
-    /// Lines of logs.
+    /// Log records.
     #[serde(default)]
     pub logs: u64,
-    /// All others.
+    /// All other events.
     #[serde(default)]
     pub others: u64,
 }
 
 impl Dropped {
-    /// Counts an event.
+    /// Counts an event as dropped.
     pub(super) const fn count(&mut self, event: &Event) {
         match event {
             Event::Metric(_) => self.metrics += 1,
@@ -72,59 +73,59 @@ impl Dropped {
         }
     }
 
-    /// All of them.
+    /// Returns the number of dropped events of all kinds.
     pub const fn total(&self) -> u64 {
         self.metrics + self.logs + self.others
     }
 }
 
-/// What a run does.
+/// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// In one word.
+    /// The current stage.
     pub state: Stage,
-    /// Updates made; those of the checkpoint that is evaluated, where nothing is trained.
+    /// Number of updates made. In a run that only evaluates: updates in the checkpoint being evaluated.
     #[serde(default)]
     pub step: u64,
-    /// The step it trains to; none where nothing is trained.
+    /// The step at which training ends; `None` in a run that only evaluates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
-    /// Systems it works with; before the first epoch, those it waits for.
+    /// Systems in use; before the first epoch, systems that the run waits for.
     #[serde(default)]
     pub num_csx: u32,
-    /// The epoch, `attempt.number`; none before the first.
+    /// The epoch as `attempt.number`; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
-    /// Where it goes on from, if anything was trained before; since 0.2.0.
+    /// Where the run resumed, if it did; since 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed: Option<Resumed>,
-    /// A sentence about what it has been doing for a while, where nothing else has happened meanwhile.
+    /// A sentence about what the run has been doing for a while, if nothing else has happened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// Where a run that is not the first goes on from.
+/// The point at which a run resumes training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumed {
-    /// Updates in the parameters it begins with; 0 without a checkpoint.
+    /// Number of updates in the parameters that the run starts with; 0 without a checkpoint.
     pub step: u64,
-    /// Steps that were made after that one, and are run again.
+    /// Number of steps after that point which an earlier attempt made and this run repeats.
     pub repeated_steps: u64,
 }
 
-/// What a run does, in one word.
+/// What a run is currently doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Stage {
-    /// Waits for agents, parameters or links, at the beginning or after a change of membership.
+    /// Waits for agents, parameters or links, at the start or after a change of membership.
     Starting,
-    /// Makes updates.
+    /// Trains.
     Training,
     /// Evaluates.
     Evaluating,
 }
 
 impl Event {
-    /// What kind of event it is: its key in JSON.
+    /// Returns the kind of the event: its key in JSON.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Metric(_) => "metric",
@@ -137,20 +138,20 @@ impl Event {
         }
     }
 
-    /// Of which other events it takes the place for somebody who only wants to know how things stand; none of a log's
-    /// lines.
+    /// Returns the topic of the event. For a client that only wants the current state, an event replaces earlier events
+    /// of its topic. `None` for events that are not part of the state.
     pub(super) const fn topic(&self) -> Option<&'static str> {
         match self {
             Self::Metric(Point::Train(_)) => Some("train"),
             Self::Metric(Point::Eval(_)) => Some("eval"),
             Self::Log(_) | Self::Dropped(_) => None,
-            // Of the two the later one counts.
+            // A failure and a success share a topic: the later one counts.
             Self::CheckpointFailed { .. } => Some("checkpoint"),
             Self::State(_) | Self::Checkpoint { .. } | Self::Outcome(_) => Some(self.kind()),
         }
     }
 
-    /// Whether it must be on the disk before anybody sees it, while the disk takes it.
+    /// Returns whether the event must be on disk before followers see it, unless the disk is full.
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Metric(_) | Self::Log(_) | Self::CheckpointFailed { .. } | Self::Dropped(_) => false,

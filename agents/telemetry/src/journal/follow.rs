@@ -1,25 +1,25 @@
-//! Following the journal within the process that writes it: the newest entries from memory, older ones from the files.
+//! Follows the journal within the process that writes it: newest entries from memory, older ones from the files.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::{Entry, Journal, JournalReader};
 use crate::error::Result;
 
-/// The most entries and the most bytes (of their lines) kept in memory.
+/// Maximum entries and maximum bytes (of their lines) kept in memory.
 const TAIL_ENTRIES: usize = 4096;
 pub(super) const TAIL_BYTES: usize = 4 << 20;
 
-/// The newest entries. Everything after `dropped` is here.
+/// The newest entries: all entries after number `dropped`.
 #[derive(Debug)]
 pub(super) struct Tail {
     entries: VecDeque<(Arc<Entry>, usize)>,
     bytes: usize,
-    /// The newest number that is only in the files, 0 if none is.
+    /// The newest number that is only in the files; 0 if there is none.
     dropped: u64,
 }
 
 impl Tail {
-    /// The tail of a journal whose newest entry in the files is `seq`.
+    /// Creates the tail of a journal whose newest entry in the files is `seq`.
     pub(super) fn after(seq: u64) -> Self {
         Self { entries: VecDeque::new(), bytes: 0, dropped: seq }
     }
@@ -46,12 +46,12 @@ impl Tail {
     }
 }
 
-/// A place in the journal that moves on with what it has delivered. It never misses an entry and never repeats one.
+/// A position in the journal that advances with the entries it returns. It never misses or repeats an entry.
 #[derive(Debug)]
 pub struct Follower {
     journal: Journal,
     next_seq: u64,
-    /// Where it stands in the files while it is behind the tail.
+    /// Position in the files while the follower is behind the tail.
     files: Option<JournalReader>,
 }
 
@@ -60,17 +60,17 @@ impl Follower {
         Self { journal, next_seq: from, files: None }
     }
 
-    /// The next entries, at most `limit`; none if it has caught up. Waits for nothing but the disk.
+    /// Returns the next entries, at most `limit`; none if the follower has caught up. Blocks only on disk reads.
     ///
     /// # Errors
-    /// [`crate::Error::Io`]; asking again continues at the same place.
+    /// [`crate::Error::Io`]; the next call continues at the same position.
     pub fn poll(&mut self, limit: usize) -> Result<Vec<Arc<Entry>>> {
         loop {
             let (in_files, mut entries) = self.in_memory(limit);
             if let Some(dropped) = in_files {
                 entries = self.read_files(dropped, limit)?;
                 if entries.is_empty() {
-                    // Nothing readable is left of them; the next ones are further on.
+                    // The files have no readable entry up to there: continue with the entries after them.
                     self.next_seq = dropped + 1;
                     continue;
                 }
@@ -82,8 +82,8 @@ impl Follower {
         }
     }
 
-    /// The next entries of the tail, or, if it no longer has them all, the newest number that is only in the files. One
-    /// look under one lock: in between, entries could leave the tail unseen.
+    /// Returns the next entries of the tail. If the tail no longer has all of them, returns the newest number that is
+    /// only in the files. Both are read under one lock, because entries could leave the tail in between.
     fn in_memory(&self, limit: usize) -> (Option<u64>, Vec<Arc<Entry>>) {
         let tail = &self.journal.state().tail;
         if self.next_seq > tail.dropped {
@@ -93,17 +93,17 @@ impl Follower {
         }
     }
 
-    /// As [`Follower::poll`], but waits up to `timeout` for an entry if it has caught up.
+    /// Returns entries like [`Follower::poll`], but waits up to `timeout` for one if the follower has caught up.
     ///
     /// # Errors
-    /// [`crate::Error::Io`]; asking again continues at the same place.
+    /// [`crate::Error::Io`]; the next call continues at the same position.
     pub fn wait(&mut self, limit: usize, timeout: Duration) -> Result<Vec<Arc<Entry>>> {
         self.journal.wait_for(self.next_seq, timeout);
         self.poll(limit)
     }
 
-    /// Entries up to number `dropped`. What lies beyond is left to the tail: a line in the file may still be taken back
-    /// while its fsync has not succeeded.
+    /// Reads entries up to number `dropped` from the files. Later ones are left to the tail, because a line in the file
+    /// may still be truncated until its fsync has succeeded.
     fn read_files(&mut self, dropped: u64, limit: usize) -> Result<Vec<Arc<Entry>>> {
         let mut files = match self.files.take() {
             Some(files) => files,

@@ -1,8 +1,8 @@
-//! The first line of a journal's file: `{"journal":{"version":2}}`.
+//! The first line of a journal's file, `{"journal":{"version":2}}`.
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the files this program writes, and the highest it reads.
+/// Version of the files that this program writes, and the highest it reads.
 pub const VERSION: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
@@ -15,12 +15,12 @@ struct About {
     version: u32,
 }
 
-/// The line, with its line feed.
+/// Returns the line, including its line feed.
 pub(super) fn line() -> Vec<u8> {
     format!("{{\"journal\":{{\"version\":{VERSION}}}}}\n").into_bytes()
 }
 
-/// The version that a line names; `None` for any other line.
+/// Returns the version that a line names; `None` for any other line.
 pub(super) fn version(line: &[u8]) -> Option<u32> {
     serde_json::from_slice(line).ok().map(|Header { journal: About { version } }| version)
 }

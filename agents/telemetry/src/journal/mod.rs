@@ -1,4 +1,4 @@
-//! The journal: everything a follower of a job needs, numbered, in `model_dir/journal/attempt-<n>.jsonl`.
+//! The journal: the numbered events that a client needs to follow a job, in `model_dir/journal/attempt-<n>.jsonl`.
 //!
 //! ```json
 //! {"journal":{"version":2}}
@@ -6,23 +6,22 @@
 //! {"seq":2,"attempt":1,"unix_ms":1700000000420,"event":{"metric":{"step":1,"loss":5.56,...}}}
 //! ```
 //!
-//! The first line of a file names its version; a file without that line is of version 1, release 0.1.0. Fields that a
-//! reader does not know are passed over, fields added later have defaults, and a file of a later version than the
-//! reader's is refused.
+//! The first line of a file names its version. A file without that line has version 1, of release 0.1.0. Readers ignore
+//! unknown fields, use defaults for fields that were added later, and reject files of a later version than their own.
 //!
 //! Invariants:
-//! * Numbers start at 1 and only rise, over all attempts; a number never means two different things to a follower, not
-//!   even after a power cut took the last lines. For that, an attempt that follows one without an outcome skips
-//!   [`UNSYNCED_MAX`] numbers, and no more entries than that are ever shown before they are on the disk. So numbers
-//!   may jump between attempts; within one they are consecutive.
-//! * A state, a checkpoint and an outcome are on the disk (fsync) before they get their number and before any follower
-//!   sees them. Metrics and log records are with the operating system: they survive the death of the process.
-//! * A disk that is full ends nothing. Entries that the file refuses get their numbers, are shown, and wait in memory to
-//!   be written in order, before any other; they count among the [`UNSYNCED_MAX`] that a power cut may take. Beyond that
-//!   number, or 2 MiB, events are dropped without a number. When the file takes lines again, the entry
-//!   `dropped` says how many these were.
-//! * One attempt writes at a time; an older one is refused ([`Error::StaleAttempt`]).
-//! * Memory is bounded: the newest entries are kept for those who follow closely, others read the files.
+//! * Numbers start at 1 and increase over all attempts. Followers never see two entries with the same number, not even
+//!   after a power cut has removed the last lines. For this purpose an attempt that follows one without an outcome
+//!   skips [`UNSYNCED_MAX`] numbers, and at most that many entries are visible before they are on disk. Numbers may
+//!   therefore jump between attempts; within an attempt they are consecutive.
+//! * A state, a checkpoint and an outcome are on disk (fsync) before they get their number and before any follower sees
+//!   them. Metrics and log records have been passed to the operating system, so they survive the death of the process.
+//! * A full disk does not end the run. Entries that can't be written get their numbers, are visible to followers, and
+//!   wait in memory until they can be written, in order and before all others. They count towards the [`UNSYNCED_MAX`]
+//!   entries that a power cut may remove. Beyond that number, or 2 MiB, events are dropped and get no number. When the
+//!   file accepts lines again, the entry `dropped` says how many events were dropped.
+//! * One attempt writes at a time; an older one is rejected ([`Error::StaleAttempt`]).
+//! * Memory is bounded: the newest entries are kept for followers that keep up, others read the files.
 
 mod entry;
 mod follow;
@@ -57,13 +56,13 @@ use crate::{
 use follow::Tail;
 use waiting::Waiting;
 
-/// The directory's name in model_dir.
+/// Name of the directory in model_dir.
 pub const DIRECTORY: &str = "journal";
 
-/// The most entries that may be lost in a power cut: then the next one is synced, whatever it is.
+/// Maximum number of entries that a power cut may remove: the next one is always synced.
 pub const UNSYNCED_MAX: u64 = 1024;
 
-/// Writes one attempt's part of the journal, and lets others follow. Clones share it.
+/// Writes one attempt's part of the journal and serves followers. Clones share the journal.
 #[derive(Clone, Debug)]
 pub struct Journal {
     shared: Arc<Shared>,
@@ -82,12 +81,12 @@ struct Shared {
 struct Writing {
     file: Appender,
     next_seq: u64,
-    /// Entries since the last fsync, those that wait included.
+    /// Entries since the last fsync, including those that wait.
     unsynced: u64,
-    /// Entries that are shown, and that the file refused.
+    /// Entries that are visible to followers but could not be written yet.
     waiting: Waiting,
     tail: Tail,
-    /// The newest of each topic, of this attempt.
+    /// The newest entry of each topic, of this attempt only.
     newest: BTreeMap<&'static str, Arc<Entry>>,
 }
 
@@ -114,7 +113,7 @@ impl Writing {
         Ok(self.show(entry, line.len()))
     }
 
-    /// Writes the entries that wait, then how many events were dropped.
+    /// Writes the waiting entries, then an entry with the number of dropped events.
     fn flush(&mut self, attempt: u64) -> Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -136,7 +135,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Gives the entry its number, and shows it to followers.
+    /// Assigns the next number to the entry and makes it visible to followers. Returns its number.
     fn show(&mut self, entry: Entry, bytes: usize) -> u64 {
         self.next_seq += 1;
         let (seq, entry) = (entry.seq, Arc::new(entry));
@@ -149,7 +148,7 @@ impl Writing {
 }
 
 impl Journal {
-    /// Opens the journal of `model_dir` for `attempt`, repairing what a killed attempt may have left.
+    /// Opens the journal of `model_dir` for `attempt`, after removing a torn line that a killed attempt may have left.
     ///
     /// # Errors
     /// [`Error::StaleAttempt`] if a later attempt has begun; [`Error::Io`].
@@ -194,12 +193,12 @@ impl Journal {
         })
     }
 
-    /// Appends an event and returns its number. A state, checkpoint or outcome is on the disk by then. What the file
-    /// refused before is written first.
+    /// Appends an event and returns its number. A state, checkpoint or outcome is on disk when this returns. Entries
+    /// that could not be written before are written first.
     ///
     /// # Errors
-    /// [`Error::Io`]: the event, or one before it, is not in the file. [`Journal::waiting`] and [`Journal::dropped`] say
-    /// how many wait in memory, and how many have no number and will not be seen by anybody.
+    /// [`Error::Io`] if the event, or one before it, is not in the file. The event then waits in memory, or was
+    /// dropped, see [`Journal::waiting`] and [`Journal::dropped`].
     pub fn append(&self, event: Event) -> Result<u64> {
         let (seq, appended) = {
             let mut state = self.state();
@@ -211,10 +210,10 @@ impl Journal {
         appended
     }
 
-    /// Writes what the file refused before.
+    /// Writes the entries that could not be written before.
     ///
     /// # Errors
-    /// [`Error::Io`]; what is not written stays in memory.
+    /// [`Error::Io`]; entries that are not written stay in memory.
     pub fn flush(&self) -> Result<()> {
         let (seq, flushed) = {
             let mut state = self.state();
@@ -226,34 +225,34 @@ impl Journal {
         flushed
     }
 
-    /// Entries that have a number and are not in the file, since it refused them.
+    /// Returns the number of entries that have a number but could not be written yet.
     pub fn waiting(&self) -> usize {
         self.state().waiting.len()
     }
 
-    /// Events of this attempt that were dropped while the file refused them.
+    /// Returns the number of events of this attempt that were dropped because they could not be written.
     pub fn dropped(&self) -> u64 {
         self.state().waiting.dropped()
     }
 
-    /// The attempt that writes.
+    /// Returns the attempt that writes.
     pub fn attempt(&self) -> u64 {
         self.shared.attempt
     }
 
-    /// The newest entry's number, 0 if there is none.
+    /// Returns the newest entry's number; 0 if there is none.
     pub fn last_seq(&self) -> u64 {
         self.state().tail.last_seq()
     }
 
-    /// Follows the journal from number `from` on, over all attempts; 0 and 1 are the beginning, a number beyond the newest
-    /// is the next one to come.
+    /// Returns a follower that starts at number `from`, over all attempts. 0 and 1 are the beginning; a number beyond
+    /// the newest entry is the next entry to come.
     pub fn follow(&self, from: u64) -> Follower {
         Follower::new(self.clone(), from.clamp(1, self.last_seq() + 1))
     }
 
-    /// How things stand, and a follower for what comes: of this attempt the newest state, training step, evaluation,
-    /// checkpoint and outcome, where there is one, in the order of their numbers.
+    /// Returns the current state of this attempt and a follower for the entries that come after it. The state consists
+    /// of the newest state, training step, evaluation, checkpoint and outcome, as far as they exist, ordered by number.
     pub fn follow_newest(&self) -> (Vec<Arc<Entry>>, Follower) {
         let (mut newest, next) = {
             let state = self.state();
@@ -263,28 +262,28 @@ impl Journal {
         (newest, Follower::new(self.clone(), next))
     }
 
-    /// Calls `appended` with the newest number after every append, on the thread that appended; it must return at once.
-    /// With [`Follower::poll`] this is what an asynchronous reader needs.
+    /// Calls `appended` with the newest number after every append, on the appending thread; it must not block. Together
+    /// with [`Follower::poll`] this is sufficient for an asynchronous reader.
     #[must_use = "the subscription ends when this is dropped"]
     pub fn subscribe(&self, appended: impl Fn(u64) + Send + Sync + 'static) -> Subscription {
         let id = self.shared.subscribers.add(Arc::new(appended));
         Subscription { shared: Arc::downgrade(&self.shared), id }
     }
 
-    /// The state is whole after every append, also one that failed, so a panic elsewhere has not spoilt it.
+    /// Locks the state. It is consistent after every append, also after a failed one, so a poisoned lock is ignored.
     fn state(&self) -> MutexGuard<'_, Writing> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is an entry numbered `seq` or later, or `timeout` is over.
+    /// Waits until there is an entry numbered `seq` or later, or until `timeout` has elapsed.
     fn wait_for(&self, seq: u64, timeout: Duration) {
         let missing = |state: &mut Writing| state.tail.last_seq() < seq;
-        // A poisoned lock only means that a follower panicked: the caller looks for itself.
+        // A poisoned lock only means that a follower panicked. The caller polls the journal afterwards in any case.
         let _ = self.shared.appended.wait_timeout_while(self.state(), timeout, missing);
     }
 }
 
-/// The last readable entry of all attempts.
+/// Returns the last readable entry of all attempts.
 fn last_entry(directory: &Path, attempts: &[u64]) -> Result<Option<Entry>> {
     for &attempt in attempts.iter().rev() {
         let mut last = None;
@@ -314,7 +313,7 @@ impl Subscribers {
         id
     }
 
-    /// Calls outside the lock, so that a callback may subscribe or unsubscribe.
+    /// Calls the callbacks without holding the lock, so that a callback may subscribe or unsubscribe.
     fn tell(&self, seq: u64) {
         let callbacks: Vec<_> = self.callbacks().values().cloned().collect();
         for callback in callbacks {
@@ -333,7 +332,7 @@ impl std::fmt::Debug for Subscribers {
     }
 }
 
-/// Ends a subscription when dropped.
+/// A subscription, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Subscription {
     shared: Weak<Shared>,

@@ -1,39 +1,39 @@
-//! How an attempt ended: the journal's last entry, and the last report that a process leaves behind.
+//! The outcome of an attempt: the journal's last entry, and the last report of its process.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The most bytes of [`Outcome::last_report`]: what Kubernetes takes of a termination message.
+/// Maximum bytes of [`Outcome::last_report`]: the limit of a Kubernetes termination message.
 pub const LAST_REPORT_BYTES: usize = 4096;
 
-/// Why an attempt ended, in one word. This is the list of all there are.
+/// The reason why an attempt ended. This list is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Everything the job asks for is done. Exit code 0.
+    /// The job has finished. Exit code 0.
     Succeeded,
-    /// Somebody asked it to stop; what was committed is saved. Exit code 130.
+    /// The run was interrupted; the committed steps are saved. Exit code 130.
     Interrupted,
-    /// The params, the launch document, the data or the checkpoint to begin with can't be used, or the job does not fit.
-    /// Trying again does not help. Exit code 2.
+    /// The params, the launch document, the data or the initial checkpoint can't be used, or the job does not fit. A
+    /// retry does not help. Exit code 2.
     BadParams,
     /// Another run is writing into model_dir. Exit code 2.
     ModelDirInUse,
-    /// A later attempt of the job has taken model_dir. Exit code 1.
+    /// A later attempt of the job has taken over model_dir. Exit code 1.
     Superseded,
-    /// A loss or a gradient is not finite; a run from the same checkpoint comes to the same end. Exit code 1.
+    /// A loss or a gradient is not finite. A run from the same checkpoint ends the same way. Exit code 1.
     NonFiniteLoss,
     /// The disk of model_dir, or the quota on it, is full. Exit code 1.
     OutOfSpace,
-    /// A MemoryX shard is gone, and with it the parameters since the last checkpoint. Exit code 1.
+    /// A MemoryX shard was lost, and with it the parameters since the last checkpoint. Exit code 1.
     ShardLost,
-    /// Anything else, and what a later version calls otherwise. Exit code 1.
+    /// Any other reason, and reasons that later versions add. Exit code 1.
     #[default]
     Failed,
 }
 
 impl Reason {
-    /// Every reason.
+    /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::Succeeded,
         Self::Interrupted,
@@ -46,7 +46,7 @@ impl Reason {
         Self::Failed,
     ];
 
-    /// The word.
+    /// Returns the name of the reason.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Succeeded => "Succeeded",
@@ -74,7 +74,7 @@ impl Serialize for Reason {
     }
 }
 
-/// A word that is not known reads as [`Reason::Failed`].
+/// Reads an unknown name as [`Reason::Failed`].
 impl<'de> Deserialize<'de> for Reason {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let word = String::deserialize(deserializer)?;
@@ -85,16 +85,16 @@ impl<'de> Deserialize<'de> for Reason {
 /// How an attempt ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The exit code of the run: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    /// Exit code of the run: 0 finished, 1 failed, 2 bad input, 130 interrupted.
     pub exit_code: u8,
-    /// In one word.
+    /// Why the attempt ended.
     pub reason: Reason,
-    /// One sentence for people, and a hint on a line of its own where there is one.
+    /// One sentence for users, followed by a hint on a separate line if there is one.
     #[serde(default)]
     pub message: String,
-    /// The last committed step; 0 where the attempt ended before that was known.
+    /// The last committed step; 0 if the attempt ended before it was known.
     pub step: u64,
-    /// blake3 of the parameters of that step, where a checkpoint of it was written.
+    /// blake3 of the parameters of that step, if a checkpoint of it was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// The agent that failed first, if one did: `cs2-1`.
@@ -103,11 +103,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The outcome as one line of JSON of at most [`LAST_REPORT_BYTES`], line feed included. A message that is too long
-    /// for that is cut.
+    /// Returns the outcome as one line of JSON of at most [`LAST_REPORT_BYTES`], including the line feed. A message
+    /// that is too long is truncated.
     ///
     /// # Errors
-    /// None: an outcome has nothing that JSON would refuse.
+    /// None: all fields can be represented in JSON.
     pub fn last_report(&self) -> serde_json::Result<String> {
         let line = |message: String| serde_json::to_string(&Self { message, ..self.clone() }).map(|line| line + "\n");
         let whole = line(self.message.clone())?;
@@ -118,19 +118,19 @@ impl Outcome {
         line(format!("{}{CUT}", beginning(&self.message, room)))
     }
 
-    /// Reads a [`Outcome::last_report`].
+    /// Parses the text written by [`Outcome::last_report`].
     ///
     /// # Errors
-    /// It is something else, such as a log's last lines.
+    /// The text is anything else, such as the last lines of a log.
     pub fn parse_last_report(report: &str) -> serde_json::Result<Self> {
         serde_json::from_str(report.trim_end())
     }
 }
 
-/// Ends a message that was cut.
+/// Marks the end of a truncated message.
 const CUT: &str = "…";
 
-/// As much of `message` as takes at most `room` bytes in JSON.
+/// Returns the longest prefix of `message` that takes at most `room` bytes in JSON.
 fn beginning(message: &str, room: usize) -> &str {
     let mut bytes = 0;
     let end = message.char_indices().find(|&(_, character)| {
@@ -166,7 +166,7 @@ mod tests {
             let whole = outcome(message.to_owned());
             assert_eq!(Outcome::parse_last_report(&whole.last_report().unwrap()).unwrap(), whole);
         }
-        // Characters of one to four bytes, and some that JSON spells with six.
+        // Characters of one to four bytes, and some that JSON escapes with six.
         for piece in ["a", "é", "…", "🌾", "\"", "\n", "\u{1}", "a\u{1}🌾é"] {
             let whole = outcome(piece.repeat(LAST_REPORT_BYTES));
             let report = whole.last_report().unwrap();

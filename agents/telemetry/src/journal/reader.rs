@@ -1,4 +1,4 @@
-//! Reading the journal's files, also while they are being written and by another process.
+//! Reads the journal's files, also while another process writes them.
 
 use std::path::{Path, PathBuf};
 
@@ -8,29 +8,29 @@ use crate::{
     jsonl::{Line, Lines},
 };
 
-/// Reads entries in order, over all attempts. At the end it may be asked again later.
+/// Reads entries in order, over all attempts. At the end it can be called again for entries written later.
 ///
-/// Lines that cannot be read (damage, or kinds of a later version) are passed over and counted.
+/// Unreadable lines (damage, or kinds of a later version) are skipped and counted.
 #[derive(Debug)]
 pub struct JournalReader {
     directory: PathBuf,
-    /// The attempt being read.
+    /// The attempt being read, with its file.
     current: Option<(u64, Lines)>,
-    /// Entries below this number are passed over.
+    /// Entries below this number are skipped.
     next_seq: u64,
     skipped: u64,
 }
 
 impl JournalReader {
-    /// Reads the journal of `model_dir` from number `from` on; 0 and 1 are the beginning. A journal that does not exist
-    /// yet has no entries yet.
+    /// Opens the journal of `model_dir` to read from number `from`; 0 and 1 are the beginning. A journal that does not
+    /// exist has no entries yet.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`]; [`Error::NewerJournal`] if a file has a later version.
     pub fn open(model_dir: &Path, from: u64) -> Result<Self> {
         let directory = model_dir.join(DIRECTORY);
         let mut start = None;
-        // From the newest attempt back: the first that begins at or before `from` is where to start.
+        // Starts at the newest attempt that begins at or before `from`.
         for &attempt in attempts(&directory)?.iter().rev() {
             let mut reader = Self::of_attempt(&directory, attempt)?;
             let first = reader.next_in_file()?;
@@ -46,17 +46,17 @@ impl JournalReader {
         Ok(reader)
     }
 
-    /// Reads one attempt's entries.
+    /// Opens the journal of one attempt, from its beginning.
     pub(super) fn of_attempt(directory: &Path, attempt: u64) -> Result<Self> {
         let mut reader = Self { directory: directory.to_path_buf(), current: None, next_seq: 0, skipped: 0 };
         reader.start(attempt)?;
         Ok(reader)
     }
 
-    /// The next entry; `None` if there is none yet.
+    /// Returns the next entry; `None` if there is none yet.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::NewerJournal`].
+    /// [`Error::Io`]; [`Error::NewerJournal`] if a file has a later version.
     pub fn next_entry(&mut self) -> Result<Option<Entry>> {
         loop {
             if let Some(entry) = self.next_in_file()? {
@@ -68,7 +68,7 @@ impl JournalReader {
         }
     }
 
-    /// Lines passed over so far because they could not be read.
+    /// Returns the number of unreadable lines skipped so far.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -103,7 +103,7 @@ impl JournalReader {
         }
     }
 
-    /// Goes on to the next attempt, if there is one.
+    /// Continues with the next attempt; returns false if there is none.
     fn next_attempt(&mut self) -> Result<bool> {
         let after = self.current.as_ref().map(|(attempt, _)| *attempt);
         let next = attempts(&self.directory)?.into_iter().find(|&attempt| after.is_none_or(|after| attempt > after));
@@ -120,12 +120,12 @@ impl JournalReader {
     }
 }
 
-/// The file of an attempt.
+/// Returns the path of an attempt's file.
 pub(super) fn path(directory: &Path, attempt: u64) -> PathBuf {
     directory.join(format!("attempt-{attempt}.jsonl"))
 }
 
-/// The attempts that have a file, in order.
+/// Returns the attempts that have a file, ascending.
 pub(super) fn attempts(directory: &Path) -> Result<Vec<u64>> {
     let listing = match millrace_roots::read_dir(directory) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

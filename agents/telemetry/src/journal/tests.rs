@@ -66,14 +66,14 @@ fn numbers_rise_over_attempts_and_jump_after_a_crash() {
     for event in [state(Stage::Training), metric(1), outcome()] {
         journal.append(event).unwrap();
     }
-    // A clean end: attempt 2 goes on without a gap. It is killed within a line.
+    // A clean end: attempt 2 continues without a gap. It is killed while writing a line.
     let journal = Journal::open(dir.path(), 2).unwrap();
     assert_eq!(journal.append(metric(2)).unwrap(), 4);
     assert_eq!(journal.append(metric(3)).unwrap(), 5);
     let mut torn = fs::OpenOptions::new().append(true).open(dir.path().join("journal/attempt-2.jsonl")).unwrap();
     torn.write_all(b"not json\n{\"seq\":6,\"att").unwrap();
 
-    // Attempt 10 sorts after 2 by number; entry 6 may have been seen by somebody, so its number is not used again.
+    // Attempt 10 is sorted after 2 by number. A follower may have seen entry 6, so its number is not used again.
     let journal = Journal::open(dir.path(), 10).unwrap();
     assert_eq!(journal.last_seq(), 5);
     let next = journal.append(state(Stage::Training)).unwrap();
@@ -154,7 +154,7 @@ fn who_only_wants_to_know_how_things_stand_gets_the_newest_of_each_kind_and_what
     }
 }
 
-/// A disk that is full for a while: nothing is lost of what memory holds, and numbers stay consecutive.
+/// If the disk is full for a while, nothing that fits into memory is lost, and numbers stay consecutive.
 #[test]
 fn entries_that_the_file_refuses_are_shown_and_written_later() {
     let dir = tempfile::tempdir().unwrap();
@@ -177,7 +177,8 @@ fn entries_that_the_file_refuses_are_shown_and_written_later() {
     assert_eq!(follower.poll(9).unwrap()[0].seq, 6);
 }
 
-/// A disk that is full for long: no more entries are shown than a successor skips, and the journal says what it lacks.
+/// If the disk is full for long, no more entries are visible than the next attempt skips, and the journal reports the
+/// gap.
 #[test]
 fn events_beyond_what_may_wait_are_counted_in_the_journal() {
     let dir = tempfile::tempdir().unwrap();
@@ -189,7 +190,7 @@ fn events_beyond_what_may_wait_are_counted_in_the_journal() {
     }
     let (waiting, last) = (UNSYNCED_MAX - 1, journal.last_seq());
     assert_eq!((journal.waiting() as u64, last, journal.dropped()), (waiting, waiting + 1, 6));
-    // Killed now, its successor uses none of the numbers that were shown.
+    // If the process is killed now, its successor uses none of the numbers that were visible.
     let successor = Journal::open(dir.path(), 2).unwrap();
     assert!(successor.append(metric(1)).unwrap() > last);
     drop(successor);
@@ -206,7 +207,7 @@ fn events_beyond_what_may_wait_are_counted_in_the_journal() {
     assert_eq!(journal.dropped(), 6);
 }
 
-/// The model_dir of a run of release 0.1.0.
+/// Returns the model_dir of a run of release 0.1.0.
 fn model_dir_of_the_first_release() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/0.1.0/model_dir")
 }

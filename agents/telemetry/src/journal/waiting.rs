@@ -1,24 +1,25 @@
-//! What the journal's file refused: entries that wait to be written, and a count of the events that were dropped.
+//! Entries that could not be written to the journal's file yet, and the number of events that were dropped.
 
 use std::collections::VecDeque;
 
 use super::{Dropped, Event};
 
-/// Most bytes of lines that wait: fewer than the tail keeps in memory, where followers find the entries meanwhile.
+/// Maximum bytes of waiting lines. Less than the tail keeps in memory, because followers get these entries from the
+/// tail.
 pub(super) const MAX_BYTES: usize = super::follow::TAIL_BYTES / 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Since the last entry that says so.
+    /// Events dropped since the last entry that reports them.
     dropped: Dropped,
-    /// Before.
+    /// Events dropped and reported before.
     told: u64,
 }
 
 impl Waiting {
-    /// Whether nothing has to be written.
+    /// Returns whether nothing has to be written.
     pub(super) fn is_empty(&self) -> bool {
         self.lines.is_empty() && self.dropped.total() == 0
     }
@@ -27,24 +28,24 @@ impl Waiting {
         self.lines.len()
     }
 
-    /// All events dropped so far.
+    /// Returns the number of events dropped so far.
     pub(super) const fn dropped(&self) -> u64 {
         self.told + self.dropped.total()
     }
 
-    /// Events that were dropped and that no entry tells of.
+    /// Returns the dropped events that no entry has reported; `None` if there are none.
     pub(super) fn newly_dropped(&self) -> Option<Dropped> {
         (self.dropped.total() > 0).then_some(self.dropped)
     }
 
-    /// An entry tells of those dropped so far.
+    /// Records that an entry has reported all events dropped so far.
     pub(super) fn told_dropped(&mut self) {
         self.told += self.dropped.total();
         self.dropped = Dropped::default();
     }
 
-    /// Whether a line may wait. Once an event is dropped none may, until all have been written: an entry after a gap
-    /// would come before the one that tells of the gap.
+    /// Returns whether a line of this size may wait. After an event was dropped no line may wait until all have been
+    /// written: an entry after a gap would precede the entry that reports the gap.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         self.dropped.total() == 0 && self.bytes + bytes <= MAX_BYTES
     }

@@ -1,4 +1,4 @@
-//! What all agents of an attempt said, kept by the coordinator: `model_dir/logs/attempt-<n>/<role>-<index>.log`.
+//! Log files of all agents of an attempt, written by the coordinator: `model_dir/logs/attempt-<n>/<role>-<index>.log`.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use crate::{
     jsonl::{self, Appender},
 };
 
-/// The most files held open; more agents than that take turns.
+/// Maximum number of open files. With more agents all are closed when another one is needed.
 const OPEN_FILES: usize = 256;
 
 /// The log files of one attempt.
@@ -32,15 +32,15 @@ impl LogFiles {
         Ok(Self { directory, files: BTreeMap::new() })
     }
 
-    /// The directory of this attempt's files.
+    /// Returns the directory of this attempt's files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Appends a record to its agent's file; it is with the operating system when this returns.
+    /// Appends a record to its agent's file. The line has been passed to the operating system when this returns.
     ///
     /// # Errors
-    /// [`Error::Io`]; nothing of the line stays in the file.
+    /// [`Error::Io`]; the line is then not in the file.
     pub fn write(&mut self, record: &Record) -> Result<()> {
         let line = format!("{record}\n");
         if let Some(file) = self.files.get_mut(&record.agent) {

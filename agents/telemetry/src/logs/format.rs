@@ -1,23 +1,23 @@
-//! How lines of a log are written: for people, or for programs.
+//! The format of log lines: text for users, or JSON for programs.
 
 use std::{fmt, str::FromStr};
 
-/// `--log-format`.
+/// Value of `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// A line for people.
+    /// One line of text.
     #[default]
     Text,
-    /// A JSON object on a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl Format {
-    /// The environment variable that names it, for processes that others start.
+    /// Name of the environment variable with the format, for processes started by a program of ours.
     pub const VARIABLE: &str = "MILLRACE_LOG_FORMAT";
 }
 
-/// The name is none of the formats'.
+/// The name is not that of a format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no format of a log; the formats are text and json")]
 pub struct UnknownFormat(String);

@@ -1,4 +1,4 @@
-//! The logger of one process: records go to a console and, once the role knows its coordinator, there too.
+//! The logger of a process: prints records to a console and forwards them to the coordinator once it is known.
 
 use std::{
     cell::Cell,
@@ -25,13 +25,13 @@ use super::{AgentName, Format, Level, Record};
 /// Crates that carry records over the network.
 const TRANSPORT: [&str; 6] = ["h2", "hyper", "rustls", "tonic", "tower", "tokio_util"];
 
-/// Records held until the role can forward them; the oldest go first.
+/// Maximum number of records held until the role can forward them. Beyond it the oldest are dropped.
 const HELD: usize = 1024;
 
 type Console = dyn Fn(&str) + Send + Sync;
 type Forward = dyn Fn(Record) + Send + Sync;
 
-/// Shows and forwards what is logged in this process. Clones are one logger.
+/// Prints and forwards the records of this process. Clones share one logger.
 #[derive(Clone)]
 pub struct Logger {
     shared: Arc<Shared>,
@@ -50,26 +50,27 @@ struct State {
 }
 
 enum Destination {
-    /// Not known yet: the newest records, and how many were let go.
+    /// There is no destination yet: the newest records, and the number of records dropped.
     Held { records: VecDeque<Record>, let_go: u64 },
-    /// Known.
+    /// Records are forwarded.
     Forward(Arc<Forward>),
 }
 
 thread_local! {
-    /// Set while this thread logs: what forwarding itself logs is not logged, or it would never end.
+    /// Whether this thread is logging. Records that forwarding itself logs are ignored, because they would cause
+    /// endless recursion.
     static LOGGING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Writes a line to stderr, in one piece; a closed stderr is nobody's business.
+/// Writes a line to stderr in one write. Errors are ignored: stderr may be closed.
 pub fn print_to_stderr(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 impl Logger {
-    /// A logger for `agent` (a name that may change, see [`Logger::set_agent`]) that shows records up to `level`, each
-    /// as one line in `format`, through `console`: [`print_to_stderr`], or a progress bar's own way to print above
-    /// itself.
+    /// Creates a logger for `agent`, a name that may change (see [`Logger::set_agent`]). Records up to `level` are
+    /// printed as one line in `format` through `console`. That is [`print_to_stderr`], or the function by which a
+    /// progress bar prints above itself.
     pub fn new(agent: AgentName, level: Level, format: Format, console: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -84,7 +85,7 @@ impl Logger {
         }
     }
 
-    /// The layer of a subscriber that logs through this.
+    /// Returns the layer of a subscriber that logs through this logger.
     pub fn layer<S>(&self) -> Box<dyn Layer<S> + Send + Sync>
     where
         S: Subscriber + for<'a> LookupSpan<'a>,
@@ -94,17 +95,17 @@ impl Logger {
         self.clone().with_filter(wanted.with_max_level_hint(LevelFilter::from(self.shared.level))).boxed()
     }
 
-    /// Names the agent anew: an agent learns its index when it joins.
+    /// Renames the agent: an agent gets its index when it joins.
     pub fn set_agent(&self, agent: AgentName) {
         self.state().agent = agent;
     }
 
-    /// Hands every record to `forward` from now on, those held so far first. `forward` runs on the thread that logs and
-    /// must return at once; what it logs itself is dropped.
+    /// Forwards all records from now on, beginning with those held so far. `forward` runs on the logging thread and
+    /// must not block. Records that it logs itself are ignored.
     pub fn forward(&self, forward: impl Fn(Record) + Send + Sync + 'static) {
         let _guard = Guard::enter();
         let forward: Arc<Forward> = Arc::new(forward);
-        // Under the lock, so that no record overtakes those held.
+        // The lock is held so that no new record is forwarded before those held.
         let mut state = self.state();
         let agent = state.agent.clone();
         let before = std::mem::replace(&mut state.destination, Destination::Forward(Arc::clone(&forward)));
@@ -120,7 +121,7 @@ impl Logger {
         }
     }
 
-    /// Holds records again, as before the first [`Logger::forward`]: the coordinator was lost.
+    /// Holds records again, as before the first [`Logger::forward`], because the coordinator was lost.
     pub fn hold(&self) {
         let mut state = self.state();
         if matches!(state.destination, Destination::Forward(_)) {
@@ -128,8 +129,9 @@ impl Logger {
         }
     }
 
-    /// Our own records up to the level; other crates' warnings, and more of them only when debugging. What carries records to
-    /// the coordinator would speak of each of them again, and so for ever.
+    /// Returns whether a record is logged: records of our crates up to the level; records of other crates up to
+    /// WARNING, and at DEBUG up to VERBOSE. For the crates that carry records to the coordinator the limit stays at
+    /// warnings, because each record sent would cause further ones without end.
     fn wants(&self, metadata: &Metadata<'_>) -> bool {
         let level = Level::from(*metadata.level());
         let bound = match self.shared.level {
@@ -175,7 +177,7 @@ where
         let Some(_guard) = Guard::enter() else {
             return;
         };
-        // What came by way of the `log` crate has its target in a field.
+        // A record from the `log` crate has its target in a field.
         let bridged = event.normalized_metadata();
         let metadata = bridged.as_ref().unwrap_or_else(|| event.metadata());
         let mut said = Said::default();
@@ -192,7 +194,7 @@ where
     }
 }
 
-/// The fields of an event.
+/// Collects the message and the fields of an event.
 #[derive(Default)]
 struct Said {
     message: String,
@@ -203,7 +205,7 @@ impl Said {
     fn add(&mut self, field: &Field, value: String) {
         match field.name() {
             "message" => self.message = value,
-            // The metadata of a record of the `log` crate.
+            // Metadata of a record from the `log` crate.
             name if name.starts_with("log.") => {}
             name => drop(self.fields.insert(name.to_owned(), value)),
         }
@@ -220,13 +222,13 @@ impl Visit for Said {
     }
 }
 
-/// Marks this thread as logging.
+/// Marks this thread as logging until it is dropped.
 struct Guard;
 
 impl Guard {
-    /// `None` if this thread is logging already.
+    /// Returns `None` if this thread is logging already.
     fn enter() -> Option<Self> {
-        // Not `then_some`, which would make a guard, and by dropping it clear the mark, in either case.
+        // `then_some` would create a guard in both cases, and dropping it would clear the mark.
         (!LOGGING.replace(true)).then(|| Self)
     }
 }
@@ -269,7 +271,7 @@ mod tests {
                 tracing::trace!(target: $target, "e");
             };
         }
-        // Those of libraries that know nothing of tracing.
+        // Records of libraries that use `log` instead of `tracing`.
         tracing_log::LogTracer::init().unwrap();
         let through_log = |target: &str| {
             log::error!(target: target, "a");

@@ -1,7 +1,7 @@
-//! Log records: what roles say, where it is shown and where it is kept.
+//! Log records: their format, where they are printed and where they are stored.
 //!
-//! A role logs through the macros of `tracing`; its [`Logger`] shows records on stderr and hands them to the role,
-//! which forwards them to the coordinator; the coordinator keeps them in [`LogFiles`], one file per attempt and agent.
+//! A role logs through the macros of `tracing`. Its [`Logger`] prints records to stderr and passes them to the role,
+//! which forwards them to the coordinator. The coordinator stores them in [`LogFiles`], one file per attempt and agent.
 //! A record is one line, whatever it contains:
 //!
 //! ```text
@@ -26,33 +26,33 @@ use crate::{
     time::{rfc3339, unix_ms},
 };
 
-/// A longer message is cut: a record must fit well within one message on the wire.
+/// Maximum bytes of a message, longer ones are truncated: a record must fit well into one message on the wire.
 const MAX_MESSAGE: usize = 16 << 10;
 
-/// How much is logged: `--logging`. Each level includes those before it.
+/// The verbosity of logging: `--logging`. Each level includes those before it.
 ///
-/// In code, `error!` to `info!` are what their names say, `debug!` is VERBOSE and `trace!` is DEBUG, so that the five
-/// levels of users and of `tracing` are the same ladder.
+/// In code, `error!` to `info!` have the levels of the same name, `debug!` is VERBOSE and `trace!` is DEBUG. The five
+/// levels of users and of `tracing` thereby have the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {
-    /// Something failed; needs a person.
+    /// A failure that needs an operator.
     Error,
-    /// Something is odd, training goes on.
+    /// Something unusual; training continues.
     Warning,
-    /// What a user wants to know.
+    /// Information for users.
     Info,
-    /// What explains a slow or odd run.
+    /// Details that explain a slow or unusual run.
     Verbose,
-    /// Everything, other people's crates included.
+    /// Everything, and records of other crates up to VERBOSE.
     Debug,
 }
 
 impl Level {
-    /// Every level, the most severe first.
+    /// All levels, the most severe first.
     pub const ALL: [Self; 5] = [Self::Error, Self::Warning, Self::Info, Self::Verbose, Self::Debug];
 
-    /// As `--logging` has it.
+    /// Returns the name of the level as `--logging` accepts it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Error => "ERROR",
@@ -88,7 +88,7 @@ impl From<Level> for LevelFilter {
     }
 }
 
-/// The name is none of the levels'.
+/// The name is not that of a level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no logging level; the levels are ERROR, WARNING, INFO, VERBOSE and DEBUG")]
 pub struct UnknownLevel(String);
@@ -110,21 +110,22 @@ impl fmt::Display for Level {
     }
 }
 
-/// An agent's name, `cs2-0`: safe in a file name and in a line of a log.
+/// Name of an agent, such as `cs2-0`, which is safe in file names and log lines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct AgentName(String);
 
 impl AgentName {
-    /// The agent `role`-`index`.
+    /// Returns the name of the agent `role`-`index`.
     ///
     /// # Errors
-    /// [`Error::AgentName`] unless the role is of lower-case letters, digits and `-`.
+    /// [`Error::AgentName`] unless the role begins with a lower-case letter, has only lower-case letters, digits and
+    /// `-`, and the name has at most 64 bytes.
     pub fn new(role: &str, index: u32) -> Result<Self> {
         format!("{role}-{index}").parse()
     }
 
-    /// The name.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -156,24 +157,24 @@ impl fmt::Display for AgentName {
     }
 }
 
-/// One thing said by one agent.
+/// One log record of one agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// When, by the agent's clock, milliseconds since 1970-01-01 UTC.
+    /// Time of the record by the agent's clock, in milliseconds since 1970-01-01 UTC.
     pub unix_ms: u64,
-    /// How severe.
+    /// Severity.
     pub level: Level,
-    /// Who.
+    /// The agent that logged it.
     pub agent: AgentName,
-    /// What.
+    /// Text of the record; at most 16 KiB if created by [`Record::new`].
     pub message: String,
-    /// Details by key.
+    /// Values by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, String>,
 }
 
 impl Record {
-    /// A record of now; a message of more than 16 KiB is cut.
+    /// Creates a record with the current time. A message of more than 16 KiB is truncated.
     pub fn new(level: Level, agent: AgentName, mut message: String) -> Self {
         if message.len() > MAX_MESSAGE {
             message.truncate(message.floor_char_boundary(MAX_MESSAGE));
@@ -184,7 +185,8 @@ impl Record {
 }
 
 impl Record {
-    /// The record as one line of JSON, its fields beside `timestamp`, `level`, `agent` and `message`, which win.
+    /// Formats the record as one line of JSON. Its fields are at the same level as `timestamp`, `level`, `agent` and
+    /// `message`, which take precedence.
     pub fn to_json(&self) -> String {
         let Self { unix_ms, level, agent, message, fields } = self;
         let mut line: BTreeMap<&str, &str> = fields.iter().map(|(key, value)| (&**key, &**value)).collect();
@@ -195,12 +197,12 @@ impl Record {
             ("agent", agent.as_str()),
             ("message", &**message),
         ]);
-        // Texts by texts: nothing of that can't be written.
+        // A map of strings can always be serialized.
         serde_json::to_string(&line).unwrap_or_default()
     }
 }
 
-/// The record as one line, without a line feed. Control characters are escaped, so that nothing said by a peer can
+/// Formats the record as one line, without a line feed. Control characters are escaped, so that text from a peer can't
 /// forge another line or move a terminal's cursor.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! The few protocol-buffer messages of an event file, encoded by hand.
+//! Encodes the protocol-buffer messages of an event file that we need.
 //!
 //! ```text
 //! Event      { 1: double wall_time, 2: int64 step, 3: string file_version, 5: Summary, 7: SessionLog }
@@ -6,16 +6,16 @@
 //! SessionLog { 1: enum status }         START = 1
 //! ```
 //!
-//! (TensorFlow's `event.proto` and `summary.proto`.) Fields are written in the order of their numbers and, as proto3
-//! does, left out when they are zero, so that the bytes are those the official library writes.
+//! The messages are defined in TensorFlow's `event.proto` and `summary.proto`. Fields are written in the order of their
+//! numbers and, as in proto3, left out if they are zero. The bytes therefore equal those of the official library.
 
-/// Wire types: how many bytes follow a field's key.
+/// Wire types, which say how a field's value is encoded.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const LENGTH: u64 = 2;
 const FIXED32: u64 = 5;
 
-/// One event.
+/// An event of the file.
 #[derive(Clone, Debug)]
 pub(super) struct Event<'a> {
     wall_time: f64,
@@ -31,17 +31,17 @@ enum What<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// The first event of every file.
+    /// Returns the first event of every file.
     pub(super) fn file_version(wall_time: f64) -> Self {
         Self { wall_time, step: 0, what: What::FileVersion("brain.Event:2") }
     }
 
-    /// Points of several curves at one step.
+    /// Returns an event with one point of each of several curves, at one step.
     pub(super) fn scalars(wall_time: f64, step: u64, values: &'a [(&'a str, f32)]) -> Self {
         Self { wall_time, step, what: What::Scalars(values) }
     }
 
-    /// Tells readers to forget what was said before of `step` and later ones.
+    /// Returns an event that makes readers discard earlier points of `step` and later steps.
     pub(super) fn session_start(wall_time: f64, step: u64) -> Self {
         Self { wall_time, step, what: What::SessionStart }
     }
@@ -74,7 +74,7 @@ fn summary(values: &[(&str, f32)]) -> Vec<u8> {
     summary.bytes
 }
 
-/// A message being written.
+/// Builds the bytes of a message.
 #[derive(Default)]
 struct Message {
     bytes: Vec<u8>,
@@ -107,13 +107,13 @@ impl Message {
         }
     }
 
-    /// A member of a `oneof`, which is present even when it is zero.
+    /// Writes a member of a `oneof`, which is present even if it is zero.
     fn oneof_float(&mut self, field: u64, value: f32) {
         self.key(field, FIXED32);
         self.bytes.extend(value.to_le_bytes());
     }
 
-    /// A string, or a message within the message.
+    /// Writes a string or a nested message.
     fn bytes(&mut self, field: u64, value: &[u8]) {
         self.key(field, LENGTH);
         self.raw_varint(value.len() as u64);

@@ -1,11 +1,12 @@
-//! TensorBoard event files, in the form the `tensorboard` package reads.
+//! Writes TensorBoard event files, in the format that the `tensorboard` package reads.
 //!
-//! A file is a sequence of TFRecords (`record`), each an `Event` message (`event`); the first says `file_version:
-//! "brain.Event:2"`. One file belongs to one attempt and is only appended to. The second event is a session start at
-//! the first step the attempt trains: there TensorBoard drops what earlier files said of that step and later ones, so
-//! that the curves show each step once, however often a run was resumed. (It takes the first session start of a run for
-//! the run's beginning and drops nothing; that is why every file of a training run has one. A run that only evaluates
-//! has none.)
+//! * A file is a sequence of TFRecords (`record`), each with an `Event` message (`event`). The first one contains
+//!   `file_version: "brain.Event:2"`.
+//! * A file belongs to one attempt and is only appended to.
+//! * The second event of a training run is a session start at the first step that the attempt trains. At this event
+//!   TensorBoard discards what earlier files contain of that step and later ones, so a curve shows each step once after
+//!   any number of resumes. TensorBoard takes the first session start of a run for the run's beginning and discards
+//!   nothing; therefore every file of a training run has one. A run that only evaluates has none.
 
 mod event;
 mod record;
@@ -23,7 +24,7 @@ use crate::{
 };
 use event::Event;
 
-/// The names of the curves.
+/// Names of the curves.
 pub mod tags {
     /// Loss of a training step.
     pub const TRAIN_LOSS: &str = "train/loss";
@@ -41,17 +42,18 @@ pub mod tags {
     pub const AVG_STEPS_PER_SEC: &str = "avg_steps_per_sec";
 }
 
-/// Writes one event file. Every event is with the operating system when a method returns.
+/// Writes one event file. Every event has been passed to the operating system when a method returns without an error.
 #[derive(Debug)]
 pub struct EventWriter {
     file: Backlog,
 }
 
 impl EventWriter {
-    /// Creates `events.out.tfevents.<seconds>.<host>.<pid>.<attempt>` in `directory`, which is created too.
+    /// Creates `events.out.tfevents.<seconds>.<host>.<pid>.<attempt>` in `directory`, which is created if it does not
+    /// exist.
     ///
-    /// The attempt continues after `resume_step` committed steps: readers drop what earlier files say of later ones. A
-    /// run from step 0 makes them drop everything.
+    /// The attempt continues after `resume_step` committed steps: readers discard later steps of earlier files. If
+    /// `resume_step` is 0 they discard all steps.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -62,8 +64,8 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// As [`EventWriter::create`], for a run that trains nothing: it leaves what other files say as it is, since it may
-    /// evaluate earlier steps than the newest.
+    /// Creates a file like [`EventWriter::create`], for a run that does not train. Readers discard nothing, because the
+    /// run may evaluate an earlier step than the newest.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -77,15 +79,15 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Where the file lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Adds a point at `step` to each of the named curves, at the present time.
+    /// Adds a point at `step` to each of the named curves, with the current time.
     ///
     /// # Errors
-    /// [`Error::Io`]; nothing of it stays in the file. It is kept in memory, and written before the next one.
+    /// [`Error::Io`]. The event is then not in the file; it is kept in memory and written before the next one.
     pub fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> Result<()> {
         self.write(&Event::scalars(wall_time(), step, values))
     }
@@ -94,21 +96,22 @@ impl EventWriter {
         self.file.append(record::frame(&event.encode()))
     }
 
-    /// Writes what the file refused before.
+    /// Writes the events that could not be written before.
     ///
     /// # Errors
-    /// [`Error::Io`]; what is not written stays in memory.
+    /// [`Error::Io`]; events that are not written stay in memory.
     pub fn flush(&mut self) -> Result<()> {
         self.file.flush()
     }
 
-    /// Events dropped since the file refused more of them than memory is meant for.
+    /// Returns the number of events dropped because too many were waiting to be written (4 MiB).
     pub const fn dropped(&self) -> u64 {
         self.file.dropped()
     }
 }
 
-/// A second run of the same second, host and process gets a further number, never the other's file.
+/// Creates a new file. If a file with the same second, host, process and attempt exists, a number is appended to the
+/// name.
 fn create_new(directory: &Path, name: &str) -> Result<PathBuf> {
     let mut path = directory.join(name);
     for copy in 1_u32.. {
@@ -123,17 +126,18 @@ fn create_new(directory: &Path, name: &str) -> Result<PathBuf> {
     Err(Error::io("create", &path)(io::ErrorKind::AlreadyExists.into()))
 }
 
-/// Ten digits of seconds, so that names sort by time: that is the order TensorBoard reads files in.
+/// Returns the name of a file, with ten digits of seconds so that names sort by time: TensorBoard reads files in this
+/// order.
 fn file_name(wall_time: f64, host: &str, process: u32, attempt: u64) -> String {
     format!("events.out.tfevents.{:010}.{host}.{process}.{attempt}", wall_time as u64)
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// This machine's name, of characters that are safe in a file name.
+/// Returns the host name, reduced to characters that are safe in a file name; `localhost` if it is unknown.
 fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String =
@@ -145,7 +149,7 @@ fn host_name() -> String {
 mod tests {
     use super::*;
 
-    /// `tests/golden/read_events.py` reads this file with the real package.
+    /// `tests/golden/read_events.py` reads this file with the `tensorboard` package.
     const GOLDEN: &[u8] = include_bytes!("../../tests/golden/events.out.tfevents.golden");
 
     fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {

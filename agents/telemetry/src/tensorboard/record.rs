@@ -1,8 +1,9 @@
 //! TFRecord framing: `length u64 | masked crc of length | payload | masked crc of payload`, all little-endian.
 //!
-//! The sums are CRC-32C (Castagnoli), rotated and offset so that a record inside a record does not check by accident.
+//! The checksums are CRC-32C (Castagnoli), rotated and offset so that a record nested in a record does not pass the
+//! check by accident.
 
-/// `payload` as a record.
+/// Returns `payload` framed as a record.
 pub(super) fn frame(payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(payload.len() + 16);
@@ -13,7 +14,7 @@ pub(super) fn frame(payload: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The first record's payload and what follows it; `None` if it is damaged or not whole.
+/// Returns the first record's payload and the remaining bytes; `None` if the record is damaged or incomplete.
 #[cfg(test)]
 pub(super) fn unframe(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
@@ -33,7 +34,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc: u32, &byte| TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8))
 }
 
-/// The remainder of each byte, for the Castagnoli polynomial with its bits reversed.
+/// CRC of each byte value, for the Castagnoli polynomial with reversed bits.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -54,7 +55,7 @@ const TABLE: [u32; 256] = {
 mod tests {
     use super::*;
 
-    /// RFC 3720, B.4, and the polynomial's check value.
+    /// RFC 3720, B.4, and the check value of the polynomial.
     #[test]
     fn published_check_values() {
         let ascending: Vec<u8> = (0..32).collect();
