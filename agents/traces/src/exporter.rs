@@ -1,4 +1,4 @@
-//! Sends batches of spans over gRPC, and logs once that it can't.
+//! Sends batches of spans over gRPC; logs the first of several consecutive failures only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,9 @@ use tokio::runtime::Handle;
 
 use crate::Error;
 
-/// How the collector of an `https` endpoint proves who it is: by the certificate authority in the file that
-/// `OTEL_EXPORTER_OTLP_CERTIFICATE` names, or else by one that the system trusts. `None` for other endpoints.
+/// Returns the TLS configuration for an `https` endpoint; `None` for other endpoints. The collector's certificate must
+/// be issued by the authority in the file that `OTEL_EXPORTER_OTLP_CERTIFICATE`, or its variant for traces, names. If
+/// neither is set, it must be issued by an authority that the system trusts.
 fn tls(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientTlsConfig>, Error> {
     let of_traces = |name: &str| {
         let (traces, any) = (format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}"));
@@ -29,20 +30,21 @@ fn tls(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ClientTlsConf
     Ok(Some(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority))))
 }
 
-/// See the module text.
+/// Sends batches of spans to a collector.
 #[derive(Debug)]
 pub struct Exporter {
     inner: Arc<Otlp>,
-    /// The threads that send. Batches come from a thread that is none of them.
+    /// Runtime of the thread that sends. Batches are passed in by a thread of the batch processor, not one of the
+    /// runtime's.
     runtime: Handle,
     failing: AtomicBool,
 }
 
 impl Exporter {
-    /// An exporter as the environment describes it, to be made within `runtime`.
+    /// Creates an exporter configured by the environment. Must be called within `runtime`.
     ///
     /// # Errors
-    /// The endpoint, or another variable, can't be used.
+    /// The value of the endpoint or of another variable can't be used.
     pub fn new(runtime: Handle) -> Result<Self, Error> {
         let builder = Otlp::builder().with_tonic();
         let inner = match tls(|name| std::env::var(name).ok())? {
@@ -52,7 +54,7 @@ impl Exporter {
         Ok(Self { inner: Arc::new(inner), runtime, failing: AtomicBool::new(false) })
     }
 
-    /// Logs a failure after a success, and a success after a failure.
+    /// Logs a failure that follows a success, and a success that follows a failure.
     fn note(&self, result: &OTelSdkResult) {
         match result {
             Ok(()) => {
@@ -87,7 +89,7 @@ impl SpanExporter for Exporter {
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        // Nothing else has it before the first batch.
+        // Before the first batch there is no other reference.
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
             inner.set_resource(resource);
         }

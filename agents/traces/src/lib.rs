@@ -1,20 +1,21 @@
-//! The one place where a program's subscriber is put together: what it logs, in a layer of its own, and its spans,
-//! which go to an OpenTelemetry collector where one is named.
+//! Installs a program's `tracing` subscriber: a layer for its logs, and one that sends its spans to an OpenTelemetry
+//! collector if one is configured.
 //!
 //! ```text
 //!   tracing::info!, log::info! of libraries ──► the program's layer of logs ──► standard error
 //!   tracing::info_span!                     ──► batches, on a thread        ──► OTLP over gRPC
 //! ```
 //!
-//! Spans are sent where `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, unless
+//! Spans are sent if `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, unless
 //! `OTEL_SDK_DISABLED` is `true` or `OTEL_TRACES_EXPORTER` is `none`. The other variables of the OpenTelemetry
-//! specification for OTLP, certificates, batches, sampling and resources count, too. Without an endpoint a span costs a comparison.
+//! specification for OTLP, certificates, batches, sampling and resources also apply. Without an endpoint a span costs
+//! one comparison.
 //!
-//! Invariants:
-//! * A collector that can't be reached neither blocks nor ends the program: spans beyond a bounded queue are dropped,
+//! Guarantees:
+//! * A collector that can't be reached neither blocks nor ends the program. Spans beyond a bounded queue are dropped,
 //!   and the failure is logged once until sending works again.
-//! * What has ended before [`Traces`] is dropped is sent, if the collector takes it within [`FLUSH_TIMEOUT`].
-//! * Of spans only those of our own crates are sent.
+//! * Spans that end before [`Traces`] is dropped are sent, if the collector accepts them within [`FLUSH_TIMEOUT`].
+//! * Only spans of our own crates are sent, down to the level INFO.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -40,19 +41,19 @@ pub use traceparent::{InvalidTraceParent, TraceParent};
 
 use exporter::Exporter;
 
-/// For the last spans to be sent when the program ends.
+/// Bounds the time in which the last spans are sent when the program ends.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How the targets of our own crates begin.
+/// Prefix of the targets of our own crates.
 const OWN_TARGETS: &str = "millrace";
 
 /// A layer of a program's subscriber.
 pub type BoxLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Why no subscriber could be installed.
+/// No subscriber could be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The variables of OTLP name something that can't be used.
+    /// The variables of OTLP have a value that can't be used.
     #[error("traces can't be sent to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names: {0}")]
     Exporter(#[from] ExporterBuildError),
     /// The certificate authority of the collector can't be read.
@@ -60,18 +61,19 @@ pub enum Error {
     Certificate {
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// There is no thread to send from.
+    /// The thread that sends spans can't be started.
     #[error("can't start the thread that sends traces: {0}")]
     Thread(#[from] std::io::Error),
-    /// A second subscriber was installed in one process.
+    /// This process already has a subscriber.
     #[error("this process already has a logger")]
     Installed,
 }
 
-/// The sending of spans, until it is dropped: then what has ended is sent.
+/// Sends spans until it is dropped. Dropping it sends the spans that have ended; it blocks for about [`FLUSH_TIMEOUT`]
+/// at most.
 #[derive(Default)]
 pub struct Traces {
     _sending: Option<Sending>,
@@ -84,7 +86,7 @@ struct Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        // What fails is logged by the exporter.
+        // The exporter logs errors.
         let _ = self.provider.shutdown_with_timeout(FLUSH_TIMEOUT);
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -92,10 +94,11 @@ impl Drop for Sending {
     }
 }
 
-/// Installs `logs`, and the sending of spans as of the service `program` where the environment asks for it.
+/// Installs `logs` as the subscriber's layer of logs. If the environment configures a collector, spans are sent as
+/// those of the service `program`, or of `OTEL_SERVICE_NAME`.
 ///
 /// # Errors
-/// [`Error`].
+/// [`Error`] if the configured collector can't be used, or if this process already has a subscriber.
 pub fn install(program: &'static str, logs: BoxLayer) -> Result<Traces, Error> {
     let sending = if is_configured() { Some(Sending::start(program)?) } else { None };
     let mut layers = vec![logs];
@@ -108,12 +111,12 @@ pub fn install(program: &'static str, logs: BoxLayer) -> Result<Traces, Error> {
     Ok(Traces { _sending: sending })
 }
 
-/// Whether this program's environment asks for traces.
+/// Returns whether the environment of this program configures a collector.
 pub fn is_configured() -> bool {
     is_wanted(|name| std::env::var(name).ok())
 }
 
-/// Whether the environment asks for traces.
+/// Returns whether the environment variables configure a collector.
 fn is_wanted(variable: impl Fn(&str) -> Option<String>) -> bool {
     let is = |name: &str, value: &str| variable(name).is_some_and(|set| set.trim().eq_ignore_ascii_case(value));
     let endpoints = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
@@ -123,7 +126,8 @@ fn is_wanted(variable: impl Fn(&str) -> Option<String>) -> bool {
 
 impl Sending {
     fn start(program: &'static str) -> Result<Self, Error> {
-        // A thread of its own: the program's may be busy, and are gone when the last spans are sent.
+        // Spans are sent from a separate thread: those of the program may be busy, and have ended when the last spans
+        // are sent.
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("traces").enable_all().build()?;
         let exporter = {
             let _entered = runtime.enter();

@@ -1,4 +1,4 @@
-//! Spans that go on with a trace of somebody else's, by the headers of W3C Trace Context.
+//! Continues the trace of another program, given by the headers of W3C Trace Context.
 
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
@@ -6,7 +6,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The headers of a request, by name.
+/// Headers of a request by name.
 struct Headers<'a>([(&'static str, Option<&'a str>); 2]);
 
 impl Extractor for Headers<'_> {
@@ -19,8 +19,8 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// Makes `span` a child of the one that the headers `traceparent` and `tracestate` name. Headers that can't be read, or
-/// are not there, change nothing.
+/// Makes `span` a child of the span that the headers `traceparent` and `tracestate` name. Missing or invalid headers
+/// have no effect.
 pub fn follow<'a>(span: &Span, header: impl Fn(&str) -> Option<&'a str>) {
     if span.is_disabled() {
         return;
@@ -28,7 +28,7 @@ pub fn follow<'a>(span: &Span, header: impl Fn(&str) -> Option<&'a str>) {
     let headers = Headers(["traceparent", "tracestate"].map(|name| (name, header(name))));
     let context = TraceContextPropagator::new().extract(&headers);
     if context.span().span_context().is_valid() {
-        // A span that no collector gets has no parent to be set.
+        // This fails only for a span that is not sent to a collector; such a span needs no parent.
         let _ = span.set_parent(context);
     }
 }

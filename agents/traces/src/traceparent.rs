@@ -1,5 +1,5 @@
-//! The header `traceparent` of W3C Trace Context as a value: `00-<trace ID>-<span ID>-<flags>`, in lower-case
-//! hexadecimal digits. An annotation of a job and the environment variable [`TraceParent::VARIABLE`] carry it from a
+//! The header `traceparent` of W3C Trace Context as a value: `00-<trace ID>-<span ID>-<flags>` in lower-case
+//! hexadecimal digits. An annotation of a job and the environment variable [`TraceParent::VARIABLE`] pass it from a
 //! submission to the agents.
 
 use std::fmt;
@@ -11,25 +11,25 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::follow;
 
-/// Bytes of version, trace ID, span ID and flags, with the hyphens between them.
+/// Bytes of a value: version, trace ID, span ID and flags, with the hyphens between them.
 const LENGTH: usize = 55;
-/// Where the hyphens stand.
+/// Offsets of the hyphens.
 const HYPHENS: [usize; 3] = [2, 35, 52];
 
-/// A span that others continue: nothing but digits and hyphens, whoever wrote it.
+/// A span that another program continues. Contains only hexadecimal digits and hyphens, so it is safe to embed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceParent(String);
 
-/// A text that is no [`TraceParent`].
+/// The text is not a [`TraceParent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent of version 00")]
 pub struct InvalidTraceParent;
 
 impl TraceParent {
-    /// The environment variable by which a program gets its parent.
+    /// Name of the environment variable with the parent of a program's spans.
     pub const VARIABLE: &str = "TRACEPARENT";
 
-    /// The current span; `None` where this program sends no traces.
+    /// Returns the current span; `None` if this program sends no traces.
     pub fn current() -> Option<Self> {
         let context = Span::current().context();
         let span = context.span();
@@ -41,12 +41,12 @@ impl TraceParent {
         span.is_valid().then(|| Self(format!("00-{}-{}-{flags:02x}", span.trace_id(), span.span_id())))
     }
 
-    /// The parent that the environment names; `None` also where it can't be read.
+    /// Returns the parent that the environment names; `None` if it is missing or invalid.
     pub fn from_environment() -> Option<Self> {
         std::env::var(Self::VARIABLE).ok()?.parse().ok()
     }
 
-    /// Makes `span` a child of this one.
+    /// Makes `span` a child of this span.
     pub fn adopt(&self, span: &Span) {
         follow(span, |name| (name == "traceparent").then_some(&*self.0));
     }
@@ -55,7 +55,7 @@ impl TraceParent {
 impl FromStr for TraceParent {
     type Err = InvalidTraceParent;
 
-    /// Takes version 00 alone, and no ID of zeros.
+    /// Accepts version 00 only, and no ID that is zero.
     fn from_str(text: &str) -> Result<Self, InvalidTraceParent> {
         let is_expected = |(at, byte): (usize, u8)| match HYPHENS.contains(&at) {
             true => byte == b'-',
@@ -96,7 +96,7 @@ mod tests {
             &good.replace('-', "_"),
             &format!("{good}-00"),
             &format!("{}\n", &good[..54]),
-            // As many bytes as a good one.
+            // Has the same number of bytes as a valid value.
             &format!("{}\u{e9}", &good[..53]),
             &zero_trace,
             &zero_span,

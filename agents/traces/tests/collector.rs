@@ -1,7 +1,7 @@
-//! Spans arrive at a real receiver of OTLP, with their parent; without one nothing blocks.
+//! Tests that spans reach an OTLP receiver with their parent, and that a missing receiver blocks nothing.
 //!
-//! A process has one subscriber and reads its environment once, so each case is a process of its own: this program
-//! again.
+//! A process has one subscriber and reads its environment once. Each case therefore runs in a process of its own, which
+//! executes this test program again.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,13 +17,13 @@ use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 use tracing_subscriber::Layer;
 
-/// Tells the program that it is the one that is traced.
+/// Environment variable that marks the process as the traced one.
 const TRACED: &str = "MILLRACE_TEST_TRACED";
-/// A trace of somebody else's.
+/// A trace started by another program, and its span.
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// Keeps what it is sent.
+/// Forwards the requests it receives to the test.
 struct Collector(mpsc::UnboundedSender<ExportTraceServiceRequest>);
 
 #[tonic::async_trait]
@@ -37,7 +37,7 @@ impl TraceService for Collector {
     }
 }
 
-/// What is traced.
+/// Creates the spans.
 #[test]
 #[ignore = "is run by the others, as a process of its own"]
 fn traced() {
@@ -64,12 +64,12 @@ fn traced() {
     eprintln!("flushed in {} ms", began.elapsed().as_millis());
 }
 
-/// Runs [`traced`] with an endpoint; what it printed.
+/// Runs [`traced`] with an endpoint and returns what it printed.
 async fn trace_to(endpoint: Option<&str>) -> String {
     trace_trusting(endpoint, None).await
 }
 
-/// As [`trace_to`], with the certificate authority in this file.
+/// Runs [`traced`] like [`trace_to`], and trusts the certificate authority in the file `authority`.
 async fn trace_trusting(endpoint: Option<&str>, authority: Option<&Path>) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "traced", "--ignored", "--nocapture"]).env(TRACED, "yes").stdout(Stdio::null());
@@ -140,7 +140,7 @@ async fn a_collector_behind_tls_is_known_by_its_authority_alone() {
 
 #[tokio::test]
 async fn a_collector_that_is_away_is_told_of_once_and_holds_nothing_up() {
-    // Nobody listens there any more.
+    // Nothing listens at this address after the listener is dropped.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
