@@ -1,4 +1,4 @@
-//! Writes the seeds that are not text: `cargo run -p millrace-fuzz --example seeds`.
+//! Writes the binary seeds of the corpus: `cargo run -p millrace-fuzz --example seeds`.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What users write: params files and custom resources; and the record of what a job was resolved to.
+//! Targets for documents of users (params files, custom resources) and for the record of a resolved job.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use millrace_crds::{ClusterSpec, Resolution, TrainJob};
 use millrace_params::{ApplianceSpec, Job, Overrides, Params};
 use serde_json::Value;
 
-/// A params file, and the same bytes as an appliance.
+/// Parses a params file, and the same bytes as an appliance.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(read) = Params::parse_yaml(text)
@@ -22,7 +22,7 @@ pub fn params(bytes: &[u8]) {
     drop(ApplianceSpec::parse_yaml(text));
 }
 
-/// Where model_dirs lie: nowhere.
+/// A site at which all model_dirs and data are accepted. No path is accessed.
 struct Nowhere;
 
 impl Site for Nowhere {
@@ -39,9 +39,9 @@ impl Site for Nowhere {
     }
 }
 
-/// A plan of more layers takes more time than an input should.
+/// Maximum layers of a model that is planned: planning more takes too much time for one input.
 const MOST_LAYERS: u64 = 64;
-/// As for [`MOST_LAYERS`].
+/// Maximum size of other dimensions of a model that is planned, for the same reason.
 const MOST_WIDTH: u64 = 4096;
 
 fn is_small(object: &Value) -> bool {
@@ -54,7 +54,7 @@ fn is_small(object: &Value) -> bool {
             .all(|at| small(at, MOST_WIDTH))
 }
 
-/// A TrainJob: as the definition takes it, as the type reads it, and what it resolves to.
+/// Validates a TrainJob by its definition, reads it as its type, and resolves it.
 pub fn trainjob(bytes: &[u8]) {
     static DEFINITION: OnceLock<Definition> = OnceLock::new();
     let definition = DEFINITION.get_or_init(|| Definition::both().expect("the definitions are ours").1);
@@ -72,7 +72,7 @@ pub fn trainjob(bytes: &[u8]) {
     }
 }
 
-/// The record of what a job was resolved to.
+/// Reads the record of a resolved job.
 pub fn record(bytes: &[u8]) {
     if let Ok(record) = serde_json::from_slice::<Resolution>(bytes) {
         drop(resolved_job(&record));

@@ -1,4 +1,4 @@
-//! What lies on disks: journal, checkpoint, safetensors, config.json of a model to import, token files.
+//! Targets for files on disk: journal, checkpoint, safetensors, config.json of an imported model, token files.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -10,7 +10,7 @@ use millrace_params::{Overrides, Params};
 use millrace_telemetry::journal::{Event, Journal, JournalReader, Stage, State};
 use tempfile::TempDir;
 
-/// A directory for a thread's inputs.
+/// Runs `run` with a directory for this thread and `name`.
 fn with_dir(name: &str, run: impl FnOnce(&Path)) {
     thread_local! {
         static DIR: OnceCell<TempDir> = const { OnceCell::new() };
@@ -26,7 +26,7 @@ fn write(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).expect("a file");
 }
 
-/// A journal's file: read whole, then continued by the next attempt.
+/// Reads a journal's file to its end; then the next attempt continues the journal.
 pub fn journal(bytes: &[u8]) {
     with_dir("journal", |dir| {
         let file = |attempt: u32| dir.join(format!("journal/attempt-{attempt}.jsonl"));
@@ -55,12 +55,12 @@ pub fn journal(bytes: &[u8]) {
     });
 }
 
-/// A checkpoint of release 0.1.0.
+/// Returns the path of a checkpoint of release 0.1.0.
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/0.1.0/model_dir/checkpoint_4")
 }
 
-/// A manifest, signed as the writer does, beside the files of a real checkpoint.
+/// Opens a manifest with the files of a real checkpoint, as given and with a valid checksum.
 pub fn manifest(bytes: &[u8]) {
     const KEY: &[u8] = b"{\n  \"checksum\": \"";
     with_dir("checkpoint_4", |dir| {
@@ -78,7 +78,7 @@ pub fn manifest(bytes: &[u8]) {
         let _ = fs::remove_file(&path);
         write(&path, bytes);
         drop(Checkpoint::open(dir));
-        // With a right checksum what is said is believed further.
+        // With a valid checksum the manifest's content is read, too.
         if let Some(rest) = bytes.strip_prefix(KEY).and_then(|rest| rest.get(64..)) {
             let zeros = [b'0'; 64];
             let digest = blake3::hash(&[KEY, &zeros, rest].concat()).to_hex();
@@ -91,7 +91,7 @@ pub fn manifest(bytes: &[u8]) {
     });
 }
 
-/// A safetensors file that is to be imported.
+/// Opens a safetensors file for an import.
 pub fn safetensors(bytes: &[u8]) {
     const CONFIG: &str =
         r#"{"model_type":"gpt2","vocab_size":32,"n_positions":8,"n_embd":8,"n_layer":1,"n_head":1,"n_inner":null}"#;
@@ -102,7 +102,7 @@ pub fn safetensors(bytes: &[u8]) {
     });
 }
 
-/// The config.json of a model that is to be imported: the params that are made from it are good ones.
+/// Reads the config.json of a model for an import. The params made from it must be valid.
 pub fn hf_config(bytes: &[u8]) {
     with_dir("hf_config", |dir| {
         write(&dir.join("config.json"), bytes);
@@ -112,13 +112,13 @@ pub fn hf_config(bytes: &[u8]) {
         let resolved = Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default()));
         match resolved {
             Ok(resolved) => assert_eq!(resolved.job.run.model_dir, model_dir),
-            // The directory's name alone may be refused.
+            // Only the name of the directory may be invalid.
             Err(error) => assert!(error.problems().all(|problem| problem.key == "runconfig.model_dir"), "{error}"),
         }
     });
 }
 
-/// A token file, and the same bytes as text of bytes.
+/// Opens a token file as both parts of a split, and reads samples of it.
 pub fn tokens(bytes: &[u8]) {
     with_dir("tokens", |dir| {
         let path = dir.join("tokens.bin");

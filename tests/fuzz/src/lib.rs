@@ -1,8 +1,9 @@
-//! Targets for fuzzing: each takes any bytes, and must neither panic nor take unbounded time or memory.
+//! Fuzz targets. Each accepts arbitrary bytes and must neither panic nor take unbounded time or memory.
 //!
-//! `tests/corpus.rs` runs every target over the committed corpus and over mutations of it, with the stable toolchain
-//! and nothing to install. `libfuzzer/` runs the same targets with cargo-fuzz. A target checks more than that nothing
-//! breaks where it can: what was read and is written again must read as the same.
+//! * `tests/corpus.rs` runs every target over the committed corpus and over mutations of it, with the stable toolchain
+//!   and without further tools.
+//! * `libfuzzer/` runs the same targets with cargo-fuzz.
+//! * If possible, a target also checks a round trip: what was read and is written again must read as an equal value.
 
 mod cluster;
 mod disk;
@@ -12,10 +13,10 @@ mod wire;
 
 pub mod mutate;
 
-/// A target: its name, which is that of its directory in `corpus/`, and what it does with an input.
+/// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All targets.
 pub const TARGETS: [Target; 17] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
@@ -36,7 +37,7 @@ pub const TARGETS: [Target; 17] = [
     ("body", rest::body),
 ];
 
-/// The target of that name.
+/// Returns the target with this name; `None` if there is none.
 pub fn target(name: &str) -> Option<fn(&[u8])> {
     TARGETS.into_iter().find(|(known, _)| *known == name).map(|(_, run)| run)
 }

@@ -1,11 +1,11 @@
-//! Mutations of inputs, from a seed: what the runner of the stable toolchain has instead of libFuzzer.
+//! Seeded mutations of inputs, in place of libFuzzer for the runner of the stable toolchain.
 
-/// A generator of random numbers: xorshift64*, by Vigna (2016).
+/// A random number generator: xorshift64*, by Vigna (2016).
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A stream of its own for each name.
+    /// Creates a generator whose seed is derived from `name`.
     pub fn new(name: &str) -> Self {
         Self(
             name.bytes()
@@ -14,7 +14,7 @@ impl Random {
         )
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -22,13 +22,13 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `bound`; 0 for no bound.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.number() >> 16) as usize % bound.max(1)
     }
 }
 
-/// Pieces that readers look for.
+/// Texts and bytes with a meaning to some reader.
 const WORDS: [&[u8]; 40] = [
     b"{",
     b"}",
@@ -72,10 +72,10 @@ const WORDS: [&[u8]; 40] = [
     b"*",
 ];
 
-/// Longest input that is made, in bytes.
+/// Maximum bytes of an input.
 const MOST_BYTES: usize = 1 << 16;
 
-/// One of `seeds`, changed in one to eight places.
+/// Returns one of `seeds` with one to eight changes.
 pub fn mutated(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let empty = Vec::new();
     let mut input = seeds.get(random.below(seeds.len())).unwrap_or(&empty).clone();

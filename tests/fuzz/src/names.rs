@@ -1,4 +1,4 @@
-//! Names and paths from users: what becomes a component of a path, the name of an object, or a place in a directory.
+//! Targets for names and paths given by users, which become path components, names of objects, or paths in a directory.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
@@ -12,7 +12,8 @@ use regex::Regex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Checks what a type of names does with `text`: `accepted` is the name as the constructor returned it.
+/// Checks a type of names with `text`; `accepted` is the name that the constructor returned, `None` if it rejected
+/// `text`.
 fn check<T>(text: &str, accepted: Option<T>, max_bytes: usize, pattern: &Regex)
 where
     T: AsRef<Path> + ToString + PartialEq + std::fmt::Debug + Serialize + DeserializeOwned,
@@ -31,13 +32,13 @@ where
     assert_eq!(components.next(), None, "one component: {text:?}");
 }
 
-/// Whether `text` is a label as RFC 1123 has it.
+/// Returns whether `text` is a label as defined by RFC 1123.
 fn is_dns_label(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&text.len()) && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
-/// A name of each type, and the option of a server's volume.
+/// Checks a name of each type, and the option for a volume of the server.
 pub fn names(bytes: &[u8]) {
     static PATTERNS: LazyLock<[Regex; 3]> = LazyLock::new(|| {
         [ObjectName::PATTERN, LabelName::PATTERN, FileName::PATTERN]
@@ -61,7 +62,7 @@ pub fn names(bytes: &[u8]) {
     }
 }
 
-/// The option that stands for a volume.
+/// Returns the option that defines a volume.
 fn volume_option(name: &ObjectName, volume: &ServerVolume) -> String {
     let access = if volume.read_only { "ro" } else { "rw" };
     let mut option = format!("{name}={}:{access}", volume.dir.display());
@@ -72,7 +73,7 @@ fn volume_option(name: &ObjectName, volume: &ServerVolume) -> String {
     option
 }
 
-/// The directories of a server, none of which exists: paths are resolved as text.
+/// Returns the directories of a server. None of them exists, because paths are resolved as text.
 fn directories() -> &'static Directories {
     static DIRECTORIES: LazyLock<Directories> = LazyLock::new(|| {
         let label = |name: &str| LabelName::new(name).expect("a label");
@@ -96,8 +97,8 @@ fn directories() -> &'static Directories {
     &DIRECTORIES
 }
 
-/// A job of the namespace `team` with every volume of [`directories`] and a ConfigMap; a mount's path, its subPath and
-/// the ConfigMap's name are the input's.
+/// Returns a job of the namespace `team` with every volume of [`directories`] and a ConfigMap. The input determines a
+/// mount's path, its subPath and the ConfigMap's name.
 fn job(mounted_at: &str, sub_path: &str, config_map: &str) -> TrainJob {
     let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
     job.metadata.namespace = Some("team".to_owned());
@@ -124,7 +125,7 @@ fn job(mounted_at: &str, sub_path: &str, config_map: &str) -> TrainJob {
     job
 }
 
-/// Files that the server of [`directories`] keeps for others.
+/// Files of other namespaces, or of the server itself, in the data directory of [`directories`].
 const OF_OTHERS: [&str; 4] = [
     "/nowhere/data/millrace.db",
     "/nowhere/data/model_dirs/else/job/model_dir/metrics.jsonl",
@@ -132,20 +133,20 @@ const OF_OTHERS: [&str; 4] = [
     "/nowhere/data/exports/1/model.safetensors",
 ];
 
-/// Whether the readers of data find one of [`OF_OTHERS`] by `pattern`. They refuse one with a component that is no
-/// pattern by itself, such as `[a/b]`.
+/// Returns whether `pattern` matches one of [`OF_OTHERS`] for the readers of data. They reject a pattern with a
+/// component that is not a pattern by itself, such as `[a/b]`.
 fn leads_to_others(pattern: &str) -> bool {
     let is_read = pattern.split('/').all(|component| glob::Pattern::new(component).is_ok());
     let matches = |pattern: glob::Pattern| OF_OTHERS.iter().any(|file| pattern.matches_with(file, MATCH_OPTIONS));
     is_read && glob::Pattern::new(pattern).is_ok_and(matches)
 }
 
-/// Whether `path` lies in `directory` and no `..` leads out of it.
+/// Returns whether `path` is in `directory` and has no `..`.
 fn is_inside(path: &Path, directory: &str) -> bool {
     path.starts_with(directory) && !path.components().any(|part| part == Component::ParentDir)
 }
 
-/// Paths in a job, one a line: a path of the params, a mount's path, its subPath, the name of a ConfigMap.
+/// Resolves paths of a job, one per line: a path in the params, a mount's path, its subPath, the name of a ConfigMap.
 pub fn paths(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut lines = text.splitn(4, '\n');

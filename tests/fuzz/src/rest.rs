@@ -1,4 +1,4 @@
-//! Bodies of requests to the REST server.
+//! Targets for bodies of requests to the REST server.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -6,7 +6,7 @@ use millrace_api::rest::Submission;
 
 use crate::wire::runtime;
 
-/// The boundary of the forms in the corpus.
+/// Boundary of the forms in the corpus.
 const BOUNDARY: &str = "boundary";
 
 fn submit(content_type: &str, bytes: &[u8]) {
@@ -18,12 +18,12 @@ fn submit(content_type: &str, bytes: &[u8]) {
     }
 }
 
-/// A form: params file, what goes with it, texts.
+/// Submits a form: params file, options and texts.
 pub fn upload(bytes: &[u8]) {
     submit(&format!("multipart/form-data; boundary={BOUNDARY}"), bytes);
 }
 
-/// A TrainJob, as JSON and as YAML.
+/// Submits a TrainJob, as JSON and as YAML.
 pub fn body(bytes: &[u8]) {
     submit("application/json", bytes);
     submit("application/yaml", bytes);

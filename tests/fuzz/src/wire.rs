@@ -1,4 +1,4 @@
-//! What travels between processes: launch documents, frames, control messages, entries of the journal.
+//! Targets for what processes send to each other: launch documents, frames, control messages, journal entries.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -17,13 +17,13 @@ use prost::Message;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The runtime of the targets that read streams.
+/// Returns the runtime of the targets that read streams.
 pub(crate) fn runtime() -> &'static tokio::runtime::Runtime {
     static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"))
 }
 
-/// A launch document.
+/// Reads a launch document.
 pub fn launch(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(launch) = Launch::from_json(text) else { return };
@@ -33,13 +33,13 @@ pub fn launch(bytes: &[u8]) {
     }
 }
 
-/// The plan that a frame's header names, where it has one.
+/// Returns the plan that a frame's header names; 0 if the header is too short.
 fn plan_of(head: &[u8]) -> PlanHash {
     let bytes = head.get(8..16).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default();
     PlanHash(u64::from_le_bytes(bytes))
 }
 
-/// One frame: header and payload.
+/// Decodes one frame: header and payload.
 pub fn frame(bytes: &[u8]) {
     let (head, payload) = bytes.split_at(HEADER_BYTES.min(bytes.len()));
     let packet = Packet { head: Bytes::copy_from_slice(head), payload: Bytes::copy_from_slice(payload) };
@@ -51,7 +51,7 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// A body that comes in pieces of one size.
+/// A body that arrives in pieces of one size.
 struct Pieces {
     bytes: Bytes,
     piece: usize,
@@ -73,7 +73,8 @@ impl HttpBody for Pieces {
     }
 }
 
-/// A link: the first byte is the size of the pieces in which the rest arrives, once as frames and once as grants.
+/// Reads a link. The first byte is the size of the pieces in which the other bytes arrive, once as frames and once as
+/// grants.
 pub fn packets(bytes: &[u8]) {
     let Some((&piece, rest)) = bytes.split_first() else { return };
     let body = || {
@@ -91,7 +92,8 @@ pub fn packets(bytes: &[u8]) {
     });
 }
 
-/// Control messages, in both directions. Floats may be NaN, so it is the bytes that are compared.
+/// Decodes control messages of both directions. Encoded bytes are compared instead of values, because floats may be
+/// NaN.
 pub fn control(bytes: &[u8]) {
     fn check<T: DeserializeOwned + Serialize>(bytes: &[u8]) {
         let Ok(message) = codec::decode::<T>(bytes) else { return };
@@ -104,7 +106,7 @@ pub fn control(bytes: &[u8]) {
     check::<ShardState>(bytes);
 }
 
-/// An entry of the journal as it travels.
+/// Decodes a journal entry as sent over the network.
 pub fn entry(bytes: &[u8]) {
     let Ok(packed) = proto::Entry::decode(bytes) else { return };
     let Ok(entry) = journal::unpack(&packed) else { return };

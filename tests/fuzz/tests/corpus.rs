@@ -1,9 +1,8 @@
-//! Every target over its committed corpus, then over mutations of it, which are the same in every run: seeded by the
-//! target's name.
+//! Runs every target over its committed corpus, then over mutations of it. The mutations are the same in every run,
+//! because they are seeded by the target's name.
 //!
-//! `MILLRACE_FUZZ_SECONDS` is the time that a target gets, one second by default. An input that breaks a target is left
-//! in
-//! `target/tmp/`; put it into the target's directory of `corpus/` with the fix.
+//! `MILLRACE_FUZZ_SECONDS` is the time per target, one second by default. An input that breaks a target remains in
+//! `target/tmp/`. Add it to the target's directory of `corpus/` with the fix.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use millrace_fuzz::TARGETS;
 use millrace_fuzz::mutate::{Random, mutated};
 
-/// The most time of a CPU that an input may take, unoptimised.
+/// Maximum CPU time of one input in an unoptimized build.
 const MOST_CPU: Duration = Duration::from_secs(10);
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -23,7 +22,7 @@ fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// Runs an input, which is on the disk while it does: a stack that overflows leaves no other trace.
+/// Runs an input, which is on disk meanwhile: a stack overflow leaves no other trace of it.
 fn run(name: &str, target: fn(&[u8]), input: &[u8]) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}"));
     fs::write(&path, input).unwrap();
@@ -35,7 +34,7 @@ fn run(name: &str, target: fn(&[u8]), input: &[u8]) {
     assert!(took < MOST_CPU, "{name} took {took:?} on {}", path.display());
 }
 
-/// What this thread has had of a CPU, as Linux counts it: other programs on a busy machine don't matter.
+/// Returns the CPU time of this thread, as Linux counts it. Unlike wall time it does not depend on other programs.
 fn cpu_time() -> Duration {
     let schedule = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(schedule.split(' ').next().unwrap().parse().unwrap())

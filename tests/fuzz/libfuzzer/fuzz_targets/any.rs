@@ -1,4 +1,4 @@
-//! The target that MILLRACE_FUZZ_TARGET names, under libFuzzer.
+//! Runs the target named by MILLRACE_FUZZ_TARGET under libFuzzer.
 
 #![no_main]
 
