@@ -170,8 +170,7 @@ impl Manifest {
 
     /// Returns the text of the file, including the checksum.
     pub fn encode(&self) -> Vec<u8> {
-        // Writing numbers and strings to memory can't fail. Pretty JSON begins with "{
-        //   ".
+        // Writing numbers and strings to memory can't fail. Pretty JSON begins with "{\n  ".
         let body = serde_json::to_string_pretty(self).unwrap_or_default();
         let zeros = String::from_utf8_lossy(&NO_CHECKSUM);
         let mut text = format!("{CHECKSUM_KEY}{zeros}\",{}\n", body.get(1..).unwrap_or_default()).into_bytes();
