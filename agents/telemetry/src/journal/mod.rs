@@ -15,7 +15,8 @@
 //!   skips [`UNSYNCED_MAX`] numbers, and at most that many entries are visible before they are on disk. Numbers may
 //!   therefore jump between attempts; within an attempt they are consecutive.
 //! * A state, a checkpoint and an outcome are on disk (fsync) before they get their number and before any follower sees
-//!   them. Metrics and log records have been passed to the operating system, so they survive the death of the process.
+//!   them, unless the disk is full. Metrics and log records have been passed to the operating system, so they survive
+//!   the death of the process.
 //! * A full disk does not end the run. Entries that can't be written get their numbers, are visible to followers, and
 //!   wait in memory until they can be written, in order and before all others. They count towards the [`UNSYNCED_MAX`]
 //!   entries that a power cut may remove. Beyond that number, or 2 MiB, events are dropped and get no number. When the
