@@ -1,13 +1,14 @@
-//! What a controller has to do and does: which objects wait for a visit, which are being visited, and since when.
+//! Records the work of a controller: which objects are queued for a reconcile, which are being reconciled, and since
+//! when.
 //!
-//! kube's controllers keep their queue to themselves, so the loop takes notes where changes go in and visits begin and
-//! end. `/metrics` shows the notes as the metrics of a work queue, and the liveness probe reads from them whether the
-//! controller still makes progress.
+//! kube's controllers do not expose their queue. The loop therefore records when changes arrive and when reconciles
+//! begin and end. `/metrics` shows the records as the metrics of a work queue, and the liveness probe uses them to
+//! decide whether the controller makes progress.
 //!
 //! ```text
-//!   change ──► waiting ──► visited ──► gone from here
+//!   change ──► waiting ──► visited ──► removed
 //!                 ▲           │
-//!                 └───────────┘ the visit was not due yet
+//!                 └───────────┘ the reconcile was not due yet
 //! ```
 
 use std::collections::HashMap;
@@ -17,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use millrace_telemetry::prometheus::Durations;
 
-/// The notes about one controller, whose objects are named by `K`.
+/// The records of one controller, whose objects are identified by `K`.
 pub struct Activity<K> {
-    /// How long objects waited.
+    /// Times that objects were queued.
     queued: Durations,
     notes: Mutex<Notes<K>>,
 }
@@ -27,31 +28,32 @@ pub struct Activity<K> {
 struct Notes<K> {
     waiting: HashMap<K, Instant>,
     visited: HashMap<K, Instant>,
-    /// When a visit last began or ended, or the first object came after a time without any.
+    /// When a reconcile last began or ended, or the first object was queued after an idle time.
     progress: Instant,
 }
 
-/// A controller at one moment.
+/// The state of a controller at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Objects that wait for a visit.
+    /// Number of objects that are queued for a reconcile.
     pub waiting: usize,
-    /// Objects that are being visited.
+    /// Number of objects that are being reconciled.
     pub visited: usize,
-    /// For how long the longest of these visits has been going on.
+    /// Duration of the longest running reconcile.
     pub longest_visit: Duration,
-    /// How long ago a visit last began or ended; zero where there is nothing to do.
+    /// Time since a reconcile last began or ended; zero if there is no work.
     pub without_progress: Duration,
 }
 
 impl Standing {
-    /// Whether nothing has moved for longer than `bound` although there is something to do.
+    /// Returns whether there is work, but no reconcile has begun or ended for longer than `bound`, or one has run for
+    /// longer.
     pub fn is_stuck(&self, bound: Duration) -> bool {
         self.longest_visit > bound || self.without_progress > bound
     }
 }
 
-/// A visit, until it is dropped.
+/// Marks an object as being reconciled until it is dropped.
 pub struct Visit<'a, K: Hash + Eq> {
     activity: &'a Activity<K>,
     key: Option<K>,
@@ -68,13 +70,13 @@ impl<K: Hash + Eq> Drop for Visit<'_, K> {
 }
 
 impl<K: Hash + Eq + Clone> Activity<K> {
-    /// Nothing to do; how long objects wait is added to `queued`.
+    /// Creates records without work; the times that objects are queued are added to `queued`.
     pub fn new(queued: Durations) -> Self {
         let notes = Notes { waiting: HashMap::new(), visited: HashMap::new(), progress: Instant::now() };
         Self { queued, notes: Mutex::new(notes) }
     }
 
-    /// An object has changed and is to be visited.
+    /// Records that an object has changed and is queued.
     pub fn changed(&self, key: K) {
         let (mut notes, now) = (self.notes(), Instant::now());
         if notes.waiting.is_empty() && notes.visited.is_empty() {
@@ -83,7 +85,7 @@ impl<K: Hash + Eq + Clone> Activity<K> {
         notes.waiting.entry(key).or_insert(now);
     }
 
-    /// A visit begins, and lasts until what is returned is dropped.
+    /// Records the begin of a reconcile, which lasts until the result is dropped.
     pub fn begin(&self, key: K) -> Visit<'_, K> {
         let (mut notes, now) = (self.notes(), Instant::now());
         if let Some(since) = notes.waiting.remove(&key) {
@@ -94,7 +96,8 @@ impl<K: Hash + Eq + Clone> Activity<K> {
         Visit { activity: self, key: Some(key) }
     }
 
-    /// How the controller stands. Objects that wait and do not exist any more are forgotten: nobody visits them.
+    /// Returns the controller's state. Queued objects that no longer exist are removed, because they are never
+    /// reconciled.
     pub fn standing(&self, exists: impl Fn(&K) -> bool) -> Standing {
         let (mut notes, now) = (self.notes(), Instant::now());
         notes.waiting.retain(|key, _| exists(key));
@@ -110,7 +113,7 @@ impl<K: Hash + Eq + Clone> Activity<K> {
 
 impl<K> Activity<K> {
     fn notes(&self) -> MutexGuard<'_, Notes<K>> {
-        // Maps of finished values: whole after any panic.
+        // The maps hold complete values only, so they are consistent after any panic.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What every visit has at hand, and how the loop stands.
+//! The state that all reconciles of the loop share, and its metrics and liveness.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,10 +21,10 @@ use crate::watchdog::{Heartbeat, Watchdog, Watched};
 use crate::workers::Workers;
 use crate::world::{Site, World};
 
-/// Several changes of one object within so long are one visit.
+/// Changes of one object within this time are combined into one reconcile.
 const GATHERING_INTERVAL: Duration = Duration::from_millis(50);
 
-/// See the module text.
+/// The state that the controllers of jobs and appliances share.
 pub struct Control<W: World> {
     /// Where jobs are recorded and agents run.
     pub world: Arc<W>,
@@ -32,41 +32,41 @@ pub struct Control<W: World> {
     pub jobs: Store<TrainJob>,
     /// Every appliance.
     pub appliances: Store<Appliance>,
-    /// What follows the coordinators.
+    /// Follows the coordinators of jobs.
     pub followers: Followers<W>,
-    /// Numbers for Prometheus.
+    /// Metrics for Prometheus.
     pub metrics: Arc<Metrics>,
-    /// Finds out whether this loop is stuck.
+    /// Detects that this loop is stuck.
     pub watchdog: Arc<Watchdog>,
-    /// Shows that the threads of this loop run.
+    /// Shows that the threads of this loop run tasks.
     pub(crate) heartbeat: Heartbeat,
-    /// Which jobs wait for a visit, and which are being visited.
+    /// Jobs that are queued for a reconcile, and jobs that are being reconciled.
     pub(crate) job_activity: Activity<ObjectRef<TrainJob>>,
-    /// The same of appliances, whose ledgers are updated.
+    /// The same for appliances, whose ledgers are updated.
     pub(crate) appliance_activity: Activity<ObjectRef<Appliance>>,
-    /// Whether the view of jobs is whole.
+    /// Whether the store of jobs is complete.
     jobs_known: watch::Sender<bool>,
-    /// Jobs to be visited.
+    /// Enqueues jobs for a reconcile.
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
-    /// Places in the queues, by UID; the ledger's last word.
+    /// Queue places by UID, as of the newest ledger.
     places: Mutex<HashMap<String, QueuePlace>>,
-    /// Grants that this leader has confirmed and written, by appliance: jobs take up no others.
+    /// Grants that this leader has confirmed and written, by appliance. Jobs use no other grants.
     confirmed: Mutex<HashMap<String, Vec<Grant>>>,
-    /// What was said when something that an attempt needs could not be created: by UID, with the attempt.
+    /// The last error of creating the objects of an attempt, by UID, with the attempt's number.
     refusals: Mutex<HashMap<String, (u32, Refusal)>>,
-    /// UIDs of jobs that are being visited, other than to delete them.
+    /// UIDs of jobs that are being reconciled, except reconciles of deleted jobs.
     visited: Mutex<HashSet<String>>,
-    /// Gathers the changes of jobs, by UID. A new job is visited at once: its user soon sees what becomes of it.
+    /// Combines the changes of jobs, by UID. A new job is reconciled at once, so that its user soon sees its state.
     pub(crate) job_changes: Gathering,
-    /// Gathers the changes that concern the ledgers of appliances, by the appliance's name.
+    /// Combines the changes that concern the ledgers of appliances, by the appliance's name.
     pub(crate) ledger_changes: Gathering,
-    /// What jobs come to.
+    /// Caches the plans of jobs.
     pub understanding: Understanding,
-    /// When this loop began.
+    /// Time at which this loop started.
     pub began: Timestamp,
 }
 
-/// A visit to a job, until it is dropped.
+/// Marks a job as being reconciled until it is dropped.
 pub(crate) struct UnderWay<'a, W: World> {
     control: &'a Control<W>,
     uid: String,
@@ -79,15 +79,15 @@ impl<W: World> Drop for UnderWay<'_, W> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Maps of finished values: whole after any panic.
+    // The maps hold complete values only, so they are consistent after any panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What [`Control::new`] is made from.
+/// Arguments of [`Control::new`].
 pub struct Parts<W> {
     /// See [`Control`].
     pub world: Arc<W>,
-    /// What jobs' records depend on there.
+    /// The properties of the world that jobs' records depend on.
     pub site: Arc<dyn Site>,
     /// See [`Control`].
     pub jobs: Store<TrainJob>,
@@ -97,14 +97,14 @@ pub struct Parts<W> {
     pub metrics: Arc<Metrics>,
     /// See [`Control`].
     pub watchdog: Arc<Watchdog>,
-    /// Where a world says which job is to be visited, too.
+    /// Enqueues jobs; a world may send to it, too.
     pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// The threads that plan jobs.
     pub workers: Workers,
 }
 
 impl<W: World> Control<W> {
-    /// With empty caches, following nobody.
+    /// Creates the state with empty caches; no coordinator is followed yet.
     pub fn new(parts: Parts<W>) -> Self {
         let Parts { world, site, jobs, appliances, metrics, watchdog, visits, workers } = parts;
         let [visits_wait, ledgers_wait] = metrics.queued();
@@ -126,44 +126,44 @@ impl<W: World> Control<W> {
             refusals: Mutex::default(),
             visited: Mutex::default(),
             job_changes: Gathering::with_first_at_once(GATHERING_INTERVAL),
-            // The view of jobs may be behind the change that the ledger is visited for.
+            // The store of jobs may be older than the change that requested this reconcile of the ledger.
             ledger_changes: Gathering::new(GATHERING_INTERVAL),
             understanding: Understanding::new(site, workers),
             began: Timestamp::now(),
         }
     }
 
-    /// Waits until the view of jobs is whole, for [`Control::await_jobs`]. To be polled by the task that drives the
-    /// controller of jobs, and once: of several tasks that wait for a store of kube's, only one is woken.
+    /// Waits until the store of jobs is complete, for [`Control::await_jobs`]. Only the task that drives the controller
+    /// of jobs may poll it, and once: of several tasks that wait for a store of kube, only one is woken.
     pub(crate) async fn watch_jobs(&self) {
         if self.jobs.wait_until_ready().await.is_ok() {
             self.jobs_known.send_replace(true);
         }
     }
 
-    /// Waits until the view of jobs is whole: one that is not shows jobs as gone that hold systems.
+    /// Waits until the store of jobs is complete. An incomplete store lacks jobs that hold systems.
     pub(crate) async fn await_jobs(&self) {
-        // The sender lives as long as this.
+        // The sender lives as long as `self`.
         let _ = self.jobs_known.subscribe().wait_for(|known| *known).await;
     }
 
-    /// The appliance called `name`, if it exists.
+    /// Returns the appliance `name`, if it exists.
     pub fn appliance(&self, name: &str) -> Option<Arc<Appliance>> {
         self.appliances.get(&ObjectRef::new(name))
     }
 
-    /// What `job` comes to on `num_csx` systems. Where that has to be found out yet, the job is visited when it is
-    /// known.
+    /// Returns the plan of `job` on `num_csx` systems. If it is not cached, it is queued, and the job is enqueued once
+    /// it is computed.
     pub fn understood(&self, job: &TrainJob, uid: &str, cluster: &ClusterSpec, num_csx: u32) -> Understood {
         let (visits, job_ref) = (self.visits.clone(), ObjectRef::from_obj(job));
         let visit = move || {
-            // Nobody reads any more once the loop ends.
+            // The receiver is dropped when the loop ends.
             let _ = visits.send(job_ref);
         };
         self.understanding.of(job, uid, cluster, num_csx, Some(Box::new(visit)))
     }
 
-    /// Forgets what is known of jobs that are gone.
+    /// Removes the cached state of deleted jobs and appliances.
     pub fn forget_the_gone(&self) {
         let jobs: HashSet<String> = self.jobs.state().iter().filter_map(|job| job.metadata.uid.clone()).collect();
         self.understanding.keep(|uid| jobs.contains(uid));
@@ -174,12 +174,12 @@ impl<W: World> Control<W> {
         self.metrics.keep_ledgers(|name| self.appliance(name).is_some());
     }
 
-    /// What was said when something that this attempt of a job needs could not be created the last time.
+    /// Returns the last error of creating the objects of this attempt; `None` if the last try succeeded.
     pub(crate) fn refusal(&self, uid: &str, attempt: u32) -> Option<Refusal> {
         lock(&self.refusals).get(uid).filter(|(of, _)| *of == attempt).map(|(_, refusal)| refusal.clone())
     }
 
-    /// Takes note of whether all could be created that an attempt of a job needs.
+    /// Records whether all objects that an attempt of a job needs were created.
     pub(crate) fn set_refusal(&self, uid: &str, attempt: u32, refusal: Option<Refusal>) {
         match refusal {
             Some(refusal) => lock(&self.refusals).insert(uid.to_owned(), (attempt, refusal)),
@@ -187,12 +187,12 @@ impl<W: World> Control<W> {
         };
     }
 
-    /// A job's place in its queue.
+    /// Returns the job's place in its queue; `None` if it is not queued.
     pub fn place(&self, uid: &str) -> Option<QueuePlace> {
         lock(&self.places).get(uid).cloned()
     }
 
-    /// Takes note of a job's place; whether it is another than before.
+    /// Records a job's place in its queue; returns whether it changed.
     pub fn set_place(&self, uid: &str, place: Option<QueuePlace>) -> bool {
         let mut places = lock(&self.places);
         let before = match &place {
@@ -202,41 +202,41 @@ impl<W: World> Control<W> {
         before != place
     }
 
-    /// Takes note of the ledger of an appliance as it was written.
+    /// Records the grants of an appliance as they were written.
     pub(crate) fn confirm(&self, appliance: &str, grants: Vec<Grant>) {
         lock(&self.confirmed).insert(appliance.to_owned(), grants);
     }
 
-    /// The ledger of an appliance as this leader wrote it last; `None` before the first time.
+    /// Returns the grants of an appliance as this leader last wrote them; `None` before the first write.
     pub(crate) fn confirmed(&self, appliance: &str) -> Option<Vec<Grant>> {
         lock(&self.confirmed).get(appliance).cloned()
     }
 
-    /// What the ledger of `appliance` has for the job of this UID.
+    /// Returns the confirmed grant of `appliance` to the job of this UID.
     pub(crate) fn grant(&self, appliance: &str, uid: &str) -> Option<Grant> {
         lock(&self.confirmed).get(appliance)?.iter().find(|grant| grant.uid == uid).cloned()
     }
 
-    /// A visit to the job of this UID begins. A job has one visit at a time.
+    /// Marks the job of this UID as being reconciled. A job has at most one reconcile at a time.
     pub(crate) fn begin_visit(&self, uid: &str) -> UnderWay<'_, W> {
         lock(&self.visited).insert(uid.to_owned());
         UnderWay { control: self, uid: uid.to_owned() }
     }
 
-    /// Whether a job is being visited.
+    /// Returns whether a job is being reconciled.
     pub(crate) fn is_visited(&self, uid: &str) -> bool {
         lock(&self.visited).contains(uid)
     }
 
-    /// Has a job visited soon.
+    /// Enqueues a job.
     pub fn visit(&self, job: &TrainJob) {
-        // Nobody reads any more once the loop ends.
+        // The receiver is dropped when the loop ends.
         let _ = self.visits.send(ObjectRef::from_obj(job));
     }
 }
 
 impl<W: World> Control<W> {
-    /// How the controllers stand, in the order of [`CONTROLLERS`].
+    /// Returns the activity of the controllers, in the order of [`CONTROLLERS`].
     fn standings(&self) -> [Standing; 2] {
         [
             self.job_activity.standing(|job| self.jobs.get(job).is_some()),
@@ -244,7 +244,8 @@ impl<W: World> Control<W> {
         ]
     }
 
-    /// Whether both views have been filled once. Until then nothing is visited, for as long as an API server is away.
+    /// Returns whether both stores have been filled once. Until then nothing is reconciled, for as long as the API
+    /// server is unreachable.
     fn has_begun(&self) -> bool {
         let ready = |outcome: Option<Result<(), _>>| matches!(outcome, Some(Ok(())));
         ready(self.jobs.wait_until_ready().now_or_never()) && ready(self.appliances.wait_until_ready().now_or_never())

@@ -1,19 +1,19 @@
-//! Gathers the changes of an object for a moment, so that several are one visit.
+//! Combines changes of an object within an interval into one reconcile.
 //!
 //! ```text
-//! changes   x  x x  x x x x x x
-//! visits          v      v      v
-//!           |<--->|             the interval, from the first change that no visit has seen
+//! changes      x  x x  x x x x x x
+//! reconciles         v      v      v
+//!              |<--->|             the interval, from the first change after the last reconcile
 //! ```
 //!
-//! A visit is never put off: a debounce that waits for a pause, as kube's own does, would keep the ledger of an
-//! appliance from being visited for as long as anybody changes jobs of it without a pause.
+//! A reconcile is never postponed. A debounce that waits for a pause, like kube's, would not reconcile the ledger of an
+//! appliance for as long as its jobs change without a pause.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// See the module text.
+/// The times at which changed objects are due.
 pub struct Gathering {
     interval: Duration,
     first_at_once: bool,
@@ -21,21 +21,21 @@ pub struct Gathering {
 }
 
 impl Gathering {
-    /// Gathers changes for so long.
+    /// Combines changes within `interval`.
     pub fn new(interval: Duration) -> Self {
         Self { interval, first_at_once: false, objects: Mutex::default() }
     }
 
-    /// As [`Gathering::new`], but the first visit to an object is made at once.
+    /// Like [`Gathering::new`], but the first reconcile of an object is due at once.
     pub fn with_first_at_once(interval: Duration) -> Self {
         Self { first_at_once: true, ..Self::new(interval) }
     }
 
-    /// Begins the visit to the object `key`, to be called at each change of it and whenever the time is over that was
-    /// answered.
+    /// Begins a reconcile of the object `key`. Call it at each change of the object, and again when the returned time
+    /// has elapsed.
     ///
     /// # Errors
-    /// The visit is not due: how long it has to wait from `now` on.
+    /// The reconcile is not due: the time to wait from `now` on.
     pub fn begin_visit(&self, key: &str, now: Instant) -> Result<(), Duration> {
         let mut objects = self.objects();
         let due = match objects.get(key) {
@@ -48,13 +48,13 @@ impl Gathering {
         begun
     }
 
-    /// Remembers only these objects any more.
+    /// Removes all objects but these.
     pub fn keep(&self, which: impl Fn(&str) -> bool) {
         self.objects().retain(|key, _| which(key));
     }
 
     fn objects(&self) -> MutexGuard<'_, HashMap<String, Option<Instant>>> {
-        // A map of times: whole after any panic.
+        // The map holds times only, so it is consistent after any panic.
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -65,7 +65,8 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_millis(50);
 
-    /// Milliseconds at which an object is visited that changes at these, and is looked at again when it is due.
+    /// Returns the milliseconds at which an object is reconciled that changes at `changes`, and is requeued as
+    /// requested.
     fn visits(gathering: &Gathering, changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let (epoch, mut visits) = (Instant::now(), Vec::new());
         let mut looks: std::collections::BTreeSet<u64> = changes.into_iter().collect();

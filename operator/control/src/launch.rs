@@ -1,4 +1,4 @@
-//! The launch document of an attempt: the job, nothing left to decide, as the coordinator reads it.
+//! Builds the launch document of an attempt: the resolved job, as its coordinator reads it.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use millrace_protocol::launch::{DocumentError, FIRST_VERSION, Launch, VERSION};
 
 use crate::world::Attempt;
 
-/// Why the record of what was resolved at first admission is of no use to this program.
+/// Why this program can't use the record of a job's first admission.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// A later release wrote it.
@@ -18,13 +18,13 @@ pub enum Unreadable {
          the job or a later one, or create the job again"
     )]
     NewerVersion {
-        /// The version it names.
+        /// The version of the record.
         found: u32,
     },
-    /// It is damaged, or of a version that wrote it otherwise.
+    /// It is damaged, or has a version with another format.
     #[error("status.resolved can't be read ({0}): run the release that admitted the job, or create the job again")]
     Damaged(String),
-    /// Its agents can't be started with what the job says now.
+    /// Its agents can't be started with the current state of the job.
     #[error("the agents of the job's image can't be started: {0}")]
     Launch(#[from] DocumentError),
 }
@@ -35,15 +35,15 @@ impl From<serde_json::Error> for Unreadable {
     }
 }
 
-/// The version of a record, and of the agents in its image.
+/// Returns the version of a record, which is also that of the agents in its image.
 pub fn version_of(resolution: &Resolution) -> u32 {
     resolution.version.unwrap_or(FIRST_VERSION)
 }
 
-/// The job in a resolution.
+/// Returns the resolved job and its machine.
 ///
 /// # Errors
-/// [`Unreadable`].
+/// The record can't be read; see [`Unreadable`].
 pub fn resolved_job(resolution: &Resolution) -> Result<(Job, ApplianceSpec), Unreadable> {
     let found = version_of(resolution);
     if found > VERSION {
@@ -56,10 +56,10 @@ pub fn resolved_job(resolution: &Resolution) -> Result<(Job, ApplianceSpec), Unr
     Ok((job, appliance))
 }
 
-/// The document of `attempt`.
+/// Builds the launch document of `attempt`.
 ///
 /// # Errors
-/// [`Unreadable`].
+/// The record can't be read; see [`Unreadable`].
 pub fn launch(attempt: &Attempt<'_>) -> Result<Launch, Unreadable> {
     let (mut job, appliance) = attempt.resolved()?;
     job.run.num_csx = attempt.system_count() as usize;
@@ -71,7 +71,7 @@ pub fn launch(attempt: &Attempt<'_>) -> Result<Launch, Unreadable> {
     launch.job_uid = attempt.job.uid();
     let saved = attempt.job.status.as_ref().and_then(|status| status.checkpoint.as_ref());
     if launch.mode.trains() && saved.is_some() {
-        // What the params name was the beginning; the job has come further since.
+        // The checkpoint that the params name is where the job began; the job has a newer one of its own.
         launch.resume.checkpoint_path = None;
         launch.resume.autoload = true;
     }

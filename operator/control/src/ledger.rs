@@ -1,13 +1,15 @@
-//! The ledger: who uses what of an appliance. One driver for all jobs, so that two of them never get the same system.
+//! Reconciles appliances: maintains the ledger, which records the systems of every attempt, and the queue.
 //!
-//! A grant is for one attempt of one job. It is written, from the version of the appliance it was decided on, before the
-//! job takes it up by raising its `attempt`; it is taken out again when the job has let go of that attempt, which it does
-//! when the attempt's last agent is gone, or when the job and all of its agents are gone. Each of these facts never becomes
-//! false again once it is true, so that a view of the jobs that is behind can only let a grant stand too long.
+//! One reconcile serves all jobs of an appliance, so that two of them never get the same system.
 //!
-//! What the appliance's status says is checked against the jobs each time ([`millrace_crds::decide::ledger`]): it may
-//! have been lost with the object, or edited. A job takes up a grant only after this leader has confirmed it, never by
-//! a view of the appliance alone.
+//! * A grant is for one attempt of one job. It is written, with the version of the appliance that it was decided from,
+//!   before the job uses it by raising its `attempt`.
+//! * A grant is removed when the job has released that attempt, which happens when the attempt's last agent no longer
+//!   exists, or when neither the job nor any of its agents exists. Once one of these facts is true it stays true, so a
+//!   stale store of jobs can only keep a grant too long.
+//! * The grants in the appliance's status are checked against the jobs each time ([`millrace_crds::decide::ledger`]):
+//!   they may have been lost with the object, or edited.
+//! * A job uses a grant only after this leader has confirmed it, never because of the appliance's status alone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -30,36 +32,37 @@ use tracing::Instrument;
 use crate::control::Control;
 use crate::world::{Error, Priorities, World};
 
-/// An appliance is looked at so often though nothing is heard: what was missed is found.
+/// Interval of reconciles of an appliance without any change: finds what a missed event would have shown.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// A status that says the same as before is written again after so long: a little less than a heartbeat.
+/// Minimum age at which `lastObservedTime` of an unchanged status is renewed: a little less than [`HEARTBEAT`], so that
+/// every heartbeat writes it.
 const OBSERVED_INTERVAL: Duration = Duration::from_secs(25);
-/// An update that takes longer is given up, and made again: every job of the appliance waits for it.
+/// Bounds an update. One that takes longer is aborted and repeated: every job of the appliance waits for it.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(60);
-/// And so often while agents of a job that is gone hold something: nothing else tells when they are gone too.
+/// Interval of reconciles while agents of deleted jobs hold something: no event reports when these agents have ended.
 const WHILE_AGENTS_LINGER: Duration = Duration::from_secs(2);
-/// After a write that was refused because somebody else wrote meanwhile.
+/// Delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(100);
 
-/// It is looked at so often while the plan of a job that waits is being made: then the job stands in the queue.
+/// Interval of reconciles while a queued job is being planned: the job enters the queue after that.
 const WHILE_PLANNING: Duration = Duration::from_millis(250);
-/// A loop that has just begun plans the jobs anew that were in the queue already. For so long none of them is granted
-/// anything before all are known, so that a job whose plan takes longer is not overtaken.
+/// A loop that has just started plans all queued jobs again. During this time, no job is granted anything until all
+/// plans are known, so that a job with a slow plan is not overtaken.
 const PLANNING_THE_QUEUE: Duration = Duration::from_secs(30);
 
-/// Condition: the spec was understood, and jobs are admitted.
+/// Condition: the spec is valid, and jobs are admitted.
 const ACCEPTED: &str = "Accepted";
-/// Condition: jobs hold more than there is.
+/// Condition: jobs hold more than the appliance has.
 const OVER_COMMITTED: &str = "OverCommitted";
 /// Condition: the appliance is deleted, and jobs hold systems of it.
 const DELETING: &str = "Deleting";
-/// Condition: the spec is what the chart's values say.
+/// Condition: the spec equals the chart's values.
 const MATCHES_VALUES: &str = "MatchesValues";
 
-/// Brings an appliance's ledger up to date, and its queue.
+/// Updates an appliance's ledger and queue.
 ///
 /// # Errors
-/// The world's.
+/// The world's errors, or a timeout.
 pub async fn reconcile<W: World>(appliance: Arc<Appliance>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
     let began = Instant::now();
     let _noted = control.appliance_activity.begin(ObjectRef::from_obj(&*appliance));
@@ -92,7 +95,7 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
         decide(appliance, capacity.as_ref(), &jobs, &ledger, control).await?;
     ledger.extend(decided.grants.into_iter().map(|grant| Grant { since: Some(Time(now)), ..grant }));
 
-    // Before the first grant is written, and until no grant is.
+    // The protection is set before the first grant is written, and kept until the ledger without grants is written.
     let in_use = !ledger.is_empty() || !old.grants.is_empty();
     if control.world.protect(appliance, in_use).await? {
         return Ok(Action::requeue(AFTER_CONFLICT));
@@ -132,7 +135,7 @@ async fn update<W: World>(appliance: &Appliance, control: &Control<W>) -> Result
     Ok(Action::requeue(next_due.map_or(again, |due| due.min(again))))
 }
 
-/// When the appliance was last found as `new` says: now, unless the same was written a moment ago.
+/// Returns the new `lastObservedTime`: now, unless the same status was written less than [`OBSERVED_INTERVAL`] ago.
 fn last_observed(old: &ApplianceStatus, new: &ApplianceStatus, now: Timestamp) -> Option<Time> {
     let is_recent = |time: &Time| now.duration_since(time.0).unsigned_abs() < OBSERVED_INTERVAL;
     match &old.last_observed_time {
@@ -141,7 +144,8 @@ fn last_observed(old: &ApplianceStatus, new: &ApplianceStatus, now: Timestamp) -
     }
 }
 
-/// Who holds what, before anything new is granted; `None` while that depends on a plan that is being made.
+/// Returns the grants that hold before new ones are decided; `None` while that depends on a plan that is being
+/// computed.
 async fn look<W: World>(
     appliance: &Appliance,
     jobs: &[Arc<TrainJob>],
@@ -151,7 +155,7 @@ async fn look<W: World>(
     let confirmed = control.confirmed(&name);
     let left_behind = match &confirmed {
         Some(_) => Vec::new(),
-        // Nothing is remembered: what agents of jobs that are gone hold, they alone say.
+        // This leader has confirmed nothing yet: only the agents of deleted jobs record what these hold.
         None => control.world.left_behind(&name).await?,
     };
     let mut holders: Vec<Holder> = jobs.iter().filter_map(|job| holder(job)).collect();
@@ -173,7 +177,7 @@ async fn look<W: World>(
     let records = Records { jobs: &holders, ..known };
     let mut left = BTreeSet::new();
     for (uid, namespace) in records.absent_jobs() {
-        // A visit that began before the deletion was seen may be making agents.
+        // A reconcile that began before the deletion was seen may be creating agents.
         if control.is_visited(&uid) || control.world.any_left(&namespace, &uid).await? {
             left.insert(uid);
         }
@@ -181,7 +185,7 @@ async fn look<W: World>(
     Ok(Some(held(&records, &left)))
 }
 
-/// A job as the ledger sees it; `None` for an object without a UID, which no API server gives.
+/// Returns the ledger's view of a job; `None` for an object without a UID, which no API server returns.
 fn holder(job: &TrainJob) -> Option<Holder> {
     let status = job.status.clone().unwrap_or_default();
     Some(Holder {
@@ -197,18 +201,18 @@ fn holder(job: &TrainJob) -> Option<Holder> {
     })
 }
 
-/// What is granted beyond `ledger`, and who waits.
+/// New grants and the queue.
 struct Decided {
     schedule: Schedule,
-    /// Whether some jobs that wait are being planned still. These are not in the queue yet, and keep nobody waiting.
+    /// Whether some queued jobs are still being planned. They are not in the queue yet, and block no other job.
     pending: bool,
-    /// Whether those that are in the queue from before are not all known, so that nobody is granted anything.
+    /// Whether some jobs that were queued before this loop started are not planned yet, so that nothing is granted.
     incomplete: bool,
-    /// When the first job may ask again whose last attempt could not start.
+    /// Time until the first job's backoff ends.
     next_due: Option<Duration>,
 }
 
-/// See [`Decided`].
+/// Decides on new grants beyond `ledger`; see [`Decided`].
 async fn decide<W: World>(
     appliance: &Appliance,
     capacity: Option<&Amounts>,
@@ -217,7 +221,7 @@ async fn decide<W: World>(
     control: &Control<W>,
 ) -> Result<Decided, Error<W>> {
     let asking = asking(jobs, ledger);
-    // Without anybody who asks, the classes of the cluster do not matter.
+    // If no job requests systems, the cluster's priority classes are not needed.
     let priorities = if asking.is_empty() { Priorities::default() } else { control.world.priorities().await? };
     let now = Timestamp::now();
     let set_aside = |job: &Arc<TrainJob>| set_aside(job, appliance, &priorities, now);
@@ -234,12 +238,12 @@ async fn decide<W: World>(
     for job in asking {
         let Some(uid) = job.uid() else { continue };
         if control.understanding.agents_refused(job).is_some() {
-            // Its own visit tells its user so.
+            // The job's own reconcile reports this to its user.
             continue;
         }
         match control.understood(job, &uid, &appliance.spec, job.spec.num_csx).known() {
             Some(Ok(known)) => asks.extend(ask_for(job, known.1.memoryx_bytes, known.1.swarmx_nodes, &priorities)),
-            // Its own visit tells its user so.
+            // The job's own reconcile reports this to its user.
             Some(Err(_)) => {}
             None => {
                 pending = true;
@@ -256,7 +260,7 @@ async fn decide<W: World>(
     Ok(Decided { schedule, pending, incomplete, next_due })
 }
 
-/// The place of a job that is not in the queue: it may not be admitted at present; `None` where it may.
+/// Returns the place of a job that may not be admitted at present, outside the queue; `None` if the job may be queued.
 fn set_aside(job: &TrainJob, appliance: &Appliance, priorities: &Priorities, now: Timestamp) -> Option<Place> {
     let uid = job.uid()?;
     if let Some((reason, message)) = refusal(job, appliance, priorities) {
@@ -266,7 +270,7 @@ fn set_aside(job: &TrainJob, appliance: &Appliance, priorities: &Priorities, now
     Some(Place { uid, position: None, reason: QueueReason::BackingOff, message })
 }
 
-/// Why a job is not admitted, whatever is free; `None` where it may be.
+/// Returns why a job is not admitted, however much is free; `None` if it may be.
 fn refusal(job: &TrainJob, appliance: &Appliance, priorities: &Priorities) -> Option<(QueueReason, String)> {
     if appliance.metadata.deletion_timestamp.is_some() {
         let message = format!("the Appliance {} is being deleted and grants nothing", appliance.name_any());
@@ -287,13 +291,13 @@ fn refusal(job: &TrainJob, appliance: &Appliance, priorities: &Priorities) -> Op
     Some((QueueReason::PriorityNotFound, message))
 }
 
-/// The jobs that ask for systems and have no grant.
+/// Returns the jobs that request systems and have no grant.
 fn asking<'a>(jobs: &'a [Arc<TrainJob>], ledger: &[Grant]) -> Vec<&'a Arc<TrainJob>> {
     let has_grant = |job: &TrainJob| ledger.iter().any(|grant| job.metadata.uid.as_ref() == Some(&grant.uid));
     jobs.iter().filter(|job| waits(job) && !gone(job) && !job.spec.suspend && !has_grant(job)).collect()
 }
 
-/// Brings the appliance's conditions in line with what is so. `wrong` is what is wrong with its spec.
+/// Updates the appliance's conditions. `wrong` is the error in its spec, if any.
 fn update_conditions(
     status: &mut ApplianceStatus,
     appliance: &Appliance,
@@ -334,7 +338,7 @@ fn update_conditions(
     }
 }
 
-/// Says which fields of the appliance are not as the chart's values have them; nothing where it is of no values.
+/// Updates the condition about fields that differ from the chart's values; removes it if the appliance has no values.
 fn update_edits(status: &mut ApplianceStatus, appliance: &Appliance, edits: Option<Vec<String>>, now: Timestamp) {
     let Some(edits) = edits else {
         status.conditions.retain(|condition| condition.type_ != MATCHES_VALUES);
@@ -360,7 +364,7 @@ fn update_edits(status: &mut ApplianceStatus, appliance: &Appliance, edits: Opti
     set_condition(&mut status.conditions, condition);
 }
 
-/// What is to be told of the appliance.
+/// Returns the events to publish about the appliance.
 fn events(old: &ApplianceStatus, new: &ApplianceStatus, adopted: &[String], rejected: &[Grant]) -> Vec<Event> {
     let is = |status: &ApplianceStatus, of: &str| {
         status.conditions.iter().find(|condition| condition.type_ == of && condition.status == "True").cloned()
@@ -388,7 +392,7 @@ fn events(old: &ApplianceStatus, new: &ApplianceStatus, adopted: &[String], reje
     events
 }
 
-/// Has every job visited that has not taken up what it is granted.
+/// Enqueues every job that does not use its grant yet.
 fn tell_granted<W: World>(jobs: &[Arc<TrainJob>], grants: &[Grant], control: &Control<W>) {
     for grant in grants {
         let waits =
@@ -399,8 +403,8 @@ fn tell_granted<W: World>(jobs: &[Arc<TrainJob>], grants: &[Grant], control: &Co
     }
 }
 
-/// Has every job visited whose place in the queue is another than before; with each heartbeat also those whose status
-/// has another place, so that none stays behind whatever was missed.
+/// Enqueues every job whose place in the queue has changed; with each heartbeat also jobs whose status has another
+/// place, so that a missed update is repaired.
 fn tell_places<W: World>(jobs: &[Arc<TrainJob>], places: Vec<Place>, is_heartbeat: bool, control: &Control<W>) {
     let told = |place: Place| QueuePlace {
         position: place.position,
@@ -420,7 +424,7 @@ fn tell_places<W: World>(jobs: &[Arc<TrainJob>], places: Vec<Place>, is_heartbea
     }
 }
 
-/// The job that was granted something, unless it is gone or going.
+/// Returns the job of a grant, unless it is deleted.
 fn existing<'a>(jobs: &'a [Arc<TrainJob>], grant: &Grant) -> Option<&'a Arc<TrainJob>> {
     jobs.iter().find(|job| job.uid().as_deref() == Some(&grant.uid) && !gone(job))
 }
@@ -429,7 +433,7 @@ fn gone(job: &TrainJob) -> bool {
     job.metadata.deletion_timestamp.is_some()
 }
 
-/// What an appliance has.
+/// Returns the capacity of an appliance.
 pub fn capacity(machine: &ApplianceSpec) -> Amounts {
     Amounts {
         systems: u32::try_from(machine.systems).unwrap_or(u32::MAX),
@@ -438,12 +442,12 @@ pub fn capacity(machine: &ApplianceSpec) -> Amounts {
     }
 }
 
-/// Whether a job holds nothing and is not over.
+/// Returns whether a job is neither admitted nor finished.
 pub fn waits(job: &TrainJob) -> bool {
     !job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
 }
 
-/// What a job asks for that needs so much; nothing, where it has no UID.
+/// Builds a job's request with these needs; `None` if the job has no UID.
 pub fn ask_for(job: &TrainJob, memoryx_bytes: u64, swarmx_nodes: u32, priorities: &Priorities) -> Option<Ask> {
     Some(Ask {
         uid: job.uid()?,

@@ -1,19 +1,21 @@
-//! The control loop: what happens to a job next is decided by `millrace_crds::decide`; this crate finds out what is there,
-//! records what was decided and has it done, in whatever [`World`] the agents live.
+//! The control loop: dereferences jobs, records the decisions of `millrace_crds::decide` and applies them, in any
+//! [`World`].
 //!
-//! There are two worlds: pods of a cluster, with an API server that keeps the objects, and processes of one machine, with a
-//! database. A job goes through the same states, deadlines, retries and queue in both, down to the words of its conditions.
+//! There are two worlds: the pods of a cluster, with an API server that stores the objects, and the processes of one
+//! machine, with a database. A job has the same states, deadlines, retries, queue and condition messages in both.
 //!
-//! * [`visit`](mod@visit): a visit to a job, in five steps.
-//! * [`ledger`]: who uses what of an appliance, and the queue.
-//! * [`resolve`](mod@resolve): from what a user asks for to what will run; [`launch`](mod@launch): what its coordinator is started with.
-//! * [`understand`]: what jobs come to, remembered; [`plans`]: their plans, within limits; [`workers`]: the threads
-//!   that make them.
-//! * [`follow`]: the coordinators' streams.
-//! * [`gathering`]: several changes of an object are one visit, which is never put off.
-//! * [`metrics`]: numbers for Prometheus; [`activity`]: what the controllers have to do and do; [`watchdog`]: whether they are stuck.
-//! * [`program`]: what a program around the loop begins with.
-//! * [`run`](mod@run): the two controllers, over streams of changed objects.
+//! * [`visit`](mod@visit): reconciles a job, in five steps.
+//! * [`ledger`]: reconciles an appliance: its grants and its queue.
+//! * [`resolve`](mod@resolve): resolves the params of a job; [`launch`](mod@launch): builds the launch document of an
+//!   attempt.
+//! * [`understand`]: caches the plans of jobs; [`plans`]: computes plans, within limits; [`workers`]: the threads that
+//!   compute them.
+//! * [`follow`]: follows the streams of the coordinators.
+//! * [`gathering`]: combines several changes of an object into one reconcile, with a bounded delay.
+//! * [`metrics`]: metrics for Prometheus; [`activity`]: queued and running reconciles of the controllers; [`watchdog`]:
+//!   detects that they are stuck.
+//! * [`program`]: shutdown signals and logging of a program that runs the loop.
+//! * [`run`](mod@run): runs the two controllers over streams of changed objects.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -43,20 +45,20 @@ pub use understand::{Understanding, Understood, only_light};
 pub use workers::Workers;
 pub use world::{Attempt, Found, Journal, ModelDir, Priorities, Site, World};
 
-/// What ends a visit early. The object is visited again.
+/// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]
 pub enum Error<E: std::error::Error> {
-    /// The world refused, or can't be reached.
+    /// The world rejected a request, or is unreachable.
     #[error(transparent)]
     World(#[from] E),
-    /// The job can't be served: a sentence.
+    /// The job can't be run: one sentence.
     #[error("{0}")]
     Job(String),
-    /// Something that an attempt needs to start was refused, and would be refused again: what was tried, in the words
-    /// of whoever refused.
+    /// A request that an attempt needs to start was rejected, and would be rejected again: what was tried, with the
+    /// message of the rejecting server.
     #[error("{0}")]
     Refused(String),
-    /// It did not end in time.
+    /// The reconcile exceeded its timeout.
     #[error("given up after {} s: something that it waited for did not answer", .0.as_secs())]
     TimedOut(std::time::Duration),
 }

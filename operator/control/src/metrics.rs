@@ -1,5 +1,5 @@
-//! What the operator counts, for Prometheus. No label names a job: their number has no bound. The names that
-//! controllers have in common are those of controller-runtime and client-go.
+//! Counters and histograms of the operator, for Prometheus. No label names a job, because the number of jobs has no
+//! bound. Metrics that controllers have in common are named as in controller-runtime and client-go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
@@ -12,12 +12,12 @@ use millrace_telemetry::prometheus::{Counter, Durations, Family, Gauge, LongDura
 
 use crate::metrics_snapshot::waited;
 
-/// Reasons of restarts with a series of their own. Most are words of Kubernetes, whose number nobody bounds.
+/// Reasons of restarts with a series of their own. Most are reasons of Kubernetes, whose number has no bound.
 const MAX_REASONS: usize = 32;
-/// The reason of all others.
+/// The reason of all further restarts.
 const OTHER: &str = "other";
 
-/// The names of the controllers in labels: of jobs, and of appliances, which keeps their ledgers.
+/// Names of the controllers in labels: the one of jobs, and the one of appliances, which maintains their ledgers.
 pub const CONTROLLERS: [&str; 2] = ["trainjob", "appliance"];
 
 /// A source of gauges that are computed when `/metrics` is scraped.
@@ -26,7 +26,7 @@ pub trait Live: Send + Sync {
     fn render(&self) -> String;
 }
 
-/// See the module text.
+/// The metrics of one process; see the module documentation.
 pub struct Metrics {
     registry: Registry,
     trainjob: ControllerMetrics,
@@ -42,7 +42,7 @@ pub struct Metrics {
     live: Mutex<Option<Weak<dyn Live>>>,
 }
 
-/// What is counted of one controller.
+/// Metrics of one controller.
 struct ControllerMetrics {
     good: Counter,
     bad: Counter,
@@ -116,54 +116,54 @@ impl ControllerMetrics {
 }
 
 impl Metrics {
-    /// Shows what this process uses, too: for a program that shows it nowhere else.
+    /// Adds the resource usage of this process, for a program that shows it nowhere else.
     pub fn with_process(self) -> Self {
         register_process(&self.registry);
         self
     }
 
-    /// Shows `live` on the page, too, for as long as it is there.
+    /// Adds `live` to the page until it is dropped.
     pub fn show(&self, live: Weak<dyn Live>) {
         *lock(&self.live) = Some(live);
     }
 
-    /// A visit took so long, and ended well or not.
+    /// Records the duration of a reconcile of a job, and whether it succeeded.
     pub fn visited(&self, took: Duration, well: bool) {
         self.trainjob.done(took, well);
     }
 
-    /// A visit to an appliance took so long, and ended well or not.
+    /// Records the duration of a reconcile of an appliance, and whether it succeeded.
     pub fn visited_appliance(&self, took: Duration, well: bool) {
         self.appliance.done(took, well);
     }
 
-    /// The ledger of `appliance` is up to date.
+    /// Records that the ledger of `appliance` is up to date now.
     pub fn updated_ledger(&self, appliance: &str) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         lock(&self.ledgers).insert(appliance.to_owned(), now.as_secs_f64());
     }
 
-    /// Keeps the times of ledgers only of appliances that exist.
+    /// Removes the times of appliances that no longer exist.
     pub(crate) fn keep_ledgers(&self, exists: impl Fn(&str) -> bool) {
         lock(&self.ledgers).retain(|name, _| exists(name));
     }
 
-    /// When ledgers were last updated, by appliance, in seconds since 1970.
+    /// Returns the times of the last ledger updates by appliance, in seconds since 1970.
     pub(crate) fn ledgers(&self) -> BTreeMap<String, f64> {
         lock(&self.ledgers).clone()
     }
 
-    /// An update of a ledger was in vain: somebody else had written the Appliance.
+    /// Counts a write conflict of a ledger.
     pub fn ledger_conflict(&self) {
         self.conflicts.inc();
     }
 
-    /// How long objects wait for a visit of the controllers, in the order of [`CONTROLLERS`].
+    /// Returns the histograms of queue times of the controllers, in the order of [`CONTROLLERS`].
     pub(crate) fn queued(&self) -> [Durations; 2] {
         [self.trainjob.queued.clone(), self.appliance.queued.clone()]
     }
 
-    /// Takes note of what a recorded status changes about `job`; `granted` is when its systems were granted.
+    /// Updates the metrics for a recorded status of `job`; `granted` is the time at which its systems were granted.
     pub(crate) fn recorded(&self, job: &TrainJob, new: &TrainJobStatus, granted: Option<Timestamp>, now: Timestamp) {
         let old = job.status.clone().unwrap_or_default();
         if new.is(ConditionType::Admitted) && !old.is(ConditionType::Admitted) {
@@ -184,13 +184,13 @@ impl Metrics {
         self.restarts.with([if known { reason } else { OTHER }]).inc();
     }
 
-    /// Notes when the certificate called `name` expires.
+    /// Sets the expiry of the certificate `name`.
     pub fn set_certificate(&self, name: &str, expires: SystemTime) {
         lock(&self.certificates).insert(name.to_owned(), expires);
     }
 
-    /// Whether this operator leads. One that does not shows nothing of jobs, appliances and certificates: the leader
-    /// does.
+    /// Sets whether this operator leads. If it does not, jobs, appliances and certificates are removed from the page:
+    /// the leader shows them.
     pub fn set_leads(&self, leads: bool) {
         self.leads.set(f64::from(u8::from(leads)));
         if !leads {
@@ -208,7 +208,7 @@ impl Metrics {
     }
 }
 
-/// Renders how long each certificate, by name, is still valid as Prometheus text.
+/// Renders the remaining validity of each certificate, by name, as Prometheus text.
 pub fn certificates_page(expiries: &BTreeMap<String, SystemTime>) -> String {
     let registry = Registry::new();
     let left = registry.family::<Gauge, 1>(
@@ -222,7 +222,7 @@ pub fn certificates_page(expiries: &BTreeMap<String, SystemTime>) -> String {
     registry.render()
 }
 
-/// Seconds from now until `time`, negative for one that has passed.
+/// Returns the seconds from now until `time`; negative if it has passed.
 fn seconds_until(time: SystemTime) -> f64 {
     match time.duration_since(SystemTime::now()) {
         Ok(left) => left.as_secs_f64(),
@@ -231,7 +231,7 @@ fn seconds_until(time: SystemTime) -> f64 {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Finished values: whole after any panic.
+    // The values are complete, so they are consistent after any panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

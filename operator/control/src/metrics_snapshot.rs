@@ -1,7 +1,8 @@
-//! Gauges of the present state of jobs, appliances and queues. They are computed from the control loop's cached objects
-//! on every scrape of `/metrics`: nothing has to be kept up to date, and the gauges vanish when the loop ends.
+//! Gauges of the current state of jobs, appliances and queues. They are computed from the control loop's cached objects
+//! on every scrape of `/metrics`. Therefore nothing has to be kept up to date, and the gauges vanish when the loop
+//! ends.
 //!
-//! No label names a job. Namespaces are labels where they have jobs, at most [`MAX_NAMESPACES`] of them.
+//! No label names a job. Namespaces with jobs are labels, at most [`MAX_NAMESPACES`] of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,11 +15,11 @@ use millrace_telemetry::prometheus::{Gauge, Registry};
 use crate::activity::Standing;
 use crate::ledger::waits;
 
-/// Namespaces with a series of their own: those with the most jobs.
+/// Maximum number of namespaces with a series of their own: those with the most jobs.
 pub const MAX_NAMESPACES: usize = 100;
-/// Appliances with series of their own.
+/// Maximum number of appliances with a series of their own.
 const MAX_APPLIANCES: usize = 100;
-/// The label of all other namespaces together; no namespace can be called that.
+/// Label of all other namespaces together; no namespace can have this name.
 const OTHER: &str = "_other";
 
 /// The cached objects of a control loop at one moment.
@@ -27,7 +28,7 @@ pub struct Snapshot<'a> {
     pub jobs: &'a [Arc<TrainJob>],
     /// Every appliance.
     pub appliances: &'a [Arc<Appliance>],
-    /// When ledgers were last updated, by appliance, in seconds since 1970.
+    /// Times of the last ledger updates by appliance, in seconds since 1970.
     pub ledgers: &'a BTreeMap<String, f64>,
     /// The controllers, by name.
     pub controllers: [(&'static str, Standing); 2],
@@ -136,7 +137,7 @@ impl Snapshot<'_> {
     }
 }
 
-/// Whether a job waits for systems; one that is suspended or deleted waits for its user.
+/// Returns whether a job waits for systems. Suspended and deleted jobs do not.
 fn is_queued(job: &TrainJob) -> bool {
     waits(job) && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
 }
@@ -145,8 +146,8 @@ fn position(job: &TrainJob) -> Option<u32> {
     job.status.as_ref()?.queue.as_ref()?.position
 }
 
-/// How long a job that holds no systems has waited for some: since it was created, gave back its last ones, or was
-/// resumed.
+/// Returns how long a job that holds no systems has waited for them: since it was created, released its last ones, or
+/// was resumed.
 pub fn waited(job: &TrainJob, now: Timestamp) -> std::time::Duration {
     let became_false = |of: ConditionType| {
         let condition = job.status.as_ref()?.condition(of)?;

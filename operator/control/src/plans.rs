@@ -1,7 +1,7 @@
-//! Plans of jobs: compiled once for each job, machine and number of systems, within limits on memory and time.
+//! Computes the plans of jobs, once for each job, machine and number of systems, within limits on memory and time.
 //!
-//! Compiling is CPU-bound and can't be interrupted, so what it will take is estimated before it begins, and what is too
-//! much is refused. Callers run it on [`Workers`](crate::workers::Workers), never on an async thread.
+//! Compiling is CPU-bound and can't be interrupted. Its cost is therefore estimated before it begins, and too expensive
+//! plans are rejected. Callers run it on [`Workers`](crate::workers::Workers), never on an async thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,34 +12,35 @@ use millrace_params::{ApplianceSpec, Job};
 
 use crate::resolve::{Needs, Unable, largest_num_csx, needs_of};
 
-/// Most memory of one plan while it is made. Every model of which a system can hold the plan stays below.
+/// Maximum memory of one plan while it is computed. The plan of every model that fits a system needs less.
 const MAX_PLAN_BYTES: u64 = 256 << 20;
-/// Plans of up to so many bytes are made in a tenth of a second: larger ones are heavy work.
+/// Plans of up to this many bytes are computed within a tenth of a second; larger ones are heavy work.
 pub const LIGHT_PLAN_BYTES: u64 = 8 << 20;
-/// Most memory of all plans that are being made.
+/// Maximum memory of all plans that are being computed.
 const MAX_TOTAL_BYTES: u64 = 384 << 20;
-/// Most layers that the systems go through in a step, counted once for each round: the time model visits each.
+/// Maximum layers of a step, counted once for each round: the time model computes each of them.
 const MAX_LAYER_VISITS: u64 = 1 << 22;
-/// Results that are kept, each of about a kilobyte.
+/// Number of cached results, each of about a kilobyte.
 const MAX_RESULTS: usize = 1024;
 
-/// What planning came to.
+/// Result of planning a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
-    /// The plan's hash, as logs write it.
+    /// The plan's hash, as logs show it.
     pub hash: String,
-    /// What an attempt needs.
+    /// Needs of an attempt.
     pub needs: Needs,
-    /// Whether its chunks can travel.
+    /// Whether its chunks can be streamed.
     pub streamable: Result<(), Unable>,
 }
 
 type Planning = Result<Arc<Planned>, Unable>;
 
-/// Whether a plan that takes so many bytes of memory may be made now; the error is a sentence for whoever asks.
+/// Decides whether a plan that takes this many bytes of memory may be computed now; the error is a sentence for the
+/// caller.
 pub type MayPlan<'a> = dyn Fn(u64) -> Result<(), String> + 'a;
 
-/// See the module text.
+/// Cache and limits of plans.
 #[derive(Default)]
 pub struct Plans {
     results: Mutex<Results>,
@@ -47,10 +48,11 @@ pub struct Plans {
 }
 
 impl Plans {
-    /// The plan of `job` on `num_csx` systems of `appliance`. `may_plan` is asked only where it is not known already.
+    /// Returns the plan of `job` on `num_csx` systems of `appliance`, or on the largest number that all have work, if
+    /// that is less. Calls `may_plan` only if the plan is not cached. Blocks while it computes.
     ///
     /// # Errors
-    /// The job can never run as it is, or [`Unable::Busy`] with what `may_plan` says.
+    /// The job can never run as it is, or [`Unable::Busy`] with the message of `may_plan`.
     pub fn plan(&self, job: &Job, appliance: &ApplianceSpec, num_csx: u32, may_plan: &MayPlan<'_>) -> Planning {
         let key = key(job, appliance, num_csx)?;
         if let Some(known) = lock(&self.results).of.get(&key) {
@@ -82,7 +84,7 @@ fn plan(job: &Job, appliance: &ApplianceSpec, num_csx: u32) -> Result<Planned, U
     Ok(Planned { hash: plan.hash().to_string(), needs, streamable })
 }
 
-/// Refuses a plan of which each step goes in so many rounds that even projecting its time takes long.
+/// Rejects a plan whose steps have so many rounds that even projecting their time takes long.
 fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), Unable> {
     let at_once = u64::from(systems) * u64::from(plan.leaves_per_round.max(1));
     let rounds = u64::from(plan.leaves.count.max(plan.eval_leaves.count)).div_ceil(at_once);
@@ -96,7 +98,7 @@ fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), Unable> {
     )))
 }
 
-/// What a result depends on.
+/// Returns the cache key: a hash of everything that a result depends on.
 fn key(job: &Job, appliance: &ApplianceSpec, num_csx: u32) -> Result<blake3::Hash, Unable> {
     let mut digest = blake3::Hasher::new();
     let unwritable = |error: serde_json::Error| Unable::BadParams(error.to_string());
@@ -125,7 +127,7 @@ impl Results {
     }
 }
 
-/// How much memory the plans that are being made take, together.
+/// Memory of all plans that are being computed.
 #[derive(Default)]
 struct Memory {
     used: Mutex<u64>,
@@ -133,7 +135,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Waits until there is room for `bytes`, which is less than the whole.
+    /// Waits until `bytes`, which is less than the total, can be reserved.
     fn reserve(&self, bytes: u64) -> Reserved<'_> {
         let mut used = self.freed.wait_while(lock(&self.used), |used| *used > 0 && *used + bytes > MAX_TOTAL_BYTES);
         let used = used.as_mut().map_or_else(|poisoned| &mut **poisoned.get_mut(), |used| &mut **used);
@@ -155,7 +157,7 @@ impl Drop for Reserved<'_> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Numbers and maps of finished values: whole after any panic.
+    // The numbers and maps hold complete values only, so they are consistent after any panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -205,7 +207,7 @@ mod tests {
     fn what_would_take_too_long_is_refused_before_it_begins() {
         let (plans, machine) = (Plans::default(), ApplianceSpec::default());
         let began = Instant::now();
-        // One leaf at a time of sixteen million, through six thousand layers.
+        // One leaf of sixteen million at a time, through the layers of 300 decoder blocks.
         let many_rounds = plans.plan(&job(300, 1 << 24, 16_384), &machine, 1, &|_| Ok(()));
         assert!(matches!(&many_rounds, Err(Unable::TooLarge(why)) if why.contains("rounds")), "{many_rounds:?}");
         let small_chunks = ApplianceSpec::parse_yaml("link: {chunkBytes: 64}").unwrap();

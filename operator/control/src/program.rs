@@ -1,4 +1,4 @@
-//! What every program around the loop begins with: a wish to end that is heard, and a log.
+//! Shutdown signals and logging of a program that runs the loop.
 
 use std::io;
 
@@ -13,10 +13,10 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::Layer;
 
-/// Becomes true on SIGTERM or Ctrl-C.
+/// Returns a channel that becomes true on SIGTERM or Ctrl-C.
 ///
 /// # Errors
-/// The system lets nobody listen for signals.
+/// The handlers of the signals can't be installed.
 pub fn end_signals() -> io::Result<watch::Receiver<bool>> {
     let (ended, ending) = watch::channel(false);
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
@@ -30,31 +30,31 @@ pub fn end_signals() -> io::Result<watch::Receiver<bool>> {
     Ok(ending)
 }
 
-/// Waits until `ending` is true, or can't become true any more.
+/// Waits until `ending` is true, or its sender is dropped.
 pub async fn ended(mut ending: watch::Receiver<bool>) {
-    // An error means that its sender is gone.
+    // An error means that the sender was dropped.
     let _ = ending.wait_for(|ended| *ended).await;
 }
 
-/// How a program logs.
+/// Logging options of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Logging {
-    /// What the program is called in traces.
+    /// The program's name in traces.
     pub program: &'static str,
-    /// Up to which level.
+    /// Most verbose level to log.
     pub level: LevelFilter,
-    /// How lines are written.
+    /// Format of the lines.
     pub format: Format,
-    /// Whether a target is wanted. Libraries tell much that comes back from them as an error, too, and is told by us.
+    /// Filters by target. Libraries log much that they also return as an error, which this program logs itself.
     pub wanted: fn(&str) -> bool,
 }
 
 impl Logging {
-    /// Logs to standard error, one line each, and sends spans where the environment names a collector. What it returns
-    /// is to be kept until the program ends: then the last spans are sent.
+    /// Logs to standard error, one line per event, and exports spans if the environment names a collector. Keep the
+    /// result until the program ends: dropping it sends the last spans.
     ///
     /// # Errors
-    /// The collector's address can't be used, or this process logs already.
+    /// The collector's address is invalid, or logging is already installed in this process.
     pub fn install(self) -> Result<Traces, millrace_traces::Error> {
         let Self { program, level, format, wanted } = self;
         let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_timer(Milliseconds);
@@ -72,7 +72,7 @@ impl Logging {
     }
 }
 
-/// Times as RFC 3339 in UTC, to the millisecond.
+/// Formats times as RFC 3339 in UTC, with milliseconds.
 struct Milliseconds;
 
 impl FormatTime for Milliseconds {

@@ -1,4 +1,4 @@
-//! From what a user asks for to what will run: once, at the first admission, into a record that never changes.
+//! Resolves the params of a job into a record that never changes, once, at its first admission.
 
 use std::collections::BTreeMap;
 
@@ -18,27 +18,27 @@ use crate::launch::{Unreadable, resolved_job};
 use crate::plans::{MayPlan, Plans};
 use crate::world::{ModelDir, Site};
 
-/// What an attempt on a number of systems needs.
+/// The needs of an attempt on a given number of systems.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Needs {
-    /// Agents of each role.
+    /// Number of agents of each role.
     pub wanted: Vec<(Role, u32)>,
-    /// Bytes the process of each role needs.
+    /// Bytes of memory of a process of each role.
     pub bytes: BTreeMap<Role, u64>,
-    /// Bytes of MemoryX, all shards together.
+    /// Bytes of MemoryX, of all shards together.
     pub memoryx_bytes: u64,
     /// Nodes of the SwarmX tree.
     pub swarmx_nodes: u32,
-    /// The most systems that have something to do.
+    /// Largest number of systems that all have work: one leaf each.
     pub largest_num_csx: u32,
-    /// What real systems would take.
+    /// Projected time on real systems.
     pub projected: Projected,
-    /// What the agents do in a training step, all together.
+    /// Work of all agents together in a training step.
     pub host_work: HostWork,
 }
 
 impl Needs {
-    /// Bytes of memory of all agents together.
+    /// Returns the bytes of memory of all agents together.
     pub fn host_bytes(&self) -> u64 {
         let of =
             |(role, count): &(Role, u32)| self.bytes.get(role).copied().unwrap_or(0).saturating_mul(u64::from(*count));
@@ -58,16 +58,16 @@ pub struct Projected {
     pub samples_per_second: f64,
 }
 
-/// Why a job can never run as it is: a sentence for its user.
+/// Why a job can't run, as a sentence for its user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unable {
-    /// What it says can't be read, or contradicts itself, or names what it may not use.
+    /// Its params are invalid or contradictory, or name something it may not use.
     #[error("{0}")]
     BadParams(String),
-    /// Its model or its batch is more than the machine can hold.
+    /// Its model or its batch exceeds the machine.
     #[error("{0}")]
     TooLarge(String),
-    /// It was not found out: whoever asks has to wait.
+    /// It was not planned: the caller has to wait.
     #[error("{0}")]
     Busy(String),
 }
@@ -98,8 +98,8 @@ impl From<CompileError> for Unable {
     }
 }
 
-/// What `job` comes to on an appliance, in a world of which `site` tells: its `record`, or what it would become, and what an
-/// attempt on `num_csx` systems needs.
+/// Resolves and plans `job` on an appliance, in the world of `site`. Returns its `record`, or the record that it would
+/// get, and the needs of an attempt on `num_csx` systems.
 ///
 /// # Errors
 /// The job can never run as it is, or [`Unable::Busy`].
@@ -117,7 +117,7 @@ pub fn understand(
     Ok((resolution, needs))
 }
 
-/// Resolves `job` on an appliance, in a world of which `site` tells, with nothing remembered.
+/// Resolves `job` on an appliance, in the world of `site`, without any cache.
 ///
 /// # Errors
 /// The job can never run as it is.
@@ -182,19 +182,19 @@ fn resolve_with(
     })
 }
 
-/// What an attempt of a resolved job on `num_csx` systems needs, with nothing remembered.
+/// Returns the needs of an attempt of a resolved job on `num_csx` systems, without any cache.
 ///
 /// # Errors
-/// The record is of a version this one can't read, or there can be no such placement.
+/// The record has a version that this program can't read, or no such placement exists.
 pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, Unable> {
     let (job, appliance) = resolved_job(resolution)?;
     Ok(Plans::default().plan(&job, &appliance, num_csx, &|_| Ok(()))?.needs.clone())
 }
 
-/// What an attempt of `job` on `systems` systems needs, by its plan.
+/// Computes the needs of an attempt of `job` on `systems` systems from its plan.
 ///
 /// # Errors
-/// There can be no such placement.
+/// No such placement exists.
 pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, systems: u32) -> Result<Needs, Unable> {
     let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
     let bytes = RoleBytes::new(plan, &placement, &appliance.link);
@@ -231,7 +231,7 @@ pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, 
     })
 }
 
-/// Every path that agents of `job` read.
+/// Returns every path that agents of `job` read.
 fn inputs(job: &Job) -> impl Iterator<Item = &str> {
     let sources = [Some(&job.train_input), job.eval_input.as_ref()].into_iter().flatten().map(|input| &input.source);
     let paths = sources.flat_map(|source| match source {
@@ -246,7 +246,7 @@ fn shards(job: &Job, appliance: &ApplianceSpec) -> u32 {
     (if asked > 0 { asked } else { appliance.memoryx.shards }) as u32
 }
 
-/// The leaves of the inputs that the mode reads.
+/// Returns the number of leaves of the inputs that the mode reads, the smaller one of two, at least 1.
 pub(crate) fn largest_num_csx(job: &Job) -> u32 {
     let train = job.run.mode.trains().then(|| job.train_input.leaves());
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()).map(|input| input.leaves());
@@ -262,7 +262,7 @@ const fn name_of(mode: Mode) -> &'static str {
     }
 }
 
-/// Where runconfig says something else than the spec, which wins.
+/// Returns the settings in which runconfig differs from the spec. The spec takes precedence.
 fn differences(params: &Params, job: &TrainJob) -> Vec<Difference> {
     let run = params.runconfig.clone().unwrap_or_default();
     let difference =

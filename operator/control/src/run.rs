@@ -1,4 +1,4 @@
-//! The two controllers: one visits jobs, one keeps the ledgers of appliances.
+//! Runs the two controllers: one reconciles jobs, the other the ledgers of appliances.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -19,27 +19,27 @@ use crate::program::ended;
 use crate::world::World;
 use crate::{ledger, visit};
 
-/// Visits to different jobs at a time.
+/// Reconciles of different jobs at the same time.
 const CONCURRENCY: u16 = 8;
-/// After a visit that failed.
+/// Delay after a failed reconcile.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// What of the world has changed.
+/// Streams of the changes of a world.
 pub struct Streams {
-    /// Jobs that were made or changed; drives the store of jobs.
+    /// Jobs that were created or changed; drives the store of jobs.
     pub jobs: BoxStream<'static, watcher::Result<TrainJob>>,
-    /// Appliances that were made or changed; drives their store.
+    /// Appliances that were created or changed; drives their store.
     pub appliances: BoxStream<'static, watcher::Result<Appliance>>,
-    /// Jobs that were made, changed or deleted, for the ledger.
+    /// Jobs that were created, changed or deleted, for the ledger.
     pub touched_jobs: BoxStream<'static, watcher::Result<TrainJob>>,
-    /// Appliances that were made, changed or deleted, for the jobs that wait.
+    /// Appliances that were created, changed or deleted, for the queued jobs.
     pub touched_appliances: BoxStream<'static, watcher::Result<Appliance>>,
-    /// Jobs to be visited.
+    /// Jobs to be reconciled.
     pub wanted: mpsc::UnboundedReceiver<ObjectRef<TrainJob>>,
 }
 
-/// Runs both controllers until `ending` becomes true; visits that are under way are made to their end. `also` adds to the
-/// jobs' controller what else concerns jobs in this world.
+/// Runs both controllers until `ending` becomes true; running reconciles are completed. `also` adds further triggers of
+/// this world to the controller of jobs.
 pub async fn run<W: World>(
     control: Arc<Control<W>>,
     streams: Streams,
@@ -61,7 +61,7 @@ pub async fn run<W: World>(
     let appliances =
         appliances.inspect_ok(move |appliance| notes.appliance_activity.changed(ObjectRef::from_obj(appliance)));
     let notes = control.clone();
-    // The visits gather changes themselves: kube's debounce waits for a pause in them, which may never come.
+    // The reconciles combine changes themselves: kube's debounce waits for a pause between them, which may never come.
     let jobs = Controller::for_stream(jobs, control.jobs.clone())
         .with_config(Config::default().concurrency(CONCURRENCY))
         .watches_stream(touched_appliances, move |appliance| match is_new(&versions, &appliance) {
@@ -92,8 +92,8 @@ fn drain<'a>(visits: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {
     Box::pin(visits.for_each(|_| std::future::ready(())))
 }
 
-/// What of an appliance matters to jobs that wait: whether it exists, and its spec. What they are granted they are told
-/// by the ledger, and a heartbeat in its status concerns nobody.
+/// The part of an appliance that matters to queued jobs: its existence and its spec. The ledger notifies jobs of their
+/// grants, and a heartbeat in the status concerns no job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ApplianceVersion {
     uid: Option<String>,
@@ -101,7 +101,7 @@ struct ApplianceVersion {
     is_deleted: bool,
 }
 
-/// Whether `appliance` is another one than when it was last seen, in what matters to jobs that wait.
+/// Returns whether `appliance` differs from the last one seen, in the part that matters to queued jobs.
 fn is_new(versions: &Mutex<HashMap<String, ApplianceVersion>>, appliance: &Appliance) -> bool {
     let metadata = &appliance.metadata;
     let version = ApplianceVersion {
@@ -109,12 +109,12 @@ fn is_new(versions: &Mutex<HashMap<String, ApplianceVersion>>, appliance: &Appli
         generation: metadata.generation,
         is_deleted: metadata.deletion_timestamp.is_some(),
     };
-    // A map of finished values: whole after any panic.
+    // The map holds complete values only, so it is consistent after any panic.
     let mut versions = versions.lock().unwrap_or_else(PoisonError::into_inner);
     versions.insert(metadata.name.clone().unwrap_or_default(), version.clone()) != Some(version)
 }
 
-/// The jobs that a change of an appliance may concern: those that wait.
+/// Returns the jobs that a change of an appliance may concern: those that are queued.
 fn jobs_of(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
     let name = appliance.metadata.name.as_deref();
     let waiting = jobs.iter().filter(|job| Some(&*job.spec.appliance) == name && ledger::waits(job));

@@ -1,4 +1,8 @@
-//! What jobs come to: found out once for each number of systems, in the background, and remembered.
+//! Caches the record and needs of each job, by UID; computes them in the background.
+//!
+//! * An entry is for one number of systems. It is replaced if another number is requested or, for a job without a
+//!   record, if the specification of the appliance has changed.
+//! * Entries of deleted jobs are removed by [`Understanding::keep`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,20 +17,20 @@ use crate::resolve::{Needs, Unable, understand};
 use crate::workers::Workers;
 use crate::world::Site;
 
-/// A job's record, or what it would become, and what an attempt needs; or why it can never run.
+/// A job's record, or the record that it would get, and the needs of an attempt; or why it can never run.
 pub type Result = std::result::Result<Arc<(Resolution, Needs)>, Unable>;
 
-/// How far the planning of a job is.
+/// State of planning a job.
 #[derive(Clone, Debug)]
 pub enum Understood {
     /// It is done.
     Known(Result),
-    /// It waits for its turn, or computes, since then.
+    /// It waits for a thread, or computes, since then.
     Pending(Instant),
 }
 
 impl Understood {
-    /// What is known; nothing while it is pending.
+    /// Returns the result; `None` while it is pending.
     pub fn known(self) -> Option<Result> {
         match self {
             Self::Known(result) => Some(result),
@@ -35,18 +39,18 @@ impl Understood {
     }
 }
 
-/// Lets only those plans be made that are made at once.
+/// A limit for [`Plans::plan`] that admits only plans that are computed at once.
 ///
 /// # Errors
-/// It is another one, to be made by [`Workers::run_heavy`].
+/// It is a larger one, to be computed by [`Workers::run_heavy`].
 pub fn only_light(bytes: u64) -> std::result::Result<(), String> {
     if bytes <= LIGHT_PLAN_BYTES { Ok(()) } else { Err(format!("a plan of {bytes} bytes is heavy work")) }
 }
 
-/// Called when something is found out.
+/// Callback for a computed result.
 pub type Done = Box<dyn FnOnce() + Send>;
 
-/// See the module text. Clones share what is remembered.
+/// The cache of plans. Clones share it.
 #[derive(Clone)]
 pub struct Understanding {
     shared: Arc<Shared>,
@@ -59,10 +63,10 @@ struct Shared {
     jobs: Mutex<HashMap<String, Entry>>,
 }
 
-/// What a job comes to on a number of systems.
+/// The cached result of a job.
 struct Entry {
     num_csx: u32,
-    /// The appliance it was understood on.
+    /// The appliance it was computed for.
     cluster: Arc<ClusterSpec>,
     state: Understood,
     done: Option<Done>,
@@ -70,34 +74,36 @@ struct Entry {
 
 impl Shared {
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
-        // A map of finished values: whole after any panic.
+        // The map holds complete values only, so it is consistent after any panic.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Understanding {
-    /// Of jobs whose paths lie at `site`, planned by `workers`.
+    /// Creates an empty cache for the jobs of `site`, whose plans are computed by `workers`.
     pub fn new(site: Arc<dyn Site>, workers: Workers) -> Self {
         Self { shared: Arc::new(Shared { site, workers, plans: Plans::default(), jobs: Mutex::default() }) }
     }
 
-    /// The threads that plan.
+    /// Returns the threads that compute plans.
     pub fn workers(&self) -> &Workers {
         &self.shared.workers
     }
 
-    /// Why no other attempt of `job` may begin with the agents of its record, if it has a record and none may.
+    /// Returns why no further attempt of `job` may begin with the agents of its record; `None` if one may, or if it has
+    /// no record.
     pub fn agents_refused(&self, job: &TrainJob) -> Option<String> {
         let record = job.status.as_ref()?.resolved.as_ref()?;
         self.shared.site.agents_refused(version_of(record))
     }
 
-    /// What `job` comes to on `num_csx` systems. Where that is not known yet it is found out from now on, jobs of each
-    /// namespace in turn, and `done` is called then; of several the first. To be called within a runtime.
+    /// Returns the result for `job` on `num_csx` systems. If it is not cached, queues its computation and calls `done`
+    /// afterwards; of several callbacks, only the first is called. Namespaces share the threads. Must be called within
+    /// a Tokio runtime.
     pub fn of(&self, job: &TrainJob, uid: &str, cluster: &ClusterSpec, num_csx: u32, done: Option<Done>) -> Understood {
         let record = job.status.as_ref().and_then(|status| status.resolved.clone());
         let mut jobs = self.shared.jobs();
-        // What is on record no change of the appliance concerns.
+        // A change of the appliance does not affect a record.
         let holds = |entry: &&Entry| entry.num_csx == num_csx && (record.is_some() || *entry.cluster == *cluster);
         if jobs.get(uid).is_some_and(|entry| holds(&entry))
             && let Some(entry) = jobs.get_mut(uid)
@@ -130,7 +136,8 @@ impl Understanding {
                 tracing::error!(%uid, "the job can't be planned: {failed}");
                 Err(Unable::BadParams(format!("planning the job failed in the appliance's own program: {failed}")))
             });
-            // Unless the job is gone, or another number of systems is asked about by now.
+            // The entry may have been removed with the job, or replaced for another number of systems or another
+            // appliance.
             let mut jobs = shared.jobs();
             let entry = jobs.get_mut(&uid).filter(|entry| Arc::ptr_eq(&entry.cluster, &cluster));
             let done = entry.and_then(|entry| {
@@ -145,8 +152,8 @@ impl Understanding {
         state
     }
 
-    /// What a job that does not exist yet would come to, in the calling thread. Plans that must be made are made only
-    /// if `may_plan` allows it.
+    /// Resolves and plans a job that does not exist yet, in the calling thread. Plans are computed only if `may_plan`
+    /// allows it.
     ///
     /// # Errors
     /// The job can never run as it is, or [`Unable::Busy`].
@@ -160,7 +167,7 @@ impl Understanding {
         understand(job, None, cluster, job.spec.num_csx, &**site, (plans, may_plan))
     }
 
-    /// Remembers only these jobs any more.
+    /// Removes all jobs but these.
     pub fn keep(&self, which: impl Fn(&str) -> bool) {
         self.shared.jobs().retain(|uid, _| which(uid));
     }

@@ -1,8 +1,15 @@
-//! A visit to a job, in five steps: what is there (dereference), can it run (validate), what is to be (decide and build),
-//! say so (update_status), make it so (apply).
+//! Reconciles a job.
 //!
-//! What was decided is recorded before anything is done about it: an attempt is in the status before its first agent
-//! exists, with the version of the object that the decision was made from, so that of two who decide one is refused.
+//! ```text
+//! dereference ──► validate ──► decide and build ──► update_status ──► apply
+//! ```
+//!
+//! The steps find the objects of the job, check that it can run, decide on its next status and commands, record the
+//! status, and apply the commands.
+//!
+//! * A decision is recorded before it is applied: the status names an attempt before its first agent exists.
+//! * It is recorded with the version of the object that it was made from, so that one of two concurrent decisions is
+//!   rejected.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,17 +33,17 @@ use crate::ledger::waits;
 use crate::understand::{self, Understood};
 use crate::world::{Attempt, Error, Found, World};
 
-/// After a record that was refused because somebody else wrote meanwhile.
+/// Delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(200);
 
-/// A visit that takes longer is given up, and made again. Creating many pods takes a while; those that exist by then
-/// stay.
+/// Bounds a reconcile. One that takes longer is aborted and repeated. Creating many pods takes a while; those that
+/// exist by then stay.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Planning that takes longer than this is told in the job's status.
+/// Planning is shown in the job's status only if it takes longer than this.
 const UNTOLD_PLANNING: Duration = Duration::from_secs(2);
 
-/// What is there of a job.
+/// A job as it was dereferenced.
 struct Seen<T> {
     uid: String,
     there: T,
@@ -44,18 +51,18 @@ struct Seen<T> {
     observed: Observed,
 }
 
-/// What a job comes to on its appliance.
+/// The appliance of a job and the job's plan on it.
 struct Known {
     appliance: Option<Arc<Appliance>>,
     cluster: ClusterSpec,
-    /// Nothing while it is being planned.
+    /// `None` while the job is being planned.
     understood: Option<understand::Result>,
 }
 
-/// Visits a job, if that is due.
+/// Reconciles a job. Does nothing while its plan is being computed, or while its changes are being combined.
 ///
 /// # Errors
-/// The world's, or the job can't be served.
+/// The world's errors, or the job can't be run.
 pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -> Result<Action, Error<W>> {
     let began = Instant::now();
     let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
@@ -64,7 +71,7 @@ pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -
         Some(_) => None,
         None => match plan(&job, &uid, &control) {
             Ok(known) => Some(known),
-            // The job is visited once its plan is there.
+            // The job is enqueued once its plan is computed.
             Err(look_again) => return Ok(look_again.map_or_else(Action::await_change, Action::requeue)),
         },
     };
@@ -95,15 +102,16 @@ pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<Control<W>>) -
     done
 }
 
-/// The span of the request that submitted the job, while its first attempt has not begun to train: later visits are
-/// traces of their own, or one trace would grow as long as the job runs. Anybody who may write the job wrote it.
+/// Returns the span of the request that submitted the job, until its first attempt begins to train. Later reconciles
+/// are traces of their own; otherwise one trace would grow for as long as the job runs. The annotation is untrusted:
+/// every client that may write the job can set it.
 fn submission(job: &TrainJob) -> Option<TraceParent> {
     let begins = |status: &TrainJobStatus| status.attempt.unwrap_or(0) <= 1 && status.progress.is_none();
     job.status.as_ref().is_none_or(begins).then(|| job.annotations().get(TRACEPARENT_ANNOTATION)?.parse().ok())?
 }
 
-/// Finds out what a job comes to. Where that is not known yet it is planned; the error is when to look again at the
-/// latest.
+/// Returns the plan of a job. If it is not cached, it is queued; the error is the longest time until the job has to be
+/// reconciled again, `None` if only the plan matters.
 fn plan<W: World>(job: &TrainJob, uid: &str, control: &Control<W>) -> Result<Known, Option<Duration>> {
     let appliance = control.appliance(&job.spec.appliance);
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
@@ -119,7 +127,7 @@ fn plan<W: World>(job: &TrainJob, uid: &str, control: &Control<W>) -> Result<Kno
     Ok(Known { appliance, cluster, understood })
 }
 
-/// Visits a deleted job. The ledger takes its systems back once its agents are gone.
+/// Reconciles a deleted job. Its systems are released in the ledger once its agents no longer exist.
 async fn leave<W: World>(job: &TrainJob, uid: &str, control: &Control<W>) -> Result<Action, Error<W>> {
     control.followers.end(uid);
     let again = control.world.leave(job).await?;
@@ -138,7 +146,7 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
     let seen = dereference(job, control, uid, known).await?;
     let decision = decide(job, &seen.observed);
     if !control.world.record(job, &decision.status).await? {
-        // Somebody else wrote meanwhile: what was decided is of yesterday.
+        // Write conflict: the decision was made from a stale version.
         return Ok(Action::requeue(AFTER_CONFLICT));
     }
     trace(job, &decision);
@@ -148,7 +156,8 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
         control.world.publish(job, event).await;
     }
     match carry_out(job, control, &seen, &decision).await {
-        // Decided on at once. A job that works is only looked at again: what was refused is not its agents.
+        // The next reconcile, which is due at once, decides about the rejection. For a job that makes progress, the
+        // error is returned, and the reconcile is only retried: the rejected request did not concern its agents.
         Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
             tracing::warn!(job = %ObjectRef::from_obj(job), "the API server refused a change: {why}");
             return Ok(Action::requeue(AFTER_CONFLICT));
@@ -158,7 +167,7 @@ async fn visit<W: World>(job: &TrainJob, uid: String, known: Known, control: &Co
     Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
 }
 
-/// Puts into the span of a visit what came of it.
+/// Records states and attempt in the span of a reconcile.
 fn trace(job: &TrainJob, decision: &Decision) {
     let span = tracing::Span::current();
     let state = |status: Option<&TrainJobStatus>| status.and_then(TrainJobStatus::state).map(State::as_str);
@@ -167,7 +176,7 @@ fn trace(job: &TrainJob, decision: &Decision) {
     span.record("attempt", decision.status.attempt);
 }
 
-/// Finds out what is there.
+/// Collects the observation that the decision is made from.
 async fn dereference<W: World>(
     job: &TrainJob,
     control: &Control<W>,
@@ -208,7 +217,7 @@ fn no_appliance(name: &str) -> QueuePlace {
     }
 }
 
-/// What the coordinator said: as it was `heard` in its stream, or in what it left behind at its end.
+/// Merges the coordinator's report: `heard` is from its stream, `last` is what it left behind when it ended.
 fn report(heard: Option<Report>, last: Option<Report>) -> Option<Report> {
     match (heard, last) {
         (Some(heard), Some(last)) if heard.outcome.is_none() => {
@@ -231,7 +240,7 @@ async fn carry_out<W: World>(
             Command::Run { attempt, num_csx } => {
                 let resolution = decision.status.resolved.as_ref();
                 let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
-                // Otherwise this command is decided on again by the visit that follows.
+                // If the plan is not cached, the next reconcile decides on this command again.
                 let Some(known) = control.understood(job, &seen.uid, &seen.cluster, *num_csx).known() else { continue };
                 let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
                 let number = *attempt;
@@ -241,12 +250,13 @@ async fn carry_out<W: World>(
                 let made = control.world.run(&attempt, &seen.there).instrument(span).await;
                 control.set_refusal(&seen.uid, number, made.as_ref().err().map(refusal::<W>));
                 made?;
-                // Where its coordinator is may be known only now; a job of a second has told all before a second try.
+                // The coordinator's address may be known only now. A job that runs for a second has reported everything
+                // before a second reconcile.
                 follow(job, control, Some(resolution), number);
             }
             Command::Follow { attempt } => follow(job, control, decision.status.resolved.as_ref(), *attempt),
             Command::Stop { attempt, reason } => {
-                // A loop that has just begun follows nobody yet.
+                // A loop that has just started does not follow the coordinator yet.
                 follow(job, control, decision.status.resolved.as_ref(), *attempt);
                 control.followers.stop(&seen.uid, *attempt, reason);
             }
@@ -260,15 +270,15 @@ async fn carry_out<W: World>(
     Ok(())
 }
 
-/// What a job's user is told of an attempt that could not be made whole.
+/// Returns the message to the user about an attempt whose objects could not all be created.
 fn refusal<W: World>(error: &Error<W>) -> Refusal {
     Refusal { message: error.to_string(), is_temporary: !matches!(error, Error::<W>::Refused(_)) }
 }
 
-/// Follows the attempt's coordinator, if that is not done yet.
+/// Follows the attempt's coordinator, if it is not followed yet.
 fn follow<W: World>(job: &TrainJob, control: &Control<W>, resolution: Option<&Resolution>, attempt: u32) {
     let Some(resolution) = resolution else { return };
-    // What its coordinator tells is heard even if this program can't read the record.
+    // The coordinator's reports are received even if this program can't read the record.
     let resolved = resolved_job(resolution).ok().map(|(resolved, _)| resolved);
     control.followers.follow(job, attempt, resolved.as_ref());
 }

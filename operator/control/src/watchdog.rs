@@ -1,28 +1,30 @@
-//! Whether the loops of this process make progress, for a liveness probe.
+//! Detects loops of this process that make no progress, for a liveness probe.
 //!
-//! A loop counts as stuck when it has something to do, and has neither begun nor ended anything for longer than a
-//! bound. The bound is longer than any visit or update may take, and a visit that an unreachable API server keeps
-//! waiting ends with an error by its own limit: so an outage never counts, and neither does a loop that has nothing to
-//! do, or a candidate that does not lead. What does count is a thread that computes or waits where it must not, a lock
-//! that is never released, a controller whose queue nobody reads any more.
+//! A loop is stuck if it has work, and has neither begun nor completed any for longer than a bound.
+//!
+//! * The bound is longer than any reconcile or update may take, and a reconcile that waits for an unreachable API
+//!   server ends with an error at its own timeout. Therefore an outage is not reported.
+//! * A loop without work, or a candidate that does not lead, is not reported.
+//! * A thread that computes or blocks where it must not, a lock that is never released, and a controller whose queue is
+//!   no longer read are reported.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// For so long a loop may show no progress. Visits are given up after 120 s, updates of a ledger after 60 s.
+/// Maximum time without progress. Reconciles are aborted after 120 s, updates of a ledger after 60 s.
 pub const STUCK_AFTER: Duration = Duration::from_secs(180);
 
-/// Between two signs of life of an async runtime, as a part of the bound.
+/// Number of beats of an async runtime within the bound.
 const BEATS_PER_BOUND: u32 = 6;
 
-/// Loops of this process.
+/// The loops of this process.
 pub trait Watched: Send + Sync {
-    /// Which loop has made no progress for longer than `bound` although it has work: a sentence without any names of
-    /// objects, since probes ask for no token.
+    /// Returns which loop has made no progress for longer than `bound` although it has work. The sentence has no names
+    /// of objects, because probes are not authenticated.
     fn stuck(&self, bound: Duration) -> Option<String>;
 }
 
-/// See the module text.
+/// Checks the loops of this process against a bound.
 pub struct Watchdog {
     bound: Duration,
     watched: Mutex<Option<Weak<dyn Watched>>>,
@@ -35,28 +37,28 @@ impl Default for Watchdog {
 }
 
 impl Watchdog {
-    /// A watchdog over nothing, with another bound than [`STUCK_AFTER`].
+    /// Creates a watchdog without loops, with a bound other than [`STUCK_AFTER`].
     pub fn new(bound: Duration) -> Self {
         Self { bound, watched: Mutex::new(None) }
     }
 
-    /// Watches these loops, and no others any more, for as long as they are there.
+    /// Watches these loops instead of earlier ones, until they are dropped.
     pub fn watch(&self, loops: Weak<dyn Watched>) {
         *self.watched() = Some(loops);
     }
 
-    /// Watches nothing any more: this process does not lead.
+    /// Stops watching: this process does not lead.
     pub fn rest(&self) {
         *self.watched() = None;
     }
 
-    /// What is stuck, if something is.
+    /// Returns what is stuck; `None` if nothing is.
     pub fn stuck(&self) -> Option<String> {
         let watched = self.watched().as_ref().and_then(Weak::upgrade)?;
         watched.stuck(self.bound)
     }
 
-    /// How often a [`Heartbeat`] is to beat.
+    /// Returns the interval for [`Heartbeat::beat`].
     pub fn beat_interval(&self) -> Duration {
         self.bound / BEATS_PER_BOUND
     }
@@ -66,7 +68,7 @@ impl Watchdog {
     }
 }
 
-/// The sign of life of an async runtime: a task that does nothing but be run.
+/// Shows that an async runtime runs tasks, by a task that only records the time.
 pub struct Heartbeat(Arc<Mutex<Instant>>);
 
 impl Default for Heartbeat {
@@ -76,7 +78,7 @@ impl Default for Heartbeat {
 }
 
 impl Heartbeat {
-    /// Beats in a task of the present runtime until what is returned is dropped.
+    /// Beats in a task of the current runtime until the result is dropped.
     pub fn beat(&self, interval: Duration) -> Beating {
         let last = self.0.clone();
         *lock(&last) = Instant::now();
@@ -88,7 +90,7 @@ impl Heartbeat {
         }))
     }
 
-    /// How long ago the last beat was.
+    /// Returns the time since the last beat.
     pub fn silent_for(&self) -> Duration {
         lock(&self.0).elapsed()
     }

@@ -1,5 +1,5 @@
-//! Threads for work that computes for long, such as planning a job: the async threads, which answer probes and requests
-//! and run the control loop, never do it themselves.
+//! Threads for long computations, such as planning a job. The async threads, which answer probes and requests and run
+//! the control loop, never compute these themselves.
 //!
 //! ```text
 //!   owner "team-a":  work, work, work ─┐ one at a time
@@ -7,14 +7,13 @@
 //!   owner "team-c":  work, work ───────┘
 //! ```
 //!
-//! Invariants:
-//! * No more than the given number of threads computes at a time, and one more: work that takes seconds has a thread
-//!   apart from work that takes milliseconds.
-//! * Of one owner one piece of work at most runs or waits for a thread, so that threads go around between owners,
-//!   however much each of them has queued.
-//! * On Linux, heavy work has a lower priority than everything else of this program.
-//! * Work that was begun goes on to its end, even if nobody waits for it: a thread can't be stopped. Bound it before it
-//!   begins.
+//! * At most the given number of threads compute at the same time, and one more for heavy work: work that takes seconds
+//!   has a thread apart from work that takes milliseconds.
+//! * At most one piece of work of one owner runs or waits for a thread, so that owners share the threads, however much
+//!   each of them has queued. Light and heavy work count separately.
+//! * On Linux, heavy work has a lower priority than everything else in this program.
+//! * Work that has begun runs to its end, even if its result is no longer awaited: a thread can't be stopped. Bound the
+//!   work before it begins.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,32 +21,32 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Most threads, on however large a machine.
+/// Maximum number of threads on any machine.
 const MAX_THREADS: usize = 4;
 /// Nice value of a thread that does heavy work.
 const HEAVY_NICENESS: i32 = 5;
-/// Owners that are remembered before those without work are removed.
+/// Number of owners above which those without work are removed.
 const MAX_IDLE_OWNERS: usize = 1024;
 
-/// The work was not done: a sentence for the log.
+/// Why work was not done, for the log.
 #[derive(Debug, thiserror::Error)]
 pub enum Failed {
-    /// It panicked. The panic's own message is on standard error.
+    /// The work panicked. The panic's own message is on standard error.
     #[error("a computation panicked")]
     Panicked,
-    /// No thread can be started.
+    /// No thread could be started.
     #[error("can't start a thread: {0}")]
     NoThread(#[from] std::io::Error),
 }
 
-/// See the module text. Clones share the threads.
+/// The threads. Clones share them.
 #[derive(Clone)]
 pub struct Workers {
     light: Lane,
     heavy: Lane,
 }
 
-/// Some threads, and whose work they do.
+/// A set of threads, and the owners of their work.
 #[derive(Clone)]
 struct Lane {
     /// Added to the nice value of the threads.
@@ -57,22 +56,22 @@ struct Lane {
 }
 
 impl Workers {
-    /// At most `threads` at a time, at least one, and one more for heavy work.
+    /// Creates `threads` threads, at least one, and one more for heavy work.
     pub fn new(threads: usize) -> Self {
         Self { light: Lane::new(threads, 0), heavy: Lane::new(1, HEAVY_NICENESS) }
     }
 
-    /// Half as many threads as the machine has cores, four at most.
+    /// Creates half as many threads as the machine has cores, at most four.
     pub fn for_this_machine() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self::new((cores / 2).min(MAX_THREADS))
     }
 
-    /// Does `work` in a thread when it is the turn of `owner`, and gives its result. Work whose future is dropped while
-    /// it waits is not begun.
+    /// Runs `work` in a thread when it is the turn of `owner`, and returns its result. If the future is dropped while
+    /// the work waits, the work does not begin.
     ///
     /// # Errors
-    /// It panicked, or the system has no thread left.
+    /// The work panicked, or no thread could be started.
     pub async fn run<T: Send + 'static>(
         &self,
         owner: &str,
@@ -81,8 +80,8 @@ impl Workers {
         self.light.run(owner, work).await
     }
 
-    /// As [`Workers::run`], for work that takes seconds: it has a thread of its own, so that what takes milliseconds
-    /// does not wait for it.
+    /// Runs work that takes seconds, like [`Workers::run`], in a thread of its own, so that work that takes
+    /// milliseconds does not wait for it.
     ///
     /// # Errors
     /// As [`Workers::run`].
@@ -112,17 +111,17 @@ impl Lane {
         std::thread::Builder::new().name("compute".to_owned()).spawn(move || {
             lower_priority(niceness);
             let computed = catch_unwind(AssertUnwindSafe(work)).map_err(|_| Failed::Panicked);
-            // Before the result: whoever has it may ask for more at once.
+            // Before the result is sent: its receiver may request more at once.
             drop((thread, turn));
-            // Nobody may be waiting any more.
+            // The receiver may have been dropped.
             let _ = done.send(computed);
         })?;
         result.await.unwrap_or(Err(Failed::Panicked))
     }
 
-    /// What admits the work of an owner, one piece at a time.
+    /// Returns the semaphore that admits the work of an owner, one piece at a time.
     fn turns_of(&self, owner: &str) -> Arc<Semaphore> {
-        // A map of counters: whole after any panic.
+        // The map holds counters only, so it is consistent after any panic.
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(turns) = owners.get(owner).and_then(Weak::upgrade) {
             return turns;
@@ -136,7 +135,7 @@ impl Lane {
     }
 }
 
-/// Adds to the nice value of the calling thread. Elsewhere than on Linux that would concern the whole process.
+/// Adds to the nice value of the calling thread. On systems other than Linux this would affect the whole process.
 fn lower_priority(niceness: i32) {
     if cfg!(target_os = "linux")
         && niceness != 0
@@ -147,7 +146,7 @@ fn lower_priority(niceness: i32) {
 }
 
 async fn permit(semaphore: Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failed> {
-    // No semaphore here is ever closed.
+    // No semaphore of this module is ever closed.
     semaphore.acquire_owned().await.map_err(|_| Failed::Panicked)
 }
 
@@ -157,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Work that ends when it is told to; gives its name.
+    /// Returns work that sends its name when it begins and ends when it receives a message.
     fn waiting(
         name: &'static str,
         begun: &mpsc::Sender<&'static str>,
@@ -180,7 +179,7 @@ mod tests {
             ends.push((name, go));
             let workers = workers.clone();
             running.push(tokio::spawn(async move { workers.run(owner, work).await.unwrap() }));
-            // In this order they ask.
+            // They enqueue their work in this order.
             tokio::task::yield_now().await;
         }
         for expected in ["a1", "b1", "a2", "a3"] {

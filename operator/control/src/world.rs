@@ -1,4 +1,4 @@
-//! What the control loop stands on: where jobs are recorded, and what runs their agents.
+//! The interface of the control loop to the place where jobs are recorded and agents run.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,122 +14,125 @@ pub use millrace_protocol::journal::Journal;
 use crate::launch::{Unreadable, resolved_job, version_of};
 use crate::resolve::Needs;
 
-/// One attempt of a job, with all that its agents are made from.
+/// One attempt of a job, with everything that its agents are created from.
 #[derive(Clone, Debug)]
 pub struct Attempt<'a> {
     /// The job.
     pub job: &'a TrainJob,
-    /// What was resolved at its first admission.
+    /// The record of the job's first admission.
     pub resolution: &'a Resolution,
-    /// The appliance, for what may change between attempts.
+    /// The appliance, for the settings that may change between attempts.
     pub cluster: &'a ClusterSpec,
-    /// Its number, from 1.
+    /// The attempt's number, from 1.
     pub number: u32,
-    /// Its agents and their bytes.
+    /// Its agents and their memory.
     pub needs: &'a Needs,
-    /// The names of its systems, in the order of their agents.
+    /// Names of its systems, in the order of the system agents.
     pub systems: &'a [String],
 }
 
 impl Attempt<'_> {
-    /// How many systems the attempt has.
+    /// Returns the number of systems of the attempt.
     pub fn system_count(&self) -> u32 {
         self.needs.wanted.iter().find(|(role, _)| *role == Role::Cs2).map_or(0, |(_, count)| *count)
     }
 
-    /// The version of its agents: what they understand of a launch document and of arguments, and how their ports are
-    /// authenticated; see [`millrace_protocol::launch::VERSION`].
+    /// Returns the version of its agents. It determines which launch documents and arguments they read, and how their
+    /// ports authenticate; see [`millrace_protocol::launch::VERSION`].
     pub fn version(&self) -> u32 {
         version_of(self.resolution)
     }
 
-    /// The job with nothing left to decide, and the machine it is planned for.
+    /// Returns the resolved job, and the machine it is planned for.
     ///
     /// # Errors
-    /// [`Unreadable`].
+    /// The record can't be read; see [`Unreadable`].
     pub fn resolved(&self) -> Result<(Job, ApplianceSpec), Unreadable> {
         resolved_job(self.resolution)
     }
 
-    /// The checkpoint to start from, where the params name one.
+    /// Returns the checkpoint to start from; `None` if the params name none, or the record can't be read.
     pub fn checkpoint_path(&self) -> Option<PathBuf> {
         Some(PathBuf::from(self.resolved().ok()?.0.run.checkpoint_path?))
     }
 }
 
-/// What is there of a job.
+/// The objects of a job as they were found.
 #[derive(Clone, Debug)]
 pub struct Found<T> {
-    /// Its agents, of whatever attempt.
+    /// Its agents, of any attempt.
     pub agents: Vec<Agent>,
-    /// What its coordinator left behind when it ended, for who did not hear it.
+    /// The report that its coordinator left behind when it ended, for a loop that did not receive it from the stream.
     pub last: Option<Report>,
-    /// What runs them, as the world knows it.
+    /// The objects that run the agents, in the world's types.
     pub there: T,
 }
 
-/// Where a job's checkpoints, metrics and logs go.
+/// The directory of a job's checkpoints, metrics and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelDir {
-    /// As its agents see it.
+    /// Its path as the job's agents see it.
     pub path: PathBuf,
-    /// The claim of storage it lies in, where it has one of its own.
+    /// The storage claim that contains it, if the job has its own.
     pub claim: Option<String>,
 }
 
-/// What priority classes are worth.
+/// Values of the priority classes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Priorities {
-    /// By name.
+    /// Values by name of the class.
     pub values: HashMap<String, i32>,
-    /// Of a job that names none.
+    /// Value for a job that names no class.
     pub default: i32,
 }
 
 impl Priorities {
-    /// A class that is not there counts as none: who runs the agents says that it is missing.
+    /// Returns the value of `class`; the default value for `None`, and 0 for an unknown class, with which the ledger
+    /// admits no job.
     pub fn of(&self, class: Option<&str>) -> i32 {
         class.map_or(self.default, |name| self.values.get(name).copied().unwrap_or(0))
     }
 }
 
-/// What of a world a job's record depends on. No I/O: it is asked whenever a job is looked at.
+/// The properties of a world that a job's record depends on. The calls do no I/O, because every reconcile makes them.
 pub trait Site: Send + Sync {
-    /// What agents run where the appliance names nothing.
+    /// Returns the image of the agents if the appliance names none.
     fn image(&self) -> Option<String>;
 
-    /// Where the model_dir lies that the params call `written`.
+    /// Returns the location of the model_dir that the params call `written`.
     ///
     /// # Errors
-    /// It can't lie there: a sentence for the user.
+    /// The model_dir can't be there: a sentence for the user.
     fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String>;
 
-    /// Why no attempt may begin with agents of `version`, if none may: a sentence for the user with what to do.
+    /// Returns why no attempt may begin with agents of `version`, `None` if attempts may: a sentence for the user, with
+    /// the remedy.
     fn agents_refused(&self, _version: u32) -> Option<String> {
         None
     }
 
-    /// Whether the agents may read what the params call `written`.
+    /// Checks that the agents may read the path that the params call `written`.
     ///
     /// # Errors
     /// They may not: a sentence for the user.
     fn readable(&self, job: &TrainJob, written: &str) -> Result<(), String>;
 }
 
-/// See the module text. Every call may be repeated, and is, after a failure and after a restart of the loop.
+/// The place where jobs are recorded and agents run. Every call is idempotent: it is repeated after failures and after
+/// restarts of the loop.
 pub trait World: Send + Sync + 'static {
-    /// Why something could not be done: one sentence.
+    /// An error, as one sentence.
     type Error: std::error::Error + Send + Sync + 'static;
-    /// What runs a job's agents, as it was found.
+    /// The objects that run a job's agents, as they were found.
     type There: Send + Sync;
 
-    /// What is there of `job`.
+    /// Finds the objects of `job`.
     fn find(&self, job: &TrainJob) -> impl Future<Output = Result<Found<Self::There>, Self::Error>> + Send;
 
-    /// Sees to it that every agent of `attempt` exists, and what they need.
+    /// Creates the missing agents of `attempt`, and the objects they need.
     fn run(&self, attempt: &Attempt<'_>, there: &Self::There) -> impl Future<Output = Result<(), Error<Self>>> + Send;
 
-    /// Ends every agent that was found and is not ending yet, or not within `grace` seconds.
+    /// Ends every agent in `there` that is not ending yet, or that was given more than `grace` seconds to end.
     fn remove(
         &self,
         job: &TrainJob,
@@ -137,30 +140,29 @@ pub trait World: Send + Sync + 'static {
         grace: u32,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Ends the agents of `job`, which is deleted and not gone yet, and what else holds it longer than it may; when to look
-    /// again, where nothing else tells.
+    /// Ends the agents of `job`, which is deleted but still exists, and removes what holds it longer than allowed.
+    /// Returns when to reconcile again if no event triggers it.
     fn leave(&self, job: &TrainJob) -> impl Future<Output = Result<Option<Duration>, Self::Error>> + Send;
 
-    /// Whether agents of a job that is gone are left.
+    /// Returns whether agents of a deleted job exist.
     fn any_left(&self, namespace: &str, uid: &str) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
-    /// What agents of jobs that are gone hold of an appliance, as they themselves say.
+    /// Returns the grants of an appliance that agents of deleted jobs still hold, as recorded at the agents.
     fn left_behind(&self, appliance: &str) -> impl Future<Output = Result<Vec<Grant>, Self::Error>> + Send;
 
-    /// Sees to it that `appliance` can't go while it is `in_use`, and can when it is not. Whether that took a write, so
-    /// that
-    /// `appliance` is not the newest version any more.
+    /// Protects `appliance` from deletion while it is `in_use`, and removes the protection otherwise. Returns whether
+    /// that took a write, so that `appliance` is no longer the newest version.
     fn protect(&self, appliance: &Appliance, in_use: bool) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
-    /// Records what was decided from `job`, whose progress it leaves alone; false where `job` is not its newest version any
-    /// more, and nothing was recorded.
+    /// Records a decision that was made from `job`, without changing its progress. Returns false if `job` is no longer
+    /// the newest version; nothing is recorded then.
     fn record(
         &self,
         job: &TrainJob,
         decided: &TrainJobStatus,
     ) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
-    /// Records how far the job of this UID is, whatever its version.
+    /// Records the progress of the job of this UID, at any version of the job.
     fn record_progress(
         &self,
         job: &ObjectRef<TrainJob>,
@@ -168,34 +170,34 @@ pub trait World: Send + Sync + 'static {
         progress: &Progress,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Records a ledger that was decided from `appliance`; false as for [`World::record`].
+    /// Records a ledger that was decided from `appliance`; returns false as [`World::record`] does.
     fn record_ledger(
         &self,
         appliance: &Appliance,
         decided: ApplianceStatus,
     ) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
-    /// Tells the job's user of something. That it can't be told is logged: nothing depends on it.
+    /// Publishes an event of a job to its user. A failure is only logged: nothing depends on events.
     fn publish(&self, job: &TrainJob, event: &Event) -> impl Future<Output = ()> + Send;
 
-    /// The fields of `appliance` that are not as the values say that it was made from, each with both; `None` for one
-    /// that is of no values.
+    /// Returns the fields of `appliance` that differ from the chart values it was created from, each with both values;
+    /// `None` for an appliance without such values.
     fn edits(&self, _appliance: &Appliance) -> Option<Vec<String>> {
         None
     }
 
-    /// Tells whoever runs the appliance of something, as [`World::publish`] does of a job.
+    /// Publishes an event of an appliance to its administrator, like [`World::publish`].
     fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) -> impl Future<Output = ()> + Send;
 
-    /// Deletes `job`, whose time to live is over.
+    /// Deletes `job`, whose time to live has elapsed.
     fn forget(&self, job: &TrainJob) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// What priority classes are worth now.
+    /// Returns the current values of the priority classes.
     fn priorities(&self) -> impl Future<Output = Result<Priorities, Self::Error>> + Send;
 
-    /// Where the coordinator of this attempt of the job of this UID is followed; `None` while that is not known.
+    /// Returns the address of the coordinator of this attempt of the job of this UID; `None` while it is not known.
     fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal>;
 }
 
-/// What keeps an attempt from being run.
+/// An error that prevents an attempt from being run.
 pub type Error<W> = crate::Error<<W as World>::Error>;

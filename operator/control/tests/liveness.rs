@@ -1,5 +1,5 @@
-//! The real control loop over a world of stubs: a loop that is stuck is noticed, and one that is idle, cut off from its
-//! API server, or not leading is left alone.
+//! Tests the real control loop over a stub world: a stuck loop is detected; a loop that is idle, disconnected from its
+//! API server, or not leading is not reported.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, mpsc};
@@ -19,17 +19,17 @@ use millrace_crds::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-/// For so long the loops of these tests may show no progress.
+/// Maximum time without progress of the loops in these tests.
 const BOUND: Duration = Duration::from_secs(3);
-/// A test that takes longer has failed.
+/// Timeout of a test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the world does when it is asked what is there of a job.
+/// Behavior of the world's `find`.
 enum Behaviour {
     Answers,
-    /// As while the API server can't be reached.
+    /// Returns an error, as with an unreachable API server.
     Refuses,
-    /// Keeps the thread until the sender is dropped.
+    /// Blocks the thread until the sender is dropped.
     Blocks(Mutex<mpsc::Receiver<()>>),
 }
 
@@ -121,7 +121,7 @@ impl Site for Anywhere {
     }
 }
 
-/// A view of `objects`, filled or, as before the first list has come, not.
+/// Returns a store of `objects`; an empty one, as before the first list, if not `filled`.
 fn view<K>(objects: &[K], filled: bool) -> Store<K>
 where
     K: kube::Resource<DynamicType = ()> + Clone + 'static,
@@ -132,7 +132,7 @@ where
         objects.iter().for_each(|object| writer.apply_watcher_event(&Event::InitApply(object.clone())));
         writer.apply_watcher_event(&Event::InitDone);
     }
-    // Dropped, the writer would end whoever waits for the view.
+    // Dropping the writer would end all waits for the store.
     std::mem::forget(writer);
     view
 }
@@ -189,14 +189,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Not waiting for threads that are stuck.
+        // Does not wait for threads that are stuck.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// Waits until `condition` gives something.
+/// Waits until `condition` returns something.
 fn until<T>(what: &str, running: &Running, condition: impl Fn() -> Option<T>) -> T {
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();
     let began = Instant::now();
@@ -235,7 +235,7 @@ fn a_stuck_loop_is_noticed_and_others_are_left_alone() {
     drop(release);
     until("the end of the visit that was stuck", &stuck, || stuck.watchdog.stuck().is_none().then_some(()));
 
-    // All threads of a loop that has nothing to do.
+    // Blocks all threads of a loop without work.
     let (release, blocked) = mpsc::channel::<()>();
     let blocked = Arc::new(Mutex::new(blocked));
     for _ in 0..2 {

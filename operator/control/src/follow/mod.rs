@@ -1,7 +1,9 @@
-//! Following coordinators: one task for each attempt that runs, which reads the numbered stream and gives commands.
+//! Follows coordinators: one task for each running attempt reads the coordinator's numbered stream and sends it
+//! commands.
 //!
-//! What is heard is kept as a [`Report`], by job; the job is visited when something in it matters to a decision. Steps go to
-//! the status at most every few seconds, apart from what is decided; the rest of the stream is for others.
+//! * The newest state of each attempt is kept as a [`Report`]. Its job is enqueued if a change matters to a decision.
+//! * Steps are written to the job's status at most every few seconds, separately from decisions.
+//! * Other entries of the stream are ignored here.
 
 mod progress;
 mod reader;
@@ -21,7 +23,7 @@ use tokio::task::JoinHandle;
 
 use crate::world::World;
 
-/// See the module text.
+/// The followed attempts, by the UID of their jobs.
 pub struct Followers<W> {
     world: Arc<W>,
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
@@ -32,7 +34,7 @@ pub struct Followers<W> {
 struct Following {
     attempt: u32,
     report: watch::Receiver<Report>,
-    /// Why it is to stop, once it is.
+    /// The reason to stop; `None` until the attempt is to stop.
     stop: watch::Sender<Option<String>>,
     task: JoinHandle<()>,
 }
@@ -43,24 +45,24 @@ impl Drop for Following {
     }
 }
 
-/// Whom to follow, and whom to tell.
+/// The attempt to follow, and the job to enqueue.
 struct Target {
-    /// The job, for visits and its status.
+    /// The job, to enqueue it and to write its progress.
     job: ObjectRef<TrainJob>,
     uid: String,
     attempt: u32,
-    /// Samples of a step; `None` where the job's record can't be read.
+    /// Samples of a step; `None` if the job's record can't be read.
     batch: Option<usize>,
-    /// Whether the job trains, rather than only evaluates.
+    /// Whether the job trains; false if it only evaluates.
     trains: bool,
-    /// The step the job trains to.
+    /// The step that the job trains to; `None` if it is not known.
     total_steps: Option<u64>,
-    /// The attempt's progress in the status, written by the operator that led before.
+    /// The attempt's progress in the status, as written by the previous leader.
     known_progress: Option<Progress>,
 }
 
 impl<W: World> Followers<W> {
-    /// Nobody is followed yet.
+    /// Creates an empty set.
     pub fn new(world: Arc<W>, visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>) -> Self {
         Self { world, visits, following: Mutex::default() }
     }
@@ -69,7 +71,7 @@ impl<W: World> Followers<W> {
         self.following.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows an attempt of `job`, unless it is followed already; an older attempt of the job no more.
+    /// Follows an attempt of `job`, and stops following an older attempt of the same job. Idempotent.
     pub fn follow(&self, job: &TrainJob, attempt: u32, resolved: Option<&Job>) {
         let Some(uid) = job.uid() else { return };
         let mut all = self.following();
@@ -92,7 +94,7 @@ impl<W: World> Followers<W> {
         all.insert(uid, Following { attempt, report, stop, task });
     }
 
-    /// What the coordinator of the job's attempt has said so far.
+    /// Returns the report of the attempt's coordinator so far; `None` if the attempt is not followed.
     pub fn report(&self, uid: &str, attempt: u32) -> Option<Report> {
         let all = self.following();
         let known = all.get(uid).filter(|known| known.attempt == attempt)?;
@@ -100,19 +102,19 @@ impl<W: World> Followers<W> {
         Some(report)
     }
 
-    /// Has an attempt save its state and stop. Harmless to repeat.
+    /// Makes an attempt save its state and stop. Idempotent; the first reason is sent.
     pub fn stop(&self, uid: &str, attempt: u32, reason: &str) {
         if let Some(known) = self.following().get(uid).filter(|known| known.attempt == attempt) {
             known.stop.send_if_modified(|stop| stop.is_none() && stop.replace(reason.to_owned()).is_none());
         }
     }
 
-    /// Follows only these jobs any more.
+    /// Stops following all jobs but these.
     pub fn keep(&self, which: impl Fn(&str) -> bool) {
         self.following().retain(|uid, _| which(uid));
     }
 
-    /// Follows the job no more.
+    /// Stops following the job.
     pub fn end(&self, uid: &str) {
         self.following().remove(uid);
     }

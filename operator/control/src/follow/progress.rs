@@ -1,4 +1,4 @@
-//! Progress in a job's status: apart from what is decided, and rarely enough for any number of jobs.
+//! Writes a job's progress to its status: separately from decisions, and rarely enough for any number of jobs.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use millrace_telemetry::metrics::Point;
 use super::Target;
 use crate::world::World;
 
-/// Between two writes for one job.
+/// Minimum time between two writes for one job.
 const EVERY: Duration = Duration::from_secs(3);
 
-/// Collects what is heard and writes it now and then.
+/// Collects metrics and writes the progress at intervals.
 pub(super) struct Writer {
     attempt: u32,
     trains: bool,
     batch: Option<f64>,
     total_steps: Option<u64>,
-    /// Steps of this attempt, their seconds and tokens.
+    /// Number of steps in this attempt, and their total seconds and tokens.
     steps: u64,
     seconds: f64,
     tokens: u64,
@@ -44,7 +44,8 @@ impl Writer {
         }
     }
 
-    /// The step that the run trains to, as its coordinator tells it: where epochs end it, nobody knew before.
+    /// Sets the step that the run trains to, as reported by its coordinator: if epochs end the run, the number is not
+    /// known before.
     pub(super) fn total_steps(&mut self, total: Option<u64>) {
         self.total_steps = total.or(self.total_steps);
     }
@@ -63,9 +64,9 @@ impl Writer {
                 self.rates(at);
             }
             Point::Eval(eval) => {
-                // A follower that begins late may receive an evaluation that is older than the progress it knows.
+                // A follower that starts late may receive an evaluation that is older than the progress it knows.
                 self.progress.step = self.progress.step.max(Some(eval.step));
-                // A job that also trains shows the loss of training.
+                // A job that also trains shows its training loss.
                 if !self.trains && self.steps == 0 {
                     self.progress.loss = Some(eval.loss.to_string());
                 }
@@ -86,7 +87,7 @@ impl Writer {
         self.progress.estimated_finish_time = left.and_then(|left| at.checked_add(left).ok()).map(Time);
     }
 
-    /// Waits until something is to be written.
+    /// Waits until a write is due.
     pub(super) async fn due(&self) {
         if !self.changed {
             return std::future::pending().await;
@@ -96,7 +97,7 @@ impl Writer {
         }
     }
 
-    /// Writes what has been heard since the last time. What can't be written is written with the next.
+    /// Writes the progress if it has changed. A failed write is repeated after the usual interval.
     pub(super) async fn flush<W: World>(&mut self, world: &W, target: &Target) {
         if !std::mem::take(&mut self.changed) {
             return;
@@ -127,7 +128,8 @@ mod tests {
         Point::Eval(EvalPoint { step, loss: 3.0, tokens: 64, seconds: 0.5, rate: 2.0, metrics })
     }
 
-    /// The next leader receives the newest evaluation first, which may be older than what its predecessor wrote.
+    /// The next leader receives the newest evaluation first, which may be older than the progress that its predecessor
+    /// wrote.
     #[test]
     fn progress_does_not_go_back_when_another_operator_leads() {
         let known =

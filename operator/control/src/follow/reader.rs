@@ -18,12 +18,12 @@ use super::Target;
 use super::progress::Writer;
 use crate::world::World;
 
-/// Between two tries to reach a coordinator, which may not have begun, or be gone.
+/// Delay before connecting again to a coordinator, which may not have started yet or have ended.
 const RETRY: Duration = Duration::from_secs(1);
-/// A decision wants to know that steps advance, not how many: at most one visit in so long for that.
+/// Decisions need to know that steps advance, not how many: minimum time between two reconciles for that reason alone.
 const VISIT_EVERY: Duration = Duration::from_secs(20);
 
-/// Follows until nobody wants to know any more, or the attempt is over.
+/// Follows until the report is no longer needed, or the attempt has ended.
 pub(super) async fn run<W: World>(
     world: Arc<W>,
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
@@ -45,7 +45,7 @@ pub(super) async fn run<W: World>(
     }
 }
 
-/// Follows as long as the coordinator can be reached.
+/// Follows while the coordinator is reachable.
 async fn once<W: World>(
     world: &W,
     visits: &mpsc::UnboundedSender<ObjectRef<TrainJob>>,
@@ -70,13 +70,13 @@ struct Listener<'a, W> {
 }
 
 impl<W: World> Listener<'_, W> {
-    /// Reads entries until the stream ends; meanwhile gives the command to stop when it comes.
+    /// Reads entries until the stream ends. Sends the stop command when it is requested.
     async fn listen(
         &mut self,
         mut client: JournalClient<Channel>,
         mut stop: watch::Receiver<Option<String>>,
     ) -> Result<(), tonic::Status> {
-        // How things stand is all that a status tells; whoever wants every point reads from a number on.
+        // The status needs only the newest state; clients that need every point read from a given number.
         let mut entries = client.follow(FollowRequest { from: 0, newest: true }).await?.into_inner();
         let stopping = tell_to_stop(client.clone(), &mut stop);
         tokio::pin!(stopping);
@@ -105,7 +105,7 @@ impl<W: World> Listener<'_, W> {
         }
     }
 
-    /// Takes note of an entry. What can't be read is of a later version, and left out.
+    /// Handles an entry. Entries that can't be read are of a later version, and are ignored.
     async fn hear(&mut self, entry: &proto::Entry) {
         let Ok(entry) = journal::unpack(entry) else { return };
         let millis = i64::try_from(entry.unix_ms).unwrap_or(i64::MAX);
@@ -118,7 +118,7 @@ impl<W: World> Listener<'_, W> {
             }
             Event::State(state) => {
                 self.writer.total_steps(state.total_steps);
-                // A run that only tells that it is alive has not come any further.
+                // A heartbeat of a run is not progress.
                 let is_news = state.note.is_none() || self.reports.borrow().advanced.is_none();
                 self.change(is_news, |report| {
                     report.evaluating = state.state == Stage::Evaluating;
@@ -134,7 +134,7 @@ impl<W: World> Listener<'_, W> {
             }),
             Event::CheckpointFailed { message, .. } => self.change(true, |report| report.unsaved = Some(message)),
             Event::Outcome(outcome) => {
-                // How far it came stands in the status before its end does: nobody follows it after that.
+                // The progress is written to the status before the end, because the attempt is not followed after that.
                 self.writer.flush(self.world, self.target).await;
                 self.change(true, |report| {
                     if let Some(digest) = &outcome.digest {
@@ -148,7 +148,7 @@ impl<W: World> Listener<'_, W> {
         }
     }
 
-    /// Changes the report, and has the job visited: at once where it matters, else now and then.
+    /// Changes the report, and enqueues the job: at once if the change matters, otherwise at intervals.
     fn change(&mut self, matters: bool, change: impl FnOnce(&mut Report)) {
         self.reports.send_modify(change);
         let lately = self.visited.is_some_and(|visited| visited.elapsed() < VISIT_EVERY);
@@ -159,8 +159,8 @@ impl<W: World> Listener<'_, W> {
     }
 }
 
-/// Waits for the wish to stop, and tells the coordinator; step and digest of what was saved. `None` where it went away
-/// without an answer: its outcome tells the rest.
+/// Waits until a stop is requested, and sends it to the coordinator. Returns step and digest of the saved checkpoint;
+/// `None` if the coordinator ended without an answer: its outcome has the rest.
 async fn tell_to_stop(
     mut client: JournalClient<Channel>,
     stop: &mut watch::Receiver<Option<String>>,
@@ -170,7 +170,7 @@ async fn tell_to_stop(
     Some((reply.step, reply.parameters_blake3))
 }
 
-/// The journal's outcome as decisions know it.
+/// Converts an outcome in the journal to that of decisions.
 pub fn outcome_of(told: millrace_telemetry::journal::Outcome) -> Outcome {
     Outcome {
         exit_code: told.exit_code,
