@@ -1,32 +1,32 @@
-//! Conditions, as every Kubernetes tool reads them.
+//! The conditions of jobs, in Kubernetes' format.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-/// The conditions of a TrainJob. All of them are set from the first visit on, so that `kubectl wait` always has something
-/// to wait for.
+/// The conditions of a TrainJob. All of them are set by the first reconcile, so that `kubectl wait` always finds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConditionType {
-    /// The params were understood and the job can run on the appliance.
+    /// The params are valid, and the job can run on the appliance.
     Accepted,
-    /// The systems the job asked for are its own.
+    /// The job holds the systems that it requested.
     Admitted,
-    /// Every agent of every role is there and ready.
+    /// Every agent of every role exists and is ready.
     RolesReady,
     /// Steps are being committed.
     Progressing,
-    /// The newest committed step that matters is in a checkpoint: after a suspension, all of them.
+    /// The newest checkpoint was written, and the last try to write one did not fail.
     Checkpointed,
-    /// The job was asked to pause, has saved its state and holds no systems.
+    /// The job is suspended: it has saved its state and holds no systems.
     Suspended,
-    /// The summary. Unknown while the job lives; its reason is the job's [`State`](crate::State).
+    /// The summary. Its status is Unknown while the job is not finished; its reason is the job's
+    /// [`State`](crate::State).
     Succeeded,
-    /// The job is over, one way or the other.
+    /// The job has finished, successfully or not.
     Finished,
 }
 
 impl ConditionType {
-    /// All of them, in the order in which a job meets them.
+    /// All conditions, in the order in which a job usually reaches them.
     pub const ALL: [Self; 8] = [
         Self::Accepted,
         Self::Admitted,
@@ -38,7 +38,7 @@ impl ConditionType {
         Self::Finished,
     ];
 
-    /// The name in `conditions[].type`.
+    /// Returns the name in `conditions[].type`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Accepted => "Accepted",
@@ -53,8 +53,8 @@ impl ConditionType {
     }
 }
 
-/// Puts `new` in its place among `conditions`, which is that of its type. Its time of transition is `new`'s only if the
-/// status (True, False, Unknown) changes; otherwise the old one stays.
+/// Inserts `new` into `conditions`, or replaces the condition of its type. The transition time changes only if the
+/// status (True, False, Unknown) does.
 pub fn set_condition(conditions: &mut Vec<Condition>, new: Condition) {
     match conditions.iter_mut().find(|condition| condition.type_ == new.type_) {
         Some(old) if old.status == new.status => {
@@ -66,7 +66,7 @@ pub fn set_condition(conditions: &mut Vec<Condition>, new: Condition) {
     }
 }
 
-/// Kubernetes' own schema of conditions, with its bounds.
+/// Returns Kubernetes' own schema of conditions, with its bounds.
 pub(crate) fn conditions_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",

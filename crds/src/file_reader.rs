@@ -1,8 +1,9 @@
 //! `FileReader`: a request for a pod that serves the files of one job.
 //!
-//! The REST server asks for one by creating it; the operator makes the pod, its certificate and its network rules from a
-//! template of its own. So the REST server, which the network reaches, needs no right to create pods or secrets anywhere.
-//! The pod mounts one claim of its namespace, read-only, and nothing else that the request could name.
+//! * The REST server creates the request. The operator creates the pod, its certificate and its network rules from a
+//!   template of its own. Therefore the REST server, which is reachable from the network, needs no right to create pods
+//!   or secrets anywhere.
+//! * The pod mounts one claim of its namespace, read-only. A request can name nothing else to mount.
 
 use kube::core::{Reason, Rule};
 use kube::{CustomResource, KubeSchema};
@@ -98,7 +99,7 @@ pub struct FileReaderStatus {
 
 /// Reason: the claim does not exist.
 pub const CLAIM_NOT_FOUND: &str = "ClaimNotFound";
-/// Reason: as many readers run as may run at a time.
+/// Reason: the maximum number of readers is running.
 pub const TOO_MANY_READERS: &str = "TooManyReaders";
 
 fn unchangeable() -> Rule {

@@ -1,18 +1,14 @@
-//! The custom resources of `millrace.dev/v1alpha1`: a [`TrainJob`] is a job a user submits, an [`Appliance`] the machine
-//! it runs on.
+//! The custom resources of `millrace.dev/v1alpha1`: [`TrainJob`], a job that a user submits, [`Appliance`], the machine
+//! that runs it, and [`FileReader`], which the REST server creates for the operator, never a user.
 //!
-//! A [`FileReader`] is what the REST server asks the operator for; no user makes one.
+//! The Rust types are the only source: the definitions installed in a cluster are generated from them
+//! ([`definitions`]), and operator, API and clients read and write objects with them.
 //!
-//! The Rust types here are the one source: the definitions installed in a cluster are generated from them
-//! ([`definitions`]), and operator, API and clients read and write objects with them. A user's file is read strictly, with
-//! lines and hints, by `millrace-params`; objects from an API server are read leniently, so that a newer or damaged one
-//! never stops a watch:
-//!
-//! * keys these types do not know are left out;
-//! * [`StoredParams`] keeps the params of a job as they stand and reads them only when asked to;
-//! * for anything else that can't be read, watch `kube::core::DeserializeGuard<TrainJob>`.
-//!
-//! No client, no clock, no I/O.
+//! * A user's file is read strictly, with lines and hints, by `millrace-params`.
+//! * Objects from an API server are read leniently, so that a newer or damaged object never stops a watch: unknown keys
+//!   are ignored, and [`StoredParams`] stores the params of a job unread until [`StoredParams::read`]. For other
+//!   objects that can't be read, watch `kube::core::DeserializeGuard<TrainJob>`.
+//! * There are no clients, no clock and no I/O.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -42,18 +38,18 @@ pub use trainjob::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
-/// The API group of both resources.
+/// The API group of all resources.
 pub const GROUP: &str = "millrace.dev";
 
-/// Annotation of a job: the span of the request that submitted it, a `traceparent` of W3C Trace Context.
+/// Annotation of a job with the span of the request that submitted it, a `traceparent` of W3C Trace Context.
 pub const TRACEPARENT_ANNOTATION: &str = "millrace.dev/traceparent";
 
-/// What a cluster is told about the two resources, in the order in which they are installed.
+/// Returns the definitions of the resources that users create, in the order in which they are installed.
 pub fn definitions() -> [CustomResourceDefinition; 2] {
     [Appliance::crd(), TrainJob::crd()]
 }
 
-/// What a cluster is told beside them: resources by which the components of the product work together.
+/// Returns the definitions of the resources that only components of the product create.
 pub fn internal_definitions() -> [CustomResourceDefinition; 1] {
     [FileReader::crd()]
 }

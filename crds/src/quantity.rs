@@ -1,4 +1,4 @@
-//! Amounts of CPU, memory and storage as Kubernetes writes them: `2`, `500m`, `4Gi`.
+//! Quantities of CPU, memory and storage in Kubernetes' notation: `2`, `500m`, `4Gi`.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What Kubernetes itself takes.
+/// Pattern of the quantities that Kubernetes accepts.
 const PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-/// Amounts by name, as `cpu: 500m` and `memory: 2Gi`.
+/// Quantities by resource name, such as `cpu: 500m` and `memory: 2Gi`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Quantities(#[serde(deserialize_with = "amounts")] pub BTreeMap<String, Quantity>);
@@ -24,7 +24,7 @@ impl JsonSchema for Quantities {
     }
 }
 
-/// The schema of one amount, for `schemars(schema_with)`.
+/// Returns the schema of one quantity, for `schemars(schema_with)`.
 pub(crate) fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
     amount_schema()
 }
@@ -38,7 +38,7 @@ fn amount_schema() -> Schema {
     })
 }
 
-/// An amount as users write it: `cpu: 2` is a number, `cpu: 500m` a string.
+/// A quantity as users write it: `cpu: 2` is a number, `cpu: 500m` a string.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -60,7 +60,7 @@ fn amounts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
     Ok(written.into_iter().map(|(name, amount)| (name, amount.into())).collect())
 }
 
-/// Reads one amount, for `serde(deserialize_with)`.
+/// Reads one quantity, for `serde(deserialize_with)`.
 pub(crate) fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quantity, D::Error> {
     Ok(Written::deserialize(deserializer)?.into())
 }

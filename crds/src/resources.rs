@@ -1,4 +1,4 @@
-//! What each role's pods ask of the cluster.
+//! Resource requests and limits of each role's pods.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

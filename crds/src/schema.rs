@@ -1,30 +1,32 @@
-//! From the schemas of Rust types to what an API server takes, with a bound on everything.
+//! Converts the schemas of Rust types to those that an API server accepts, and bounds every value.
 //!
-//! An API server takes only *structural* schemas: no unions of shapes, no type lists. And it prices CEL rules by the
-//! largest value that could come, so what has no bound makes every rule near it too dear. [`spec`], [`params`] and
-//! [`status`] do both, each for its part of a resource; what one has done another leaves alone.
+//! * An API server accepts only *structural* schemas: no unions of shapes, no lists of types.
+//! * It estimates the cost of CEL rules from the largest possible value, so an unbounded value makes every rule near it
+//!   too expensive.
+//!
+//! [`spec`], [`params`] and [`status`] convert the parts of a resource. Each leaves alone what another has converted.
 
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
-/// Longest string, where a type does not say otherwise.
+/// Maximum length of a string whose type sets no other.
 const MOST_CHARACTERS: u64 = 1024;
-/// Longest list.
+/// Maximum length of a list.
 const MOST_ITEMS: u64 = 256;
-/// Largest map.
+/// Maximum size of a map.
 const MOST_ENTRIES: u64 = 64;
-/// Largest integer that every JSON reader keeps exactly.
+/// Largest integer that every JSON reader represents exactly.
 const MOST_INTEGER: u64 = (1 << 53) - 1;
 
-/// Which part of a resource a schema describes.
+/// The part of a resource that a schema describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// What a user asks for: defaults are shown, and filled in by the API server.
+    /// The requested state: defaults are shown, and the API server fills them in.
     Spec,
-    /// The params document within it. A `null` counts as absent, since the public model zoo's files are full of them, and
-    /// nothing is filled in: what a key means by default, its description says.
+    /// The params document within the spec. A `null` counts as absent, because the public model zoo's files have many
+    /// of them. Nothing is filled in: descriptions state the default of each key.
     Params,
-    /// What is found to be true: nothing is filled in.
+    /// The observed state: nothing is filled in.
     Status,
 }
 
@@ -43,7 +45,7 @@ pub(crate) fn status(schema: &mut Schema) {
     node(schema.ensure_object(), Part::Status);
 }
 
-/// Bounds integers and numbers: each row is the path of a key, the least and the most.
+/// Bounds integers and numbers. Each row has the path of a key, the minimum and the maximum.
 pub(crate) fn ranges(schema: &mut Schema, rows: &[(&str, f64, f64)]) {
     for (path, least, most) in rows {
         let pointer = path.split('.').map(|key| format!("/properties/{key}")).collect::<String>();
@@ -54,18 +56,18 @@ pub(crate) fn ranges(schema: &mut Schema, rows: &[(&str, f64, f64)]) {
     }
 }
 
-/// Whole numbers as such, which is how they are best read.
+/// Converts a whole number to a JSON integer, which is easier to read.
 fn number(value: f64) -> Value {
     if value.fract() == 0.0 { json!(value as i64) } else { json!(value) }
 }
 
-/// A list that is a map in the API server's eyes: no two items may have the same `key`, and each is merged on its own.
+/// Marks a list as a map: no two items may have the same `key`, and the API server merges each item on its own.
 pub(crate) fn keyed_by(schema: &mut Schema, key: &str) {
     schema.insert("x-kubernetes-list-type".into(), "map".into());
     schema.insert("x-kubernetes-list-map-keys".into(), json!([key]));
 }
 
-/// A list without duplicates.
+/// Marks a list as free of duplicates.
 pub(crate) fn set(schema: &mut Schema) {
     schema.insert("x-kubernetes-list-type".into(), "set".into());
 }
@@ -88,7 +90,7 @@ fn node(schema: &mut Map<String, Value>, part: Part) {
         schema.remove("default");
     }
     if schema.contains_key("x-kubernetes-int-or-string") {
-        // The same said in another way, which the next hand would garble.
+        // The alternatives say the same as the extension, and later steps would garble them.
         schema.remove("anyOf");
         schema.entry("nullable").or_insert(false.into());
     }
@@ -99,7 +101,7 @@ fn node(schema: &mut Map<String, Value>, part: Part) {
     children(schema, part);
 }
 
-/// Text whose lines are as long as whoever shows it wants: only paragraphs and list items begin new ones.
+/// Joins lines, so that each tool can wrap the text: only paragraphs and list items begin new lines.
 fn flowing(text: &str) -> String {
     let mut flow = String::with_capacity(text.len());
     for line in text.lines().map(str::trim_end) {
@@ -122,7 +124,7 @@ fn children(schema: &mut Map<String, Value>, part: Part) {
         for property in properties.values_mut() {
             node(as_object(property), part);
         }
-        // Said by the properties: an API server prunes what they do not name, or refuses it.
+        // The properties say this already: an API server prunes or rejects keys that they do not name.
         schema.remove("additionalProperties");
     }
     for key in ["items", "additionalProperties"] {
@@ -132,7 +134,7 @@ fn children(schema: &mut Map<String, Value>, part: Part) {
     }
 }
 
-/// The schema's keywords; the schema `true`, which allows anything, has none.
+/// Returns the schema's keywords. The schema `true`, which allows anything, has none.
 fn as_object(schema: &mut Value) -> &mut Map<String, Value> {
     if !schema.is_object() {
         *schema = Value::Object(Map::new());
@@ -152,7 +154,8 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Takes `null` out of the types and alternatives; tells whether it was there. A single alternative left moves up.
+/// Removes `null` from the types and alternatives; returns whether it was there. A single remaining alternative moves
+/// up.
 fn take_null(schema: &mut Map<String, Value>) -> bool {
     let mut found = false;
     if let Some(Value::Array(types)) = schema.get_mut("type") {
@@ -183,8 +186,8 @@ fn take_null(schema: &mut Map<String, Value>) -> bool {
     found
 }
 
-/// An enum whose variants are documented comes as alternatives of one constant each: a plain `enum` instead, with what
-/// the variants mean in the description, where `kubectl explain` shows it.
+/// Converts an enum with documented variants, which schemars writes as one alternative per constant, to a plain `enum`.
+/// The description lists the meaning of the variants, so that `kubectl explain` shows it.
 fn documented_enum(schema: &mut Map<String, Value>) {
     let Some(Value::Array(variants)) = schema.get("oneOf") else { return };
     let constant = |variant: &Value| match (variant.get("const"), variant.get("enum")) {
@@ -209,7 +212,7 @@ fn documented_enum(schema: &mut Map<String, Value>) {
     schema.insert("description".into(), text.into());
 }
 
-/// Whether the schema allows several shapes, which only the operator can tell apart.
+/// Returns whether the schema allows several shapes, which only the operator can distinguish.
 fn is_open(schema: &Map<String, Value>) -> bool {
     let says = |key: &str| schema.contains_key(key);
     if says("x-kubernetes-int-or-string") {
@@ -233,7 +236,7 @@ fn bound(schema: &mut Map<String, Value>) {
         schema.entry("maxProperties").or_insert(MOST_ENTRIES.into());
     }
     if of_type(schema, "integer") {
-        // An API server knows int32 and int64. The lower bound of the unsigned ones stands beside them already.
+        // An API server knows int32 and int64. The lower bound of unsigned types is already set.
         let most = match schema.get("format").and_then(Value::as_str) {
             Some("int32") => return,
             Some("uint32") => u64::from(u32::MAX),

@@ -1,4 +1,4 @@
-//! The longest deadlines that jobs may set: for so long a job may hold systems without doing anything.
+//! The longest deadlines that jobs may set. They bound the time for which a job holds systems without doing anything.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ impl Default for MaxDeadlines {
 }
 
 impl MaxDeadlines {
-    /// Finds the first field of `spec` that is beyond its bound: its path and a sentence with the bound.
+    /// Returns the path of the first field of `spec` that exceeds its bound, and a sentence with the bound.
     pub fn refusal(&self, spec: &TrainJobSpec) -> Option<(&'static str, String)> {
         let rows = [
             ("spec.deadlines.startupSeconds", spec.deadlines.startup_seconds, self.startup_seconds),

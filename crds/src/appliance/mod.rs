@@ -1,4 +1,4 @@
-//! `Appliance`: the machine jobs run on, and the ledger of who uses what of it.
+//! `Appliance`: the machine that jobs run on, and the ledger of its systems.
 
 mod deadlines;
 mod priorities;
@@ -170,8 +170,8 @@ pub struct SecretName {
     pub name: String,
 }
 
-/// As the reader of an appliance's description has them, but for the number of systems, which the ledger bounds: it must
-/// fit in one object.
+/// Adds the ranges of the reader of appliance documents. The maximum of `systems` is smaller, because the ledger
+/// must fit in one object.
 fn machine_ranges(schema: &mut Schema) {
     ranges(
         schema,

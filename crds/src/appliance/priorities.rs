@@ -1,13 +1,14 @@
-//! Which PriorityClasses jobs may name: a class decides the place in the queue, and which pods a job's pods may evict.
+//! The PriorityClasses that jobs may name. A class decides the place in the queue, and which pods a job's pods may
+//! evict.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// The classes that the chart makes; their pods evict nobody.
+/// The classes that the chart creates; their pods evict no others.
 const OWN: [&str; 3] = ["p1", "p2", "p3"];
-/// How the names of the cluster's own classes begin, whose pods evict all others.
+/// Prefix of the cluster's own classes, whose pods evict all others.
 const RESERVED: &str = "system-";
 
 /// Names of the PriorityClasses that jobs may name.
@@ -22,12 +23,13 @@ impl Default for PriorityClasses {
 }
 
 impl PriorityClasses {
-    /// Whether a job may name `class`. Classes of the cluster itself are never allowed, whatever the list says.
+    /// Returns whether a job may name `class`. Classes of the cluster itself are never allowed, even if they are
+    /// listed.
     pub fn allows(&self, class: &str) -> bool {
         !class.starts_with(RESERVED) && self.0.iter().any(|allowed| allowed == class)
     }
 
-    /// Why a job of this class is not admitted, as a sentence; `None` where it may be.
+    /// Returns why a job of this class is not admitted, as a sentence; `None` if it may be.
     pub fn refusal(&self, class: Option<&str>) -> Option<String> {
         let class = class.filter(|class| !self.allows(class))?;
         let allowed: Vec<&str> = self.0.iter().map(String::as_str).filter(|class| self.allows(class)).collect();

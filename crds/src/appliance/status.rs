@@ -1,4 +1,4 @@
-//! The ledger: who uses what of the appliance.
+//! The status of an appliance, with the ledger of its systems.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;

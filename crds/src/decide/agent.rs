@@ -1,4 +1,4 @@
-//! Agents as whoever runs them sees them, and which of them began a failure.
+//! Agents as the control loop observes them, and which of them caused a failure.
 
 use std::fmt;
 
@@ -22,10 +22,10 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them, in the order in which they are started.
+    /// All roles, in the order in which they are started.
     pub const ALL: [Self; 5] = [Self::Coordinator, Self::MemoryX, Self::SwarmX, Self::Activation, Self::Cs2];
 
-    /// The name in agents' names, labels and status.
+    /// Returns the name of the role in agents' names, labels and status.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Coordinator => "coordinator",
@@ -36,12 +36,12 @@ impl Role {
         }
     }
 
-    /// The role of that name.
+    /// Returns the role of that name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == name)
     }
 
-    /// Whether an attempt can still save its state without this role.
+    /// Returns whether an attempt can still save its state without this role.
     pub const fn can_be_missed(self) -> bool {
         !matches!(self, Self::Coordinator | Self::MemoryX)
     }
@@ -58,72 +58,72 @@ impl fmt::Display for Role {
 pub struct Agent {
     /// Its role.
     pub role: Role,
-    /// Its number within the role.
+    /// Number of the agent within its role, from 0.
     pub index: u32,
     /// The attempt it belongs to.
     pub attempt: u32,
-    /// What runs it: the pod's name.
+    /// Name of the object that runs it, such as its pod.
     pub name: String,
-    /// Where it runs.
+    /// The node it runs on.
     pub node: Option<String>,
-    /// Whether it was told to end.
+    /// Whether it was requested to end.
     pub leaving: bool,
-    /// Whether that was to move it elsewhere: its node is being drained, or its place is needed.
+    /// Whether it was requested to end to be moved: its node is being drained, or its place is needed.
     pub moved: bool,
-    /// How it is.
+    /// Its state.
     pub state: AgentState,
 }
 
-/// How an agent is.
+/// The state of an agent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AgentState {
-    /// It has not begun, for this reason: a word and a sentence.
+    /// It has not started.
     Waiting {
-        /// One word, as `ImagePullBackOff` or `Unschedulable`.
+        /// The reason in one word, such as `ImagePullBackOff` or `Unschedulable`.
         reason: String,
         /// One sentence.
         message: String,
     },
-    /// It runs and is not part of the job yet.
+    /// It runs, but is not part of the job yet.
     Starting,
     /// It is part of the job.
     Ready,
-    /// It ended, or is as good as ended.
+    /// It ended, or must be treated as ended.
     Ended(End),
 }
 
 /// How an agent ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct End {
-    /// Its process's exit code, where it ended by itself.
+    /// Exit code of its process, if it ended by itself.
     pub exit_code: Option<i32>,
-    /// One word: `Completed`, `Error`, `OOMKilled`, `Evicted`, `NodeLost`.
+    /// The reason in one word: `Completed`, `Error`, `OOMKilled`, `Evicted`, `NodeLost`.
     pub reason: String,
     /// One sentence.
     pub message: String,
-    /// The last lines it wrote, the newest last.
+    /// The last lines of its log, the newest last.
     pub log_tail: Vec<String>,
-    /// When.
+    /// When it ended, if known.
     pub at: Option<Timestamp>,
 }
 
-/// The word of an agent that was killed because it needed more memory than it may use.
+/// Reason of an agent that was killed because it exceeded its memory limit.
 pub const OUT_OF_MEMORY: &str = "OOMKilled";
-/// What an agent ends with that lost a peer: never the cause of anything.
+/// Exit code of an agent that lost a peer: never the cause of a failure.
 const PEER_LOST: i32 = 3;
-/// What a process ends with on SIGTERM: somebody else ended it.
+/// Exit code of a process that was ended by SIGTERM.
 const TERMINATED: i32 = 143;
-/// What a process ends with that did as it was asked.
+/// Exit code of a process that completed.
 const DONE: i32 = 0;
-/// What an agent ends with when the user's input is to blame.
+/// Exit code of an agent that was given invalid input.
 pub(super) const BAD_INPUT: i32 = 2;
 
-/// Describes how a process ended, from its exit code as a shell and a container runtime give it: one that a signal
-/// ended has 128 and the signal's number.
+/// Describes how a process ended, from its exit code as a shell or container runtime reports it: 128 plus the number of
+/// the signal if a signal ended it.
 pub fn describe_exit(exit_code: i32) -> String {
     match exit_code {
         DONE => "it ended in good order".to_owned(),
-        // The code with which a panic ends a program.
+        // The exit code of a program that panicked.
         101 => "it crashed (exit code 101)".to_owned(),
         129..=192 => format!("killed by signal {} (exit code {exit_code})", exit_code - 128),
         _ => format!("it ended with exit code {exit_code}"),
@@ -131,8 +131,9 @@ pub fn describe_exit(exit_code: i32) -> String {
 }
 
 impl End {
-    /// How likely it is to be the cause of a failure, the lowest first: what an agent did itself, what was done to it, what
-    /// it only suffered.
+    /// Returns a rank; an agent with a lower one is a more likely cause of a failure: 0 if the agent failed by itself
+    /// or ran out of memory, 1 if it ended without an exit code, 2 if it completed or was ended by SIGTERM, 3 if it
+    /// lost a peer.
     fn rank(&self) -> u8 {
         match (self.reason.as_str(), self.exit_code) {
             (OUT_OF_MEMORY, _) => 0,
@@ -145,8 +146,8 @@ impl End {
     }
 }
 
-/// The agent whose end began a failure: of those that ended by their own doing the first, else of those something was
-/// done to.
+/// Returns the agent whose end caused a failure: of the ended agents with the lowest rank ([`End::rank`]) the one that
+/// ended first.
 pub(super) fn first_to_fail<'a>(agents: impl IntoIterator<Item = &'a Agent>) -> Option<(&'a Agent, &'a End)> {
     let ended = agents.into_iter().filter_map(|agent| match &agent.state {
         AgentState::Ended(end) => Some((agent, end)),
@@ -155,7 +156,7 @@ pub(super) fn first_to_fail<'a>(agents: impl IntoIterator<Item = &'a Agent>) -> 
     ended.min_by_key(|(agent, end)| (end.rank(), end.at.unwrap_or(Timestamp::MAX), agent.role, agent.index))
 }
 
-/// What status keeps of it.
+/// Builds the status's record of a failure.
 pub(super) fn failure(agent: &Agent, end: &End) -> Failure {
     Failure {
         attempt: Some(agent.attempt),

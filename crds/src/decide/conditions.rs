@@ -1,52 +1,52 @@
-//! The one table that maps what is so to conditions and their reasons.
+//! Maps the state of a job to its conditions and their reasons, in one table.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{ConditionType, QueuePlace, State, set_condition};
 
-/// What the table needs to know besides the state.
+/// The input of the table, besides the state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Facts {
-    /// The state's sentence.
+    /// The state's message.
     pub message: String,
-    /// Why the params were refused, if they were.
+    /// Why the params were rejected, if they were.
     pub refused: Option<String>,
     /// Why the record of an earlier admission can't be used, if it can't.
     pub unusable_record: Option<String>,
-    /// Why no further attempt may begin with the agents of the record, where that keeps the job from what it is to do.
+    /// Why no further attempt may begin with the agents of the record, if the job needs one.
     pub agents_refused: Option<String>,
-    /// Where params say something else than the spec, which holds: a sentence.
+    /// Where the params differ from the spec, which takes precedence: a sentence.
     pub overruled: Option<String>,
-    /// The systems that are the job's.
+    /// The systems that the job holds.
     pub systems: Vec<String>,
     /// Its place in the queue.
     pub queue: Option<QueuePlace>,
-    /// What keeps agents from being ready: a word and a sentence. `None` when all are ready.
+    /// Reason and message of what prevents agents from being ready. `None` if all are ready.
     pub blocker: Option<(String, String)>,
-    /// The newest checkpoint: step and digest.
+    /// Step and digest of the newest checkpoint.
     pub checkpoint: Option<(u64, String)>,
-    /// Why the newest one could not be written, while that is so.
+    /// Why the newest checkpoint could not be written; `None` once one is written.
     pub unsaved: Option<String>,
 }
 
-/// The reason of the condition and of the event of a checkpoint that could not be written.
+/// Reason of the condition and the event for a checkpoint that could not be written.
 pub(super) const WRITE_FAILED: &str = "CheckpointWriteFailed";
 
-/// The reason of conditions of a job whose record can't be used by this program.
+/// Reason of conditions of a job whose record this program can't use.
 const RECORD_UNUSABLE: &str = "RecordUnusable";
 
-/// The reason of conditions of a job that waits because its agents are of a release that may start no attempt.
+/// Reason of conditions of a job that needs another attempt, if its agents are of a release that may start none.
 const AGENTS_REFUSED: &str = "AgentsRefused";
 
-/// A condition's status, reason and message.
+/// Status, reason and message of a condition.
 type Row = (&'static str, String, String);
 
 fn row(status: &'static str, reason: &str, message: impl Into<String>) -> Row {
     (status, reason.to_owned(), message.into())
 }
 
-/// The rows for a job in `state`, in the order of [`ConditionType::ALL`].
+/// Returns the conditions of a job in `state`, in the order of [`ConditionType::ALL`].
 pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
     [
         accepted(facts),
@@ -60,7 +60,7 @@ pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
     ]
 }
 
-/// What keeps a job that was admitted before from another attempt: a reason and a sentence.
+/// Returns reason and message of what prevents another attempt of a job that was admitted before.
 fn obstacle(facts: &Facts) -> Option<(&'static str, &String)> {
     let unusable = facts.unusable_record.as_ref().map(|why| (RECORD_UNUSABLE, why));
     unusable.or_else(|| facts.agents_refused.as_ref().map(|why| (AGENTS_REFUSED, why)))
@@ -105,7 +105,7 @@ fn roles_ready(state: State, facts: &Facts) -> Row {
     }
 }
 
-/// Why no agents work in a state, in a few words: the whole story stands in the condition Succeeded.
+/// Describes briefly why no agents work in a state; the condition Succeeded has the complete message.
 const fn idle(state: State) -> &'static str {
     match state {
         State::Queued => "no agents run while the job waits",
@@ -169,10 +169,10 @@ fn finished(state: State) -> Row {
     }
 }
 
-/// Longest message of a condition that an API server takes.
+/// Maximum length of a condition's message, as accepted by API servers.
 const MESSAGE_CHARS: usize = 4096;
 
-/// Brings `conditions` in line with the table.
+/// Updates `conditions` from the table.
 pub(super) fn update(
     conditions: &mut Vec<Condition>,
     state: State,

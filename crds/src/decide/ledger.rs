@@ -1,16 +1,17 @@
-//! The ledger of an appliance, rebuilt at every look from what the jobs themselves record.
+//! Rebuilds the ledger of an appliance at every reconcile, from the records of the jobs.
 //!
-//! The status of a job names the systems it holds. That is the source of truth: the appliance's status may be lost (the
-//! object was deleted and created again), behind or edited by hand. What it adds are *pending* grants, which a job has not
-//! taken up yet. [`held`] joins four records, the strongest first:
+//! The status of a job names the systems that it holds, and is the source of truth. The appliance's status may be lost
+//! (the object was deleted and created again), stale or edited by hand; it adds the *pending* grants, which a job does
+//! not use yet. [`held`] joins four records, the strongest first:
 //!
 //! 1. jobs whose status names systems;
-//! 2. grants that this leader has confirmed: jobs take up no others;
-//! 3. systems named by agents of jobs that are gone, where no leader remembers them;
+//! 2. grants that this leader has confirmed: jobs use no others;
+//! 3. systems named by agents of deleted jobs, if no leader has confirmed them;
 //! 4. grants in the appliance's status.
 //!
-//! A grant of the last two is rejected where one of its systems is held already. So no system is ever granted twice,
-//! whatever becomes of the appliance's object, and a smaller appliance takes nothing away.
+//! * A grant of the last two records is rejected if one of its systems is held already. Therefore no system is granted
+//!   twice, whatever happens to the appliance's object.
+//! * A smaller appliance takes no systems away.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,35 +20,35 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::used;
 use crate::{Amounts, Grant};
 
-/// Most jobs that a message names.
+/// Maximum number of jobs that a message names.
 const MAX_NAMED_JOBS: usize = 8;
 
-/// A job as the ledger sees it.
+/// The ledger's view of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Holder {
-    /// Its UID.
+    /// UID of the job.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the job.
     pub namespace: String,
-    /// Its name.
+    /// Name of the job.
     pub name: String,
     /// The attempt in its status; 0 before the first.
     pub attempt: u32,
     /// The systems in its status.
     pub systems: Vec<String>,
-    /// MemoryX bytes that these systems came with.
+    /// MemoryX bytes that were granted with these systems.
     pub memoryx_bytes: u64,
-    /// SwarmX nodes that these systems came with.
+    /// SwarmX nodes that were granted with these systems.
     pub swarmx_nodes: u32,
     /// When the attempt got its systems.
     pub since: Option<Time>,
-    /// Whether it is over.
+    /// Whether the job has finished.
     pub finished: bool,
-    /// Whether it is deleted. Its agents may outlive it.
+    /// Whether the job is deleted. Its agents may still exist.
     pub deleted: bool,
 }
 
-/// What is known of who holds what.
+/// All records of allocations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Records<'a> {
     /// Every job of the appliance.
@@ -56,24 +57,24 @@ pub struct Records<'a> {
     pub confirmed: &'a [Grant],
     /// The grants in the appliance's status.
     pub recorded: &'a [Grant],
-    /// What agents of jobs that are gone hold by their own labels.
+    /// Grants of deleted jobs, as recorded in the labels of their agents.
     pub left_behind: &'a [Grant],
 }
 
-/// Who holds what.
+/// The allocations of an appliance.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Held {
     /// One grant for each job.
     pub grants: Vec<Grant>,
-    /// Jobs whose systems the appliance's status did not have, as `namespace/name`.
+    /// Jobs, as `namespace/name`, whose systems the appliance's status lacked.
     pub adopted: Vec<String>,
-    /// Grants of the appliance's status whose systems others hold.
+    /// Grants of the appliance's status whose systems belong to other grants.
     pub rejected: Vec<Grant>,
 }
 
 impl Records<'_> {
-    /// Jobs that are deleted or gone and hold something by some record, as UID and namespace: their systems are theirs as
-    /// long as agents of them are left.
+    /// Returns UID and namespace of the deleted jobs that hold something by some record, whether their objects still
+    /// exist or not: their systems stay allocated for as long as agents of them exist.
     pub fn absent_jobs(&self) -> BTreeMap<String, String> {
         let of_grants = self.all().filter(|grant| self.job(&grant.uid).is_none_or(|job| job.deleted));
         let of_jobs = self.jobs.iter().filter(|job| job.deleted && !job.systems.is_empty());
@@ -81,7 +82,7 @@ impl Records<'_> {
         grants.chain(of_jobs.map(|job| (job.uid.clone(), job.namespace.clone()))).collect()
     }
 
-    /// Whether a grant with the systems that the status of `job` names is on record.
+    /// Returns whether a grant with the systems in the status of `job` is on record.
     pub fn has(&self, job: &Holder) -> bool {
         self.all().any(|grant| grant.uid == job.uid && grant.systems == job.systems)
     }
@@ -94,7 +95,8 @@ impl Records<'_> {
         self.jobs.iter().find(|job| job.uid == uid)
     }
 
-    /// The grant a holder's status comes to. What a status does not say is taken from the grant it was made from.
+    /// Returns the grant that the status of `job` implies. Values that the status lacks are taken from the recorded
+    /// grant of the same systems.
     fn grant_of(&self, job: &Holder) -> Grant {
         let known = self.all().find(|grant| grant.uid == job.uid && grant.systems == job.systems);
         known.cloned().unwrap_or_else(|| Grant {
@@ -109,7 +111,8 @@ impl Records<'_> {
         })
     }
 
-    /// Whether `grant`, of a job that names no systems, still stands: it is pending, or the job's agents are left.
+    /// Returns whether `grant`, of a job that names no systems, is valid: it is pending, or agents of the deleted job
+    /// exist.
     fn stands(&self, grant: &Grant, left: &BTreeSet<String>) -> bool {
         match self.job(&grant.uid) {
             Some(job) if !job.deleted => grant.attempt == job.attempt + 1 && !job.finished,
@@ -118,7 +121,7 @@ impl Records<'_> {
     }
 }
 
-/// Who holds what. `left` are the UIDs of deleted or gone jobs of which agents are left.
+/// Computes the allocations. `left` has the UIDs of deleted jobs that still have agents.
 pub fn held(records: &Records<'_>, left: &BTreeSet<String>) -> Held {
     let mut held = Held::default();
     let mut taken: BTreeSet<String> = BTreeSet::new();
@@ -150,7 +153,7 @@ pub fn held(records: &Records<'_>, left: &BTreeSet<String>) -> Held {
     held
 }
 
-/// Why an appliance is over-committed, as a sentence; `None` where what is used fits.
+/// Returns why an appliance is overcommitted, as a sentence; `None` if the allocations fit.
 pub fn over_committed(capacity: &Amounts, ledger: &[Grant]) -> Option<String> {
     let used = used(ledger);
     let nodes = capacity.swarmx_nodes.zip(used.swarmx_nodes);
@@ -178,7 +181,7 @@ pub fn over_committed(capacity: &Amounts, ledger: &[Grant]) -> Option<String> {
     ))
 }
 
-/// The jobs of a ledger with their systems, for a person.
+/// Lists the jobs of a ledger with their systems, for a message.
 pub fn names(ledger: &[Grant]) -> String {
     let named = ledger.iter().take(MAX_NAMED_JOBS);
     let mut names: Vec<String> =

@@ -1,4 +1,4 @@
-//! The way of a job from one state to the next.
+//! The transitions of a job from one state to the next.
 
 mod failing;
 mod leaving;
@@ -20,15 +20,15 @@ use crate::{
 };
 use failing::beyond_retrying;
 
-/// Seconds an agent that has nothing left to do gets to end.
+/// Grace period of agents that have no work left, in seconds.
 const BRIEF: u32 = 10;
-/// Seconds between two visits of a job in which something is under way, whatever is heard meanwhile.
+/// Interval of reconciles of a job with running work, in seconds, without any change.
 const HEARTBEAT: u64 = 30;
-/// A status that says the same as before is written again after so many seconds, while the job holds systems: a little
-/// less than the time between two visits.
+/// Minimum age at which `lastObservedTime` of an unchanged status is renewed, in seconds, while the job holds systems:
+/// a little less than [`HEARTBEAT`].
 const OBSERVED_SECONDS: i64 = 25;
 
-/// Decides. See the module above.
+/// Decides the next status and commands of a job; see the documentation of the module `decide`.
 pub fn decide(job: &TrainJob, observed: &Observed) -> Decision {
     let old = job.status.clone().unwrap_or_default();
     let bounds = observed.max_deadlines;
@@ -57,7 +57,8 @@ pub fn decide(job: &TrainJob, observed: &Observed) -> Decision {
     decision
 }
 
-/// When the job was last found as `new` says: now, unless that was written a moment ago or the job holds nothing.
+/// Returns the new `lastObservedTime`: now if the status has changed, or if the job holds systems and the old time is
+/// at least [`OBSERVED_SECONDS`] old.
 fn last_observed(old: &TrainJobStatus, new: &TrainJobStatus, now: Timestamp) -> Option<Time> {
     let is_due = |time: &Time| !new.systems.is_empty() && seconds(time.0, now) >= OBSERVED_SECONDS;
     match &old.last_observed_time {
@@ -66,14 +67,14 @@ fn last_observed(old: &TrainJobStatus, new: &TrainJobStatus, now: Timestamp) -> 
     }
 }
 
-/// The state a job is in now, and the sentence that says so.
+/// The current state of a job, and its message.
 type Now = (State, String);
 
 struct Visit<'a> {
     spec: &'a TrainJobSpec,
-    /// Those of the spec, within the appliance's bounds.
+    /// Deadlines of the spec, within the appliance's bounds.
     deadlines: Deadlines,
-    /// Seconds that the job gets to save its state, within the appliance's bound.
+    /// Seconds to save the job's state, within the appliance's bound.
     grace_seconds: u32,
     observed: &'a Observed,
     before: Option<State>,
@@ -81,27 +82,27 @@ struct Visit<'a> {
     commands: Vec<Command>,
     events: Vec<Event>,
     look_again: Option<u64>,
-    /// What keeps agents from being ready.
+    /// Reason and message of what prevents agents from being ready.
     blocker: Option<(String, String)>,
     refused: Option<String>,
-    /// Why the record of an earlier admission can't be used. Nothing can then be started, and what an attempt consists of is
-    /// known only from the status.
+    /// Why the record of an earlier admission can't be used. Nothing can be started then, and the agents of an attempt
+    /// are known only from the status.
     unusable_record: Option<String>,
 }
 
-/// Why the record in `status` can't be used by this program, if there is one and it can't.
+/// Returns why this program can't use the record in `status`; `None` if it can, or if there is no record.
 fn unusable_record(status: &TrainJobStatus, observed: &Observed) -> Option<String> {
     status.resolved.as_ref()?;
     observed.resolution.as_ref()?.as_ref().err().cloned()
 }
 
 impl<'a> Visit<'a> {
-    /// Why no further attempt may begin with the agents of the job's record, if it has one.
+    /// Returns why no further attempt may begin with the agents of the job's record; `None` if it has no record.
     fn agents_refused(&self) -> Option<&String> {
         self.status.resolved.as_ref().and(self.observed.agents_refused.as_ref())
     }
 
-    /// Why no further attempt of the job may begin, if it was admitted before and none may.
+    /// Returns why no further attempt of a job that was admitted before may begin; `None` if one may.
     fn obstacle(&self) -> Option<String> {
         self.unusable_record.as_ref().or(self.agents_refused()).cloned()
     }
@@ -116,7 +117,7 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// How many agents of each role the attempt has.
+    /// Returns the number of agents of each role in the attempt.
     fn wanted(&self) -> Vec<(Role, u32)> {
         if self.unusable_record.is_none() {
             return self.observed.wanted.clone();
@@ -133,7 +134,7 @@ impl<'a> Visit<'a> {
         time.map_or(0, |time| seconds(time.0, self.observed.now))
     }
 
-    /// Not admitted: paused, refused, queued, or given systems just now.
+    /// Handles a job that is not admitted: suspended, rejected, queued, or just granted its systems.
     fn wait(&mut self) -> Now {
         if !self.observed.agents.is_empty() {
             self.commands.push(Command::Remove { grace: BRIEF });
@@ -152,13 +153,13 @@ impl<'a> Visit<'a> {
             || backing_off(&self.status, self.observed.now).is_some()
             || granted.is_some_and(|grant| grant.systems.len() != self.spec.num_csx as usize);
         if let Some(grant) = granted.filter(|_| declined) {
-            // Passed over, which tells the ledger that it was let go of.
+            // Skipping the attempt's number shows the ledger that the grant was released.
             self.status.attempt = Some(grant.attempt);
         }
         if self.spec.suspend {
             self.status.queue = None;
             if let Some(retry) = &mut self.status.retry {
-                // Whoever resumes the job wants it to start.
+                // A user who resumes the job wants it to start at once.
                 retry.clear_pause();
             }
             let message = match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
@@ -180,7 +181,7 @@ impl<'a> Visit<'a> {
             return waiting;
         }
         if self.observed.resolution.is_none() {
-            // The rest of what is observed is not known without it either.
+            // Without a plan, the rest of the observation is not known either.
             let message = "the plan of the job is being made: then it asks for its systems".to_owned();
             let reason = Some(QueueReason::Planning.as_str().to_owned());
             self.status.queue = Some(QueuePlace { position: None, reason, message: Some(message.clone()) });
@@ -224,7 +225,7 @@ impl<'a> Visit<'a> {
         (State::Starting, format!("attempt {attempt} starts on {num_csx} system(s)"))
     }
 
-    /// Warns where params say something else than the spec.
+    /// Warns if the params differ from the spec.
     fn tell_overruled(&mut self, attempt: u32) {
         if let Some(message) = overruled(&self.status) {
             let reason = "ParamsOverruled".to_owned();
@@ -232,7 +233,7 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// An attempt is under way.
+    /// Handles a running attempt.
     fn running(&mut self) -> Now {
         let attempt = self.attempt();
         self.note_progress();
@@ -240,12 +241,12 @@ impl<'a> Visit<'a> {
             return over;
         }
         if self.observed.agents.iter().any(|agent| agent.attempt != attempt) {
-            // Nothing of this attempt can be created while something of an older one has its names.
+            // Agents of this attempt can't be created while agents of an older one have the same names.
             self.commands.push(Command::Remove { grace: BRIEF });
             return (State::Starting, "agents of an earlier attempt are being removed".to_owned());
         }
         if let Some(why) = self.unusable_record.clone().filter(|_| self.observed.agents.is_empty()) {
-            // Nothing runs, and nothing can be started.
+            // No agent runs, and none can be started.
             self.end_attempt();
             self.look_again = Some(HEARTBEAT);
             return (State::Queued, why);
@@ -295,7 +296,8 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// Whether more systems are asked for than have something to do, which is told and otherwise passed over.
+    /// Returns whether more systems are requested than have work. This is reported, and the request is otherwise
+    /// ignored.
     fn too_many(&mut self) -> bool {
         let Some(largest) = self.observed.largest_num_csx.filter(|largest| self.spec.num_csx > *largest) else {
             return false;
@@ -307,7 +309,7 @@ impl<'a> Visit<'a> {
         true
     }
 
-    /// The end, if the coordinator has told it.
+    /// Returns the final state, if the coordinator has reported its outcome and no retry is possible.
     fn over(&mut self) -> Option<Now> {
         let outcome = self.outcome()?.clone();
         if outcome.exit_code == 0 {
@@ -318,18 +320,19 @@ impl<'a> Visit<'a> {
         Some(self.finish(state, outcome.message))
     }
 
-    /// The last word of this attempt's coordinator.
+    /// Returns the outcome that this attempt's coordinator reported.
     fn outcome(&self) -> Option<&Outcome> {
         let report = self.report()?;
         report.outcome.as_ref()
     }
 
-    /// Counts who is ready into status; whether all are. What keeps the first of the others is put down.
+    /// Counts the ready agents into the status, records what prevents the first of the others from being ready, and
+    /// returns whether all are ready.
     fn count_ready(&mut self) -> bool {
         let wanted = self.wanted();
         let agents = &self.observed.agents;
         let report = self.report();
-        // Its coordinator speaks of steps before the last probe has answered, and steps take every agent.
+        // The coordinator may report steps before the last probe has answered. A step requires every agent.
         let works = report.is_some_and(|report| report.advanced.is_some());
         let of = |role, is: &dyn Fn(&Agent) -> bool| {
             agents.iter().filter(|agent| agent.role == role && is(agent)).count() as u32
@@ -357,7 +360,7 @@ impl<'a> Visit<'a> {
             let role = short?;
             Some(("Starting".to_owned(), format!("{} of {} {} agents are ready", role.ready, role.desired, role.name)))
         });
-        // Nobody is ready where it is not known who must be.
+        // Nothing is ready if the required agents are not known.
         short.is_none() && !self.status.roles.is_empty()
     }
 
@@ -366,7 +369,7 @@ impl<'a> Visit<'a> {
         self.look_again = Some(self.look_again.map_or(seconds, |earlier| earlier.min(seconds)));
     }
 
-    /// Has the attempt save its state and end.
+    /// Requests the attempt to save its state and end.
     fn stop(&mut self, state: State, message: String) -> Now {
         self.status.stop_time.get_or_insert(Time(self.observed.now));
         self.commands.push(Command::Stop { attempt: self.attempt(), reason: message.clone() });
@@ -374,10 +377,10 @@ impl<'a> Visit<'a> {
         (state, message)
     }
 
-    /// The attempt is to end, and does.
+    /// Handles an attempt that is ending.
     fn stopping(&mut self, state: State) -> Now {
         if let Some(outcome) = self.outcome().filter(|outcome| outcome.exit_code == 0) {
-            // It was done before it could be stopped.
+            // It completed before it was stopped.
             let message = outcome.message.clone();
             return self.finish(State::Succeeded, message);
         }
@@ -408,12 +411,12 @@ impl<'a> Visit<'a> {
         (state, before)
     }
 
-    /// What the state's sentence was.
+    /// Returns the message of the state in the status.
     fn sentence(&self) -> String {
         self.status.condition(ConditionType::Succeeded).map(|it| it.message.clone()).unwrap_or_default()
     }
 
-    /// The last agent is gone. A job that only starts again keeps its systems.
+    /// Handles the end of the last agent. A job that only restarts keeps its systems.
     fn ended(&mut self, state: State) -> Now {
         let same = self.spec.num_csx as usize == self.status.systems.len();
         let requeue = self.status.retry.as_ref().is_some_and(|retry| retry.requeue);
@@ -434,14 +437,14 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// Adds what the attempt took to what earlier ones took.
+    /// Adds the time of this attempt to that of earlier ones.
     fn count_active_seconds(&mut self) {
         let ran = self.seconds_since(self.status.attempt_start_time.as_ref());
         let active = self.status.active_seconds.unwrap_or(0) + u64::try_from(ran).unwrap_or(0);
         self.status.active_seconds = Some(active);
     }
 
-    /// Gives the systems of an attempt back that has no agents any more.
+    /// Releases the systems of an attempt that has no agents left.
     fn end_attempt(&mut self) {
         self.count_active_seconds();
         self.release();
@@ -471,7 +474,8 @@ impl<'a> Visit<'a> {
         (state, message)
     }
 
-    /// Over: the agents go, then the systems are given back, then, where that is wanted, the job itself goes.
+    /// Handles a finished job: its agents are removed, then its systems are released, then the job is deleted if it has
+    /// a time to live.
     fn clean_up(&mut self, state: State) -> Now {
         let message = self.sentence();
         if state == State::BadParams && !self.status.is(ConditionType::Accepted) {
@@ -520,7 +524,7 @@ impl<'a> Visit<'a> {
             let reason = WRITE_FAILED.to_owned();
             self.events.push(Event { warning: true, reason, message, attempt: self.status.attempt, role: None });
         }
-        // What a job asks for counts while it waits, and what it had once it is over.
+        // The requested number counts while the job is queued, and the last number it had once it has finished.
         self.status.shown_csx = match self.status.num_csx {
             None if state.is_final() => self.status.shown_csx,
             None => Some(self.spec.num_csx),
@@ -541,7 +545,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-/// Where params say something else than the spec, which holds, as a sentence; `None` where they agree.
+/// Describes where the params differ from the spec, which takes precedence; `None` if they agree.
 fn overruled(status: &TrainJobStatus) -> Option<String> {
     let differences = &status.resolved.as_ref()?.differences;
     let of =
@@ -550,7 +554,7 @@ fn overruled(status: &TrainJobStatus) -> Option<String> {
     (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 
-/// Whole seconds from `from` to `to`, none if that is the past.
+/// Returns the whole seconds from `from` to `to`; 0 if `to` is earlier.
 fn seconds(from: Timestamp, to: Timestamp) -> i64 {
     (to.as_second() - from.as_second()).max(0)
 }

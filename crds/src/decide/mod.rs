@@ -1,25 +1,25 @@
-//! What happens to a job next: what is observed goes in, what is to be done and to be said comes out.
+//! Decides the next status of a job and the commands that implement it, from an observation. Pure functions.
 //!
-//! Nothing here knows pods, clocks or clients: an [`Observed`] speaks of agents, whoever runs them, and the time is one of
-//! its fields. [`decide`] is called again whenever something changed; it decides by what is there, never by what happened
-//! on the way, so a visit that was missed or made twice changes nothing.
+//! An [`Observed`] contains agents, however they are run, and the time: pods, clocks and clients are unknown here.
+//! [`decide`] is called again whenever something has changed. It decides from the observation only, never from the
+//! events before it, so a missed or repeated reconcile changes nothing.
 //!
-//! A job's way is that of its [`State`](crate::State):
+//! The states of a job are those of [`State`](crate::State):
 //!
 //! ```text
 //!   Queued -> Starting -> Training <-> Evaluating -> Succeeded
-//!     ^  <------+            |                             (what can't start queues again after a pause: `retry`)
-//!     |      Suspending, Resizing, Restarting        (what must stop first saves its state)
+//!     ^  <------+            |                             (a failed start is queued again after a backoff: `retry`)
+//!     |      Suspending, Resizing, Restarting        (the state is saved before the agents stop)
 //!     +-- Suspended <--------+--------------> BadParams, NonFiniteLoss, OutOfMemory, DeadlineExceeded,
 //!                                             RetriesExhausted
 //! ```
 //!
-//! Invariants:
-//! * A job that is not admitted has no agents: an attempt begins with a grant in the ledger and ends when its last agent
-//!   is gone.
+//! * A job that is not admitted has no agents: an attempt begins with a grant in the ledger and ends when its last
+//!   agent no longer exists.
 //! * `attempt` is raised, and that is recorded, before the first agent of the attempt exists.
-//! * A job whose record can't be used, because another release wrote it, starts no agents and is in no state that says so.
-//! * What is finished stays so, and is told before anything is cleaned up.
+//! * A job whose record can't be used, because another release wrote it, starts no agents. Its conditions say so; its
+//!   state does not.
+//! * A finished job stays finished, and its end is recorded before anything is cleaned up.
 
 mod agent;
 mod conditions;
@@ -37,143 +37,146 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::{MaxDeadlines, QueuePlace, Resolution, TrainJobStatus};
 
-/// Everything a decision is made from, besides the job itself.
+/// The input of a decision, besides the job itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
-    /// When this was observed.
+    /// Time of the observation.
     pub now: Timestamp,
-    /// The agents that exist, of whatever attempt.
+    /// The agents that exist, of any attempt.
     pub agents: Vec<Agent>,
-    /// What the ledger has for the job.
+    /// The job's grant in the ledger.
     pub grant: Option<Granted>,
-    /// The job's place in the queue, where it has no grant.
+    /// The job's place in the queue, if it has no grant.
     pub place: Option<QueuePlace>,
-    /// What the coordinator said last.
+    /// The last report of the coordinator.
     pub report: Option<Report>,
-    /// What the params come to; nothing while that is being found out, which only a waiting job is decided on with. `Err` holds
-    /// a sentence for the user: a new job can never run as it is, and one that was resolved before can't be run by this program.
+    /// The record of the job: the one it has, or the one that its params resolve to. `None` while it is being computed;
+    /// then only a queued job is decided on. `Err` has a sentence for the user: a new job can never run as it is, and a
+    /// job that was resolved before can't be run by this program.
     pub resolution: Option<Result<Resolution, String>>,
-    /// Why no further attempt may begin with the agents of the job's record, though the record can be used: a sentence
-    /// for the user. The attempt that is under way goes on.
+    /// Why no further attempt may begin with the agents of the job's record, although the record can be used: a
+    /// sentence for the user. A running attempt continues.
     pub agents_refused: Option<String>,
-    /// What was said when something that the present attempt needs to start could not be created.
+    /// The error if an object that the current attempt needs to start could not be created.
     pub refusal: Option<Refusal>,
     /// The longest deadlines that the appliance allows.
     pub max_deadlines: MaxDeadlines,
-    /// The most systems that have something to do, where that is known.
+    /// Largest number of systems that all have work, if it is known.
     pub largest_num_csx: Option<u32>,
-    /// How many agents of each role an attempt on `spec.numCsx` systems has; empty where `resolution` is an error.
+    /// Number of agents of each role in the current attempt, or without one in an attempt on `spec.numCsx` systems;
+    /// empty if `resolution` is an error or `None`.
     pub wanted: Vec<(Role, u32)>,
 }
 
-/// Why something that an attempt needs to start could not be created.
+/// Why an object that an attempt needs to start could not be created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// What was tried, and the words of whoever refused.
+    /// What was tried, with the message of the rejecting server.
     pub message: String,
-    /// Whether the same may succeed in a moment.
+    /// Whether a retry may succeed.
     pub is_temporary: bool,
 }
 
-/// The job's entry in the ledger.
+/// The job's grant in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// The attempt it was given for.
+    /// The attempt of the grant.
     pub attempt: u32,
-    /// The systems, by name.
+    /// Names of the systems.
     pub systems: Vec<String>,
 }
 
-/// What an attempt's coordinator has said so far.
+/// The reports of an attempt's coordinator so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// The attempt.
+    /// The attempt's number.
     pub attempt: u32,
-    /// Whether it evaluates at present, rather than train.
+    /// Whether the attempt evaluates at present; false while it trains.
     pub evaluating: bool,
-    /// Where it goes on from, if anything was trained before: the step, and how many steps after that are run again.
+    /// The step at which the attempt resumed, and the number of later steps that run again; `None` if nothing was
+    /// trained before.
     pub resumed: Option<(u64, u64)>,
-    /// When it last got further: a step, a batch of an evaluation, a checkpoint.
+    /// Time of the last progress: a metric of a step or an evaluation, or a change of state after the start.
     pub advanced: Option<Timestamp>,
-    /// The newest checkpoint: step and digest.
+    /// Step and digest of the newest checkpoint.
     pub checkpoint: Option<(u64, String)>,
-    /// Why the newest checkpoint could not be written, and what follows; `None` once one is written.
+    /// Why the newest checkpoint could not be written, and the consequence; `None` once one is written.
     pub unsaved: Option<String>,
-    /// Whether all there was to save is saved, on a command to stop.
+    /// Whether everything is saved after a stop command.
     pub saved: bool,
-    /// How it ended.
+    /// How the attempt ended; `None` while it runs.
     pub outcome: Option<Outcome>,
 }
 
-/// The coordinator's last word.
+/// The last report of a coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// 0 done, 1 failed, 2 bad input, 130 stopped.
+    /// 0 complete, 1 failed, 2 invalid input, 130 stopped.
     pub exit_code: u8,
-    /// One word.
+    /// The reason, in one word.
     pub reason: String,
     /// One sentence.
     pub message: String,
-    /// The agent that failed first, as `cs2-1`.
+    /// The agent that failed first, such as `cs2-1`.
     pub failed_agent: Option<String>,
 }
 
-/// What is to be done, in this order, and to be recorded.
+/// The output of a decision: a status to record, then commands, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// To be recorded before `commands` are carried out.
+    /// To be recorded before `commands` are applied.
     pub status: TrainJobStatus,
-    /// What to do.
+    /// Commands, in order.
     pub commands: Vec<Command>,
-    /// What to tell, once it is recorded.
+    /// Events to publish once the status is recorded.
     pub events: Vec<Event>,
-    /// When to look again, at the latest, though nothing is heard: seconds.
+    /// Seconds until the next reconcile at the latest, even without any change.
     pub look_again: Option<u64>,
 }
 
-/// Something to be done. Each is harmless to repeat.
+/// A command of a decision. All commands are idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// See to it that every agent of the attempt exists, and what they need.
+    /// Create the missing agents of the attempt, and the objects that they need.
     Run {
-        /// The attempt.
+        /// The attempt's number.
         attempt: u32,
-        /// Its systems.
+        /// Number of its systems.
         num_csx: u32,
     },
-    /// See to it that the coordinator of the attempt is followed, and create nothing.
+    /// Follow the coordinator of the attempt, but create nothing.
     Follow {
-        /// The attempt.
+        /// The attempt's number.
         attempt: u32,
     },
-    /// Ask the coordinator to save its state and stop.
+    /// Request the coordinator to save its state and stop.
     Stop {
-        /// The attempt.
+        /// The attempt's number.
         attempt: u32,
-        /// Why, for its log.
+        /// The reason, for the coordinator's log.
         reason: String,
     },
-    /// End every agent, giving each this many seconds to end in good order.
+    /// End every agent, with this grace period.
     Remove {
-        /// Seconds.
+        /// Grace period, in seconds.
         grace: u32,
     },
     /// Delete the job itself.
     Forget,
 }
 
-/// Something to tell the user.
+/// An event to publish to the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// Whether it is bad news.
+    /// Whether it is a warning.
     pub warning: bool,
-    /// One word.
+    /// The reason, in one word.
     pub reason: String,
     /// One sentence.
     pub message: String,
-    /// The attempt that it is about: what happens to different attempts is never folded into one event.
+    /// The attempt concerned. Events of different attempts are never aggregated.
     pub attempt: Option<u32>,
-    /// The role that it is about, where it is about one.
+    /// The role concerned; `None` if the event concerns no single role.
     pub role: Option<String>,
 }
 

@@ -1,35 +1,35 @@
-//! When the next attempt starts after one that failed, and which failures still count.
+//! When the next attempt starts after a failed one, and which failures still count.
 //!
-//! | what failed | pause before the next attempt | systems meanwhile | bounded by |
+//! | failure | backoff before the next attempt | systems meanwhile | bounded by |
 //! |---|---|---|---|
-//! | an agent | 0, 2, 4, 8 ... 300 s | kept | `failurePolicy.maxRestarts`, refilled by progress |
-//! | the API server refused the pods | 10, 20, 40 ... 300 s | given back | nothing |
-//! | no node had room for the pods | 60, 120, 240 ... 1800 s | given back | nothing |
+//! | an agent failed | 0, 2, 4, 8 ... 300 s | kept | `failurePolicy.maxRestarts`, refilled by progress |
+//! | the API server rejected the pods | 10, 20, 40 ... 300 s | released | nothing |
+//! | no node had room for the pods | 60, 120, 240 ... 1800 s | released | nothing |
 //!
-//! Progress is an attempt that trains for [`PROGRESS_SECONDS`] and saves a later checkpoint than it began from. All of
-//! it is decided from the job's status, so that another operator goes on with the same pauses.
+//! An attempt makes progress if it trains for [`PROGRESS_SECONDS`] and saves a later checkpoint than it began from.
+//! Everything is decided from the job's status, so that another operator continues with the same backoffs.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::{QueuePlace, QueueReason, Retry, TrainJobStatus};
 
-/// Seconds that an attempt trains at least to count as progress.
+/// Minimum training time of an attempt that counts as progress, in seconds.
 pub(super) const PROGRESS_SECONDS: i64 = 600;
-/// Pause before the second restart in a row, and the longest one, in seconds.
+/// Backoff before the second restart in a row, and the longest backoff, in seconds.
 const RESTART_PAUSES: (u64, u64) = (2, 300);
 
-/// Why an attempt could not start, through no fault of its agents.
+/// Why an attempt could not start, if its agents did not cause it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartFailure {
-    /// The API server refused a pod, or something else that the attempt needs.
+    /// The API server rejected a pod, or another object that the attempt needs.
     Refused,
-    /// No node has room for a pod, or may run it.
+    /// No node has room for a pod, or none may run it.
     Unschedulable,
 }
 
 impl StartFailure {
-    /// The word in status and events.
+    /// Returns the reason in status and events.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Refused => "StartRefused",
@@ -37,8 +37,8 @@ impl StartFailure {
         }
     }
 
-    /// The first pause and the longest one, in seconds. A job whose pods no node has room for has held its systems for
-    /// the whole of its startup deadline before each pause.
+    /// Returns the first and the longest backoff, in seconds. The backoff is longer if no node has room, because such a
+    /// job has held its systems for the whole startup deadline before each backoff.
     const fn pauses(self) -> (u64, u64) {
         match self {
             Self::Refused => (10, 300),
@@ -46,23 +46,23 @@ impl StartFailure {
         }
     }
 
-    /// Seconds to wait after so many failed starts in a row.
+    /// Returns the backoff after this many failed starts in a row, in seconds.
     pub(super) fn pause(self, failed_starts: u32) -> u64 {
         doubled(self.pauses(), failed_starts.saturating_sub(1))
     }
 }
 
-/// Seconds to wait before the restart that is the `restarts`-th without progress.
+/// Returns the backoff before the `restarts`-th restart without progress, in seconds.
 pub(super) fn restart_pause(restarts: u32) -> u64 {
     restarts.checked_sub(2).map_or(0, |times| doubled(RESTART_PAUSES, times))
 }
 
-/// `first`, doubled so many times, but no more than `most`.
+/// Returns `first`, doubled `times` times, but at most `most`.
 fn doubled((first, most): (u64, u64), times: u32) -> u64 {
     2_u64.checked_pow(times).and_then(|factor| first.checked_mul(factor)).map_or(most, |seconds| seconds.min(most))
 }
 
-/// The whole second that is `pause` seconds after `now`.
+/// Returns the time `pause` seconds after `now`, which is cut to a whole second first.
 pub(super) fn after(now: Timestamp, pause: u64) -> Time {
     let pause = SignedDuration::from_secs(i64::try_from(pause).unwrap_or(i64::MAX));
     let second = Timestamp::from_second(now.as_second()).unwrap_or(now);
@@ -70,27 +70,27 @@ pub(super) fn after(now: Timestamp, pause: u64) -> Time {
 }
 
 impl Retry {
-    /// Seconds until the next attempt may start; `None` where it may start at `now`.
+    /// Returns the seconds until the next attempt may start; `None` if it may start at `now`.
     pub fn seconds_left(&self, now: Timestamp) -> Option<u64> {
         let until = self.next_attempt_time.as_ref()?.0;
         let left = until.duration_since(now);
-        // A part of a second is waited for, too.
+        // A fraction of a second counts as one.
         let seconds = left.as_secs() + i64::from(left.subsec_nanos() > 0);
         u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)
     }
 
-    /// Whether an attempt was progress that trained for so many seconds and has saved this step.
+    /// Returns whether an attempt that trained for this time and saved this step made progress.
     pub(super) fn is_progress(&self, trained_seconds: i64, saved_step: Option<u64>) -> bool {
         trained_seconds >= PROGRESS_SECONDS && saved_step > self.first_step
     }
 
-    /// Forgets what the next attempt waited for.
+    /// Removes the backoff of the next attempt.
     pub(super) fn clear_pause(&mut self) {
         (self.next_attempt_time, self.requeue, self.reason, self.message) = (None, false, None, None);
     }
 }
 
-/// The place of a job whose next attempt is not due, which keeps nobody behind it waiting; `None` where it is due.
+/// Returns the place of a job in backoff, which blocks no other job; `None` if its next attempt is due.
 pub fn backing_off(status: &TrainJobStatus, now: Timestamp) -> Option<QueuePlace> {
     let retry = status.retry.as_ref()?;
     retry.seconds_left(now)?;

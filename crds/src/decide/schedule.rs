@@ -1,8 +1,9 @@
-//! Who gets systems next.
+//! Schedules jobs: decides on new grants, and on the places of the other jobs in the queue.
 //!
-//! Strictly by priority, then age: a job that does not fit yet keeps everybody behind it waiting, so that a large job is
-//! never starved by small ones. A job that never can fit is set aside, and blocks nobody. All or nothing: a waiting job
-//! holds nothing.
+//! * The order is strict: by priority, then age. A job that does not fit yet blocks all jobs behind it, so that small
+//!   jobs never starve a large one.
+//! * A job that can never fit has no place in the queue, and blocks no other.
+//! * All or nothing: a queued job holds nothing.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -11,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::{Amounts, Grant, QueueReason};
 
-/// What a job asks for.
+/// A job's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
     /// UID of the job.
@@ -20,13 +21,13 @@ pub struct Ask {
     pub namespace: String,
     /// Name of the job.
     pub name: String,
-    /// The attempt it asks for.
+    /// The attempt that the request is for.
     pub attempt: u32,
-    /// Value of its PriorityClass; higher is sooner.
+    /// Value of its PriorityClass; higher values are first.
     pub priority: i32,
-    /// When it was created; earlier is sooner. Jobs of one moment are ordered by UID.
+    /// Creation time of the job; earlier ones are first. Jobs of the same time are ordered by UID.
     pub created: Timestamp,
-    /// Systems.
+    /// Number of systems.
     pub systems: u32,
     /// Bytes of MemoryX.
     pub memoryx_bytes: u64,
@@ -34,29 +35,30 @@ pub struct Ask {
     pub swarmx_nodes: u32,
 }
 
-/// Where a job waits, and why.
+/// A job's place in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// UID of the job.
     pub uid: String,
-    /// Its place in the queue, counted from 1; none for a job that never can fit.
+    /// The place, counted from 1; `None` for a job that is not in the queue because it can never fit, or may not be
+    /// admitted now.
     pub position: Option<u32>,
-    /// Why it waits.
+    /// Why the job waits.
     pub reason: QueueReason,
-    /// The same as a sentence without a full stop.
+    /// The reason as a sentence without a full stop.
     pub message: String,
 }
 
-/// What to do.
+/// The result of scheduling.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Schedule {
-    /// New entries of the ledger, without the time, which the driver knows.
+    /// New grants of the ledger, without the time, which the caller adds.
     pub grants: Vec<Grant>,
-    /// All other jobs that ask, in the order of the queue, those that never can fit at its end.
+    /// The places of all other requests, in the order of the queue; those that can never fit are last.
     pub places: Vec<Place>,
 }
 
-/// What the jobs of a ledger use, all together.
+/// Returns the sum of all grants of a ledger.
 pub fn used(ledger: &[Grant]) -> Amounts {
     ledger.iter().fold(Amounts { swarmx_nodes: Some(0), ..Amounts::default() }, |sum, grant| Amounts {
         systems: sum.systems.saturating_add(count(grant.systems.len())),
@@ -65,10 +67,10 @@ pub fn used(ledger: &[Grant]) -> Amounts {
     })
 }
 
-/// Decides who gets systems now, and where the others wait. Asks of jobs that are in the ledger already are passed over, so
-/// that deciding again after a write that may have happened is harmless.
+/// Decides which requests get systems now, and the places of the others. Requests of jobs that are in the ledger
+/// already are ignored, so that deciding again after a write of unknown result is harmless.
 ///
-/// An appliance that has become smaller takes nothing away: it grants nothing until what is used fits again.
+/// A smaller appliance takes nothing away: it grants nothing until the allocations fit again.
 pub fn schedule(capacity: &Amounts, ledger: &[Grant], asks: &[Ask]) -> Schedule {
     let holders: BTreeSet<&str> = ledger.iter().map(|grant| grant.uid.as_str()).collect();
     let mut queue: Vec<&Ask> = asks.iter().filter(|ask| !holders.contains(ask.uid.as_str())).collect();
@@ -102,12 +104,12 @@ pub fn schedule(capacity: &Amounts, ledger: &[Grant], asks: &[Ask]) -> Schedule 
     decided
 }
 
-/// What nobody uses.
+/// The free part of an appliance.
 struct Free {
-    /// Names of systems, the next one last.
+    /// Names of free systems, the next one last.
     names: Vec<String>,
     memoryx_bytes: u64,
-    /// Without a limit where the appliance has as many as jobs need.
+    /// `None` if the appliance has as many nodes as jobs need.
     swarmx_nodes: Option<u32>,
     of: Amounts,
 }
@@ -128,7 +130,7 @@ impl Free {
         }
     }
 
-    /// What `ask` has to wait for; `None` if it can have all it asks for.
+    /// Returns what `ask` has to wait for; `None` if it fits.
     fn lacks(&self, ask: &Ask) -> Option<String> {
         let systems = count(self.names.len());
         if ask.systems > systems {
@@ -149,7 +151,7 @@ impl Free {
         }
     }
 
-    /// Takes what `ask` does not lack.
+    /// Allocates what `ask` requests; the caller has checked that it fits.
     fn take(&mut self, ask: &Ask) -> Grant {
         let mut systems = self.names.split_off(self.names.len().saturating_sub(ask.systems as usize));
         systems.reverse();
@@ -168,7 +170,7 @@ impl Free {
     }
 }
 
-/// What `ask` wants more of than there is at all, with what to do about it.
+/// Returns the part of `ask` that exceeds the whole appliance, with the remedy; `None` if it can fit.
 fn exceeds(capacity: &Amounts, ask: &Ask) -> Option<String> {
     if ask.systems > capacity.systems {
         let (asked, have) = (plural(ask.systems, "system"), capacity.systems);

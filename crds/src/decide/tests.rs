@@ -1,4 +1,4 @@
-//! Every way from one state to the next, by table; and random days, in which no promise may be broken.
+//! Tests every transition between states, by table, and the invariants in random simulations.
 
 mod record;
 mod reports;
@@ -10,7 +10,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::*;
 use crate::{ConditionType, QueueReason, State, StoredParams, TrainJob, TrainJobSpec};
 
-/// A job with what is around it, and a clock.
+/// A job with its observation and a clock.
 struct World {
     job: TrainJob,
     seen: Observed,
@@ -52,7 +52,7 @@ impl World {
         Self { job, seen, last: Vec::new(), events: Vec::new() }
     }
 
-    /// A job whose attempt 1 trains.
+    /// Creates a job whose attempt 1 trains.
     fn training(systems: u32) -> Self {
         let mut world = Self::new(systems);
         world.grant();
@@ -75,7 +75,7 @@ impl World {
         self.status().attempt.unwrap_or(0)
     }
 
-    /// Visits the job and records what was decided.
+    /// Reconciles the job and records the decision.
     fn visit(&mut self) -> State {
         self.seen.wanted = wanted(self.status().num_csx.unwrap_or(self.job.spec.num_csx));
         let decision = decide(&self.job, &self.seen);
@@ -90,7 +90,7 @@ impl World {
         self.seen.grant = Some(Granted { attempt: self.attempt() + 1, systems });
     }
 
-    /// Carries out `Run`.
+    /// Applies `Run`.
     fn create(&mut self) {
         let attempt = self.attempt();
         let all = self.seen.wanted.clone();
@@ -114,7 +114,7 @@ impl World {
         self.seen.agents.iter_mut().for_each(|agent| agent.state = state.clone());
     }
 
-    /// Every agent is ready, and the coordinator reports that the attempt trains.
+    /// Makes every agent ready, and reports that the attempt trains.
     fn begin_training(&mut self) {
         self.all(&AgentState::Ready);
         let now = self.seen.now;
@@ -464,7 +464,7 @@ fn a_finished_job_goes_when_its_time_to_live_is_over() {
     assert_eq!(world.last, [Command::Forget]);
 }
 
-/// A generator of no quality but reproducible.
+/// A simple reproducible generator.
 struct Random(u64);
 
 impl Random {
@@ -474,7 +474,7 @@ impl Random {
     }
 }
 
-/// One thing happens to the job, or to what is around it.
+/// Applies one random event to the job or its observation.
 fn happening(world: &mut World, random: &mut Random) {
     let some = |world: &World, random: &mut Random| {
         let count = world.seen.agents.len() as u64;
@@ -514,7 +514,7 @@ fn happening(world: &mut World, random: &mut Random) {
     }
 }
 
-/// What whoever carries decisions out does, sooner or later; and the ledger.
+/// Applies some of the commands, and updates the ledger.
 fn carry_out(world: &mut World, random: &mut Random) {
     for command in world.last.clone() {
         match command {
@@ -567,7 +567,7 @@ fn no_day_breaks_a_promise_and_every_job_comes_to_rest() {
             before = now;
             carry_out(&mut world, &mut random);
         }
-        // From now on nothing goes wrong any more.
+        // From here on nothing fails.
         world.spec().suspend = false;
         world.seen.refusal = None;
         for _ in 0..100 {

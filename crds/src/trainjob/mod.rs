@@ -1,4 +1,4 @@
-//! `TrainJob`: one training job, as its user asks for it and as the operator finds it.
+//! `TrainJob`: a training job, its spec as the user writes it and its status as the operator observes it.
 
 mod params;
 mod progress;
@@ -312,7 +312,8 @@ impl Default for FailurePolicy {
 }
 
 impl TrainJobSpec {
-    /// A job of these params on `num_csx` systems of the appliance `default`, everything else as by default.
+    /// Creates the spec of a job with these params on `num_csx` systems of the appliance `default`, with all other
+    /// defaults.
     pub fn new(num_csx: u32, params: StoredParams) -> Self {
         Self {
             num_csx,
@@ -332,8 +333,8 @@ impl TrainJobSpec {
         }
     }
 
-    /// Finds the entry of `mountDirs` that contains `path`, the deepest of nested ones. A relative entry, which the
-    /// schema refuses, contains nothing: otherwise the empty path would contain every other.
+    /// Returns the entry of `mountDirs` that contains `path`, the deepest of nested ones. A relative entry, which the
+    /// schema rejects, contains nothing; otherwise the empty path would contain every other.
     pub fn mount_holding(&self, path: &Path) -> Option<&MountDir> {
         let is_held_by = |mount: &&MountDir| Path::new(&mount.path).is_absolute() && path.starts_with(&mount.path);
         let holders = self.mount_dirs.iter().filter(is_held_by);
@@ -341,14 +342,14 @@ impl TrainJobSpec {
     }
 }
 
-/// A name that names of services, labels and claims can be made from.
+/// Requires a name from which names of services, labels and claims can be built.
 fn job_name_rule() -> Rule {
     Rule::new("size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message(
         "metadata.name: a job's name has at most 63 lower-case letters, digits and hyphens, and begins with a letter",
     )
 }
 
-/// A field that may be changed until the job is over: afterwards a change would be accepted and have no effect.
+/// Allows changes of a field until the job has finished: a later change would be accepted without effect.
 fn fixed_when_finished(field: &str) -> Rule {
     let finished = "has(oldSelf.status) && has(oldSelf.status.conditions) && \
         oldSelf.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True')";
@@ -363,12 +364,12 @@ fn fixed_when_finished(field: &str) -> Rule {
         .reason(Reason::FieldValueForbidden)
 }
 
-/// A field that defines the training and is always there.
+/// Rejects changes of a required field that defines the training.
 fn fixed(field: &str) -> Rule {
     unchangeable(field, format!("self.{field} == oldSelf.{field}"))
 }
 
-/// A field that defines the training and may be absent, from the beginning.
+/// Rejects changes of an optional field that defines the training, including adding or removing it.
 fn fixed_or_absent(field: &str) -> Rule {
     let same = format!("has(self.{field}) == has(oldSelf.{field})");
     unchangeable(field, format!("{same} && (!has(self.{field}) || self.{field} == oldSelf.{field})"))

@@ -1,4 +1,4 @@
-//! The params of a job, as they stand in the object.
+//! The params of a job, as stored in the object.
 
 use std::borrow::Cow;
 
@@ -9,18 +9,19 @@ use serde_json::Value;
 
 use crate::schema::{params, ranges};
 
-/// The params document of a TrainJob, kept as it stands.
+/// The params document of a TrainJob, stored unread.
 ///
-/// An API server has held it to its schema, but some keys have several shapes, which a schema can't tell apart, and it may
-/// come from a newer version. So it is read when it is needed ([`StoredParams::read`]), and an object whose params can't
-/// be read is an object all the same.
+/// An API server has checked it against its schema. But some keys have several shapes, which a schema can't
+/// distinguish, and the document may come from a newer version. It is therefore read when it is needed
+/// ([`StoredParams::read`]), and an object with unreadable params can still be handled.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StoredParams(pub Value);
 
 const MOST: f64 = ((1_u64 << 53) - 1) as f64;
 
-/// Ranges of keys, as the reader of params has them, so that the commonest mistakes are refused at once.
+/// Ranges of keys, equal to those of the params reader, so that the API server rejects the most common mistakes at
+/// once.
 const RANGES: &[(&str, f64, f64)] = &[
     ("train_input.batch_size", 1.0, 16_777_216.0),
     ("train_input.max_sequence_length", 1.0, 4_194_304.0),
@@ -50,7 +51,7 @@ impl StoredParams {
     /// Reads the document strictly.
     ///
     /// # Errors
-    /// As [`Params::read_json`]: in the words a user gets for a file, with keys instead of lines.
+    /// As [`Params::read_json`]: the messages are those for a file, with keys instead of lines.
     pub fn read(&self) -> Result<Params, ParamsError> {
         Params::read_json(&self.0)
     }
@@ -58,7 +59,8 @@ impl StoredParams {
 
 impl From<&Params> for StoredParams {
     fn from(params: &Params) -> Self {
-        // A document that was read holds only finite numbers, strings, lists and mappings, none of which JSON refuses.
+        // A document that was read contains only finite numbers, strings, lists and mappings, all of which JSON can
+        // represent.
         Self(serde_json::to_value(params).unwrap_or_default())
     }
 }
@@ -90,7 +92,7 @@ mod tests {
         StoredParams(document)
     }
 
-    /// What the API server refuses, the reader refuses too: the ranges only say it earlier.
+    /// The reader rejects every value that the API server rejects; the ranges only reject it earlier.
     #[test]
     fn ranges_are_the_readers() {
         let example = Params::parse_yaml(include_str!("../../../examples/gpt2-kjv.yaml")).unwrap();

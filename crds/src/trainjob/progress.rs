@@ -74,12 +74,12 @@ pub struct QueuePlace {
     pub message: Option<String>,
 }
 
-/// Why a job waits: the words of [`QueuePlace::reason`].
+/// Why a job waits: the values of [`QueuePlace::reason`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QueueReason {
-    /// Its turn, or enough free systems, have yet to come.
+    /// Other jobs are before it, or too few systems are free.
     Waiting,
-    /// It asks for more than the whole appliance has, and blocks nobody.
+    /// It requests more than the whole appliance has. It blocks no other job.
     ExceedsAppliance,
     /// The appliance it names does not exist.
     NoAppliance,
@@ -89,14 +89,14 @@ pub enum QueueReason {
     PriorityNotFound,
     /// A deadline exceeds what the appliance allows.
     DeadlineNotAllowed,
-    /// Its last attempt could not start, and the next one is not due.
+    /// Its last attempt failed or could not start, and the next one is not due.
     BackingOff,
-    /// Its plan is being made.
+    /// It is being planned.
     Planning,
 }
 
 impl QueueReason {
-    /// The word in `queue.reason`.
+    /// Returns the value of `queue.reason`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "Waiting",

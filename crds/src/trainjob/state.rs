@@ -1,9 +1,9 @@
-//! The states of a job: what the STATE column shows.
+//! The states of a job, as shown in the column STATE.
 
-/// What a job is doing, or why it ended: the reason of its condition `Succeeded`.
+/// The activity of a job, or how it ended: the reason of its condition `Succeeded`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Waits for systems; `status.queue` says at which place and why.
+    /// Waits for systems; `status.queue` has the place and the reason.
     Queued,
     /// Has its systems; its agents are starting.
     Starting,
@@ -11,23 +11,23 @@ pub enum State {
     Training,
     /// Evaluates a checkpoint, or the weights between two steps.
     Evaluating,
-    /// Saves its state, to pause.
+    /// Saves its state before it is suspended.
     Suspending,
-    /// Paused, state saved, no systems held.
+    /// Suspended: its state is saved, and it holds no systems.
     Suspended,
     /// An agent failed; the job starts again from its last committed step.
     Restarting,
-    /// Saves its state, to go on with another number of systems.
+    /// Saves its state before it continues with another number of systems.
     Resizing,
-    /// Was deleted; its agents end, and it goes once its history is kept.
+    /// Deleted; its agents end, and the object is removed once its history is archived.
     Deleting,
-    /// Did what it was asked to do.
+    /// Completed.
     Succeeded,
-    /// Failed: params that say nothing that can be run, or data or a checkpoint that can't be used. Never tried again.
+    /// Failed: invalid params, or data or a checkpoint that can't be used. Never retried.
     BadParams,
-    /// Failed: a loss or a gradient is not finite. Never tried again: the same checkpoint comes to the same bits.
+    /// Failed: a loss or a gradient is not finite. Never retried, because the same checkpoint leads to the same bits.
     NonFiniteLoss,
-    /// Failed: a role's pod needed more memory than it may use.
+    /// Failed: a role's pod exceeded its memory limit.
     OutOfMemory,
     /// Failed: one of its deadlines passed.
     DeadlineExceeded,
@@ -36,7 +36,7 @@ pub enum State {
 }
 
 impl State {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 15] = [
         Self::Queued,
         Self::Starting,
@@ -55,7 +55,7 @@ impl State {
         Self::RetriesExhausted,
     ];
 
-    /// The word in `conditions[].reason`.
+    /// Returns the value of `conditions[].reason`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "Queued",
@@ -76,22 +76,23 @@ impl State {
         }
     }
 
-    /// The state of that name; `None` for one of another version.
+    /// Returns the state of that name; `None` for a state of another version.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 
-    /// Whether a job in this state has begun to train or evaluate and still has its agents: there is something to save.
+    /// Returns whether a job in this state has begun to train or evaluate and still has its agents, so that there is
+    /// state to save.
     pub const fn has_steps(self) -> bool {
         matches!(self, Self::Training | Self::Evaluating | Self::Suspending | Self::Resizing)
     }
 
-    /// Whether the job is over.
+    /// Returns whether the job has finished.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded) || self.is_failure()
     }
 
-    /// Whether the job is over and did not do what it was asked to do.
+    /// Returns whether the job has failed.
     pub const fn is_failure(self) -> bool {
         matches!(
             self,

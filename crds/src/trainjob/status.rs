@@ -1,4 +1,4 @@
-//! What is true of a job.
+//! The observed state of a job.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -168,23 +168,23 @@ pub struct Difference {
 }
 
 impl TrainJobStatus {
-    /// The condition of a type, if it has been set.
+    /// Returns the condition of a type, if it is set.
     pub fn condition(&self, of: ConditionType) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.type_ == of.as_str())
     }
 
-    /// Whether a condition is True.
+    /// Returns whether a condition is set and True.
     pub fn is(&self, of: ConditionType) -> bool {
         self.condition(of).is_some_and(|condition| condition.status == "True")
     }
 
-    /// The state in the STATE column; `None` before the first visit, and for a state of another version.
+    /// Returns the state in the column STATE; `None` before the first reconcile, and for a state of another version.
     pub fn state(&self) -> Option<State> {
         State::from_name(&self.condition(ConditionType::Succeeded)?.reason)
     }
 }
 
-/// A number that only grows, so that what is written late changes nothing.
+/// Requires a number that never decreases, so that late writes of an old leader are rejected.
 pub(crate) fn never_less(field: &str, message: &str) -> Rule {
     Rule::new(format!("!has(oldSelf.{field}) || (has(self.{field}) && self.{field} >= oldSelf.{field})"))
         .message(message)

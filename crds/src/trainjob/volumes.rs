@@ -1,4 +1,4 @@
-//! Where a job's data and checkpoints are.
+//! The volumes with a job's data and checkpoints.
 
 use kube::KubeSchema;
 use kube::core::Rule;

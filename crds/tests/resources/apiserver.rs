@@ -1,5 +1,5 @@
-//! The definitions on a real API server: `cargo test -p millrace-crds --test resources -- --ignored`, with KUBECONFIG set and
-//! kubectl in PATH. No operator is needed, and none may run.
+//! Tests the definitions on a real API server: `cargo test -p millrace-crds --test resources -- --ignored`, with
+//! KUBECONFIG set and kubectl in PATH. No operator is needed, and none may run.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::cases::{Case, appliance, cases, job};
 
-/// Runs kubectl in `namespace`; what it said, and whether it went well.
+/// Runs kubectl in `namespace`; returns its output, as an error if it failed.
 fn kubectl(namespace: &str, arguments: &[&str], input: &str) -> Result<String, String> {
     let mut child = Command::new("kubectl")
         .args(["--namespace", namespace])
@@ -25,8 +25,8 @@ fn kubectl(namespace: &str, arguments: &[&str], input: &str) -> Result<String, S
     if output.status.success() { Ok(out.into_owned()) } else { Err(err.into_owned()) }
 }
 
-/// A namespace of the test's own, gone at its end; what lies in it is deleted at once, since no controller may be there to
-/// do it.
+/// A namespace of the test, deleted at its end. Its contents are deleted first, because no controller may exist to do
+/// that.
 struct Namespace(String);
 
 impl Namespace {
@@ -57,7 +57,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Many objects in one document: starting kubectl takes longer than anything it is asked to do here.
+/// Joins many objects in one document, because starting kubectl takes longer than any of its requests.
 fn list<'a>(objects: impl IntoIterator<Item = &'a Value>) -> Value {
     json!({"apiVersion": "v1", "kind": "List", "items": objects.into_iter().collect::<Vec<_>>()})
 }
@@ -159,8 +159,8 @@ fn mistakes_are_refused_where_they_are_made() {
     }
 }
 
-/// Without strict validation, which kubectl asks for and other clients may not, the API server drops what it does not know;
-/// what it leaves open, the reader refuses in its own words.
+/// Without strict validation, which kubectl requests but other clients may not, the API server drops unknown keys. The
+/// reader rejects what the schema leaves open, with its own messages.
 #[test]
 #[ignore = "needs an API server"]
 fn what_the_schema_cannot_say_the_reader_says() {
@@ -225,7 +225,7 @@ fn columns_scale_and_explain() {
     }
 }
 
-/// The machine of an Appliance is read from the same file by a local run.
+/// A local run reads the machine of an Appliance from the same file.
 #[test]
 #[ignore = "needs an API server"]
 fn an_appliance_is_accepted_whole() {

@@ -1,36 +1,36 @@
-//! Objects and what the rules say to them: one table, put to a CEL interpreter and to a real API server.
+//! Objects and the expected results of the rules: one table for a CEL interpreter and a real API server.
 
 use millrace_crds::StoredParams;
 use millrace_params::Params;
 use serde_json::{Value, json};
 
-/// An object, or a change of one, and what a user is told if it is refused.
+/// An object, or a change of one, and the expected message if it is rejected.
 pub struct Case {
-    /// A word for messages; also what the object is called.
+    /// The name of the object, also used in messages.
     pub name: &'static str,
-    /// What was there before, where the case is a change.
+    /// The object before a change; `None` if it is created.
     pub before: Option<Value>,
-    /// What is asked for.
+    /// The submitted object.
     pub after: Value,
-    /// Part of the refusal; `None` where it is accepted.
+    /// Part of the error message; `None` if the object is accepted.
     pub refusal: Option<&'static str>,
 }
 
 impl Case {
-    /// Whether the change is one of the status.
+    /// Returns whether the change is one of the status.
     pub fn of_status(&self) -> bool {
         self.after.get("status").is_some()
     }
 }
 
-/// The params of a shipped example, as JSON.
+/// Reads the params of a shipped example, as JSON.
 pub fn example(name: &str) -> Value {
     let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     StoredParams::from(&Params::parse_yaml(&text).unwrap()).0
 }
 
-/// A job called `name`, with `change` applied to it.
+/// Builds a job `name`, with `change` applied to it.
 pub fn job(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     let mut job = json!({
         "apiVersion": "millrace.dev/v1alpha1",
@@ -42,7 +42,7 @@ pub fn job(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     job
 }
 
-/// An appliance that says everything there is to say.
+/// Builds an appliance with every field set.
 pub fn appliance(name: &str) -> Value {
     json!({
         "apiVersion": "millrace.dev/v1alpha1",
@@ -70,7 +70,7 @@ pub fn appliance(name: &str) -> Value {
     })
 }
 
-/// Every rule, kept and broken.
+/// Returns cases that satisfy and violate every rule.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     new_objects(&mut cases);
@@ -131,7 +131,7 @@ fn changes(cases: &mut Vec<Case>) {
     change("to-be-deleted", None, &|spec| spec["ttlSecondsAfterFinished"] = json!(0));
     for (name, path, value) in [
         ("other-model", "/params/model/hidden_size", json!(256)),
-        // Left open in the schema, and yet part of what must not change.
+        // Open in the schema, but still immutable.
         ("other-rate", "/params/optimizer/learning_rate/0/end_learning_rate", json!(0.1)),
     ] {
         change(name, Some("params defines the training"), &|spec| *spec.pointer_mut(path).unwrap() = value.clone());

@@ -1,4 +1,4 @@
-//! The generated definitions: the same as the files, and as the API conventions want them.
+//! Checks that the generated definitions equal the files and follow the API conventions.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::schemas::{all, of};
 
-/// Keys the public model zoo allows in several shapes, which no API server can tell apart. Nothing else is left open.
+/// Keys for which the public model zoo allows several shapes, which no API server can distinguish. Nothing else is
+/// open.
 const OPEN: &[&str] = &[
     "spec.params.eval_input.data_dir",
     "spec.params.eval_input.data_files",
@@ -117,7 +118,7 @@ fn status_follows_the_api_conventions() {
         }
         assert_ne!(schema.get("required"), Some(&json!(["status"])), "a new object has no status");
     }
-    // The first field; a definition's own order is the alphabet's.
+    // The first field; a definition sorts its fields by name.
     let condition = json!({
         "type": "Accepted", "status": "True", "reason": "Understood", "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z",

@@ -1,4 +1,4 @@
-//! The custom resources: the definitions, the rules in process, and both on a real API server.
+//! Tests of the custom resources: the definitions, the rules in process, and both on a real API server.
 
 mod apiserver;
 mod cases;

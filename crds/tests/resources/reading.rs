@@ -1,4 +1,4 @@
-//! Objects as a program finds them: newer than itself, damaged, or a user's own.
+//! Reads objects that are newer than the program, damaged, or written by a user.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;

@@ -1,9 +1,9 @@
-//! The schemas of the definitions, one by one.
+//! Lists the schemas of the definitions.
 
 use millrace_crds::definitions;
 use serde_json::Value;
 
-/// Every schema of a definition with its path: properties by name, items as `[]`, values of maps as `*`.
+/// Returns every schema of a definition with its path: properties by name, items as `[]`, values of maps as `*`.
 pub fn of(definition: &Value) -> Vec<(String, Value)> {
     let root = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut found = Vec::new();
@@ -24,7 +24,7 @@ pub fn of(definition: &Value) -> Vec<(String, Value)> {
     found
 }
 
-/// Those of both definitions.
+/// Returns the schemas of all definitions.
 pub fn all() -> Vec<(String, Value)> {
     let definitions = definitions().map(|definition| serde_json::to_value(definition).unwrap());
     definitions.iter().flat_map(of).collect()

@@ -148,21 +148,21 @@ impl Random {
     }
 }
 
-/// A job of the simulation, which may be gone while its agents are not.
+/// A job of the simulation, whose agents may exist longer than its object.
 #[derive(Clone, Debug)]
 struct Model {
     job: Holder,
     asks: u32,
     exists: bool,
-    /// What its agents run on.
+    /// The systems that its agents run on.
     agents: Vec<String>,
 }
 
-/// A cluster: jobs, the appliance's object, and what its leader remembers.
+/// A cluster: jobs, the appliance's object, and the state of its leader.
 struct World {
     random: Random,
     jobs: BTreeMap<String, Model>,
-    /// The size and the grants of the appliance, where it exists.
+    /// Size and grants of the appliance; `None` if it does not exist.
     appliance: Option<(u32, Vec<Grant>)>,
     confirmed: Option<Vec<Grant>>,
     created: u32,
@@ -178,7 +178,7 @@ impl World {
         self.jobs.keys().nth(index).cloned()
     }
 
-    /// One step of the ledger; a write of it may fail, before or after it arrives.
+    /// Updates the ledger once; the write may fail, before or after it is applied.
     fn look(&mut self) {
         let Some((size, recorded)) = self.appliance.clone() else { return };
         let existing: Vec<&Model> = self.jobs.values().filter(|model| model.exists).collect();
@@ -219,9 +219,9 @@ impl World {
             assert!(used(&ledger).systems <= size, "nothing is granted above the size");
         }
         match self.random.below(8) {
-            // Refused: somebody else has written meanwhile.
+            // Rejected: a write conflict.
             0 => {}
-            // It arrives, and the answer is lost with the leader.
+            // The write is applied, but the answer is lost with the leader.
             1 => {
                 self.appliance = Some((size, ledger));
                 self.confirmed = None;
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    /// A visit to a job: it takes up what is confirmed for its next attempt, or lets go.
+    /// Reconciles a job: it uses the confirmed grant of its next attempt, or releases its attempt.
     fn visit(&mut self, uid: &str) {
         let confirmed = self.confirmed.clone().unwrap_or_default();
         let chance = self.random.below(4);
@@ -251,7 +251,7 @@ impl World {
                 }
             }
         } else if chance == 0 {
-            // The last agent is gone: it is over, or it waits again.
+            // The last agent has ended: the job has finished, or waits again.
             model.agents.clear();
             model.job.systems.clear();
             model.job.finished = uid.len().is_multiple_of(2);
@@ -271,7 +271,7 @@ impl World {
             }
             1 => {
                 if let Some(model) = self.pick().and_then(|uid| self.jobs.get_mut(&uid)) {
-                    // Deleted, then gone; its agents end later.
+                    // Marked as deleted first, then removed; its agents end later.
                     model.exists = !model.job.deleted;
                     model.job.deleted = true;
                 }
@@ -301,7 +301,7 @@ impl World {
         self.jobs.retain(|_, model| model.exists || !model.agents.is_empty());
     }
 
-    /// Somebody edits the ledger by hand.
+    /// Edits the ledger as a user may.
     fn forge(&mut self) {
         let (victim, index) = (self.pick(), self.random.below(8) as u32);
         let drop = self.random.below(2) == 0;

@@ -1,4 +1,4 @@
-//! What breaks an attempt, and what follows from that.
+//! Detects what breaks an attempt, and decides the consequence.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -9,19 +9,19 @@ use super::super::{Agent, AgentState, Command, End, Outcome};
 use super::{BRIEF, HEARTBEAT, Now, Visit, seconds};
 use crate::{Failure, State};
 
-/// Seconds after which an agent that left in good order is missed, unless its coordinator has ended too: at the end of a
-/// job all leave, the coordinator last.
+/// Seconds after which an agent that ended successfully counts as missing, unless its coordinator has ended too: at the
+/// end of a job all agents end, the coordinator last.
 const MISSED_AFTER: i64 = 15;
-/// What a coordinator ends with that was asked to, by itself or through a shard.
+/// Exit code of a coordinator that was requested to end, directly or through a shard.
 const INTERRUPTED: u8 = 130;
-/// The coordinator's reason where an earlier job of the same model_dir has not let go of it yet.
+/// The coordinator's reason if an earlier job still holds the same model_dir.
 const IN_USE: &str = "ModelDirInUse";
-/// The coordinator's reason where a loss or a gradient is not finite.
+/// The coordinator's reason for a loss or gradient that is not finite.
 const NOT_FINITE: &str = "NonFiniteLoss";
 /// The coordinator's name among the agents.
 const COORDINATOR: &str = "coordinator-0";
 
-/// What a job is that ends so, if the next attempt would come to the same end.
+/// Returns the final state for a failure that every further attempt would repeat; `None` if a retry may help.
 pub(super) fn beyond_retrying(exit_code: i32, reason: &str) -> Option<State> {
     match reason {
         IN_USE => None,
@@ -32,13 +32,13 @@ pub(super) fn beyond_retrying(exit_code: i32, reason: &str) -> Option<State> {
 }
 
 impl Visit<'_> {
-    /// What has broken the attempt, if something has, and whether it counts against the retry budget: what was moved on
-    /// purpose does not.
+    /// Returns what has broken the attempt, if anything, and whether it counts against the retry budget: agents that
+    /// were moved on purpose do not.
     pub(super) fn broken(&self) -> Option<(Failure, bool)> {
         let agents = &self.observed.agents;
         let outcome = self.outcome();
         if let Some(outcome) = outcome.filter(|outcome| outcome.exit_code == INTERRUPTED) {
-            // Nothing failed: someone was asked to end, and the coordinator knows who.
+            // Nothing failed: an agent was requested to end, and the coordinator reports which.
             return Some(self.told(outcome));
         }
         let missed = |end: &End| {
@@ -49,7 +49,7 @@ impl Visit<'_> {
             return Some((failure(agent, end), !agent.moved));
         }
         if let Some(outcome) = outcome {
-            // The end of what runs it has not been seen yet.
+            // The end of the coordinator's process has not been observed yet.
             return Some(self.told(outcome));
         }
         if let Some(agent) = agents.iter().find(|agent| agent.leaving) {
@@ -79,7 +79,7 @@ impl Visit<'_> {
         failure(agent, &end)
     }
 
-    /// What is to be done about a deadline that has passed.
+    /// Handles a missed deadline.
     pub(super) fn late(&mut self, ready: bool) -> Option<Now> {
         let deadlines = self.deadlines.clone();
         let running = self.seconds_since(self.status.attempt_start_time.as_ref());
@@ -123,7 +123,7 @@ impl Visit<'_> {
         None
     }
 
-    /// Ends the attempt after a failure, and has it begin again if the budget allows.
+    /// Ends the attempt after a failure, and begins another one if the budget allows.
     pub(super) fn restart(&mut self, cause: Failure, counted: bool) -> Now {
         let what = cause.message.clone().unwrap_or_default();
         let who = cause.role.clone().unwrap_or_default();
@@ -167,7 +167,7 @@ impl Visit<'_> {
         (State::Restarting, format!("attempt {} failed: {who}: {reason}: {what}; {then}", self.attempt()))
     }
 
-    /// Says what the next attempt begins with.
+    /// Describes where the next attempt begins.
     fn goes_on_from(&self) -> String {
         match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
             Some(step) => format!("the job goes on from its newest checkpoint, of step {step}"),
@@ -175,7 +175,7 @@ impl Visit<'_> {
         }
     }
 
-    /// When the attempt last got further, as its coordinator said or as the status has it.
+    /// Returns the time of the attempt's last progress, the later one of the coordinator's report and the status.
     fn advanced(&self) -> Option<Timestamp> {
         let report = self.report();
         let progress = self.status.progress.as_ref().filter(|progress| progress.attempt == self.status.attempt);
@@ -183,7 +183,7 @@ impl Visit<'_> {
         report.and_then(|report| report.advanced).max(written)
     }
 
-    /// Forgets earlier failures once the attempt has made progress.
+    /// Resets the count of failures once the attempt has made progress.
     pub(super) fn note_progress(&mut self) {
         let since = self.status.attempt_start_time.as_ref().map(|time| time.0);
         let trained = since.zip(self.advanced()).map_or(0, |(since, advanced)| seconds(since, advanced));
@@ -191,7 +191,7 @@ impl Visit<'_> {
         self.status.retry = self.status.retry.take().filter(|retry| !retry.is_progress(trained, saved));
     }
 
-    /// Forgets earlier attempts that could not start once one has.
+    /// Resets the count of failed starts once an attempt has started.
     pub(super) fn note_start(&mut self) {
         if let Some(retry) = &mut self.status.retry {
             retry.failed_starts = 0;
@@ -199,7 +199,8 @@ impl Visit<'_> {
         self.status.retry = self.status.retry.take().filter(|retry| retry.restarts > 0);
     }
 
-    /// Seconds the agents get to end: time to save the last committed step, where everyone that takes is still there.
+    /// Returns the agents' grace period, in seconds: long enough to save the last committed step if all agents that
+    /// this requires still run.
     pub(super) fn grace(&self) -> u32 {
         let lost =
             self.observed.agents.iter().any(|agent| {
@@ -208,7 +209,7 @@ impl Visit<'_> {
         if lost || !self.has_begun() { BRIEF } else { self.grace_seconds.max(BRIEF) }
     }
 
-    /// What the coordinator's last word says of a failure, and whether that counts.
+    /// Returns the failure in the coordinator's outcome, and whether it counts against the budget.
     fn told(&self, outcome: &Outcome) -> (Failure, bool) {
         let culprit = outcome.failed_agent.as_deref().unwrap_or(COORDINATOR);
         let agent = self.agent_called(culprit);

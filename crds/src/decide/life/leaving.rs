@@ -1,4 +1,4 @@
-//! A job that was deleted and is not gone yet.
+//! The status of a job that is deleted but still exists.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -6,17 +6,17 @@ use k8s_openapi::jiff::Timestamp;
 use super::super::{Decision, Event};
 use crate::{ConditionType, State, TrainJob, TrainJobStatus, set_condition};
 
-/// Finalizers of Millrace itself, which are taken off without anybody's doing.
+/// Prefix of Millrace's own finalizers, which are removed automatically.
 const OWN_FINALIZERS: &str = "millrace.dev/";
-/// Most finalizers that are named in a condition.
+/// Maximum number of finalizers in a condition.
 const MAX_NAMED_FINALIZERS: usize = 5;
 
-/// Decides what to say of a job that is deleted; `None` where it is said.
+/// Decides the status of a deleted job; `None` if it is recorded already.
 ///
-/// A job that was over keeps its state, as a pod that has completed does. Where finalizers of others hold it, the
+/// A job that had finished keeps its state, as a completed pod does. If finalizers of other programs hold it, the
 /// condition `Progressing` has the reason `Deleting` and names them.
 ///
-/// `status.stopTime` stays where the job had begun to train: by then its state tells nothing of that any more.
+/// `status.stopTime` is set if the job had begun to train, because its state no longer shows that.
 pub fn decide_leaving(job: &TrainJob, now: Timestamp) -> Option<Decision> {
     let mut status = job.status.clone().unwrap_or_default();
     let before = status.state();
@@ -44,7 +44,7 @@ pub fn decide_leaving(job: &TrainJob, now: Timestamp) -> Option<Decision> {
     Some(told(status, message))
 }
 
-/// Decides what to say of a job that was over when it was deleted: who holds it, once.
+/// Decides the status of a job that had finished when it was deleted: names the finalizers that hold it, once.
 fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Option<Decision> {
     let finalizers = job.metadata.finalizers.iter().flatten();
     let others: Vec<&str> = finalizers
@@ -65,7 +65,7 @@ fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Op
     Some(told(status, &message))
 }
 
-/// A condition with the reason `Deleting`.
+/// Builds a condition with the reason `Deleting`.
 fn deleting(job: &TrainJob, of: ConditionType, status: &str, message: &str, now: Timestamp) -> Condition {
     Condition {
         type_: of.as_str().to_owned(),
@@ -77,7 +77,7 @@ fn deleting(job: &TrainJob, of: ConditionType, status: &str, message: &str, now:
     }
 }
 
-/// The decision to write this status, with an event.
+/// Builds the decision to record this status and to publish an event.
 fn told(status: TrainJobStatus, message: &str) -> Decision {
     let event = Event {
         reason: State::Deleting.as_str().to_owned(),

@@ -1,4 +1,4 @@
-//! What the coordinator of an attempt has reported, and what follows from it for the status.
+//! The reports of an attempt's coordinator, and their effect on the status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -6,22 +6,24 @@ use super::super::Report;
 use super::Visit;
 use crate::{CheckpointRecord, ConditionType, State};
 
-/// An attempt whose agents have all been ready for so long counts as training, even if its coordinator can't be reached.
+/// Seconds after which an attempt whose agents are all ready counts as training, even if its coordinator is
+/// unreachable.
 pub(in super::super) const REPORT_TIMEOUT_SECONDS: i64 = 20;
 
 impl<'a> Visit<'a> {
-    /// What the coordinator of this attempt has reported.
+    /// Returns the report of this attempt's coordinator.
     pub(super) fn report(&self) -> Option<&'a Report> {
         self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())
     }
 
-    /// Why the newest checkpoint could not be written, while the attempt that says so lives.
+    /// Returns why the newest checkpoint could not be written, while the reporting attempt runs.
     pub(super) fn unsaved(&self, state: State) -> Option<String> {
         let report = self.report()?;
         report.unsaved.clone().filter(|_| matches!(state, State::Training | State::Evaluating))
     }
 
-    /// Says from which step the attempt goes on, and what was lost, where anything was trained before.
+    /// Describes the step at which the attempt resumed and the steps that were lost; empty if nothing was trained
+    /// before.
     pub(super) fn resumed(&self) -> String {
         let report = self.report();
         match report.and_then(|report| report.resumed) {
@@ -32,7 +34,7 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// Takes over what the coordinator has saved.
+    /// Records the checkpoint that the coordinator has saved.
     pub(super) fn take_report(&mut self) {
         let Some(report) = self.report() else { return };
         let Some((step, digest)) = &report.checkpoint else { return };
@@ -47,14 +49,14 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// Whether every agent has been ready for so long that the coordinator's first report should have arrived.
+    /// Returns whether all agents have been ready for so long that the coordinator's first report should have arrived.
     pub(super) fn is_report_overdue(&self) -> bool {
         let ready = self.status.condition(ConditionType::RolesReady).filter(|ready| ready.status == "True");
         ready.is_some_and(|ready| self.seconds_since(Some(&ready.last_transition_time)) >= REPORT_TIMEOUT_SECONDS)
     }
 
-    /// Returns the sentence that the status has already: an operator that has just begun to follow the coordinator does not
-    /// know yet from which step the attempt went on.
+    /// Returns the message that the status has already, because an operator that has just begun to follow the
+    /// coordinator does not know yet from which step the attempt resumed.
     pub(super) fn last_training_message(&self, attempt: u32, num_csx: u32) -> String {
         let plain = format!("attempt {attempt} trains on {num_csx} system(s)");
         let last = self.status.condition(ConditionType::Succeeded).map(|condition| &condition.message);

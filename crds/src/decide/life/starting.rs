@@ -1,4 +1,4 @@
-//! An attempt that can't start: refused by the API server, or without a node that has room for it.
+//! An attempt that can't start: rejected by the API server, or without a node that has room for it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -7,13 +7,13 @@ use super::super::{AgentState, Command, Event};
 use super::{BRIEF, HEARTBEAT, Now, Visit};
 use crate::{Failure, State};
 
-/// Words by which a pod says that it has no node: the scheduler found none, or waits for something itself.
+/// Reasons of a pod without a node: the scheduler found none, or the pod is gated.
 const WITHOUT_NODE: [&str; 2] = ["Unschedulable", "SchedulingGated"];
-/// The blocker's reason where agents can't be created at present.
+/// The blocker's reason if agents can't be created at present.
 const CREATION_FAILS: &str = "CreationFails";
 
 impl Visit<'_> {
-    /// Whether every agent of the attempt exists, or existed: it has made steps.
+    /// Returns whether every agent of the attempt exists, or has existed because the attempt has made steps.
     fn has_all_agents(&self) -> bool {
         let there = |role| self.observed.agents.iter().filter(|agent| agent.role == role).count();
         self.has_begun() || self.wanted().into_iter().all(|(role, wanted)| there(role) >= wanted as usize)
@@ -23,7 +23,7 @@ impl Visit<'_> {
         matches!(self.before, Some(State::Training | State::Evaluating))
     }
 
-    /// Gives the systems back where the API server has refused something that the attempt needs to start.
+    /// Releases the systems if the API server has rejected an object that the attempt needs to start.
     pub(super) fn refused_start(&mut self) -> Option<Now> {
         let refusal = self.observed.refusal.as_ref().filter(|refusal| !refusal.is_temporary)?;
         if self.has_all_agents() {
@@ -33,13 +33,13 @@ impl Visit<'_> {
         Some(self.give_back(StartFailure::Refused, message))
     }
 
-    /// What keeps agents from being created that may be created soon: a word and a sentence.
+    /// Returns reason and message of what prevents agents from being created at present.
     pub(super) fn creation_trouble(&self) -> Option<(String, String)> {
         let refusal = self.observed.refusal.as_ref()?;
         (!self.has_all_agents()).then(|| (CREATION_FAILS.to_owned(), refusal.message.clone()))
     }
 
-    /// Gives the systems back where the startup deadline has passed and the cluster has no room for the agents.
+    /// Releases the systems if the startup deadline has passed and the cluster has no room for the agents.
     pub(super) fn unplaced(&mut self, deadline: i64) -> Option<Now> {
         let waits = self.observed.agents.iter().any(|agent| match &agent.state {
             AgentState::Waiting { reason, .. } => WITHOUT_NODE.contains(&reason.as_str()),
@@ -57,7 +57,7 @@ impl Visit<'_> {
         )
     }
 
-    /// Ends an attempt that can't start; the job queues again after a pause.
+    /// Ends an attempt that can't start; the job is queued again after a backoff.
     fn give_back(&mut self, failure: StartFailure, message: String) -> Now {
         let reason = failure.as_str();
         let mut retry = self.status.retry.take().unwrap_or_default();
@@ -97,7 +97,7 @@ impl Visit<'_> {
         (State::Restarting, sentence)
     }
 
-    /// Waits in the queue, holding nothing, until the next attempt is due.
+    /// Keeps the job in the queue, without systems, until the next attempt is due.
     pub(super) fn back_off(&mut self) -> Option<Now> {
         let place = backing_off(&self.status, self.observed.now)?;
         self.wait_for_retry();
@@ -106,7 +106,7 @@ impl Visit<'_> {
         Some((State::Queued, message))
     }
 
-    /// Whether the next attempt is not due; the job is then visited when it is.
+    /// Returns whether the next attempt is not due yet; requests a reconcile at that time.
     pub(super) fn wait_for_retry(&mut self) -> bool {
         let left = self.status.retry.as_ref().and_then(|retry| retry.seconds_left(self.observed.now));
         if let Some(left) = left {

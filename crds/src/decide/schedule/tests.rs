@@ -8,7 +8,7 @@ fn amounts(systems: u32, gigabytes: u64, swarmx_nodes: Option<u32>) -> Amounts {
     Amounts { systems, memoryx_bytes: gigabytes * GB, swarmx_nodes }
 }
 
-/// A job that asks for `systems`, as many gigabytes and as many nodes.
+/// A job that requests `systems` systems, as many gigabytes and as many nodes.
 fn ask(uid: &str, priority: i32, created: i64, systems: u32) -> Ask {
     Ask {
         attempt: 1,
@@ -160,7 +160,7 @@ fn grants_and_places() {
     }
 }
 
-/// SplitMix64: the same jobs in every run of a test.
+/// SplitMix64: generates the same jobs in every run of a test.
 struct Random(u64);
 
 impl Random {
@@ -177,12 +177,12 @@ fn order(ask: &Ask) -> (Reverse<i32>, Timestamp, String) {
     (Reverse(ask.priority), ask.created, ask.uid.clone())
 }
 
-/// Everything that must be true of a decision, whatever came before it.
+/// Checks the invariants of every decision.
 fn check(capacity: &Amounts, ledger: &[Grant], asks: &[Ask], decided: &Schedule) {
     let asked: BTreeMap<&str, &Ask> = asks.iter().map(|ask| (ask.uid.as_str(), ask)).collect();
     let after: Vec<Grant> = ledger.iter().chain(&decided.grants).cloned().collect();
 
-    // All or nothing, each system once, no more than there is.
+    // All or nothing, each system once, no more than free.
     for grant in &decided.grants {
         let ask = asked[grant.uid.as_str()];
         let got = (grant.systems.len() as u32, grant.memoryx_bytes, grant.swarmx_nodes);
@@ -200,13 +200,13 @@ fn check(capacity: &Amounts, ledger: &[Grant], asks: &[Ask], decided: &Schedule)
         assert!(capacity.swarmx_nodes.is_none_or(|nodes| used.swarmx_nodes.unwrap() <= nodes));
     }
 
-    // Everybody who asks and has nothing is answered, once.
+    // Every request without a grant in the ledger has one result.
     let answered: Vec<&str> =
         decided.grants.iter().map(|g| g.uid.as_str()).chain(decided.places.iter().map(|p| p.uid.as_str())).collect();
     let waiting = asked.keys().filter(|uid| ledger.iter().all(|grant| grant.uid != **uid)).count();
     assert_eq!((answered.len(), answered.iter().collect::<BTreeSet<_>>().len()), (waiting, waiting));
 
-    // The order is strict, and its places are counted from 1.
+    // The order is strict, and places are counted from 1.
     let queue: Vec<&Place> = decided.places.iter().filter(|place| place.position.is_some()).collect();
     for (index, place) in queue.iter().enumerate() {
         assert_eq!((place.position, place.reason), (Some(index as u32 + 1), QueueReason::Waiting));
@@ -220,7 +220,7 @@ fn check(capacity: &Amounts, ledger: &[Grant], asks: &[Ask], decided: &Schedule)
 
 #[test]
 fn what_is_true_of_every_decision_and_that_everybody_has_a_turn() {
-    // Long enough after the last submission for everything to have ended.
+    // Long enough after the last submission for every job to end.
     for seed in 0..60 {
         let mut random = Random(seed);
         let capacity =
@@ -234,7 +234,7 @@ fn what_is_true_of_every_decision_and_that_everybody_has_a_turn() {
                 new.memoryx_bytes = random.below(14) * GB;
                 asks.push(new);
             }
-            // The appliance loses systems for a while, and has them again in the end.
+            // The appliance loses systems temporarily, and has all of them again in the end.
             now.systems = if step < 80 && random.below(8) == 0 { random.below(12) as u32 } else { capacity.systems };
             let decided = schedule(&now, &ledger, &asks);
             check(&now, &ledger, &asks, &decided);

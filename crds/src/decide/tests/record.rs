@@ -1,18 +1,18 @@
-//! Jobs whose record, or whose agents, are of another release.
+//! Jobs whose record or agents are of another release.
 
 use super::*;
 
-/// What a program says that can't use the record of a job's first admission.
+/// Message of a program that can't use the record of a job's first admission.
 const UNUSABLE: &str = "status.resolved has version 9: run the release that admitted the job";
 
 impl World {
-    /// The program was replaced by one that can't use the job's record, so that it knows no agents that must be there.
+    /// Replaces the program by one that can't use the job's record, and therefore does not know the required agents.
     fn lose_the_record(&mut self) {
         self.seen.resolution = Some(Err(UNUSABLE.to_owned()));
         self.seen.largest_num_csx = None;
     }
 
-    /// As [`World::visit`], by a program that can't use the record.
+    /// Reconciles like [`World::visit`], by a program that can't use the record.
     fn visit_without_record(&mut self) -> State {
         self.seen.wanted = Vec::new();
         let decision = decide(&self.job, &self.seen);
@@ -100,7 +100,7 @@ fn a_job_whose_record_cannot_be_used_is_in_no_wrong_state_and_says_what_to_do() 
             }
         }
         let restarts = world.status().restarts;
-        // The release that admitted it is back.
+        // The release that admitted the job is installed again.
         world.seen.resolution = Some(Ok(world.status().resolved.unwrap()));
         world.seen.grant = None;
         world.visit();
@@ -130,7 +130,7 @@ fn an_attempt_whose_record_cannot_be_used_still_fails_stops_and_ends_as_it_does(
     assert!(world.status().failure.unwrap().message.unwrap().contains("swarmx"));
 }
 
-/// What a program says that starts no agents of the job's release.
+/// Message of a program that starts no agents of the job's release.
 const REFUSED: &str = "agents of release 0.1.0 can't prove who they are: create the job again";
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the coordinator reports, and the state that follows from it.
+//! The reports of the coordinator, and the state that follows from them.
 
 use super::super::life::REPORT_TIMEOUT_SECONDS;
 use super::*;
@@ -16,7 +16,7 @@ fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {
     assert_eq!(world.visit(), State::Training);
     let message = "attempt 1 trains on 2 system(s) from step 1800; 22 step(s) after it are lost and run again";
     assert_eq!(world.message(ConditionType::Succeeded), message);
-    // The next leader has not reached the coordinator yet.
+    // The next leader has not connected to the coordinator yet.
     world.report(|report| *report = Report { attempt: 1, ..Report::default() });
     assert_eq!((world.visit(), world.message(ConditionType::Succeeded)), (State::Training, message.to_owned()));
 }

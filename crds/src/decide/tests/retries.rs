@@ -1,5 +1,5 @@
-//! Retries: an attempt that failed is followed by another one after a growing pause, and an attempt that can't start
-//! gives its systems back until then.
+//! Retries: a failed attempt is followed by another one after a growing backoff, and an attempt that can't start
+//! releases its systems until then.
 
 use super::*;
 use crate::Progress;
@@ -7,7 +7,7 @@ use crate::Progress;
 const QUOTA: &str =
     "the API server refused what the attempt needs: pods \"job-cs2-0\" is forbidden: exceeded quota: small";
 
-/// A job with attempt 1 admitted and nothing created.
+/// Creates a job with attempt 1 admitted and no agents.
 fn admitted() -> World {
     let mut world = World::new(2);
     world.grant();
@@ -19,7 +19,7 @@ fn refuse(world: &mut World, is_temporary: bool) {
     world.seen.refusal = Some(Refusal { message: QUOTA.to_owned(), is_temporary });
 }
 
-/// Gives systems and begins the next attempt.
+/// Grants systems and begins the next attempt.
 fn begin(world: &mut World) {
     world.seen.refusal = None;
     world.grant();
@@ -52,7 +52,7 @@ fn what_is_refused_is_told_in_its_own_words_and_holds_no_systems() {
         assert!(world.events.contains(&"StartRefused".to_owned()));
         assert_eq!(world.status().failure.unwrap().message.as_deref(), Some(QUOTA));
         assert_eq!(world.status().restarts, Some(0), "nothing failed");
-        // A grant that comes too early is declined; one in time is taken up.
+        // A grant during the backoff is declined; one after it is used.
         world.grant();
         assert_eq!((world.visit(), world.attempt(), runs(&world)), (State::Queued, 2, None));
         world.later(10);
@@ -131,7 +131,7 @@ fn the_appliance_bounds_deadlines_that_were_set_longer() {
     assert_eq!(bounds.refusal(&world.job.spec), None);
 }
 
-/// The pauses before the restarts of a job whose agents fail at once each time, and the state it ends in.
+/// Returns the backoffs before the restarts of a job whose agents fail at once each time, and its final state.
 fn crash_loop(world: &mut World) -> (Vec<u64>, State) {
     let mut pauses = Vec::new();
     loop {
@@ -179,7 +179,7 @@ fn progress_refills_the_budget_and_its_lack_does_not() {
         assert_eq!(world.visit(), State::Training);
         world.later(seconds);
         let now = world.seen.now;
-        // As another operator finds it, that has not heard the coordinator.
+        // The status as another operator finds it that has not received the coordinator's report.
         let progress = Progress { attempt: Some(4), last_update_time: Some(Time(now)), ..Progress::default() };
         world.job.status.as_mut().unwrap().progress = Some(progress);
         if saved > 0 {
