@@ -1,24 +1,24 @@
-//! What is wrong with a document, where, and what to do about it.
+//! Errors of a document: what is wrong, where, and the remedy.
 //!
-//! A [`ParamsError`] holds at least one [`Problem`]; a document is read to its end, so a user sees all of its mistakes
-//! at once instead of one for each run.
+//! A [`ParamsError`] has at least one [`Problem`]. A document is read to its end, so that a user sees all of its
+//! mistakes at once, instead of one in each run.
 
 use std::fmt;
 
-/// What sort of mistake a [`Problem`] is, for callers that react differently to some of them.
+/// The kind of a [`Problem`], for callers that handle some of them differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemKind {
     /// The text is not YAML.
     Syntax,
-    /// A key nobody knows.
+    /// An unknown key.
     UnknownKey,
-    /// A key that stands twice in one mapping.
+    /// A key that is given twice in one mapping.
     DuplicateKey,
-    /// A value of another type than the key's.
+    /// A value of the wrong type.
     WrongType,
     /// A key or value of the public model zoo that Millrace does not support yet.
     NotSupported,
-    /// A key that must be given and is not.
+    /// A required key that is not given.
     Missing,
     /// A value that is out of range or contradicts another one.
     Invalid,
@@ -27,15 +27,15 @@ pub enum ProblemKind {
 /// One mistake in a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// What sort of mistake it is.
+    /// The kind of mistake.
     pub kind: ProblemKind,
-    /// The line it stands on, counted from 1; `None` when the value came from a flag or from JSON.
+    /// The line of the mistake, counted from 1; `None` if the value came from a flag or from JSON.
     pub line: Option<usize>,
-    /// The key's path, as `model.hidden_size`, or the flag's name, as `--num_csx`.
+    /// The key's path, such as `model.hidden_size`, or the flag's name, such as `--num_csx`.
     pub key: String,
     /// One sentence without a full stop that names the key and what is wrong with it.
     pub message: String,
-    /// What to do about it.
+    /// The remedy.
     pub hint: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a document was refused. `Display` is one sentence about the first problem; [`ParamsError::report`] tells all.
+/// Why a document was rejected. `Display` is one sentence about the first problem; [`ParamsError::report`] lists all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{first}{}", more(.rest.len()))]
 pub struct ParamsError {
@@ -65,7 +65,7 @@ fn more(count: usize) -> String {
 }
 
 impl ParamsError {
-    /// `Err` when there is a problem. They are ordered by line, those without one last.
+    /// Returns an error if there is a problem. Problems are ordered by line, those without a line last.
     pub(crate) fn check(mut problems: Vec<Problem>) -> Result<(), Self> {
         problems.sort_by_key(|p| p.line.unwrap_or(usize::MAX));
         let mut problems = problems.into_iter();
@@ -75,27 +75,28 @@ impl ParamsError {
         }
     }
 
-    /// All problems, in the order of their lines.
+    /// Returns all problems, in the order of their lines.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// The line of the first problem, counted from 1.
+    /// Returns the line of the first problem, counted from 1.
     pub fn line(&self) -> Option<usize> {
         self.first.line
     }
 
-    /// The key path (or flag) of the first problem.
+    /// Returns the key path, or the flag, of the first problem.
     pub fn key(&self) -> &str {
         &self.first.key
     }
 
-    /// What to do about the first problem.
+    /// Returns the remedy for the first problem.
     pub fn hint(&self) -> Option<&str> {
         self.first.hint.as_deref()
     }
 
-    /// Every problem on a line of its own, each followed by its hint: what a command prints before it exits with 2.
+    /// Lists every problem on a line of its own, each followed by its hint, as a command prints them before it exits
+    /// with code 2.
     pub fn report(&self) -> String {
         let mut text = String::new();
         for problem in self.problems() {

@@ -1,15 +1,15 @@
 //! The params document (`train_input`, `eval_input`, `model`, `optimizer`, `runconfig`) and the appliance's description.
 //!
-//! Two forms of each, and one way between them:
+//! Each has two forms, with one conversion between them:
 //!
 //! * [`Params`] is the document as the user writes it, read strictly by [`Params::parse_yaml`];
-//! * [`Job`] is what every agent is sent, made by [`Params::resolve`], nothing left to decide;
+//! * [`Job`] is the resolved document that every agent receives, built by [`Params::resolve`];
 //! * [`ApplianceDocument`] and [`ApplianceSpec`] are the same for the machine that runs it.
 //!
 //! [`ObjectName`], [`LabelName`] and [`FileName`] are names that may become parts of paths.
 //!
-//! Pure decisions: nothing here opens a file, so whether a data file exists is for others to say. With the feature
-//! `schema` the document types have JSON schemas.
+//! All functions are pure: no file is opened, so callers check whether data files exist. With the feature `schema` the
+//! document types have JSON schemas.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![warn(missing_docs)]

@@ -11,9 +11,9 @@
 //! }
 //! ```
 //!
-//! Guarantees: a value of these types exists only if its text is valid, whether it was made by `new`, parsed, or read by
-//! serde; as a path it is exactly one component, which is neither hidden (leading dot) nor `.` or `..`. Code that joins such a
-//! name to a path takes one of these types and no string.
+//! * A value of these types exists only if its text is valid, whether it was built by `new`, parsed, or read by serde.
+//! * As a path, a value is exactly one component, and neither hidden (leading dot) nor `.` or `..`. Code that joins
+//!   such a name to a path takes one of these types instead of a string.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,10 +22,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Most characters of a rejected name that an error message repeats.
+/// Maximum characters of a rejected name that an error message quotes.
 const MAX_QUOTED_CHARS: usize = 64;
 
-/// A text that is not a valid name of its kind.
+/// Error for a text that is not a valid name of its kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{quoted} is not a valid name: write {rule}")]
 pub struct InvalidName {
@@ -47,7 +47,7 @@ fn is_lower_or_digit(byte: u8) -> bool {
     byte.is_ascii_lowercase() || byte.is_ascii_digit()
 }
 
-/// Whether `text` is a label of RFC 1123 but for its length.
+/// Returns whether `text` is a label of RFC 1123, without checking its length.
 fn is_label(text: &str) -> bool {
     let bytes = text.as_bytes();
     let (Some(&first), Some(&last)) = (bytes.first(), bytes.last()) else { return false };
@@ -56,7 +56,7 @@ fn is_label(text: &str) -> bool {
         && bytes.iter().all(|&byte| is_lower_or_digit(byte) || byte == b'-')
 }
 
-/// Whether `text` consists of labels of RFC 1123 with dots between them.
+/// Returns whether `text` consists of labels of RFC 1123, separated by dots.
 fn is_subdomain(text: &str) -> bool {
     text.split('.').all(is_label)
 }
@@ -75,17 +75,17 @@ macro_rules! name_type {
         pub struct $name(String);
 
         impl $name {
-            /// Longest name, in bytes.
+            /// Maximum length of a name, in bytes.
             pub const MAX_BYTES: usize = $max_bytes;
-            /// The names that are valid, as a regular expression; the length is bounded apart from it.
+            /// Regular expression of the valid names, without the bound on the length.
             pub const PATTERN: &'static str = $pattern;
-            /// What a valid name looks like, to complete a sentence that begins with "write".
+            /// Description of a valid name, to complete a sentence that begins with "write".
             pub const RULE: &'static str = $rule;
 
             /// Checks a name.
             ///
             /// # Errors
-            /// It is not a valid name; the message says what one looks like.
+            /// The name is invalid; the message describes a valid one.
             pub fn new(text: impl Into<String>) -> Result<Self, InvalidName> {
                 let text = text.into();
                 if text.len() <= Self::MAX_BYTES && $is_valid(&text) {
@@ -167,7 +167,7 @@ name_type!(
 );
 
 name_type!(
-    /// The name of a file that the appliance makes: one component of a path, and a valid key of a ConfigMap.
+    /// The name of a file that the appliance creates: one component of a path, and a valid key of a ConfigMap.
     FileName,
     253,
     "^[A-Za-z0-9_-][A-Za-z0-9._-]*$",

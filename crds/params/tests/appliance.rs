@@ -1,4 +1,4 @@
-//! The appliance's description.
+//! Tests the appliance's description.
 
 use millrace_params::{ApplianceDocument, ApplianceSpec, ProblemKind};
 

@@ -1,4 +1,4 @@
-//! The shipped examples resolve, and say what their names promise.
+//! Tests that the shipped examples resolve, and have the sizes that their names state.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn example(name: &str) -> (String, Job) {
     (text, resolved.job)
 }
 
-/// Weights of the blocks and embeddings, without biases and norms.
+/// Returns the number of weights in blocks and embeddings, without biases and norms.
 fn weights(job: &Job) -> usize {
     let m = &job.model;
     let block = 4 * m.hidden_size * m.hidden_size + 2 * m.hidden_size * m.filter_size;
@@ -46,7 +46,7 @@ fn the_main_example_is_eight_leaves_on_two_systems() {
     }
 }
 
-/// From 1.3 to 6.7 billion parameters by changing five lines and nothing else.
+/// Five changed lines lead from 1.3 to 6.7 billion parameters.
 #[test]
 fn xl_and_6p7b_differ_in_five_lines() {
     let (xl, larger) = (example("gpt3-xl").0, example("gpt3-6p7b").0);

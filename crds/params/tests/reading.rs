@@ -1,11 +1,11 @@
-//! Strict reading: what is refused, with which line and which hint.
+//! Tests strict reading: what is rejected, with which line and hint.
 
 mod common;
 
 use common::{SMALL, resolve, with};
 use millrace_params::{Overrides, Params, ProblemKind};
 
-/// One mistake in a document: how it is refused.
+/// Each document has one mistake, with the expected error.
 #[test]
 fn every_mistake_has_its_line_and_its_hint() {
     use ProblemKind::*;
@@ -157,7 +157,7 @@ runconfig: {debug_args: {a.b: [1, 2.5, x, null, {c: yes}]}, execute_crd_memory_g
     assert_eq!(params.without_effect(), ["runconfig.debug_args", "runconfig.execute_crd_memory_gi"]);
 }
 
-/// Neither depth nor aliases nor any cut of a document may exhaust or panic the reader.
+/// Neither depth nor aliases nor truncation of a document may exhaust or panic the reader.
 #[test]
 fn hostile_documents_are_refused_in_time() {
     let deep = "[".repeat(100_000);

@@ -1,4 +1,4 @@
-//! Defaults, unions, flags, and the checks of one key against another.
+//! Tests defaults, unions, flags, and checks of keys against each other.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn what_is_left_out_has_the_zoo_s_defaults() {
     assert_eq!((job.run.logging, job.run.load_checkpoint_states), (LogLevel::Info, CheckpointStates::ALL));
 }
 
-/// One bad value each: the key that is blamed, its line, the kind, and a word of its hint.
+/// Each case has one invalid value, with the expected key, line, kind and a word of the hint.
 #[test]
 fn every_check_names_its_key() {
     use ProblemKind::*;
@@ -322,7 +322,7 @@ fn a_leaf_is_the_largest_divisor_within_the_bound() {
     }
 }
 
-/// Going from one system to eight changes one number, also where nobody has said anything of leaves.
+/// Going from one system to eight changes one number, even if the params do not mention leaves.
 #[test]
 fn a_batch_can_be_shared_by_eight_systems_without_a_word_about_leaves() {
     assert!(!SMALL.contains("micro_batch_size"));

@@ -1,4 +1,4 @@
-//! The JSON schemas of the document types.
+//! Tests the JSON schemas of the document types.
 #![cfg(feature = "schema")]
 
 use millrace_params::{ApplianceDocument, InputParams, ModelParams, OptimizerParams, Params, RunParams};

@@ -1,4 +1,4 @@
-//! The two complete examples of the public model zoo: every key is honoured, noted, or named as without effect.
+//! Tests the two complete examples of the public model zoo: every key is used, noted, or reported as without effect.
 
 mod common;
 
@@ -123,7 +123,7 @@ fn older_spellings_mean_the_same() {
     assert_eq!(resolved(&older).job, resolved(SMALL).job);
 }
 
-/// Keys that stand in the zoo's files of older releases, the larger GPT-3 models' among them.
+/// Keys in the zoo's files of older releases, including those of larger GPT-3 models.
 #[test]
 fn older_releases_are_understood() {
     let older = SMALL
@@ -159,7 +159,7 @@ fn older_releases_are_understood() {
     assert_eq!(found.without_effect.len(), 14, "{:?}", found.without_effect);
 }
 
-/// What a client keeps and sends as JSON is the same document.
+/// A document that a client stores and sends as JSON does not change.
 #[test]
 fn the_document_survives_json() {
     let params = Params::parse_yaml(XL).unwrap();
@@ -170,7 +170,7 @@ fn the_document_survives_json() {
     assert_eq!(Params::read_json(&serde_json::from_str(&json).unwrap()).unwrap(), params);
 }
 
-/// An object of an API server may be newer than this program; a document that is read to be run may not.
+/// An object from an API server may be newer than this program; a document that is read to be run may not.
 #[test]
 fn json_is_read_strictly_and_only_deserialised_leniently() {
     let json = serde_json::json!({

@@ -1,11 +1,11 @@
-//! Sizes as people write them: `40GB`, `4MiB`, `16Gi`, or a number of bytes.
+//! Sizes with units: `40GB`, `4MiB`, `16Gi`, or a number of bytes.
 
 use serde::{Deserialize, Serialize};
 
 use crate::yaml::{FromNode, Node, Reader, Value};
 
-/// A number of bytes, written as a number or with a unit: k, M, G, T, P in powers of 1000, Ki, Mi, Gi, Ti, Pi in powers
-/// of 1024, each with or without a final B.
+/// A number of bytes, written as a number or with a unit: k, M, G, T, P for powers of 1000, Ki, Mi, Gi, Ti, Pi for
+/// powers of 1024, each with or without a final B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "u64", try_from = "Written")]
 pub struct Bytes(pub u64);
@@ -16,11 +16,11 @@ impl From<Bytes> for u64 {
     }
 }
 
-/// The two ways to write a size.
+/// The two notations of a size.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {
-    /// Bytes.
+    /// A number of bytes.
     Number(f64),
     /// A number with a unit.
     WithUnit(String),
@@ -53,7 +53,7 @@ impl schemars::JsonSchema for Bytes {
             ],
             "pattern": r"^[0-9.][0-9_.]*([eE]\+?[0-9]+)? ?[kKmMgGtTpP]?i?[bB]?$",
             "maxLength": 32,
-            // A number or a string is the one choice of shapes that an API server knows.
+            // The only choice of shapes that an API server supports is a number or a string.
             "x-kubernetes-int-or-string": true,
         })
     }
@@ -92,7 +92,7 @@ fn parse(text: &str) -> Option<Bytes> {
     whole(number.replace('_', "").parse::<f64>().ok()? * factor as f64)
 }
 
-/// A whole number of bytes that a f64 holds exactly.
+/// Returns a whole number of bytes that an f64 represents exactly.
 fn whole(bytes: f64) -> Option<Bytes> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     (bytes.fract() == 0.0 && (0.0..=EXACT).contains(&bytes)).then_some(Bytes(bytes as u64))

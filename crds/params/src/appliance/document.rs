@@ -1,4 +1,4 @@
-//! The appliance as the user writes it.
+//! The appliance's description as the user writes it.
 
 use super::Bytes;
 use crate::error::ParamsError;
@@ -26,7 +26,7 @@ section! {
     without_effect {}
     not_yet {}
     elsewhere {
-        // How pods run: what only a cluster reads.
+        // Keys about pods, which only a cluster reads.
         "image", "image_pull_policy", "image_pull_secrets", "storage", "resources", "node_selector", "tolerations",
     }
 }
@@ -118,10 +118,10 @@ section! {
 
 const DIALECT: Dialect = Dialect { camel_case: true, homes: |_| Vec::new() };
 
-/// Reads a bare spec or a whole document; also where the spec's keys stand: at the top, or under `spec.`.
+/// Reads a bare spec or a whole document; also returns the prefix of the spec's keys: empty, or `spec.`.
 pub(super) fn read(text: &str) -> Result<(ApplianceDocument, &'static str, Lines), ParamsError> {
     let root = parse(text)?;
-    // A whole document is told by the keys every Kubernetes document has.
+    // A whole document has the keys that every Kubernetes document has.
     let of_kubernetes = |key: &str| ["apiVersion", "kind", "spec"].contains(&key);
     if matches!(&root.value, Value::Map(entries) if entries.iter().any(|entry| of_kubernetes(&entry.key))) {
         let (wrapped, lines) = read_tree::<Wrapped>(&root, DIALECT)?;

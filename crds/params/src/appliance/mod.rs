@@ -1,8 +1,8 @@
-//! The machine a job runs on: how many systems exist, the wafer they emulate, MemoryX, SwarmX and links.
+//! The machine that a job runs on: its systems, the wafer they emulate, MemoryX, SwarmX and links.
 //!
-//! [`ApplianceDocument`] is the `spec` of an `Appliance` as the user writes it, every key optional; [`ApplianceSpec`] is
-//! the same with the defaults filled in: a cluster of CS-2s. Keys are documented in camel case, as Kubernetes writes
-//! them, and understood in snake case too.
+//! [`ApplianceDocument`] is the `spec` of an `Appliance` as the user writes it, with every key optional.
+//! [`ApplianceSpec`] is the same with the defaults of a cluster of CS-2s filled in. Keys are documented in camel case,
+//! as in Kubernetes, and accepted in snake case too.
 
 mod bytes;
 mod document;
@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ParamsError, Problem, ProblemKind};
 use crate::yaml::Lines;
 
-/// Largest chunk the wire protocol carries, in bytes.
+/// Maximum chunk of the wire protocol, in bytes.
 const MOST_CHUNK_BYTES: u64 = 4 << 20;
 
 /// The machine, fully specified.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ApplianceSpec {
-    /// How many systems exist.
+    /// Number of systems.
     pub systems: usize,
     /// The wafer inside each of them.
     pub wafer: WaferSpec,
@@ -29,7 +29,7 @@ pub struct ApplianceSpec {
     pub memoryx: MemoryXSpec,
     /// The broadcast and reduce tree.
     pub swarmx: SwarmXSpec,
-    /// Most activation servers of a system. In this emulation a system reads from one at a time.
+    /// Maximum activation servers of a system. In this emulation a system reads from one at a time.
     pub activation_servers: usize,
     /// Compute threads of a system's agent; 0 shares the machine's cores among the agents that run on it.
     pub threads: usize,
@@ -46,13 +46,13 @@ pub struct WaferSpec {
     pub memory_bandwidth: f64,
     /// Bandwidth of the fabric between cores, in bytes per second.
     pub fabric_bandwidth: f64,
-    /// Cores.
+    /// Number of cores.
     pub cores: u64,
     /// Clock, in hertz.
     pub clock_hz: f64,
     /// Dense 16-bit peak, in FLOP per second.
     pub peak_flops: f64,
-    /// Share of the wafer's modelled rate that real runs sustain, in (0, 1].
+    /// Share of the wafer's modelled rate that real runs reach, in (0, 1].
     pub utilisation: f64,
     /// Bandwidth of the system's network in each direction, in bytes per second.
     pub link_bytes_per_s: f64,
@@ -61,7 +61,7 @@ pub struct WaferSpec {
 /// The parameter and optimizer-state service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemoryXSpec {
-    /// Shards.
+    /// Number of shards.
     pub shards: usize,
     /// Memory of all shards together, in bytes.
     pub memory_bytes: u64,
@@ -74,7 +74,7 @@ pub struct MemoryXSpec {
 pub struct SwarmXSpec {
     /// Children of a node: 2 or 4.
     pub fan_out: usize,
-    /// How many nodes exist; `None` for as many as jobs need.
+    /// Number of nodes; `None` for as many as jobs need.
     pub nodes: Option<usize>,
 }
 
@@ -83,24 +83,25 @@ pub struct SwarmXSpec {
 pub struct LinkSpec {
     /// Largest chunk, in bytes.
     pub chunk_bytes: u64,
-    /// Chunks of that size a receiver has room for, in each direction.
+    /// Number of chunks of that size for which a receiver has room, in each direction.
     pub window_chunks: usize,
 }
 
 impl LinkSpec {
-    /// Bytes a receiver lets be in flight to it, in each direction.
+    /// Returns the bytes that may be in flight to a receiver, in each direction.
     pub const fn window_bytes(&self) -> u64 {
         self.chunk_bytes * self.window_chunks as u64
     }
 }
 
 impl Default for ApplianceSpec {
-    /// The largest cluster of CS-2s that its maker describes: 192 systems of 850,000 cores at 1.1 GHz, 40 GB at 20 PB/s,
-    /// a fabric of 28 PB/s (220 Pb/s) and 1.2 Tb/s of network each; MemoryX of 2.4 PB at 4 TB/s.
+    /// The largest cluster of CS-2s that its manufacturer describes: 192 systems of 850,000 cores at 1.1 GHz, 40 GB at
+    /// 20 PB/s, a fabric of 28 PB/s (220 Pb/s) and 1.2 Tb/s of network each; MemoryX of 2.4 PB at 4 TB/s.
     ///
-    /// The peak is 7.5 PFLOP/s dense: a core multiplies and adds four 16-bit numbers a cycle, so 850,000 of them do 7.48
-    /// PFLOP/s at 1.1 GHz, and 16 systems are sold as 120. An earlier text has 5.8 PFLOP/s of "raw throughput", which is
-    /// what the same cores do at 0.85 GHz. The utilisation is fitted to public rates, and goes with this peak.
+    /// The peak is 7.5 PFLOP/s dense: a core multiplies and adds four 16-bit numbers in each cycle, so 850,000 cores do
+    /// 7.48 PFLOP/s at 1.1 GHz, and 16 systems are sold as 120 PFLOP/s. An earlier text states 5.8 PFLOP/s of "raw
+    /// throughput", which the same cores do at 0.85 GHz. The utilization is fitted to public rates, together with this
+    /// peak.
     fn default() -> Self {
         Self {
             systems: 192,
@@ -134,7 +135,7 @@ impl ApplianceSpec {
         document.resolve_at(at, &lines)
     }
 
-    /// The document that says all of this, every key given: what a job keeps of the machine it was admitted to.
+    /// Returns the document with every key given, which a job stores as the machine it was admitted to.
     pub fn to_document(&self) -> ApplianceDocument {
         let count = |count: usize| Some(count as u64);
         ApplianceDocument {
@@ -219,7 +220,7 @@ impl ApplianceDocument {
     }
 }
 
-/// Checks of ranges that keep what is wrong.
+/// Checks ranges and collects problems.
 struct Range<'a> {
     at: &'a str,
     lines: &'a Lines,
@@ -286,7 +287,8 @@ impl Range<'_> {
         fan_out
     }
 
-    /// Chunks hold whole numbers of f32 and must fit in one message of the protocol.
+    /// Checks that chunks are multiples of 64 bytes, so that they hold whole f32 numbers, and fit in one message of the
+    /// protocol.
     fn chunk_bytes(&mut self, given: Option<Bytes>) -> u64 {
         match given {
             None => MOST_CHUNK_BYTES,

@@ -1,8 +1,8 @@
 //! The params document as the user writes it: the classic layout of the public model zoo.
 //!
-//! Every key is an `Option` here, exactly as given; [`Params::resolve`](crate::Params::resolve) fills in defaults,
-//! settles unions and checks one key against another. Keys that only tune the real machine are part of the types, so
-//! that a document can be kept and shown as it is, and are named by [`Params::without_effect`].
+//! Every key is an `Option`, exactly as given. [`Params::resolve`](crate::Params::resolve) fills in defaults, settles
+//! unions and checks keys against each other. Keys that only tune the real machine are part of the types, so that a
+//! document can be stored and shown unchanged; [`Params::without_effect`] lists them.
 
 mod input;
 mod model;
@@ -40,7 +40,7 @@ section! {
         "inference_input" => "leave the section out; inference is no part of a training job",
     }
     beside {
-        /// Where the keys stood, when the document came from YAML.
+        /// Lines of the keys, if the document came from YAML.
         lines: Lines,
     }
 }
@@ -50,15 +50,15 @@ impl Params {
     ///
     /// # Errors
     /// Text that is not YAML, unknown and duplicate keys, keys that are not supported yet, and values of the wrong
-    /// type, each with its line; all of them are collected. Whether the values make sense together is for
-    /// [`Params::resolve`] to say.
+    /// type, each with its line. All of them are collected. [`Params::resolve`] checks whether the values are
+    /// consistent.
     pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
         let (mut params, lines): (Self, Lines) = read_document(text, DIALECT)?;
         params.lines = lines;
         Ok(params)
     }
 
-    /// Reads a params document that came as JSON, as strictly and in the same words.
+    /// Reads a params document from JSON, as strictly and with the same messages.
     ///
     /// # Errors
     /// As [`Params::parse_yaml`], without lines.
@@ -66,7 +66,8 @@ impl Params {
         Ok(read_tree(&Node::from(json), DIALECT)?.0)
     }
 
-    /// The keys given that have no effect here because they only tune the real machine, as `train_input.num_workers`.
+    /// Returns the keys that were given but have no effect here because they only tune the real machine, such as
+    /// `train_input.num_workers`.
     pub fn without_effect(&self) -> Vec<String> {
         fn given<T: Section>(section: &Option<T>) -> Option<&dyn Section> {
             section.as_ref().map(|section| section as &dyn Section)
@@ -89,7 +90,7 @@ impl Params {
 
 const DIALECT: Dialect = Dialect { camel_case: false, homes };
 
-/// The sections that know `key`, for a key that stands in another one.
+/// Returns the sections that have `key`, for a key in the wrong section.
 fn homes(key: &str) -> Vec<&'static str> {
     let sections = [
         ("train_input", InputParams::KEYS),

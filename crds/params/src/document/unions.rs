@@ -1,4 +1,4 @@
-//! Keys whose value may have several shapes.
+//! Keys whose value may have one of several shapes.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub enum OneOrMany {
 }
 
 impl OneOrMany {
-    /// The strings as a slice.
+    /// Returns the strings as a slice.
     pub fn as_slice(&self) -> &[String] {
         match self {
             Self::One(one) => std::slice::from_ref(one),

@@ -1,9 +1,10 @@
-//! The resolved job: what every agent is sent.
+//! The resolved job, which every agent receives.
 //!
-//! Invariants of a [`Job`] that came from [`Params::resolve`](crate::Params::resolve): every default is filled in, every
-//! union settled, every value in range and consistent with the others. Its JSON is canonical (fields in order of
-//! declaration, sorted maps, shortest decimals that read back to the same f64), so two agents that hold the same job hold
-//! the same bytes.
+//! A [`Job`] that [`Params::resolve`](crate::Params::resolve) has built has these properties:
+//!
+//! * Every default is filled in, every union settled, and every value in range and consistent with the others.
+//! * Its JSON is canonical (fields in order of declaration, sorted maps, shortest decimals that parse to the same f64),
+//!   so two agents with the same job have the same bytes.
 
 mod input;
 mod model;
@@ -20,31 +21,31 @@ pub use schedule::{Piece, Schedule, Segment};
 
 use serde::{Deserialize, Serialize};
 
-/// A whole job, nothing left to decide.
+/// A complete, resolved job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// The model.
     pub model: ModelSpec,
     /// How gradients change the weights.
     pub optimizer: OptimizerSpec,
-    /// What is trained on.
+    /// The training data.
     pub train_input: InputSpec,
-    /// What is evaluated on; always there in the modes that evaluate.
+    /// The evaluation data; always given in the modes that evaluate.
     pub eval_input: Option<InputSpec>,
-    /// How long, how often, where.
+    /// Lengths, intervals, directories and systems of the run.
     pub run: RunSpec,
 }
 
 impl Job {
-    /// The inputs that its mode reads, with their keys in the params.
+    /// Returns the inputs that the job's mode reads, with their keys in the params.
     pub fn used_inputs(&self) -> impl Iterator<Item = (&'static str, &InputSpec)> {
         let train = self.run.mode.trains().then_some(("train_input", &self.train_input));
         let eval = self.eval_input.as_ref().filter(|_| self.run.mode.evaluates());
         train.into_iter().chain(eval.map(|eval| ("eval_input", eval)))
     }
 
-    /// Settles `max_steps` of a run with `max_epochs`, whose training data have so many samples: whole batches only,
-    /// and none with a sample of a further epoch.
+    /// Sets `max_steps` of a run with `max_epochs` whose training data have this many samples: only whole batches, none
+    /// of them with a sample of a further epoch.
     pub fn end_with_epochs(&mut self, samples: u64) {
         let Some(epochs) = self.run.max_epochs.filter(|_| self.run.mode.trains()) else { return };
         let steps = u128::from(epochs) * u128::from(samples) / self.train_input.batch_size.max(1) as u128;
@@ -52,28 +53,29 @@ impl Job {
         self.run.max_steps = self.run.max_steps.min(steps);
     }
 
-    /// The canonical JSON: equal jobs give equal bytes.
+    /// Returns the canonical JSON: equal jobs have equal bytes.
     pub fn to_json(&self) -> String {
-        // A Job holds only finite numbers, strings, lists and string-keyed maps, none of which serde_json can refuse.
+        // A Job contains only finite numbers, strings, lists and maps with string keys, all of which serde_json can
+        // write.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads the JSON of [`Job::to_json`] back, bit for bit.
+    /// Reads the JSON of [`Job::to_json`], bit for bit.
     ///
     /// # Errors
-    /// JSON of anything but a job.
+    /// The JSON is not a job.
     pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(json)
     }
 }
 
-/// A job with what its user should be told about it.
+/// A job, with the notes for its user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved {
     /// The job.
     pub job: Job,
-    /// Sentences to say once: what was understood differently from how it was written.
+    /// Sentences to report once: where the document was interpreted differently from how it is written.
     pub notes: Vec<String>,
-    /// Keys that were given and have no effect here, as `train_input.num_workers`; to be named once.
+    /// Keys that were given but have no effect here, such as `train_input.num_workers`; to be reported once.
     pub without_effect: Vec<String>,
 }

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A GPT, fully specified: blocks that normalise their input, a final layer norm, and an output layer over the
+/// A completely specified GPT: blocks that normalize their input, a final layer norm, and an output layer over the
 /// vocabulary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// The family's name, for reports and exports.
+    /// The family, named in reports and exports.
     pub family: Family,
     /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
@@ -14,7 +14,7 @@ pub struct ModelSpec {
     pub hidden_size: usize,
     /// Number of decoder blocks.
     pub num_hidden_layers: usize,
-    /// Attention heads; divides `hidden_size`.
+    /// Number of attention heads; divides `hidden_size`.
     pub num_heads: usize,
     /// Width of the feed-forward network.
     pub filter_size: usize,
@@ -30,7 +30,7 @@ pub struct ModelSpec {
     pub embedding_dropout_rate: f64,
     /// Dropout of the attention weights, in [0, 1).
     pub attention_dropout_rate: f64,
-    /// Added to the variance in every layer norm.
+    /// Term added to the variance in every layer norm.
     pub layer_norm_epsilon: f64,
     /// Factor on the products of queries and keys: one over the square root of the head's width, or 1 for plain
     /// dot products.
@@ -45,20 +45,20 @@ pub struct ModelSpec {
     pub use_ffn_bias: bool,
     /// Whether the output layer has a bias.
     pub use_bias_in_output: bool,
-    /// Initial values of the weights; biases begin at 0, layer norms at scale 1.
+    /// Initial values of the weights. Biases begin at 0, scales of layer norms at 1.
     pub initializers: Initializers,
     /// Type of the weights on the wire and of the inputs of matrix products.
     pub precision: Precision,
-    /// What the summed loss of a batch is divided by.
+    /// Divisor of a batch's summed loss.
     pub loss_scaling: LossScaling,
-    /// Factor on the loss.
+    /// Factor of the loss.
     pub loss_weight: f64,
-    /// Whether evaluation reports perplexity and accuracy beside the loss.
+    /// Whether evaluation reports perplexity and accuracy besides the loss.
     pub compute_eval_metrics: bool,
 }
 
 impl ModelSpec {
-    /// Width of one attention head.
+    /// Returns the width of one attention head.
     pub fn head_size(&self) -> usize {
         self.hidden_size / self.num_heads
     }
@@ -74,7 +74,7 @@ pub enum Family {
     Gpt3,
 }
 
-/// An activation.
+/// An activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Nonlinearity {
@@ -84,7 +84,7 @@ pub enum Nonlinearity {
     GeluTanh,
 }
 
-/// The type of weights on the wire and of the inputs of matrix products; sums and master weights are f32 in either.
+/// Type of the weights on the wire and of the inputs of matrix products. Sums and master weights are f32 in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
@@ -94,26 +94,26 @@ pub enum Precision {
     Bf16,
 }
 
-/// What the sum of a batch's token losses is divided by, before the factor `loss_weight`.
+/// Divisor of the sum of a batch's token losses, before the factor `loss_weight`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossScaling {
-    /// The number of tokens that count in the batch.
+    /// The number of labelled tokens in the batch.
     NumTokens,
     /// The number of samples in the batch.
     BatchSize,
 }
 
-/// Initial values of the weights, by what a weight is for.
+/// Initial values of the weights, by purpose.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Initializers {
     /// Token and position embeddings.
     pub embedding: Initializer,
     /// Query, key and value projections and the first feed-forward layer.
     pub hidden: Initializer,
-    /// The layers that write into the residual stream: attention output and second feed-forward layer.
+    /// The layers that add to the residual stream: attention output and second feed-forward layer.
     pub residual_output: Initializer,
-    /// The output layer over the vocabulary, when it does not share the embedding's weights.
+    /// The output layer over the vocabulary, if it does not share the embedding's weights.
     pub lm_head: Initializer,
 }
 
@@ -128,7 +128,7 @@ pub enum Initializer {
         /// Standard deviation.
         std: f64,
     },
-    /// Normal distribution, values outside of [a, b] drawn again.
+    /// Normal distribution; values outside of [a, b] are drawn again.
     TruncatedNormal {
         /// Mean before truncation.
         mean: f64,
@@ -146,7 +146,7 @@ pub enum Initializer {
         /// Upper bound.
         b: f64,
     },
-    /// One value everywhere.
+    /// The same value everywhere.
     Constant {
         /// The value.
         val: f64,
@@ -154,7 +154,7 @@ pub enum Initializer {
 }
 
 impl Initializer {
-    /// A normal distribution around 0, truncated at two standard deviations.
+    /// Returns a normal distribution around 0, truncated at two standard deviations.
     pub fn truncated_normal(std: f64) -> Self {
         Self::TruncatedNormal { mean: 0.0, std, a: -2.0 * std, b: 2.0 * std }
     }

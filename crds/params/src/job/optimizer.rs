@@ -4,28 +4,28 @@ use serde::{Deserialize, Serialize};
 
 use super::Schedule;
 
-/// How a committed step changes the weights.
+/// The optimizer: how a committed step changes the weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerSpec {
-    /// The rule.
+    /// The algorithm.
     pub kind: OptimizerKind,
-    /// Decoupled decay for AdamW, added to the gradient for Adam and SGD; never on biases and norms.
+    /// Weight decay: decoupled for AdamW, added to the gradient for Adam and SGD; never applied to biases and norms.
     pub weight_decay: f64,
-    /// Largest global norm of the gradient; a larger one is scaled down to it.
+    /// Maximum global norm of the gradient, to which larger ones are scaled down; `None` without clipping.
     pub max_gradient_norm: Option<f64>,
-    /// The learning rate by step.
+    /// The learning rate of each step.
     pub schedule: Schedule,
 }
 
-/// The rule and its own numbers.
+/// The algorithm with its own parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum OptimizerKind {
-    /// Adam, weight decay as part of the gradient.
+    /// Adam, with weight decay as part of the gradient.
     Adam {
         /// Decay rates of the two moments.
         betas: [f64; 2],
-        /// Added to the denominator.
+        /// Term added to the denominator.
         eps: f64,
         /// Whether moments are corrected for starting at zero.
         correct_bias: bool,
@@ -35,14 +35,14 @@ pub enum OptimizerKind {
     AdamW {
         /// Decay rates of the two moments.
         betas: [f64; 2],
-        /// Added to the denominator.
+        /// Term added to the denominator.
         eps: f64,
         /// Whether moments are corrected for starting at zero.
         correct_bias: bool,
     },
     /// Stochastic gradient descent with momentum.
     Sgd {
-        /// Share of the last update kept; 0 for none.
+        /// Share of the previous update that is kept; 0 for none.
         momentum: f64,
     },
 }

@@ -1,11 +1,11 @@
-//! How long, how often and where a resolved job runs.
+//! Lengths, intervals, directories and systems of a resolved job's run.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where nothing else is said, a fault costs at most ten minutes of training.
+/// Default in seconds: a fault costs at most ten minutes of training.
 pub(crate) const fn default_checkpoint_seconds() -> u64 {
     600
 }
@@ -13,37 +13,37 @@ pub(crate) const fn default_checkpoint_seconds() -> u64 {
 /// The run of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunSpec {
-    /// What is done.
+    /// The activity of the run.
     pub mode: Mode,
     /// Directory of checkpoints, logs and metrics, as the user wrote it.
     pub model_dir: String,
-    /// Directory of TensorBoard's event files.
+    /// Directory of TensorBoard event files.
     pub summary_dir: String,
-    /// The step to train to, counted from step 0; 0 in the modes that only evaluate, and [`RunSpec::UNTIL_EPOCHS_END`]
-    /// where only `max_epochs` says how long it trains, until [`Job::end_with_epochs`](super::Job::end_with_epochs) has
-    /// settled it.
+    /// The step to train to, counted from step 0; 0 in the modes that only evaluate. [`RunSpec::UNTIL_EPOCHS_END`] if
+    /// only `max_epochs` bounds the training, until [`Job::end_with_epochs`](super::Job::end_with_epochs) sets the
+    /// number.
     pub max_steps: u64,
-    /// How many times the training data are gone through at most.
+    /// Maximum number of passes over the training data; `None` for no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_epochs: Option<u64>,
-    /// Batches of an evaluation; `None` for the whole of the eval input.
+    /// Batches of an evaluation; `None` for the whole eval input.
     pub eval_steps: Option<u64>,
-    /// Steps between evaluations in mode `train_and_eval`, where the last step is always evaluated; at least 1.
+    /// Steps between evaluations in mode `train_and_eval`, at least 1; the last step is always evaluated.
     pub eval_frequency: u64,
-    /// Steps between checkpoints; 0 for none but the last step's, which is always saved.
+    /// Steps between checkpoints; 0 for only the last step's, which is always saved.
     pub checkpoint_steps: u64,
-    /// Seconds of training after which a recovery checkpoint is written; 0 for none.
+    /// Seconds of training after which a recovery checkpoint is written; 0 for no recovery checkpoints.
     #[serde(default = "default_checkpoint_seconds")]
     pub checkpoint_seconds: u64,
-    /// How many checkpoints are kept, the newest ones, recovery checkpoints not counted; `None` for all.
+    /// Number of newest checkpoints that are kept, without recovery checkpoints; `None` for all.
     pub max_checkpoints: Option<u64>,
     /// Whether step 0 is saved.
     pub save_initial_checkpoint: bool,
-    /// Whether the newest whole checkpoint of `model_dir` is loaded when `checkpoint_path` is not given.
+    /// Whether the newest complete checkpoint of `model_dir` is loaded if `checkpoint_path` is not given.
     pub autoload_last_checkpoint: bool,
-    /// The checkpoint to start from.
+    /// The checkpoint to start from; `None` if none is given.
     pub checkpoint_path: Option<String>,
-    /// Which states of a checkpoint are loaded.
+    /// The states of a checkpoint that are loaded.
     pub load_checkpoint_states: CheckpointStates,
     /// Whether a checkpoint may lack some of the model's tensors.
     pub disable_strict_checkpoint_loading: bool,
@@ -55,27 +55,27 @@ pub struct RunSpec {
     pub logging: LogLevel,
     /// Seed of initial weights and dropout.
     pub seed: u64,
-    /// Whether a loss that is not finite ends the run.
+    /// Whether the run ends at a loss that is not finite.
     pub check_loss_values: bool,
-    /// How many systems to use; at least 1 and at most the leaves of the inputs that the mode reads.
+    /// Number of systems; at least 1 and at most the leaves of the inputs that the mode reads.
     pub num_csx: usize,
-    /// Most MemoryX shards to use; 0 for the appliance's choice.
+    /// Maximum number of MemoryX shards; 0 for the appliance's number.
     pub num_wgt_servers: usize,
-    /// Most activation servers of a system; 0 for the appliance's choice.
+    /// Maximum number of activation servers of a system; 0 for the appliance's number.
     pub num_act_servers: usize,
-    /// Stop after compiling.
+    /// Whether to stop after compiling.
     pub compile_only: bool,
-    /// Stop after checking.
+    /// Whether to stop after checking.
     pub validate_only: bool,
     /// Labels of the job.
     pub job_labels: BTreeMap<String, String>,
 }
 
 impl RunSpec {
-    /// `max_steps` of a run whose last step only its data tell.
+    /// Value of `max_steps` for a run whose last step depends on its data.
     pub const UNTIL_EPOCHS_END: u64 = u64::MAX;
 
-    /// The step it trains to, where that is known without its data.
+    /// Returns the step to train to; `None` if it depends on the data.
     pub fn known_max_steps(&self) -> Option<u64> {
         Some(self.max_steps).filter(|&steps| steps != Self::UNTIL_EPOCHS_END)
     }
@@ -97,7 +97,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The modes with the names users give them.
+    /// The modes with their names in params and flags.
     pub const NAMES: &'static [(&'static str, Self)] = &[
         ("train", Self::Train),
         ("eval", Self::Eval),
@@ -105,12 +105,12 @@ impl Mode {
         ("eval_all", Self::EvalAll),
     ];
 
-    /// Whether the mode changes weights.
+    /// Returns whether the mode changes weights.
     pub fn trains(self) -> bool {
         matches!(self, Self::Train | Self::TrainAndEval)
     }
 
-    /// Whether the mode reads the eval input.
+    /// Returns whether the mode reads the eval input.
     pub fn evaluates(self) -> bool {
         self != Self::Train
     }
@@ -123,42 +123,42 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Which states of a checkpoint are loaded.
+/// The states of a checkpoint that are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointStates {
     /// The weights.
     pub model: bool,
     /// The optimizer's moments.
     pub optimizer: bool,
-    /// How many samples have been read.
+    /// The number of samples that have been read.
     pub dataloader: bool,
-    /// Where the learning rate's schedule stands.
+    /// The position in the learning rate's schedule.
     pub lr_scheduler: bool,
-    /// The number of the step.
+    /// The step number.
     pub global_step: bool,
 }
 
 impl CheckpointStates {
-    /// Everything: an exact resume.
+    /// All states: an exact resume.
     pub const ALL: Self =
         Self { model: true, optimizer: true, dataloader: true, lr_scheduler: true, global_step: true };
-    /// Nothing.
+    /// No states.
     pub const NONE: Self =
         Self { model: false, optimizer: false, dataloader: false, lr_scheduler: false, global_step: false };
 }
 
-/// Level of the logs, from the most to the least.
+/// Level of the logs, from most to least verbose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum LogLevel {
-    /// Everything.
+    /// All messages.
     Debug,
-    /// What an expert reads.
+    /// Messages for experts.
     Verbose,
-    /// What a user reads.
+    /// Messages for users.
     Info,
-    /// What may be wrong.
+    /// Warnings.
     Warning,
-    /// What is wrong.
+    /// Errors.
     Error,
 }

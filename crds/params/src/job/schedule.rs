@@ -1,23 +1,24 @@
 //! The learning rate as a closed form of the step.
 //!
-//! Closed forms need no state: a resumed run asks for step *t* and gets what the uninterrupted one got. Only the
-//! coordinator evaluates them and sends the number with the commit, so agents never differ by a platform's cosine.
+//! * Closed forms need no state: a resumed run has the same rate at step *t* as an uninterrupted one.
+//! * Only the coordinator evaluates them and sends the rate with the commit, so that differences between platforms'
+//!   cosines have no effect.
 
 use serde::{Deserialize, Serialize};
 
-/// Pieces that follow each other; at least one.
+/// Consecutive pieces; at least one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
     /// The pieces in order.
     pub segments: Vec<Segment>,
 }
 
-/// A piece and how long it lasts.
+/// A piece and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Steps until the next segment begins; the last one never ends.
+    /// Number of steps until the next segment begins; the last segment never ends.
     pub steps: u64,
-    /// The rate within it.
+    /// The rate within the segment.
     pub piece: Piece,
 }
 
@@ -25,39 +26,39 @@ pub struct Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum Piece {
-    /// Always the same.
+    /// A constant rate.
     Constant {
         /// The rate.
         learning_rate: f64,
     },
-    /// A straight line from `initial` to `end` over `total_iters` steps, `end` from there on.
+    /// A straight line from `initial` to `end` over `total_iters` steps, then `end`.
     Linear {
         /// The rate at step 0 of the piece.
         initial: f64,
-        /// The rate at step `total_iters` and after.
+        /// The rate from step `total_iters` on.
         end: f64,
-        /// Steps in between; at least 1.
+        /// Number of steps in between; at least 1.
         total_iters: u64,
     },
-    /// Half a cosine from `initial` to `end` over `total_iters` steps, `end` from there on.
+    /// Half a cosine from `initial` to `end` over `total_iters` steps, then `end`.
     CosineDecay {
         /// The rate at step 0 of the piece.
         initial: f64,
-        /// The rate at step `total_iters` and after.
+        /// The rate from step `total_iters` on.
         end: f64,
-        /// Steps in between; at least 1.
+        /// Number of steps in between; at least 1.
         total_iters: u64,
     },
 }
 
 impl Schedule {
-    /// One rate at every step.
+    /// Returns a schedule with the same rate at every step.
     pub fn constant(learning_rate: f64) -> Self {
         Self { segments: vec![Segment { steps: u64::MAX, piece: Piece::Constant { learning_rate } }] }
     }
 
-    /// The rate of the update that makes step `step` into step `step + 1`: the first update of a run asks for 0 and,
-    /// with a warm-up from 0, is made with rate 0, as in the zoo.
+    /// Returns the rate of the update from step `step` to step `step + 1`. The first update of a run uses step 0; with
+    /// a warm-up from 0, its rate is therefore 0, as in the zoo.
     pub fn at(&self, step: u64) -> f64 {
         let mut since = step;
         for (i, segment) in self.segments.iter().enumerate() {
@@ -71,7 +72,7 @@ impl Schedule {
 }
 
 impl Piece {
-    /// The rate `step` steps after the piece began.
+    /// Returns the rate `step` steps after the piece began.
     pub fn at(&self, step: u64) -> f64 {
         match *self {
             Self::Constant { learning_rate } => learning_rate,
@@ -89,7 +90,7 @@ impl Piece {
     }
 }
 
-/// From `initial` at 0 to `end` at 1, both exact.
+/// Interpolates from `initial` at 0 to `end` at 1, both exact.
 fn mix(initial: f64, end: f64, share: f64) -> f64 {
     initial * (1.0 - share) + end * share
 }

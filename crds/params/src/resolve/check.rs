@@ -1,5 +1,5 @@
-//! The checks every section needs. Each returns a usable value even after reporting a problem, so that one mistake does
-//! not hide the next; the job is only built when there was none.
+//! Checks that every section needs. Each returns a usable value even after recording a problem, so that one mistake
+//! does not hide the next. The job is built only if there was no problem.
 
 use crate::error::{Problem, ProblemKind};
 use crate::yaml::{Lines, nearest};
@@ -16,7 +16,7 @@ impl<'a> Check<'a> {
         Self { lines, problems: Vec::new(), notes: Vec::new() }
     }
 
-    /// Reports `key says`. A flag (`--num_csx`) has no line.
+    /// Records the problem `key says`. A flag (`--num_csx`) has no line.
     pub(super) fn problem(&mut self, kind: ProblemKind, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
         self.problems.push(Problem {
             kind,
@@ -46,7 +46,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// A number from 1 to `most`.
+    /// Checks a number from 1 to `most`.
     pub(super) fn count(&mut self, key: &str, given: Option<u64>, default: usize, most: usize) -> usize {
         let Some(given) = given else { return default };
         match usize::try_from(given) {
@@ -59,7 +59,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// A number from 1 to `most` that has no default.
+    /// Checks a number from 1 to `most` without a default.
     pub(super) fn required_count(&mut self, key: &str, given: Option<u64>, most: usize) -> usize {
         if given.is_none() {
             self.missing(key, format!("give a whole number from 1 to {most}"));
@@ -67,18 +67,18 @@ impl<'a> Check<'a> {
         self.count(key, given, 1, most)
     }
 
-    /// A probability in [0, 1).
+    /// Checks a probability in [0, 1).
     pub(super) fn probability(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
         let hint = "give a number of at least 0 and less than 1";
         self.number(key, given, default, |p| (0.0..1.0).contains(&p), hint)
     }
 
-    /// A number greater than 0.
+    /// Checks a number greater than 0.
     pub(super) fn positive(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
         self.number(key, given, default, |x| x > 0.0, "give a number greater than 0")
     }
 
-    /// A number of at least 0.
+    /// Checks a number of at least 0.
     pub(super) fn non_negative(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
         self.number(key, given, default, |x| x >= 0.0, "give a number of at least 0")
     }
@@ -94,7 +94,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// A word of `table`, without regard to case; `not_yet` are words of the zoo that are refused by name.
+    /// Looks up a word of `table`, ignoring case; `not_yet` has words of the zoo that are rejected by name.
     pub(super) fn word<T: Copy>(
         &mut self,
         key: &str,
@@ -119,14 +119,14 @@ impl<'a> Check<'a> {
         default
     }
 
-    /// A switch that only has one position for now.
+    /// Checks a switch that has only one supported value.
     pub(super) fn only(&mut self, key: &str, given: Option<bool>, only: bool) {
         if let Some(given) = given.filter(|g| *g != only) {
             self.not_yet(key, &given.to_string(), format!("leave it out or set it to {only}"));
         }
     }
 
-    /// The one of two spellings that was given; both at once are refused.
+    /// Returns the value of the spelling that was given; both at once are rejected.
     pub(super) fn either<T>(&mut self, key: &str, given: Option<T>, older: &str, older_given: Option<T>) -> Option<T> {
         if given.is_some() && older_given.is_some() {
             self.invalid(older, format!("is an older spelling of {key}, which is given too"), "keep one of the two");

@@ -1,4 +1,4 @@
-//! The model's initializers, resolved.
+//! Resolves the model's initializers.
 
 use super::check::Check;
 use crate::document::{InitializerChoice, InitializerParams, ModelParams};
@@ -10,7 +10,7 @@ const NOT_YET: &[&str] = &[
     "variance_scaling", "lecun_normal", "lecun_uniform",
 ];
 
-/// The standard deviation, and half the width of a uniform distribution, of an initializer that says none.
+/// Default of the standard deviation, and of half the width of a uniform distribution.
 const DEFAULT_SPREAD: f64 = 0.05;
 
 #[derive(Clone, Copy)]
@@ -34,7 +34,8 @@ const KINDS: &[(&str, Kind)] = &[
 pub(super) fn resolve(check: &mut Check<'_>, p: &ModelParams, layers: usize) -> Initializers {
     let range = check.positive("model.initializer_range", p.initializer_range, 0.02);
     let default = Initializer::truncated_normal(range);
-    // Two layers a block add to the residual stream: by this factor its variance stays near the embedding's.
+    // Two layers of each block add to the residual stream: with this factor its variance stays near that of the
+    // embedding.
     let output = Initializer::truncated_normal(range / (2.0 * layers as f64).sqrt());
     let mut read = |key: &str, given: &Option<InitializerChoice>, default| match given {
         None => default,
@@ -65,7 +66,7 @@ fn initializer(check: &mut Check<'_>, key: &str, p: &InitializerParams) -> Initi
         Kind::Normal => Initializer::Normal { mean, std },
         Kind::TruncatedNormal => {
             let (a, b) = bounds(check, key, p, 2.0 * std);
-            // Drawing again must come to an end: bounds far from the mean, or next to each other, would make it last.
+            // Drawing again must end: with bounds far from the mean, or close to each other, it would take too long.
             if std > 0.0 && a <= b && (mean + 4.0 * std < a || mean - 4.0 * std > b || b - a < 0.01 * std) {
                 let says = format!("leaves almost nothing of the distribution between {a} and {b}");
                 check.invalid(key, says, "widen the bounds a and b");
@@ -89,7 +90,7 @@ fn bounds(check: &mut Check<'_>, key: &str, p: &InitializerParams, spread: f64) 
     (a, b)
 }
 
-/// An argument that means nothing to this initializer is a mistake in one of the two.
+/// Rejects arguments that the initializer does not have: either the argument or the initializer is a mistake.
 fn refuse_foreign_arguments(check: &mut Check<'_>, key: &str, p: &InitializerParams, kind: Kind) {
     let used: &[&str] = match kind {
         Kind::Normal => &["mean", "std"],

@@ -1,23 +1,24 @@
-//! `train_input` and `eval_input`, resolved together: evaluation takes from training what it does not say itself.
+//! Resolves `train_input` and `eval_input` together, because evaluation takes its defaults from training.
 
 use super::check::Check;
 use super::source::source;
 use crate::document::{InputParams, MicroBatchChoice, Params};
 use crate::job::{InputSpec, ModelSpec, RunSpec, Source, Split};
 
-/// Bound on numbers of samples, so that products with the sequence length cannot overflow.
+/// Maximum number of samples, so that products with the sequence length can't overflow.
 const MOST_SAMPLES: usize = 1 << 24;
-/// Bound on the sequence length of a model without position embedding.
+/// Maximum sequence length of a model without position embedding.
 const MOST_TOKENS: usize = 1 << 22;
-/// Most tokens a leaf has when `micro_batch_size` is `auto`, where a single sample has no more.
+/// Maximum tokens of a leaf if `micro_batch_size` is `auto` and a single sample has no more.
 const AUTO_LEAF_TOKENS: usize = 1024;
-/// Leaves that a batch has at least when `micro_batch_size` is `auto`, where it has as many samples: so many systems
-/// can share it, however few the job starts with.
+/// Minimum leaves of a batch if `micro_batch_size` is `auto` and the batch has as many samples: that many systems can
+/// share the batch, even if the job starts with fewer.
 const MIN_AUTO_LEAVES: usize = 8;
-/// Most tokens a leaf has when `micro_batch_size` is a number. The zoo's numbers (264 samples of 2,048 tokens) are what
-/// one real wafer takes in at once; as leaves they would leave nothing to share out and fit no host's memory.
+/// Maximum tokens of a leaf if `micro_batch_size` is a number. The zoo's numbers (264 samples of 2,048 tokens) are what
+/// one real wafer processes at once; as leaves they would leave nothing to distribute and would not fit the memory of
+/// any host.
 const MOST_LEAF_TOKENS: usize = 16_384;
-/// Share that marks the two streams of a synthetic source, which has no end to cut.
+/// Validation fraction of a synthetic source, which only distinguishes its two streams: it has no end to cut.
 const SYNTHETIC_FRACTION: f64 = 0.1;
 
 /// The two inputs.
@@ -65,7 +66,7 @@ pub(super) fn resolve(check: &mut Check<'_>, params: &Params, model: &ModelSpec,
 pub(super) struct Section<'a> {
     pub name: &'static str,
     pub given: &'a InputParams,
-    /// The section is not there, which has been said; say nothing about its keys.
+    /// Whether the section is missing: that is recorded already, so no problems with its keys are.
     pub quiet: bool,
 }
 
@@ -123,13 +124,13 @@ fn max_sequence_length(check: &mut Check<'_>, s: &Section<'_>, train: Option<&In
     tokens
 }
 
-/// The bound on a leaf's samples that `auto` stands for. A function of the batch and the length of a sample alone: the
-/// number of systems must not change the bits.
+/// Returns the bound on a leaf's samples for `auto`. It depends only on the batch and the length of a sample, because
+/// the number of systems must not change the bits.
 fn auto_micro_batch_size(batch_size: usize, tokens: usize) -> usize {
     (AUTO_LEAF_TOKENS / tokens).min(batch_size / MIN_AUTO_LEAVES).max(1)
 }
 
-/// Whether the params leave the size of leaves to the appliance.
+/// Returns whether the params leave the size of leaves to the appliance.
 fn is_micro_batch_auto(given: Option<&MicroBatchChoice>) -> bool {
     match given {
         None => true,
@@ -164,13 +165,13 @@ fn micro_batch_size(check: &mut Check<'_>, s: &Section<'_>, batch_size: usize, t
     }
 }
 
-/// The fraction a section gives; 0 is none.
+/// Returns the fraction of a section; `None` if it is 0 or not given.
 fn fraction(check: &mut Check<'_>, s: &Section<'_>) -> Option<f64> {
     let given = check.probability(&s.key("validation_fraction"), s.given.validation_fraction, 0.0);
     (given > 0.0).then_some(given)
 }
 
-/// The fraction of each input; given in one place, it holds for both when they read the same files.
+/// Returns the fraction of each input. If both read the same files, a fraction given in one section applies to both.
 fn fractions(check: &mut Check<'_>, [t, e]: [&Section<'_>; 2], [train, eval]: [&Source; 2]) -> [Option<f64>; 2] {
     let (of_train, of_eval) = (fraction(check, t), fraction(check, e));
     if train != eval {
@@ -196,7 +197,7 @@ enum Part {
 
 const PARTS: &[(&str, Part)] = &[("all", Part::All), ("train", Part::Train), ("validation", Part::Validation)];
 
-/// The part an input reads: what it says, else `own` when a fraction is set, else all.
+/// Returns the part that an input reads: the given one, else `own` if a fraction is set, else all.
 fn split(check: &mut Check<'_>, s: &Section<'_>, fraction: Option<f64>, own: Part) -> Split {
     let default = if fraction.is_some() { own } else { Part::All };
     let part = check.word(&s.key("split"), s.given.split.as_deref(), default, PARTS, &[]);

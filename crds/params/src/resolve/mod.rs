@@ -1,4 +1,4 @@
-//! From the document as written to the job as run: defaults, unions, and checks of one key against another.
+//! Resolves the document to a job: fills in defaults, settles unions, and checks keys against each other.
 
 mod check;
 mod initializer;
@@ -14,7 +14,7 @@ use crate::error::ParamsError;
 use crate::job::{Job, Resolved};
 use check::Check;
 
-/// What the command line says. A flag beats the document only when it was given.
+/// Values of the command line. A flag that is given takes precedence over the document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// `--mode`: `train`, `eval`, `train_and_eval` or `eval_all`.
@@ -46,11 +46,11 @@ pub struct Overrides {
 }
 
 impl Params {
-    /// The job these params and flags describe, with notes for the user.
+    /// Builds the job that these params and flags describe, with notes for the user.
     ///
     /// # Errors
-    /// Missing keys, values out of range, keys that contradict each other, and values that are not supported yet; all
-    /// of them are collected, with their lines when the document came from YAML.
+    /// Missing keys, values out of range, contradictory keys, and values that are not supported yet. All of them are
+    /// collected, with their lines if the document came from YAML.
     pub fn resolve(&self, overrides: &Overrides) -> Result<Resolved, ParamsError> {
         let mut check = Check::new(&self.lines);
         let model = model::resolve(&mut check, self.model.as_ref());

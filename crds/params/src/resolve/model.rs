@@ -1,11 +1,11 @@
-//! `model`, resolved.
+//! Resolves `model`.
 
 use super::check::Check;
 use super::initializer;
 use crate::document::ModelParams;
 use crate::job::{Family, LossScaling, ModelSpec, Nonlinearity, Precision};
 
-/// Bounds on single numbers, far above any model, so that products of them cannot overflow.
+/// Bounds far above any real model, so that products of these numbers can't overflow.
 const MOST_VOCABULARY: usize = 1 << 24;
 const MOST_WIDTH: usize = 1 << 20;
 const MOST_LAYERS: usize = 1 << 14;
@@ -27,7 +27,7 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&ModelParams>) -> Mod
     if given.is_none() {
         check.missing("model", "describe the model under model: hidden_size, num_hidden_layers, num_heads, vocab_size");
     }
-    // A section that is not there is one problem, not one for each of its keys.
+    // A missing section is one problem, not one for each of its keys.
     let absent = ModelParams {
         vocab_size: Some(MOST_VOCABULARY as u64),
         hidden_size: Some(1),
@@ -87,7 +87,7 @@ fn sizes(check: &mut Check<'_>, p: &ModelParams) -> Sizes {
     }
     let vocab = check.required_count("model.vocab_size", p.vocab_size, MOST_VOCABULARY);
     Sizes {
-        // A vocabulary that is missing or wrong must not also be called too small for the tokens.
+        // A missing or invalid vocabulary must not also be reported as too small for the tokens.
         vocab: if p.vocab_size == Some(vocab as u64) { vocab } else { MOST_VOCABULARY },
         hidden,
         layers: check.required_count("model.num_hidden_layers", p.num_hidden_layers, MOST_LAYERS),
@@ -97,7 +97,7 @@ fn sizes(check: &mut Check<'_>, p: &ModelParams) -> Sizes {
     }
 }
 
-/// Dropout of the residual branches, of the embedding and of the attention weights.
+/// Returns the dropout rates of the residual branches, of the embedding and of the attention weights.
 fn dropout(check: &mut Check<'_>, p: &ModelParams) -> [f64; 3] {
     let rate = check.probability("model.dropout_rate", p.dropout_rate, 0.1);
     [
@@ -120,7 +120,7 @@ fn nonlinearity(check: &mut Check<'_>, p: &ModelParams) -> Nonlinearity {
 
 const FAMILIES: &[(&str, Family)] = &[("gpt2", Family::Gpt2), ("gpt3", Family::Gpt3)];
 
-/// Keys of which one kind is supported.
+/// Checks the keys of which only one kind is supported.
 fn only_kinds(check: &mut Check<'_>, p: &ModelParams) {
     for (key, given, only, not_yet) in [
         ("model.position_embedding_type", &p.position_embedding_type, "learned", POSITIONS_NOT_YET),

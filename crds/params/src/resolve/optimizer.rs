@@ -1,4 +1,4 @@
-//! `optimizer`, resolved.
+//! Resolves `optimizer`.
 
 use super::check::Check;
 use super::schedule;
@@ -92,7 +92,7 @@ fn betas(check: &mut Check<'_>, p: &OptimizerParams) -> [f64; 2] {
     [check.probability(key("optimizer.beta1"), first, 0.9), check.probability(key("optimizer.beta2"), second, 0.999)]
 }
 
-/// `None` when there is no clipping; 0 means the same in the zoo.
+/// Returns the norm to clip to; `None` without clipping, for which the zoo also writes 0.
 fn max_gradient_norm(check: &mut Check<'_>, p: &OptimizerParams) -> Option<f64> {
     let value = p.max_gradient_value.filter(|value| *value != 0.0);
     match (value, p.max_gradient_norm) {

@@ -1,4 +1,4 @@
-//! `runconfig` and the command line, resolved.
+//! Resolves `runconfig` and the command line.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::input::Inputs;
 use crate::document::RunParams;
 use crate::job::{CheckpointStates, LogLevel, Mode, RunSpec, Source, default_checkpoint_seconds};
 
-/// More systems than any appliance has.
+/// Maximum number of systems, more than any appliance has.
 const MOST_SYSTEMS: usize = 1 << 16;
 
 /// A year.
@@ -22,7 +22,7 @@ const LEVELS: &[(&str, LogLevel)] = &[
     ("ERROR", LogLevel::Error),
 ];
 
-/// The value that counts and the name to blame for it: the flag's if it was given.
+/// Returns the effective value with the name to report for it: the flag's if it was given, else the key's.
 fn choose<T: Clone>(
     flag: &'static str,
     over: &Option<T>,
@@ -169,7 +169,7 @@ fn servers(
     }
 }
 
-/// `compile_only` and `validate_only`, of which one at most may be set.
+/// Resolves `compile_only` and `validate_only`, which exclude each other.
 fn stop_early(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> (bool, bool) {
     let (_, compile) = choose("", &over.compile_only, "", &p.compile_only);
     let (key, validate) = choose("--validate_only", &over.validate_only, "runconfig.validate_only", &p.validate_only);
@@ -221,7 +221,7 @@ fn labels(check: &mut Check<'_>, p: &RunParams) -> BTreeMap<String, String> {
     labels
 }
 
-/// What the run asks of the inputs: enough leaves for the systems, and an end for evaluations.
+/// Checks the inputs against the run: enough leaves for the systems, and an end for evaluations and epochs.
 pub(super) fn check_against_inputs(check: &mut Check<'_>, run: &mut RunSpec, inputs: &Inputs, over: &Overrides) {
     let key = if over.num_csx.is_some() { "--num_csx" } else { "runconfig.num_csx" };
     let train = run.mode.trains().then_some(("train_input", &inputs.train));

@@ -1,4 +1,4 @@
-//! `optimizer.learning_rate`, resolved: a number, a mapping or a list become one [`Schedule`].
+//! Resolves `optimizer.learning_rate`: a number, a mapping or a list become one [`Schedule`].
 
 use super::check::Check;
 use crate::document::{LearningRate, ScheduleParams};
@@ -61,7 +61,7 @@ fn segment(check: &mut Check<'_>, at: &str, p: &ScheduleParams, last: bool) -> S
     if p.scheduler.is_some() {
         refuse_foreign_keys(check, at, p, kind);
     }
-    // Older files say how long a schedule decays (decay_steps) apart from how long it lasts (steps).
+    // Older files give the length of the decay (decay_steps) separately from that of the schedule (steps).
     let steps = p.steps.or(p.total_iters).or(p.decay_steps);
     let length = p.total_iters.or(p.decay_steps).or(p.steps);
     if steps == Some(0) || length == Some(0) {
@@ -102,7 +102,7 @@ fn piece(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind: Kind, total_
     }
 }
 
-/// A key that means nothing to this kind of schedule is a mistake in one of the two.
+/// Rejects keys that the schedule does not have: either the key or the schedule is a mistake.
 fn refuse_foreign_keys(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind: Kind) {
     let foreign: &[(&str, Option<f64>)] = match kind {
         Kind::Constant => &[

@@ -1,4 +1,4 @@
-//! Where an input's tokens come from: processor, files and tokenizer.
+//! Resolves the source of an input's tokens: processor, files and tokenizer.
 
 use super::check::Check;
 use super::input::Section;
@@ -26,7 +26,7 @@ const PROCESSORS: &[(&str, Processor)] = &[
     ("SyntheticDataProcessor", Processor::Synthetic),
 ];
 
-/// The source of a section; an evaluation (`train` is there) takes what it does not say from training.
+/// Returns the source of a section. An evaluation (`train` is given) takes its defaults from training.
 pub(super) fn source(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, model: &ModelSpec) -> Source {
     let p = s.given;
     let paths = [&p.data_dir, &p.data_files].into_iter().flatten().flat_map(OneOrMany::as_slice);
@@ -71,7 +71,7 @@ pub(super) fn source(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Sour
     source
 }
 
-/// Stands for a source that was refused; what else the section says about files is then beside the point.
+/// Returns a placeholder for a rejected source, so that the section's other keys about files are not reported.
 fn refused() -> Source {
     Source::Tokens { paths: Vec::new() }
 }
@@ -94,7 +94,7 @@ fn tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, mod
         check_tokenizer(check, s, train);
     }
     let default = match train {
-        // What a wrong word falls back to must not be called too large for the vocabulary.
+        // The fallback for an unknown word must not also be reported as too large for the vocabulary.
         _ if s.given.tokenizer.is_some() => Tokenizer::Bytes,
         Some(Source::Text { tokenizer, .. }) => *tokenizer,
         _ => Tokenizer::Gpt2,
@@ -113,7 +113,7 @@ fn tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, mod
     tokenizer
 }
 
-/// A model has one vocabulary: evaluation cannot tokenise in another way than training.
+/// Checks that evaluation uses the tokenizer of training, because a model has one vocabulary.
 fn check_tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: &Source) {
     let (Some(given), Source::Text { tokenizer, .. }) = (&s.given.tokenizer, train) else { return };
     let other = TOKENIZERS.iter().find(|(name, _)| name.eq_ignore_ascii_case(given));

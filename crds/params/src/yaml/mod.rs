@@ -1,8 +1,8 @@
 //! A strict YAML reader: text to a tree with lines ([`tree`]), the tree to typed sections ([`read`]).
 //!
-//! Invariants: nothing is dropped in silence (every key is read, refused, or listed as without effect); every mistake
-//! carries its line; all mistakes of a document are found in one reading; `True`/`on` are booleans and `1e-8` is a
-//! number, as the users of the public model zoo write them.
+//! * Nothing is dropped silently: every key is read, rejected, or listed as without effect.
+//! * Every mistake has its line, and one reading finds all mistakes of a document.
+//! * `True`/`on` are booleans and `1e-8` is a number, as users of the public model zoo write them.
 
 mod nearest;
 mod read;

@@ -1,6 +1,7 @@
-//! "Did you mean": the known word nearest to a mistyped one.
+//! "Did you mean": finds the known word nearest to a mistyped one.
 
-/// The candidate with the fewest typing mistakes from `word`, if that is few enough to be meant.
+/// Returns the candidate with the fewest typing mistakes from `word`; `None` if that has more mistakes than a third of
+/// the word's characters, and more than one.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let limit = (word.chars().count() / 3).max(1);
@@ -12,7 +13,8 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .map(|(_, c)| c)
 }
 
-/// Optimal string alignment: inserted, deleted and replaced characters and swapped neighbours cost one each.
+/// Computes the optimal string alignment: inserted, deleted and replaced characters and swapped neighbors cost one
+/// each.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut before: Vec<usize> = Vec::new();

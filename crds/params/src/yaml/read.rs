@@ -1,4 +1,4 @@
-//! The tree to typed values, collecting every mistake on the way.
+//! Converts the tree to typed values, and collects every mistake.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,12 +8,12 @@ use super::tree::{Entry, Node, Value, parse};
 use crate::error::{ParamsError, Problem, ProblemKind};
 use crate::yaml::nearest;
 
-/// Key path (`model.hidden_size`) to line: kept beside the document so that later checks can still name the line.
+/// Lines by key path (`model.hidden_size`): kept with the document so that later checks can report the line.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lines(BTreeMap<String, usize>);
 
 impl Lines {
-    /// The line of a key, or of the nearest section around it.
+    /// Returns the line of a key, or of the nearest section that contains it.
     pub(crate) fn of(&self, key: &str) -> Option<usize> {
         let mut key = key;
         loop {
@@ -27,27 +27,27 @@ impl Lines {
 }
 
 impl PartialEq for Lines {
-    /// Always true: where a key stood is not part of what a document says.
+    /// Always true: the lines of keys are not part of a document's meaning.
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-/// How a kind of document spells its keys, and where else a misplaced one could belong.
+/// How a kind of document spells its keys, and which sections have a misplaced key.
 #[derive(Clone, Copy)]
 pub(crate) struct Dialect {
-    /// Keys are documented in camel case, as Kubernetes writes them; snake case is understood as well.
+    /// Whether keys are documented in camel case, as in Kubernetes; snake case is accepted as well.
     pub camel_case: bool,
-    /// The sections that know a key.
+    /// Returns the sections that have a key.
     pub homes: fn(&str) -> Vec<&'static str>,
 }
 
-/// Reads a whole document as `T`; `T::default()` when the text is empty.
+/// Reads a whole document as `T`; returns `T::default()` if the text is empty.
 pub(crate) fn read_document<T: FromNode + Default>(text: &str, dialect: Dialect) -> Result<(T, Lines), ParamsError> {
     read_tree(&parse(text)?, dialect)
 }
 
-/// Reads a tree as `T`; `T::default()` when it is a null.
+/// Reads a tree as `T`; returns `T::default()` if it is null.
 pub(crate) fn read_tree<T: FromNode + Default>(root: &Node, dialect: Dialect) -> Result<(T, Lines), ParamsError> {
     let mut reader = Reader { dialect, path: Vec::new(), problems: Vec::new(), lines: Lines::default() };
     let document = if root.is_null() { T::default() } else { reader.value(root).unwrap_or_default() };
@@ -55,12 +55,12 @@ pub(crate) fn read_tree<T: FromNode + Default>(root: &Node, dialect: Dialect) ->
     Ok((document, reader.lines))
 }
 
-/// A type that can be read from a node. `None` means that a problem has been reported.
+/// A type that can be read from a node. `None` means that a problem has been recorded.
 pub(crate) trait FromNode: Sized {
     fn from_node(node: &Node, reader: &mut Reader) -> Option<Self>;
 }
 
-/// Where the reading stands and what it found wrong so far.
+/// The current position, and the mistakes found so far.
 pub(crate) struct Reader {
     dialect: Dialect,
     path: Vec<String>,
@@ -69,12 +69,12 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// The entry's key in snake case.
+    /// Returns the entry's key in snake case.
     pub(crate) fn key<'a>(&self, entry: &'a Entry) -> Cow<'a, str> {
         if self.dialect.camel_case { snake_case(&entry.key).into() } else { entry.key.as_str().into() }
     }
 
-    /// Reads a value in the current place.
+    /// Reads a value at the current position.
     pub(crate) fn value<T: FromNode>(&mut self, node: &Node) -> Option<T> {
         T::from_node(node, self)
     }
@@ -110,7 +110,7 @@ impl Reader {
         self.path.pop();
     }
 
-    /// The mapping's entries, each key once; `None` when the node is no mapping.
+    /// Returns the mapping's entries, each key once; `None` if the node is no mapping.
     pub(crate) fn entries<'a>(&mut self, node: &'a Node) -> Option<Vec<&'a Entry>> {
         let Value::Map(entries) = &node.value else {
             self.wrong_type(node, "a mapping of keys to values");
@@ -139,8 +139,8 @@ impl Reader {
         Some(unique)
     }
 
-    /// Reports a key that the section does not have. `not_yet` are the zoo's keys that are refused by name; with a null
-    /// they ask for nothing and are let pass.
+    /// Records a key that the section does not have. `not_yet` has the keys of the zoo that are rejected by name; they
+    /// are accepted with a null, which requests nothing.
     pub(crate) fn unknown(&mut self, entry: &Entry, keys: &[&str], not_yet: &[(&str, &str)]) {
         let key = entry.key.as_str();
         if let Some((_, remedy)) = not_yet.iter().find(|(name, _)| *name == key) {
@@ -162,7 +162,7 @@ impl Reader {
         self.problem(ProblemKind::UnknownKey, entry.line, key, says, Some(hint));
     }
 
-    /// Reports a value of the wrong type in the current place; `expected` as in "a whole number".
+    /// Records a value of the wrong type at the current position; `expected` is a phrase such as "a whole number".
     pub(crate) fn wrong_type(&mut self, node: &Node, expected: &str) {
         let says = format!("must be {expected}, not {}", node.describe());
         let hint = match &node.value {
@@ -175,7 +175,7 @@ impl Reader {
         self.problem(ProblemKind::WrongType, node.line, "", says, hint);
     }
 
-    /// Reports a problem with `key` of the current place, or with the place itself when `key` is empty.
+    /// Records a problem with `key` at the current position, or with the position itself if `key` is empty.
     fn problem(&mut self, kind: ProblemKind, line: usize, key: &str, says: String, hint: Option<String>) {
         let mut path = self.at();
         if !key.is_empty() {
@@ -190,7 +190,7 @@ impl Reader {
         self.path.join(".")
     }
 
-    /// A snake-case key as this dialect's documentation spells it.
+    /// Returns a snake-case key in the spelling of this dialect's documentation.
     fn spelled<'a>(&self, key: &'a str) -> Cow<'a, str> {
         if self.dialect.camel_case { camel_case(key).into() } else { key.into() }
     }
@@ -218,7 +218,7 @@ impl Node {
         matches!(&self.value, Value::Scalar { text, plain: true } if plain(text) == Plain::Null)
     }
 
-    /// The value as a sentence names it.
+    /// Describes the value for a message.
     fn describe(&self) -> String {
         match &self.value {
             Value::List(_) => "a list".into(),

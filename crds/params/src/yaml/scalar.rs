@@ -1,5 +1,5 @@
-//! What a plain scalar means: YAML 1.2's core schema, widened by the booleans of YAML 1.1 and by numbers such as `1e-8`
-//! and `1_000`, which the users' files hold.
+//! Parses plain scalars: YAML 1.2's core schema, extended by the booleans of YAML 1.1 and by numbers such as `1e-8` and
+//! `1_000`, which users' files contain.
 
 /// A plain scalar's type.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,7 +11,8 @@ pub(crate) enum Plain {
     Text,
 }
 
-/// Types a plain scalar. `yes`, `no`, `on` and `off` count as text here; a boolean key takes them by [`boolean`].
+/// Returns the type and value of a plain scalar. `yes`, `no`, `on` and `off` are text here; keys of type boolean use
+/// [`boolean`].
 pub(crate) fn plain(text: &str) -> Plain {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Plain::Null,
@@ -25,7 +26,7 @@ pub(crate) fn plain(text: &str) -> Plain {
     }
 }
 
-/// A boolean as YAML 1.1 writes it.
+/// Parses a boolean of YAML 1.1.
 pub(crate) fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" => Some(true),
@@ -52,7 +53,7 @@ fn number(text: &str) -> Option<Plain> {
         ".nan" => return Some(Plain::Float(f64::NAN)),
         _ => {}
     }
-    // Rust's own parsers would also take "inf" and "nan", hence the look at the characters.
+    // Rust's own parsers would also accept "inf" and "nan", so the characters are checked first.
     let first = digits.chars().next()?;
     let allowed = |c: char| c.is_ascii_digit() || "_.eE+-".contains(c);
     if !(first.is_ascii_digit() || first == '.') || !digits.chars().all(allowed) {

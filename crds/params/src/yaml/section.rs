@@ -1,16 +1,16 @@
-//! `section!`: one table per section of a document, from which its serde type, its JSON schema, its strict reader and
-//! its list of keys without effect all come, so that they cannot drift apart.
+//! `section!`: one table per section of a document. It generates the serde type, the JSON schema, the strict reader and
+//! the list of keys without effect, so that they always agree.
 
-/// Defines a section whose every key is optional in the text.
+/// Defines a section in which every key is optional.
 ///
-/// * the struct's fields are keys that are honoured (or refused with a reason when resolved);
-/// * `without_effect` are keys that only tune the real machine: typed, accepted, and named once to the user;
-/// * `not_yet` are keys of the public model zoo refused by name, each with what to do instead;
-/// * `elsewhere` are keys of the same document that others read: let pass here;
-/// * `beside` is a field of ours that is no key.
+/// * The struct's fields are keys that are used (or rejected with a reason when they are resolved).
+/// * `without_effect` has keys that only tune the real machine: typed, accepted, and reported once to the user.
+/// * `not_yet` has keys of the public model zoo that are rejected by name, each with a remedy.
+/// * `elsewhere` has keys of the same document that other readers use: ignored here.
+/// * `beside` is a field of ours that is not a key.
 ///
-/// The reader is strict; serde is not, and leaves out what it does not know: objects that come from an API server may be
-/// newer than this program.
+/// The reader is strict. serde is not, and ignores unknown keys, because objects from an API server may be newer than
+/// this program.
 macro_rules! section {
     (
         $(#[$meta:meta])*
@@ -78,7 +78,7 @@ macro_rules! section {
 
 pub(crate) use section;
 
-/// What every section can tell of itself.
+/// Operations that every section has.
 pub(crate) trait Section {
     /// Adds `at.key` for every key that was given and has no effect.
     fn keys_without_effect(&self, at: &str, keys: &mut Vec<String>);

@@ -1,28 +1,28 @@
-//! YAML text to a tree whose every node knows its line.
+//! Parses YAML text to a tree whose every node has its line.
 //!
-//! The parser gives events; this builds the tree from them without recursion, within bounds on depth and size, so that
-//! no document can exhaust stack or memory (aliases multiply nodes: "billion laughs").
+//! The tree is built from the parser's events without recursion, within bounds on depth and size. Therefore no document
+//! can exhaust stack or memory (aliases multiply nodes: "billion laughs").
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
 use crate::error::{ParamsError, Problem, ProblemKind};
 
-/// Deepest nesting of lists and mappings; a params document needs five.
+/// Maximum nesting of lists and mappings; a params document needs five.
 const MAX_DEPTH: usize = 64;
-/// Most nodes in a document, aliases expanded.
+/// Maximum nodes in a document, with aliases expanded.
 const MAX_NODES: usize = 100_000;
 
 /// One value of the document.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    /// Line of its first character, counted from 1; 0 in a tree that was no text.
+    /// Line of its first character, counted from 1; 0 in a tree that was not parsed from text.
     pub line: usize,
     pub value: Value,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
-    /// The text of a scalar; only a plain one (no quotes) may be a number, a boolean or null.
+    /// The text of a scalar. Only a plain one (without quotes) may be a number, a boolean or null.
     Scalar {
         text: String,
         plain: bool,
@@ -31,7 +31,7 @@ pub(crate) enum Value {
     Map(Vec<Entry>),
 }
 
-/// One `key: value` of a mapping, in the order of the document, duplicates included.
+/// One `key: value` of a mapping. Entries keep the order of the document, and duplicates.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub key: String,
@@ -40,7 +40,7 @@ pub(crate) struct Entry {
     pub value: Node,
 }
 
-/// Parses text that holds exactly one document; an empty one is a null.
+/// Parses text that contains exactly one document; an empty text is a null.
 pub(crate) fn parse(text: &str) -> Result<Node, ParamsError> {
     // The parser counts the end of the text as a line of its own.
     let last_line = text.lines().count().max(1);
@@ -61,11 +61,11 @@ fn syntax(line: usize, message: String) -> Problem {
     Problem { kind: ProblemKind::Syntax, line: Some(line), key: String::new(), message, hint: None }
 }
 
-/// A list or mapping whose end has not come yet.
+/// A list or mapping whose end event has not been read yet.
 struct Open {
     anchor: usize,
     node: Node,
-    /// In a mapping: the key whose value comes next.
+    /// In a mapping: the key of the next value.
     key: Option<(String, usize)>,
 }
 
@@ -73,7 +73,7 @@ struct Open {
 struct Builder {
     open: Vec<Open>,
     root: Option<Node>,
-    /// Finished nodes that have an anchor, by its number.
+    /// Finished nodes with an anchor, by its number.
     anchors: Vec<(usize, Node)>,
     nodes: usize,
     documents: usize,
@@ -128,8 +128,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Puts a finished node where it belongs: into the open list or mapping, as its next key, or at the root.
-    /// `count` is how many nodes it adds: what a list or mapping holds was counted as it came, an alias brings all.
+    /// Adds a finished node: to the open list or mapping, as its next key, or as the root. `count` is the number of
+    /// nodes that it adds: the contents of a list or mapping were counted before, those of an alias were not.
     fn finished(&mut self, node: Node, anchor: usize, count: usize) -> Result<(), Problem> {
         self.nodes += count;
         if self.nodes > MAX_NODES {
@@ -156,8 +156,8 @@ impl Builder {
 }
 
 impl From<&serde_json::Value> for Node {
-    /// The same tree as text would have given. `serde_json` has bounded its depth where it came from text, and an object of
-    /// an API server its size.
+    /// Builds the same tree as text would. `serde_json` bounds the depth of JSON that was parsed from text; an API
+    /// server bounds the size of its objects.
     fn from(json: &serde_json::Value) -> Self {
         use serde_json::Value as Json;
         let plain = |text: String| Value::Scalar { text, plain: true };
@@ -185,7 +185,7 @@ fn no_tag(tagged: bool, line: usize) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Nodes under and including this one.
+/// Returns the number of nodes in this one, including itself.
 fn size(node: &Node) -> usize {
     let mut count = 0;
     let mut stack = vec![node];

@@ -1,10 +1,10 @@
-//! A small whole document, and ways to change one line of it.
+//! A small complete document, and functions that change one line of it.
 
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use millrace_params::{Overrides, Params, ParamsError, Resolved};
 
-/// A document that resolves without a note; its lines are named in tests.
+/// A document that resolves without a note; tests refer to its lines.
 pub const SMALL: &str = "\
 train_input:
   data_processor: GptTextDataProcessor
@@ -28,7 +28,7 @@ runconfig:
   max_steps: 100
 ";
 
-/// `SMALL` with `line` put right after the section's head, replacing a line of the same key in that section.
+/// Returns `SMALL` with `line` right after the section's head, instead of the line with the same key in that section.
 pub fn with(section: &str, line: &str) -> String {
     let key = line.split(':').next().unwrap_or_default();
     let mut text = String::new();
@@ -47,7 +47,7 @@ pub fn with(section: &str, line: &str) -> String {
     text
 }
 
-/// `SMALL` without a line.
+/// Returns `SMALL` without a line.
 pub fn without(line: &str) -> String {
     assert!(SMALL.contains(line));
     SMALL.replace(line, "")
