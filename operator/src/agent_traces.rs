@@ -1,7 +1,8 @@
-//! Traces of jobs' agents: what their pods know of the collector, and how they reach it.
+//! Traces of jobs' agents: configures the pods for a collector, and lets them reach it.
 //!
-//! Only where the operator sends traces itself and [`Collector`] says where the collector is: a job's NetworkPolicy lets
-//! its pods out to that place alone. Pods get no headers, since these may hold a token, and no certificates.
+//! * Agents send traces only if the operator does so itself and [`Collector`] names the collector's place. The
+//!   NetworkPolicy of a job allows connections to that place alone.
+//! * Pods get no headers, because these may contain a token, and no certificates.
 
 use std::str::FromStr;
 
@@ -11,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use millrace_traces::TraceParent;
 use serde::Deserialize;
 
-/// Variables of OpenTelemetry that agents get, where the operator has them.
+/// Variables of OpenTelemetry that are passed to agents if the operator has them.
 const PASSED: [&str; 10] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -25,10 +26,10 @@ const PASSED: [&str; 10] = [
     "OTEL_TRACES_SAMPLER_ARG",
 ];
 
-/// Most ports of a collector.
+/// Maximum number of a collector's ports.
 const MAX_PORTS: usize = 16;
 
-/// Where a collector's pods are: `{"peer": {"namespaceSelector": {}, "podSelector": {}}, "ports": [4317]}`, or with
+/// The place of a collector's pods: `{"peer": {"namespaceSelector": {}, "podSelector": {}}, "ports": [4317]}`, or with
 /// `{"ipBlock": {"cidr": "192.0.2.0/24"}}` as its peer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,7 +55,7 @@ impl FromStr for Collector {
     }
 }
 
-/// What pods of jobs are given so that their agents send traces.
+/// The variables and the egress rule that agents need to send traces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentTraces {
     variables: Vec<EnvVar>,
@@ -66,10 +67,10 @@ fn variable(name: &str, value: String) -> EnvVar {
 }
 
 impl AgentTraces {
-    /// What the environment of this program says of the collector at `collector`.
+    /// Reads the variables for `collector` from the environment of this program.
     ///
     /// # Errors
-    /// An endpoint holds a user name or a password, which every user could read in the pods of their jobs; or it is one of
+    /// An endpoint contains a user name or password, which every user could read in the pods of their jobs; or it uses
     /// https, for which pods have no certificates.
     pub fn from_environment(
         collector: Collector,
@@ -97,7 +98,7 @@ impl AgentTraces {
         })
     }
 
-    /// Has the agent of `pod` send traces, as children of `parent`.
+    /// Makes the agent of `pod` send traces, as children of `parent`.
     pub fn set_environment(&self, pod: &mut Pod, parent: Option<&TraceParent>) {
         let parent = parent.map(|parent| variable(TraceParent::VARIABLE, parent.to_string()));
         for container in pod.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
@@ -105,7 +106,7 @@ impl AgentTraces {
         }
     }
 
-    /// Lets the pods of `policy` out to the collector.
+    /// Allows the pods of `policy` to connect to the collector.
     pub fn open_egress(&self, policy: &mut NetworkPolicy) {
         if let Some(spec) = &mut policy.spec {
             spec.egress.get_or_insert_default().push(self.egress.clone());

@@ -1,8 +1,8 @@
-//! Making an attempt so: every child exists and is as it should be.
+//! Creates the children of an attempt, and repairs them.
 //!
-//! Pods, claims and what belongs to one attempt are created once and left alone: what can change of them is not the
-//! operator's, and a name that is taken is a second set that must not be. Service and NetworkPolicy are applied at every
-//! visit, which repairs whatever was done to them.
+//! * Pods, claims and other objects of one attempt are created once and not changed: the operator owns none of their
+//!   mutable fields, and a name that is taken prevents a second set.
+//! * Service and NetworkPolicy are applied by every reconcile, which reverts changes by others.
 
 use std::fmt::Debug;
 use std::time::SystemTime;
@@ -21,10 +21,10 @@ use crate::children::{self, MANAGER, Names};
 use crate::cluster::Cluster;
 use crate::error::Error;
 
-/// See the module text; `there` are the pods that exist.
+/// Creates the missing children of `attempt`. `there` are the pods that exist.
 ///
 /// # Errors
-/// The API server refused, or a child can't be made.
+/// The API server rejected a request or is unreachable, or a child can't be built.
 pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Result<(), Error> {
     let here = Here { cluster, namespace: attempt.job.namespace().unwrap_or_default() };
     here.apply(&children::service(attempt)).await?;
@@ -68,7 +68,7 @@ impl Here<'_> {
         Api::namespaced(self.cluster.client.clone(), &self.namespace)
     }
 
-    /// Creates `child` unless one of that name is there; whether it did.
+    /// Creates `child` unless an object of that name exists; returns whether it did.
     async fn create<K>(&self, child: &K) -> Result<bool, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
@@ -81,8 +81,8 @@ impl Here<'_> {
         }
     }
 
-    /// Deletes the job's pod that has the name of `pod` and was not listed: somebody has changed its labels, so that nobody
-    /// would ever count or remove it.
+    /// Deletes the job's pod that has the name of `pod` but was not listed: its labels were changed, so it would never
+    /// be counted or removed.
     async fn make_room(&self, pod: &Pod, job: &TrainJob) -> Result<(), Error> {
         let (pods, name) = (self.api::<Pod>(), pod.name_any());
         let named = ListParams::default().fields(&format!("metadata.name={name}"));
@@ -97,7 +97,7 @@ impl Here<'_> {
         self.delete::<Pod>(&name, found.uid()).await
     }
 
-    /// Makes `child` as it should be.
+    /// Applies `child` with server-side apply.
     async fn apply<K>(&self, child: &K) -> Result<(), Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
@@ -107,16 +107,16 @@ impl Here<'_> {
         applied.map(drop).map_err(Error::api("apply a child of the job"))
     }
 
-    /// Removes what belonged to the attempt before this one.
+    /// Deletes the launch document and the certificates of the previous attempt.
     async fn sweep(&self, attempt: &Attempt<'_>) -> Result<(), Error> {
         let Some(before) = attempt.number.checked_sub(1).filter(|number| *number > 0) else { return Ok(()) };
         let names = Names::of(attempt.job);
-        // Their names say the attempt: nothing of a later one is called so.
+        // The names contain the attempt, so no object of a later attempt has them.
         self.delete::<ConfigMap>(&names.launch(before), None).await?;
         self.delete::<Secret>(&names.identity(before), None).await
     }
 
-    /// Deletes the object of this name, if it has this UID.
+    /// Deletes the object of this name, if it has this UID. Succeeds if it does not exist.
     async fn delete<K>(&self, name: &str, uid: Option<String>) -> Result<(), Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,

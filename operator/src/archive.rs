@@ -1,6 +1,7 @@
-//! The finalizer by which a deleted job stays until its history is kept. The REST server sets it and takes it off.
-//! Where there is none, or the job has nothing to keep, the operator takes it off at once; where it is away, after a
-//! minute.
+//! The finalizer that holds a deleted job until its history is archived.
+//!
+//! The REST server sets it and removes it. If there is no REST server, or the job has nothing to archive, the operator
+//! removes it at once; if the REST server does not respond, after a minute.
 
 use std::time::Duration;
 
@@ -10,46 +11,47 @@ use kube::{Api, Client, ResourceExt};
 use millrace_crds::{State, TrainJob};
 use serde_json::json;
 
-/// The finalizer.
+/// Name of the finalizer.
 pub const ARCHIVE: &str = "millrace.dev/archive";
-/// Seconds that the pods of a deleted job get to end which has nothing to save.
+/// Grace period of the pods of a deleted job without state to save, in seconds.
 pub const GRACE_WITHOUT_STEPS: u32 = 2;
-/// How long a deleted job waits at most.
+/// Maximum time that a deleted job is held.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether the finalizer stands on `job`.
+/// Returns whether `job` has the finalizer.
 pub fn is_held(job: &TrainJob) -> bool {
     job.finalizers().iter().any(|name| name == ARCHIVE)
 }
 
-/// Whether a job has come so far that its files tell of steps or hold a checkpoint: only then there is something to
-/// save when it is deleted, and something to copy that nobody may have heard.
+/// Returns whether a job has made progress that its files record. Only then does its deletion save a checkpoint, and
+/// may files have to be archived.
 pub fn has_steps(job: &TrainJob) -> bool {
     let Some(status) = &job.status else { return false };
     let trains = status.state().is_some_and(State::has_steps);
-    // Of a job that says it is deleted, only this tells that it trained.
+    // The state of a deleted job does not show whether it trained; the stop time does.
     let trained = status.state() == Some(State::Deleting) && status.stop_time.is_some();
     let step = status.progress.as_ref().and_then(|progress| progress.step);
     trains || trained || step.is_some() || status.checkpoint.is_some()
 }
 
-/// How much longer a deleted job may be held; nothing, where it is not deleted.
+/// Returns how much longer a deleted job may be held; `None` if it is not deleted.
 pub fn patience(job: &TrainJob, now: Timestamp) -> Option<Duration> {
     let deleted = job.metadata.deletion_timestamp.as_ref()?.0;
     let waited = Duration::try_from(now.duration_since(deleted)).unwrap_or_default();
     Some(PATIENCE.saturating_sub(waited))
 }
 
-/// Sets the finalizer on a job as it was seen; false where somebody else wrote meanwhile, so that it will be seen anew.
+/// Sets the finalizer on this version of a job. Returns false after a write conflict: the newer version causes another
+/// reconcile.
 ///
 /// # Errors
-/// The API server refused, or can't be reached.
+/// The API server rejected the request, or is unreachable.
 pub async fn hold(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
     let kept = job.finalizers().iter().cloned().chain([ARCHIVE.to_owned()]);
     set(client, job, kept.collect()).await
 }
 
-/// Takes the finalizer off; false as for [`hold`].
+/// Removes the finalizer; returns false as [`hold`] does.
 ///
 /// # Errors
 /// As [`hold`].
@@ -60,7 +62,7 @@ pub async fn release(client: &Client, job: &TrainJob) -> Result<bool, kube::Erro
 
 async fn set(client: &Client, job: &TrainJob, finalizers: Vec<String>) -> Result<bool, kube::Error> {
     let jobs: Api<TrainJob> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    // Of this version: a list in a merge patch takes the place of what others have set.
+    // The patch names the version, because a list in a merge patch replaces the finalizers of other programs.
     let metadata = json!({"resourceVersion": job.resource_version(), "finalizers": finalizers});
     let patch = Patch::Merge(json!({"metadata": metadata}));
     match jobs.patch_metadata(&job.name_any(), &PatchParams::default(), &patch).await {

@@ -1,21 +1,20 @@
-//! The operator's certificate authority: it issues the identities of each attempt's agents, and of the services of the
+//! The operator's certificate authority. It issues the identities of each attempt's agents, and of the services of the
 //! control plane that follow them.
 //!
-//! The authority lives in one Secret of the operator's own namespace. It is valid for [`LIFETIME`], and when less than
-//! [`RENEW_BEFORE`] of that is left, another one takes its place; the previous one is trusted until it expires.
+//! The authority is stored in one Secret of the operator's own namespace. It is valid for [`LIFETIME`]. When less than
+//! [`RENEW_BEFORE`] of that is left, a new one replaces it; the previous one is trusted until it expires.
 //!
 //! ```text
 //!   day 0              185             365             550
 //!   ├── A: issues ──────┼── A: trusted ─┤
 //!                       ├── B: issues ──────────────────┤ …
-//!   agents' identities:  the newest authority signs them; they expire with it, after 180 days at least
-//!   services' identities: the oldest authority that is valid signs them, since every attempt that can still be
-//!   followed
-//!                         knows it; they are short, and renewed
 //! ```
 //!
-//! An attempt whose pods live longer than its identities can make no new connections: it fails and restarts from its
-//! last checkpoint, with new ones.
+//! * The newest authority signs the identities of agents. They expire with it, after at least 180 days.
+//! * The oldest valid authority signs the identities of services, because every attempt that can still be followed
+//!   trusts it. These identities are short-lived and renewed.
+//! * An attempt whose pods outlive their identities can open no new connections: it fails and restarts from its last
+//!   checkpoint, with new identities.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -33,50 +32,51 @@ use millrace_protocol::security::{
 use crate::children::credentials_secret;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// How long an authority is valid.
+/// Validity of an authority.
 pub const LIFETIME: Duration = DAY.saturating_mul(365);
-/// What is left of it when another one is made: as long as an attempt's identities are valid at least.
+/// Remaining validity at which a new authority is created: the minimum validity of an attempt's identities.
 pub const RENEW_BEFORE: Duration = DAY.saturating_mul(180);
-/// How long a service's identity is valid; it is renewed when half of that is left.
+/// Validity of a service's identity, which is renewed when half of it is left.
 pub const SERVICE_LIFETIME: Duration = DAY.saturating_mul(7);
-/// Between two looks whether something is to be renewed.
+/// Interval of checks whether something must be renewed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Keys of the authority's Secret. A Secret of 0.1.0 has the first two, of an authority that never expires.
+/// Keys of the authority's Secret. A Secret of release 0.1.0 has only the first two, of an authority that never
+/// expires.
 const CERTIFICATE: &str = "ca.crt";
 const KEY: &str = "ca.key";
 const EXPIRES: &str = "ca.expires";
 const PREVIOUS: [&str; 3] = ["previous.crt", "previous.key", "previous.expires"];
-/// Key of a service's Secret: when its identity expires, in seconds since 1970.
+/// Key of a service's Secret: expiry of its identity, in seconds since 1970.
 const SERVICE_EXPIRES: &str = "tls.expires";
 
-/// The names of the certificates in metrics.
+/// Names of the certificates in metrics.
 const AUTHORITY_METRIC: &str = "authority";
 const REST_SERVER_METRIC: &str = "rest-server-identity";
 
-/// Why there is no authority.
+/// Why no authority is available.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// The API server refused.
+    /// The API server rejected a request, or is unreachable.
     #[error("the secret {name} can't be read or written: {cause}")]
     Secret {
-        /// Its name.
+        /// Name of the Secret.
         name: String,
-        /// What the API server said.
+        /// The client's error.
         cause: kube::Error,
     },
-    /// It holds something else.
+    /// The Secret contains no valid authority.
     #[error("the secret {0} holds no authority: delete it, and the operator makes another")]
     Damaged(String),
-    /// A certificate can't be made.
+    /// A certificate can't be created.
     #[error(transparent)]
     Certificate(#[from] IssueError),
-    /// A certificate that was just made can't be used.
+    /// A certificate that was just created can't be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
 
-/// An authority and its end; none for one of 0.1.0.
+/// An authority and its expiry; `None` for one of release 0.1.0.
 struct Term {
     authority: Authority,
     expires: Option<SystemTime>,
@@ -92,34 +92,34 @@ impl Term {
         self.expires.is_none_or(|expires| now < expires)
     }
 
-    /// Whether it is time for another one.
+    /// Returns whether a new authority must be created.
     fn is_due(&self, now: SystemTime) -> bool {
         self.expires.is_none_or(|expires| expires < now + RENEW_BEFORE)
     }
 
-    /// No longer than the authority itself.
+    /// Returns the validity of a certificate, which ends no later than that of the authority.
     fn validity(&self, now: SystemTime, lifetime: Duration) -> Validity {
         let validity = Validity::starting(now, lifetime);
         Validity { until: self.expires.map_or(validity.until, |expires| expires.min(validity.until)), ..validity }
     }
 }
 
-/// The authorities that are trusted: the newest, and the one before it while that is valid.
+/// The trusted authorities: the newest, and the previous one while it is valid.
 pub struct Authorities {
     newest: Term,
     previous: Option<Term>,
 }
 
 impl Authorities {
-    /// One new authority.
+    /// Creates one new authority.
     ///
     /// # Errors
-    /// It can't be made.
+    /// It can't be created.
     pub fn new(now: SystemTime) -> Result<Self, IssueError> {
         Ok(Self { newest: Term::new(now)?, previous: None })
     }
 
-    /// What has to change at `now`; `None` while nothing has to.
+    /// Returns the authorities that replace these at `now`; `None` if nothing is due.
     fn renewed(&self, now: SystemTime) -> Result<Option<Self>, AuthorityError> {
         let keep = |term: &Term| -> Result<Term, IssueError> {
             let authority = Authority::from_pem(term.authority.certificate(), &term.authority.key())?;
@@ -135,27 +135,27 @@ impl Authorities {
         }
     }
 
-    /// The certificates of all of them, PEM.
+    /// Returns the certificates of all authorities, as PEM.
     fn bundle(&self) -> String {
         let previous = self.previous.as_ref().map_or("", |previous| previous.authority.certificate());
         format!("{}{previous}", self.newest.authority.certificate())
     }
 
-    /// The identity of a member of an attempt, or of what serves a job's files, valid for as long as the newest
-    /// authority is. The certificate names `hosts`, too.
+    /// Issues an identity for a member of an attempt, or for a reader of a job's files. It is valid as long as the
+    /// newest authority, and also names `hosts`.
     ///
     /// # Errors
-    /// It can't be made.
+    /// It can't be issued.
     pub fn member(&self, name: &Name, hosts: &[String], now: SystemTime) -> Result<Credentials, IssueError> {
         let validity = self.newest.validity(now, LIFETIME);
         let issued = self.newest.authority.issue_for_hosts(name, hosts, validity)?;
         Ok(Credentials { authority: self.bundle(), ..issued })
     }
 
-    /// The identity of a service of the control plane, and when it expires.
+    /// Issues the identity of a service of the control plane; also returns its expiry.
     ///
     /// # Errors
-    /// It can't be made.
+    /// It can't be issued.
     pub fn service(&self, service: Service, now: SystemTime) -> Result<(Credentials, SystemTime), IssueError> {
         let oldest = self.previous.as_ref().filter(|previous| previous.is_valid(now)).unwrap_or(&self.newest);
         let validity = oldest.validity(now, SERVICE_LIFETIME);
@@ -194,20 +194,20 @@ fn parse_time(text: &str) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(text.trim().parse().ok()?))
 }
 
-/// When the service's identity in `data` expires, where that is known.
+/// Returns the expiry of the service's identity in `data`, if it is recorded.
 fn service_expires(data: &BTreeMap<String, ByteString>) -> Option<SystemTime> {
     std::str::from_utf8(&data.get(SERVICE_EXPIRES)?.0).ok().and_then(parse_time)
 }
 
-/// Whether a service's identity in `data` is to be made anew.
+/// Returns whether a service's identity in `data` must be renewed.
 fn is_stale(data: &BTreeMap<String, ByteString>, bundle: &str, now: SystemTime) -> bool {
     let text = |key: &str| data.get(key).and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
     let fresh = service_expires(data).is_some_and(|expires| now + SERVICE_LIFETIME / 2 < expires);
     !fresh || text(Credentials::AUTHORITY_FILE) != Some(bundle)
 }
 
-/// The authorities in their Secret, and the REST server's identity in another; both are kept in time while this
-/// operator leads.
+/// Stores the authorities in their Secret, and the REST server's identity in another; renews both while this operator
+/// leads.
 pub struct Keeper {
     secrets: Api<Secret>,
     authority_name: String,
@@ -217,8 +217,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// The authorities in the secret `authority_name` of `namespace`, made where there are none yet; and sees to it
-    /// that the secret `rest_server_name` holds an identity of the REST server. `metrics` show when both expire.
+    /// Reads the authorities from the Secret `authority_name` of `namespace`, or creates them, and ensures that the
+    /// Secret `rest_server_name` contains a valid identity of the REST server. Records the expiry of both in `metrics`.
     ///
     /// # Errors
     /// [`AuthorityError`].
@@ -237,21 +237,21 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// The authorities of now.
+    /// Returns the current authorities.
     pub fn authorities(&self) -> Arc<Authorities> {
         self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The operator's own identity, made anew each time.
+    /// Issues a new identity of the operator itself.
     ///
     /// # Errors
-    /// It can't be made.
+    /// It can't be issued.
     pub fn operator(&self) -> Result<Identity, AuthorityError> {
         let (credentials, _) = self.authorities().service(Service::Operator, SystemTime::now())?;
         Ok(Identity::new(&credentials)?)
     }
 
-    /// Renews what is due, for ever.
+    /// Renews what is due. Never returns.
     pub async fn keep(self: Arc<Self>) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -271,7 +271,7 @@ impl Keeper {
         self.renew_rest_server(&authorities, now).await
     }
 
-    /// The authorities in the secret, renewed if that is due.
+    /// Reads the authorities from the Secret, and renews them if that is due.
     async fn load(&self, now: SystemTime) -> Result<Authorities, AuthorityError> {
         let name = &self.authority_name;
         let failed = |cause| AuthorityError::Secret { name: name.clone(), cause };
@@ -290,11 +290,11 @@ impl Keeper {
                 tracing::info!("a new certificate authority is in the secret {name}");
                 return Ok(renewed);
             }
-            // Another operator was first.
+            // Write conflict: another operator was faster.
         }
     }
 
-    /// Sees to it that the REST server's secret holds an identity that is valid for a while.
+    /// Ensures that the REST server's Secret contains an identity that is valid for a while.
     async fn renew_rest_server(&self, authorities: &Authorities, now: SystemTime) -> Result<(), AuthorityError> {
         let name = &self.rest_server_name;
         let there = self.secrets.get_opt(name).await;
@@ -310,7 +310,7 @@ impl Keeper {
         let secret = credentials_secret(&credentials, ObjectMeta::default());
         let mut data = secret.data.unwrap_or_default();
         data.insert(SERVICE_EXPIRES.to_owned(), ByteString(time_text(expires).into_bytes()));
-        // Where another operator was first, it has the same authority.
+        // After a write conflict, nothing is missing: the other operator has the same authority.
         if write_secret(&self.secrets, name, there.as_ref(), secret.type_, data).await? {
             self.metrics.set_certificate(REST_SERVER_METRIC, expires);
         }
@@ -318,10 +318,10 @@ impl Keeper {
     }
 }
 
-/// Writes a secret from the version of it that was read. Returns `false` where another operator wrote it meanwhile.
+/// Writes a Secret to the version of it that was read. Returns `false` after a write conflict.
 ///
 /// # Errors
-/// The API server refuses.
+/// The API server rejected the request, or is unreachable.
 pub(crate) async fn write_secret(
     secrets: &Api<Secret>,
     name: &str,
@@ -361,7 +361,7 @@ mod tests {
         Name::Launcher(AttemptName::new("job", 1).unwrap())
     }
 
-    /// Reads back what is in the secret, `days` after `start`, renewed where it has to be.
+    /// Reads the Secret's contents back, `days` after `start`, renewed if that is due.
     fn after(authorities: &Authorities, start: SystemTime, days: u32) -> Option<Authorities> {
         Authorities::read(&secret(authorities)).unwrap().renewed(start + days * DAY).unwrap()
     }
@@ -380,7 +380,7 @@ mod tests {
         assert!(after(&second, start, 364).is_none(), "the old one is trusted until it expires");
         let third = after(&second, start, 366).unwrap();
         assert_eq!(third.bundle(), new);
-        // One that stood still for years.
+        // An operator that did not run for years.
         let late = after(&second, start, 4_000).unwrap();
         assert!(late.previous.is_none() && late.newest.is_valid(start + 4_000 * DAY));
     }
@@ -411,7 +411,7 @@ mod tests {
         assert!(is_stale(&data, &authorities.bundle(), start + 4 * DAY));
         let renewed = after(&authorities, start, 186).unwrap();
         assert!(is_stale(&data, &renewed.bundle(), start), "another authority is trusted since");
-        // In the last days of an authority nothing outlives it.
+        // Near the end of an authority, its certificates expire no later than it does.
         let (_, expires) = renewed.service(Service::Operator, start + 363 * DAY).unwrap();
         assert!(expires <= start + LIFETIME);
         let (_, expires) = renewed.service(Service::Operator, start + 366 * DAY).unwrap();

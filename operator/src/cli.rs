@@ -1,4 +1,4 @@
-//! The operator's command line; the chart sets it by the environment.
+//! The operator's command line; the chart sets it through the environment.
 
 use clap::Parser;
 use millrace_telemetry::logs::Format;

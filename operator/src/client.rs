@@ -1,7 +1,7 @@
 //! The connection to the API server.
 //!
-//! A connection whose packets are dropped by a firewall never reports an error, so every wait on it has a limit:
-//! without one, a single lost answer would stop a controller until its process is restarted.
+//! A connection whose packets a firewall drops never reports an error. Therefore every wait on it has a timeout;
+//! otherwise a single lost answer would stop a controller until its process restarts.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::said;
 
-/// Longest wait for an answer to begin.
+/// Bounds the time until an answer begins.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest time without a byte from the API server. It sends a bookmark to each watch every minute, and a pooled
-/// connection may be idle for 90 s before its next request: the limit is longer than both.
+/// Bounds the time without a byte from the API server. It sends a bookmark to each watch every minute, and a pooled
+/// connection may be idle for 90 s before its next request: the bound is longer than both.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two tries to reach the API server.
+/// Delay between attempts to reach the API server.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// Between two log lines about an API server that can't be reached.
+/// Interval of log lines about an unreachable API server.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// An answer that did not begin in time.
+/// Error for an answer that did not begin in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the API server has not answered for {} s", ANSWER_TIMEOUT.as_secs())]
 pub struct NoAnswer;
@@ -31,7 +31,7 @@ pub struct NoAnswer;
 /// Connects to the cluster of the pod, or of KUBECONFIG.
 ///
 /// # Errors
-/// There is no configuration of a cluster, or it can't be used.
+/// There is no cluster configuration, or it is invalid.
 pub async fn connect() -> anyhow::Result<Client> {
     let mut config = Config::infer().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
     config.read_timeout = Some(READ_TIMEOUT);
@@ -39,7 +39,7 @@ pub async fn connect() -> anyhow::Result<Client> {
     Ok(limited(client))
 }
 
-/// Waits until the API server answers. The first failure is logged, and then one a minute.
+/// Waits until the API server answers. Logs the first failure, then one a minute.
 pub async fn until_reached(client: &Client) {
     let mut logged: Option<Instant> = None;
     while let Err(error) = client.apiserver_version().await {
@@ -51,7 +51,7 @@ pub async fn until_reached(client: &Client) {
     }
 }
 
-/// A client whose requests fail with [`NoAnswer`] instead of waiting for ever.
+/// Returns a client whose requests fail with [`NoAnswer`] instead of waiting without a bound.
 fn limited(client: Client) -> Client {
     let namespace = client.default_namespace().to_owned();
     Client::new(tower::service_fn(move |request| send(client.clone(), request)), namespace)

@@ -1,4 +1,4 @@
-//! The world of this operator: objects of an API server, agents in pods.
+//! Implements the world of the control loop with objects of an API server, and agents in pods.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,32 +28,32 @@ use crate::observe::{agent, last_report};
 use crate::seed::Values;
 use crate::{apply, archive, events, missing, protect};
 
-/// Field manager of `status.progress`: what is decided and how far a job is are written apart.
+/// Field manager of `status.progress`, which is written separately from decisions.
 const PROGRESS: &str = "millrace-progress";
 
-/// See the module text.
+/// The cluster as seen by the leader of one epoch.
 pub struct Cluster {
-    /// The API server.
+    /// The client, which writes nothing after the leader's term.
     pub client: Client,
-    /// Makes certificates.
+    /// Issues certificates.
     pub keeper: Arc<Keeper>,
     /// Publishes events.
     recorder: Recorder,
-    /// The epoch of this leadership.
+    /// The fencing epoch of this leadership.
     epoch: u64,
     /// Whether a REST server copies the history of deleted jobs.
     rest_server: bool,
     /// The chart's values for the appliance.
     values: Option<Values>,
-    /// How agents write their logs.
+    /// Format of the agents' logs.
     pub log_format: Format,
-    /// How agents send traces, where they do.
+    /// How agents send traces; `None` if they send none.
     pub agent_traces: Option<AgentTraces>,
 }
 
 impl Cluster {
-    /// As its leader of this epoch sees it; of `args` count whether a REST server copies the history of deleted jobs,
-    /// how logs are written, and where agents send traces.
+    /// Creates the world of the leader of this epoch. Uses of `args` whether a REST server archives the history of
+    /// deleted jobs, the format of logs, and the collector of agents' traces.
     pub fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, args: &Args) -> Self {
         let Args { rest_server, log_format, .. } = *args;
         let collector = args.agents_collector.clone().filter(|_| millrace_traces::is_configured());
@@ -64,7 +64,7 @@ impl Cluster {
         Self { client, keeper, recorder, epoch, rest_server, values: None, log_format, agent_traces }
     }
 
-    /// Compares the appliance with these values.
+    /// Sets the values to compare the appliance with.
     pub fn with_values(self, values: Option<Values>) -> Self {
         Self { values, ..self }
     }
@@ -111,7 +111,7 @@ impl World for Cluster {
         } else {
             archive::GRACE_WITHOUT_STEPS
         };
-        // They would go with the job; one that is held does not go yet.
+        // Deletion of the job would delete them, but a job with finalizers is not deleted yet.
         self.remove(job, &there, grace).await?;
         if !archive::is_held(job) {
             return Ok(None);
@@ -160,7 +160,7 @@ impl World for Cluster {
 
     async fn record_progress(&self, job: &ObjectRef<TrainJob>, uid: &str, progress: &Progress) -> Result<(), Error> {
         let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), job.namespace.as_deref().unwrap_or_default());
-        // Of this job, not of another that has its name by now.
+        // The UID ensures that a new job of the same name is not changed.
         let patch = document::<TrainJob>(json!({"uid": uid}), &json!({"progress": progress}));
         let params = PatchParams::apply(PROGRESS).force();
         let written = jobs.patch_status(&job.name, &params, &Patch::Apply(&patch)).await;
@@ -216,8 +216,8 @@ impl World for Cluster {
     }
 }
 
-/// Deletes the pods in `found` that do not end within `grace` seconds anyway, by UID: a pod of the next attempt, which
-/// has the same name, is left alone.
+/// Deletes the pods in `found` that will not end within `grace` seconds by themselves. Deletes by UID, so that a pod of
+/// the next attempt, which has the same name, is not deleted.
 async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), Error> {
     for pod in found {
         let ending = pod.metadata.deletion_timestamp.is_some();
@@ -236,17 +236,17 @@ async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), E
     Ok(())
 }
 
-/// The coordinator of an attempt, by its certificate; `None` for a UID that none can name.
+/// Returns the expected certificate of an attempt's coordinator; `None` for a UID that can't be part of a name.
 pub fn coordinator(names: &Names, namespace: &str, uid: &str, attempt: u32) -> Option<Expected> {
     let attempt = AttemptName::new(uid, attempt).ok()?;
     let name = Name::agent_named(attempt, &format!("{}-0", Role::Coordinator)).ok()?;
     Some(Expected::or_host(name, host(names, namespace)))
 }
 
-/// What the cluster's priority classes are worth.
+/// Reads the values of the cluster's priority classes.
 ///
 /// # Errors
-/// The API server refused, or can't be reached.
+/// The API server rejected the request, or is unreachable.
 pub async fn priorities(client: &Client) -> Result<Priorities, kube::Error> {
     let classes: Api<PriorityClass> = Api::all(client.clone());
     let classes = classes.list(&ListParams::default()).await?.items;
@@ -254,7 +254,8 @@ pub async fn priorities(client: &Client) -> Result<Priorities, kube::Error> {
     Ok(Priorities { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
 }
 
-/// Writes a status from the version of the object it was decided on; whether it could be.
+/// Writes a status to the version of the object that it was decided from; returns false after a write conflict or if
+/// the object no longer exists.
 async fn write<K>(objects: &Api<K>, object: &K, status: &impl Serialize) -> Result<bool, kube::Error>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
@@ -281,7 +282,7 @@ mod tests {
 
     use super::*;
 
-    /// A pod as an API server has it. `ends_in` is for one that is being deleted.
+    /// Builds a pod as an API server returns it. `ends_in` is its grace period if it is being deleted.
     fn pod(name: &str, uid: &str, ends_in: Option<u32>) -> Pod {
         let mut metadata = json!({"name": name, "namespace": "team", "uid": uid});
         if let Some(seconds) = ends_in {
@@ -291,7 +292,8 @@ mod tests {
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})).unwrap()
     }
 
-    /// A client of an API server that has a pod `name` of `uid`, and the bodies of the deletions that it was sent.
+    /// Returns a client of an API server that has a pod `name` of `uid`, and the bodies of the deletions that it
+    /// receives.
     fn server(uid: &'static str) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let deletions = Arc::new(Mutex::new(Vec::new()));
         let seen = deletions.clone();

@@ -1,31 +1,31 @@
-//! Why a visit ended early, in words.
+//! Errors that end a reconcile, and their messages.
 
-/// What ends a visit early. The object is visited again.
+/// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server refused, or can't be reached.
+    /// The API server rejected a request, or is unreachable.
     #[error("{what}: {}", said(cause))]
     Api {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
-        /// What it said.
+        /// The client's error.
         cause: Box<kube::Error>,
     },
-    /// A child can't be made.
+    /// A child can't be built.
     #[error("{0}")]
     Child(String),
 }
 
 impl Error {
-    /// `what` was tried.
+    /// Returns a function that adds the failed action `what` to an error of the client.
     pub fn api(what: &'static str) -> impl Fn(kube::Error) -> Self {
         move |cause| Self::Api { what, cause: Box::new(cause) }
     }
 }
 
 impl Error {
-    /// What an attempt is to be given up for, in the words of whoever refused; `None` where the same may succeed in a
-    /// moment.
+    /// Returns why the attempt must be abandoned, with the message of the rejecting server; `None` if a retry may
+    /// succeed.
     pub fn refusal(&self) -> Option<String> {
         match self {
             Self::Child(why) => Some(why.clone()),
@@ -36,8 +36,8 @@ impl Error {
     }
 }
 
-/// Whether the API server has refused what was asked for, rather than when it was: quota, a LimitRange, Pod Security, a
-/// missing PriorityClass, an admission policy or webhook, a right, a namespace that ends.
+/// Returns whether the API server rejected the request itself, which no retry changes: quota, a LimitRange, Pod
+/// Security, a missing PriorityClass, an admission policy or webhook, a permission, a terminating namespace.
 fn is_refusal(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => (400..500).contains(&status.code) && ![401, 408, 409, 429].contains(&status.code),
@@ -45,7 +45,7 @@ fn is_refusal(error: &kube::Error) -> bool {
     }
 }
 
-/// A refusal in the API server's own sentence; kube would add the answer as a whole.
+/// Returns the API server's own message; kube's `Display` adds the whole answer.
 pub fn said(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -53,7 +53,7 @@ pub fn said(error: &kube::Error) -> String {
     }
 }
 
-/// Whether the same request may succeed later: the API server could not be reached, or has no time for it.
+/// Returns whether the same request may succeed later: the API server was unreachable, failed or limits the rate.
 pub fn is_temporary(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code >= 500 || status.code == 429,

@@ -1,4 +1,4 @@
-//! Events, as `kubectl describe` shows them below an object.
+//! Publishes events, which `kubectl describe` shows with an object.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event as Published, EventType, Recorder};
@@ -6,10 +6,10 @@ use millrace_crds::decide::Event;
 
 use crate::error::said;
 
-/// What the API takes of a note, in characters, with something to spare.
+/// Maximum characters of a note, a little less than the API accepts.
 const LONGEST: usize = 1000;
 
-/// Publishes `event` of `object`. That it can't be is logged: nothing depends on it.
+/// Publishes `event` of `object`. A failure is only logged: nothing depends on events.
 pub async fn publish(recorder: &Recorder, object: &ObjectReference, event: &Event) {
     let published = Published {
         type_: if event.warning { EventType::Warning } else { EventType::Normal },
@@ -24,8 +24,8 @@ pub async fn publish(recorder: &Recorder, object: &ObjectReference, event: &Even
     }
 }
 
-/// What an event is about. Events of one type, reason, action and object are folded into one, which keeps the first
-/// note: so different attempts and roles have different actions.
+/// Returns the action of an event. Events of one type, reason, action and object are aggregated to one, which keeps the
+/// first note; therefore different attempts and roles have different actions.
 fn action(event: &Event) -> String {
     let role = event.role.as_deref().map_or_else(String::new, |role| format!("/{role}"));
     event.attempt.map_or_else(|| "Reconcile".to_owned(), |attempt| format!("Attempt{attempt}{role}"))

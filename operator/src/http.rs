@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/readyz`.
+//! Serves `/metrics`, `/healthz` and `/readyz`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,11 @@ use millrace_control::watchdog::Watchdog;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
 use tokio::net::TcpListener;
 
-/// Serves for as long as the process lives. `/readyz` is 200 once the operator knows the cluster's state, whether it
-/// leads or waits to; `/healthz` is 503 with a sentence while the loops of a leader are stuck, and 200 otherwise.
+/// Serves in a task until the process ends. `/readyz` is 200 once the operator has read the cluster's state, as leader
+/// or candidate. `/healthz` is 503 with a sentence while the loops of a leader are stuck, and 200 otherwise.
 ///
 /// # Errors
-/// The port is taken.
+/// The address is in use or invalid.
 pub async fn serve(
     address: &str,
     metrics: Arc<Metrics>,

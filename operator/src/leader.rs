@@ -1,9 +1,11 @@
-//! One leader among the operators, by a Lease.
+//! Elects one leader among the operators, by a Lease.
 //!
-//! The number of changes of leadership is the *fencing epoch* that goes with every status write: the API server refuses
-//! one that is lower than what stands there, so that a leader that was asleep while another took over changes nothing.
-//! For everything else, deletions above all, there is the [`Term`]: it ends before the lease does. An operator that
-//! can't renew in time ends its leadership and is a candidate again, for a leadership with an epoch of its own.
+//! * The number of changes of leadership is the *fencing epoch*, which every write of a status contains. The API server
+//!   rejects an epoch lower than the stored one, so that a leader that was suspended while another took over can't
+//!   write a status.
+//! * All other writes, especially deletions, are bounded by the [`Term`], which ends before the lease does.
+//! * An operator that can't renew in time ends its leadership and becomes a candidate again, for a leadership with an
+//!   epoch of its own.
 
 use std::time::Duration;
 
@@ -17,16 +19,16 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::error::said;
 use crate::term::Term;
 
-/// For how long a candidate has to see no renewal before it takes the lease. The candidate measures that on its own
-/// clock: the times in the lease are other machines', and wall clocks differ.
+/// Time without a renewal after which a candidate takes the lease. The candidate measures it on its own clock, because
+/// the times in the lease come from other machines, whose clocks differ.
 const LEASE: Duration = Duration::from_secs(15);
-/// A leader may write for so long after it sent its last renewal. What lies between this and [`LEASE`] is for requests
-/// that the API server still works on.
+/// Time that a leader may write after it sent its last renewal. The difference to [`LEASE`] is for requests that the
+/// API server still processes.
 const TERM: Duration = Duration::from_secs(10);
-/// Between two tries.
+/// Interval of renewals, and of attempts to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// A place in the election.
+/// A candidate in the election.
 #[derive(Clone)]
 pub struct Candidate {
     leases: Api<Lease>,
@@ -35,12 +37,12 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A candidate called `me`, unique among all, for the lease `name` in `namespace`.
+    /// Creates a candidate with the identity `me`, which must be unique, for the lease `name` in `namespace`.
     pub fn new(client: Client, namespace: &str, name: &str, me: &str) -> Self {
         Self { leases: Api::namespaced(client, namespace), name: name.to_owned(), me: me.to_owned() }
     }
 
-    /// Waits until this one leads; the fencing epoch, from 1, and the term that has begun.
+    /// Waits until this candidate leads. Returns the fencing epoch, from 1, and the term, which has begun.
     pub async fn elected(&self) -> (u64, Term) {
         let mut seen = Seen::default();
         loop {
@@ -55,28 +57,28 @@ impl Candidate {
         }
     }
 
-    /// Raises the epoch of a leader to at least `epoch`: what was written under a lease that is lost must not outrank it for
-    /// ever. Returns the epoch that holds.
+    /// Raises the epoch of a leader to at least `epoch`, and returns the new epoch. A new lease begins at epoch 1:
+    /// without this, the API server would reject the leader's statuses if an earlier lease that was deleted had a
+    /// higher epoch.
     ///
     /// # Errors
-    /// The lease can't be written, or is another's by now.
+    /// The lease can't be written, or another operator has it.
     pub async fn raise(&self, epoch: u64) -> Result<u64, kube::Error> {
         let mut lease = self.leases.get(&self.name).await?;
         let spec = lease.spec.get_or_insert_default();
         let transitions = spec.lease_transitions.unwrap_or(0).max(i32::try_from(epoch).unwrap_or(i32::MAX));
         spec.lease_transitions = Some(transitions);
-        // Refused where another has written meanwhile: the version is that which was read.
+        // Rejected after a write conflict, because the object has the version that was read.
         self.leases.replace(&self.name, &PostParams::default(), &lease).await?;
         Ok(u64::try_from(transitions).unwrap_or(0))
     }
 
-    /// Keeps leading; returns when the term is over, at the latest `TERM` after the last renewal that succeeded was
-    /// sent.
+    /// Renews the lease. Returns when the term has ended, at most `TERM` after the last successful renewal was sent.
     pub async fn lead(&self, term: &Term) {
         keep(term, async || self.try_lead(Claim::Renewal, &mut Seen::default()).await).await;
     }
 
-    /// Gives the lease back, so that the next one need not wait for it to run out.
+    /// Releases the lease, so that the next leader need not wait until it expires.
     pub async fn resign(&self) {
         let Ok(Some(mut lease)) = self.leases.get_opt(&self.name).await else { return };
         let spec = lease.spec.get_or_insert_default();
@@ -89,7 +91,7 @@ impl Candidate {
         }
     }
 
-    /// Takes or renews the lease; the epoch, or `None` where another holds it.
+    /// Takes or renews the lease; returns the epoch, or `None` if another operator holds it.
     async fn try_lead(&self, what: Claim, seen: &mut Seen) -> Result<Option<u64>, kube::Error> {
         let found = self.leases.get_opt(&self.name).await?;
         let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
@@ -103,14 +105,14 @@ impl Candidate {
         };
         match written {
             Ok(_) => Ok(Some(epoch)),
-            // Another was first.
+            // Another candidate was faster.
             Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_conflict() => Ok(None),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Renews a term again and again by `renew`, which says whether this candidate still leads, until the term is over.
+/// Renews a term with `renew`, which returns the epoch while this candidate leads, until the term has ended.
 async fn keep(term: &Term, mut renew: impl AsyncFnMut() -> Result<Option<u64>, kube::Error>) {
     while !term.is_over() {
         let sent = Instant::now();
@@ -124,21 +126,21 @@ async fn keep(term: &Term, mut renew: impl AsyncFnMut() -> Result<Option<u64>, k
     }
 }
 
-/// What a candidate wants the lease for.
+/// The purpose of a candidate's claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claim {
-    /// For a new leadership, whose epoch is higher than that of every one before, of the same operator too.
+    /// A new leadership, whose epoch is higher than all earlier ones, those of the same operator included.
     New,
-    /// To go on leading.
+    /// The continuation of a leadership.
     Renewal,
 }
 
-/// The lease as a candidate last saw it, and since when it has not changed.
+/// The lease as a candidate last saw it, and since when it is unchanged.
 #[derive(Default)]
 struct Seen(Option<(LeaseSpec, Instant)>);
 
 impl Seen {
-    /// Whether the lease has not been renewed for [`LEASE`], as far as this candidate has seen at `now`.
+    /// Returns whether the lease has not been renewed for [`LEASE`], as observed by this candidate until `now`.
     fn is_over(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> bool {
         let spec = spec.cloned().unwrap_or_default();
         match &self.0 {
@@ -156,7 +158,7 @@ fn held_by_another(spec: Option<&LeaseSpec>, me: &str) -> bool {
     holder.is_some_and(|holder| !holder.is_empty() && holder != me)
 }
 
-/// The lease as `me` writes it, with the epoch that then holds.
+/// Builds the lease that `me` writes, and returns its epoch.
 fn claim(found: Option<Lease>, name: &str, me: &str, what: Claim, now: Timestamp) -> (Lease, u64) {
     let mut lease = found.unwrap_or_else(|| Lease {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
@@ -185,7 +187,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// How long a leader goes on whose renewals take so long each, the last of them for ever.
+    /// Returns how long a leader leads whose renewals take these times; the next one never returns.
     async fn leads_for(renewals: &[Duration]) -> Duration {
         let (began, term) = (Instant::now(), Term::begin(Instant::now(), TERM));
         let mut delays = renewals.iter().copied();

@@ -1,8 +1,8 @@
-//! One leadership: the controllers that run jobs, keep the ledgers of appliances and serve readers of files, from the
-//! election until the lease is lost or the process is to end.
+//! Runs one leadership: the controllers that run jobs, maintain the ledgers of appliances and serve readers of files,
+//! from the election until the lease is lost or the process ends.
 //!
-//! A leadership runs on threads of its own. However it ends, every task that it has started ends with it, so that
-//! nothing of it is left when the same process leads again.
+//! A leadership has threads of its own. However it ends, all tasks that it started end with it, so that nothing is left
+//! when the same process leads again.
 
 use std::sync::Arc;
 
@@ -28,31 +28,31 @@ use crate::site::Pods;
 use crate::term::Term;
 use crate::watch::{changes, children, keep};
 
-/// Threads of a leadership. Planning has others.
+/// Threads of a leadership, in addition to those of planning.
 const THREADS: usize = 2;
 
-/// See the module text.
+/// Everything that a leadership needs.
 pub struct Leadership {
     /// The operator's command line.
     pub args: Args,
-    /// Who events are from.
+    /// Reporter of events.
     pub reporter: Reporter,
     /// Metrics of the process.
     pub metrics: Arc<Metrics>,
-    /// Finds out whether this leadership is stuck.
+    /// Detects that this leadership is stuck.
     pub watchdog: Arc<Watchdog>,
-    /// Nothing is changed on the cluster after it.
+    /// The term, after which nothing is written.
     pub term: Term,
-    /// The fencing epoch: it goes with every write of a status.
+    /// The fencing epoch, which every write of a status contains.
     pub epoch: u64,
 }
 
 impl Leadership {
-    /// Leads until `ending` becomes true; visits that are under way are then finished. Dropping the future ends
-    /// everything.
+    /// Leads until `ending` becomes true; running reconciles are then completed. Dropping the future ends everything.
     ///
     /// # Errors
-    /// The certificate authority can't be read or made, or a task panicked.
+    /// The certificate authority can't be read or created, the chart's values can't be read, the threads can't be
+    /// started, or a task panicked.
     pub async fn run(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
         let runtime = Builder::new_multi_thread().worker_threads(THREADS).thread_name("leader").enable_all().build();
         let runtime = runtime.context("can't start the threads of a leader")?;
@@ -63,7 +63,7 @@ impl Leadership {
 
     async fn control(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
         let Self { args, reporter, metrics, watchdog, term, epoch } = self;
-        // A client of these threads: the tasks of its connections end with them.
+        // The client must belong to these threads, so that the tasks of its connections end with them.
         let client = term.client(&connect().await?);
         let recorder = Recorder::new(client.clone(), reporter);
         let keeper =
@@ -107,7 +107,7 @@ impl Leadership {
     }
 }
 
-/// A runtime that is not waited for when it is dropped: its tasks end at their next await.
+/// A runtime that is shut down without waiting when it is dropped: its tasks end at their next await.
 struct Abandoned(Option<Runtime>);
 
 impl Drop for Abandoned {

@@ -1,17 +1,20 @@
-//! The operator: turns a TrainJob into pods and tells the truth about them.
+//! The operator: runs TrainJobs as pods of a Kubernetes cluster.
 //!
-//! "What happens when a pod dies": [`observe`] sees it as an agent that ended (and [`missing`] what keeps one from
-//! beginning), `millrace_crds::decide` says what that means, and a visit of `millrace_control` records it and has it carried out.
+//! When a pod fails, [`observe`] converts it to an agent that ended (and [`missing`] reports missing ConfigMaps),
+//! `millrace_crds::decide` decides the consequence, and a reconcile of `millrace_control` records and applies it.
 //!
-//! * [`cluster`]: the world that the control loop of `millrace_control` works in here; [`site`]: where its paths lie.
-//! * [`apply`] makes an attempt's children, which [`children`] builds.
-//! * [`agent_traces`]: how agents send traces to a collector.
-//! * [`archive`]: what holds a deleted job until its history is kept.
-//! * [`readers`]: the pods that serve the files of jobs, for the REST server.
-//! * [`authority`]: the certificates that coordinators and whoever follows them show.
-//! * [`seed`]: the appliance that the chart's values describe; [`protect`]: what keeps its ledger from being lost.
-//! * [`leader`]: one operator at a time; [`term`]: it changes nothing after its time. [`watch`]: watches that no object
-//!   can stop; [`leadership`]: everything a leader runs; [`run`](mod@run): candidate, leader, candidate again.
+//! * [`cluster`]: the [`World`](millrace_control::World) that the control loop works in; [`site`]: its paths and
+//!   images.
+//! * [`apply`]: creates the children of an attempt, which [`children`] builds.
+//! * [`agent_traces`]: configures agents to send traces to a collector.
+//! * [`archive`]: the finalizer that holds a deleted job until its history is archived.
+//! * [`readers`]: the pods that serve the files of jobs to the REST server.
+//! * [`authority`]: issues the certificates of agents and of the services that follow them; [`serving`]: that of the
+//!   REST server.
+//! * [`seed`]: applies the appliance of the chart's values; [`protect`]: protects its ledger from deletion.
+//! * [`leader`]: elects one leader among the operators; [`term`]: prevents writes after a leader's term. [`watch`]:
+//!   watches that unreadable objects don't stop; [`leadership`]: runs everything that a leader does; [`run`](mod@run):
+//!   the life of an operator, candidate and leader by turns.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

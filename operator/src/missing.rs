@@ -1,15 +1,15 @@
-//! ConfigMaps that pods wait for. A claim or an image that is missing stands in the pod's status; of a ConfigMap only the
-//! kubelet's events tell, which nobody reads but people.
+//! Detects missing ConfigMaps that pods wait for. A missing claim or image is in the pod's status, but a missing
+//! ConfigMap only in events of the kubelet, which programs do not read.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::{Api, Client, ResourceExt};
 use millrace_crds::TrainJob;
 use millrace_crds::decide::{Agent, AgentState};
 
-/// Says of each of `agents` that can't start for want of a ConfigMap of the job's user which one that is.
+/// Sets the state of each of `agents` that can't start because a ConfigMap of the job's user is missing.
 ///
 /// # Errors
-/// The API server refused, or can't be reached.
+/// The API server rejected a request, or is unreachable.
 pub async fn tell(job: &TrainJob, client: &Client, pods: &[Pod], agents: &mut [Agent]) -> Result<(), kube::Error> {
     let placed = |agent: &&mut Agent| agent.state == AgentState::Starting && agent.node.is_some();
     let mut placed: Vec<&mut Agent> = agents.iter_mut().filter(placed).collect();

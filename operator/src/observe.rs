@@ -1,4 +1,4 @@
-//! From pods to agents.
+//! Converts pods to agents.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
@@ -8,18 +8,17 @@ use millrace_crds::decide::{Agent, AgentState, End, OUT_OF_MEMORY, Outcome, Repo
 
 use crate::children::{ATTEMPT, CONTAINER, INDEX, ROLE};
 
-/// Lines of a log that status keeps.
+/// Maximum lines of a log in the status.
 const TAIL: usize = 20;
-/// Longest line of those.
+/// Maximum characters of such a line.
 const LINE: usize = 512;
 
-/// A process that a signal ended has an exit code above this.
+/// A process that was ended by a signal has an exit code above this.
 const SIGNALLED: i32 = 128;
-/// What the scheduler says of a pod whose binding it tries again at once: somebody else has written the object
-/// meanwhile.
+/// The scheduler's message for a pod whose binding it retries at once, after a write conflict.
 const CHANGED_MEANWHILE: &str = "the object has been modified";
 
-/// The agent that runs in `pod`; `None` for a pod that is none of ours.
+/// Returns the agent that runs in `pod`; `None` for a pod without the labels of an agent.
 pub fn agent(pod: &Pod) -> Option<Agent> {
     let label = |key: &str| pod.labels().get(key).map(String::as_str);
     Some(Agent {
@@ -34,12 +33,12 @@ pub fn agent(pod: &Pod) -> Option<Agent> {
     })
 }
 
-/// The condition of this type that a pod has.
+/// Returns the condition of this type, if the pod has it.
 pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == type_)
 }
 
-/// Whether a condition of a pod is true.
+/// Returns whether a condition of a pod is true.
 pub fn is(pod: &Pod, type_: &str) -> bool {
     condition(pod, type_).is_some_and(|condition| condition.status == "True")
 }
@@ -64,7 +63,7 @@ fn state(pod: &Pod) -> AgentState {
     if is(pod, "Ready") { AgentState::Ready } else { AgentState::Starting }
 }
 
-/// How the container's process ended.
+/// Returns how the container's process ended; `None` if it has not.
 fn ended(pod: &Pod, state: &ContainerState) -> Option<End> {
     let terminated = state.terminated.as_ref()?;
     let text = terminated.message.clone().unwrap_or_default();
@@ -72,9 +71,9 @@ fn ended(pod: &Pod, state: &ContainerState) -> Option<End> {
     let outcome = outcome(&text);
     let message = match &outcome {
         Some(outcome) => outcome.message.clone(),
-        // What it wrote last has nothing to do with it.
+        // The last line of the log is not the cause.
         None if reason == OUT_OF_MEMORY => out_of_memory(pod),
-        // Nor has it with a signal.
+        // The last line of the log is not the cause of a signal either.
         None if terminated.exit_code > SIGNALLED => describe_exit(terminated.exit_code),
         None => last_line(&text).unwrap_or_else(|| describe_exit(terminated.exit_code)),
     };
@@ -95,7 +94,7 @@ fn out_of_memory(pod: &Pod) -> String {
     format!("it needed more memory than its limit{limit}: raise spec.resources.{role}.limits.memory")
 }
 
-/// A pod that was ended as a whole: evicted, or never admitted by its node.
+/// Describes the end of a pod without a process: evicted, or not admitted by its node.
 fn ended_without_a_process(pod: &Pod) -> End {
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.clone()).unwrap_or_else(|| "Failed".to_owned());
@@ -103,7 +102,7 @@ fn ended_without_a_process(pod: &Pod) -> End {
     End { message: message.unwrap_or_else(|| format!("the pod ended: {reason}")), reason, ..End::default() }
 }
 
-/// What a pod waits for that has not begun.
+/// Returns what prevents a pod from starting.
 fn waiting(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
     let of = |reason: &str, message: Option<&String>| AgentState::Waiting {
         reason: reason.to_owned(),
@@ -111,7 +110,7 @@ fn waiting(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
     };
     if let Some(waiting) = current.and_then(|state| state.waiting.as_ref()) {
         let reason = waiting.reason.as_deref().unwrap_or("Waiting");
-        // How every pod begins is nothing to tell.
+        // The normal states of a starting pod are not reported.
         let ordinary = matches!(reason, "ContainerCreating" | "PodInitializing");
         return (!ordinary).then(|| of(reason, waiting.message.as_ref()));
     }
@@ -132,12 +131,12 @@ fn tail(text: &str) -> Vec<String> {
     lines.iter().skip(lines.len().saturating_sub(TAIL)).map(|line| line.chars().take(LINE).collect()).collect()
 }
 
-/// The coordinator's last report, in a termination message.
+/// Parses the coordinator's outcome in a termination message.
 fn outcome(text: &str) -> Option<millrace_telemetry::journal::Outcome> {
     text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
 }
 
-/// What the coordinator's pod says of how it ended, for who did not hear it from the coordinator.
+/// Returns the report in the status of the coordinator's pod, for a loop that did not receive it from the coordinator.
 pub fn last_report(pods: &[Pod], attempt: u32) -> Option<Report> {
     let coordinator = pods
         .iter()
@@ -157,7 +156,7 @@ pub fn last_report(pods: &[Pod], attempt: u32) -> Option<Report> {
                 ..Report::default()
             });
         }
-        // Nothing was told, but it ended as one does whose work is done.
+        // Without an outcome, exit code 0 means success.
         None if terminated.exit_code == 0 => Outcome {
             reason: "Succeeded".to_owned(),
             message: "the coordinator ended in good order".to_owned(),

@@ -1,5 +1,5 @@
-//! What keeps the ledger from being lost: a finalizer holds an appliance for as long as jobs hold systems of it, and
-//! pods say which systems they are.
+//! Protects the ledger: a finalizer holds an appliance while jobs hold systems of it, and labels of pods name their
+//! systems.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,12 @@ use serde_json::json;
 
 use crate::children::{ATTEMPT, JOB, SYSTEM, UID};
 
-/// The finalizer. It stands only while systems are in use: an appliance that nobody uses can go without an operator.
+/// The finalizer. It is set only while systems are in use, so that an unused appliance can be deleted without an
+/// operator.
 pub const IN_USE: &str = "millrace.dev/systems-in-use";
 
-/// The finalizers that `appliance` should have; `None` where it has them, or may be given no more.
+/// Returns the finalizers that `appliance` should have; `None` if no change is needed or, because it is deleted,
+/// possible.
 fn wanted(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
     let there = appliance.finalizers();
     let protected = there.iter().any(|name| name == IN_USE);
@@ -27,11 +29,11 @@ fn wanted(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
     }
 }
 
-/// Sets the finalizer, or takes it off; whether there was anything to do. Where somebody else has written meanwhile
-/// nothing is done: a newer version will be seen.
+/// Sets or removes the finalizer; returns whether there was anything to do. Does nothing after a write conflict: the
+/// newer version causes another reconcile.
 ///
 /// # Errors
-/// The API server refused, or can't be reached.
+/// The API server rejected the request, or is unreachable.
 pub async fn protect(client: &Client, appliance: &Appliance, in_use: bool) -> Result<bool, kube::Error> {
     let Some(finalizers) = wanted(appliance, in_use) else { return Ok(false) };
     let metadata = json!({
@@ -46,7 +48,7 @@ pub async fn protect(client: &Client, appliance: &Appliance, in_use: bool) -> Re
     }
 }
 
-/// The grants that pods with the label [`SYSTEM`] come to, one for each job.
+/// Returns the grants that the labels of pods with the label [`SYSTEM`] record, one for each job.
 pub fn grants_of_pods<'a>(pods: impl Iterator<Item = &'a ObjectMeta>) -> Vec<Grant> {
     let mut grants: BTreeMap<String, Grant> = BTreeMap::new();
     for pod in pods {

@@ -1,9 +1,9 @@
-//! Readers of jobs' files: pods that the REST server asks for by a [`FileReader`], made here from a template of our
-//! own.
+//! Readers of jobs' files: pods that the REST server requests by a [`FileReader`], built from a template of the
+//! operator's own.
 //!
-//! A reader ends by itself when nobody asks it any more. Then its FileReader is deleted, and with it goes all that was
-//! made for it. One that does not begin in time is deleted likewise. What a request could do wrong, its definition
-//! refuses; what it could ask for too often has a bound.
+//! * A reader ends by itself when it is idle. Its FileReader is then deleted, and with it all objects that belong to
+//!   it. The same happens if a reader does not listen in time.
+//! * The definition of the kind rejects invalid requests, and the number of readers is bounded.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -33,36 +33,36 @@ use crate::error::Error;
 use crate::observe::{condition, is};
 use crate::watch::{chosen, keep};
 
-/// Readers that run at a time, in the whole cluster.
+/// Maximum number of readers in the whole cluster at the same time.
 const MAX_READERS: usize = 64;
-/// For a reader to listen: an image may have to be fetched.
+/// Time until a reader must listen: long enough to pull an image.
 const BEGIN_WITHIN: Duration = Duration::from_secs(120);
-/// A reader is looked at so often though nothing is heard of it.
+/// Interval of reconciles of a reader without any change.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// What readers are made with.
+/// The state that all reconciles of readers share.
 pub struct Readers {
     /// The API server.
     pub client: Client,
-    /// Makes certificates.
+    /// Issues certificates.
     pub keeper: Arc<Keeper>,
     /// Every appliance.
     pub appliances: Store<Appliance>,
     /// Every request.
     pub requests: Store<FileReader>,
-    /// What the pods run.
+    /// Image of the pods.
     pub image: String,
 }
 
-/// How a reader's pod is.
+/// The state of a reader's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Condition {
-    /// It is there and does not listen yet.
+    /// It exists, but does not listen yet.
     Begins,
     /// It listens at this address.
     Listens(String),
-    /// It can't begin, since its claim does not exist: a sentence.
+    /// It can't start, because its claim does not exist: a sentence.
     WithoutClaim(String),
     /// It has ended.
     Ended,
@@ -87,7 +87,7 @@ impl Condition {
     }
 }
 
-/// Makes readers and takes them away until `ending` becomes true.
+/// Runs the controller of readers until `ending` becomes true.
 pub async fn run(
     client: Client,
     recorder: Recorder,
@@ -109,7 +109,7 @@ pub async fn run(
     controller.run(reconcile, after_failure, readers).for_each(|_| std::future::ready(())).await;
 }
 
-/// The pods of readers, made, changed or deleted.
+/// Returns a stream of readers' pods that were created, changed or deleted.
 fn reader_pods(client: &Client) -> BoxStream<'static, watcher::Result<PartialObjectMeta<Pod>>> {
     use kube::runtime::WatchStreamExt;
     let ours = watcher::Config::default().labels(&format!("{READER},app.kubernetes.io/managed-by={MANAGER}"));
@@ -124,7 +124,7 @@ async fn reconcile(request: Arc<FileReader>, readers: Arc<Readers>) -> Result<Ac
     let late = age.is_some_and(|age| age.as_secs() >= BEGIN_WITHIN.as_secs() as i64);
     let old = request.status.clone().unwrap_or_default();
     match readers.pod(&request).await?.as_ref().map(Condition::of) {
-        // It was there: whoever asks for it again makes another request.
+        // The pod existed and has ended: another use needs another request.
         None if old.address.is_some() || late => readers.delete(&request).await?,
         None if readers.before(&request) >= MAX_READERS => {
             let message = format!("{MAX_READERS} readers of files run already: try again in a moment");
@@ -152,7 +152,7 @@ impl Readers {
         Api::namespaced(self.client.clone(), &request.namespace().unwrap_or_default())
     }
 
-    /// The pod of a request.
+    /// Returns the pod of a request, if it exists.
     async fn pod(&self, request: &FileReader) -> Result<Option<Pod>, Error> {
         let named = ListParams::default().fields(&format!("metadata.name={}", request.name_any()));
         let found = self.api::<Pod>(request).list(&named).await.map_err(Error::api("look for a reader"))?;
@@ -160,13 +160,13 @@ impl Readers {
         Ok(found.items.into_iter().find(owned))
     }
 
-    /// How many requests are older than this one.
+    /// Returns the number of requests that are older than this one.
     fn before(&self, request: &FileReader) -> usize {
         let age = |request: &FileReader| (request.creation_timestamp().map(|time| time.0), request.uid());
         self.requests.state().iter().filter(|other| age(other) < age(request)).count()
     }
 
-    /// Makes all that a request asks for.
+    /// Creates everything that a request needs.
     async fn make(&self, request: &FileReader) -> Result<(), Error> {
         let appliance = self.appliances.get(&ObjectRef::new(&request.spec.appliance));
         let cluster = appliance.map(|appliance| appliance.spec.clone()).unwrap_or_default();
@@ -193,7 +193,7 @@ impl Readers {
         self.record(request, status).await
     }
 
-    /// Says why the files can't be served.
+    /// Records why the files can't be served.
     async fn refuse(&self, request: &FileReader, reason: &str, message: String) -> Result<(), Error> {
         let reason = Some(reason.to_owned());
         self.record(request, FileReaderStatus { reason, message: Some(message), ..FileReaderStatus::default() }).await
@@ -215,7 +215,7 @@ impl Readers {
         }
     }
 
-    /// Deletes a request, with which all goes that was made for it.
+    /// Deletes a request, and with it all objects that belong to it.
     async fn delete(&self, request: &FileReader) -> Result<(), Error> {
         let preconditions = Some(Preconditions { uid: request.uid(), resource_version: None });
         let params = DeleteParams { preconditions, ..DeleteParams::background() };

@@ -1,14 +1,14 @@
-//! The life of an operator: it waits for the API server, becomes a candidate, leads, and is a candidate again when it
-//! loses the lease.
+//! The life of an operator: it waits for the API server, becomes a candidate, leads, and becomes a candidate again when
+//! it loses the lease.
 //!
 //! ```text
-//!   prepare ──► candidate ──► leads ──► SIGTERM: the lease is given back, and the process ends
+//!   prepare ──► candidate ──► leads ──► SIGTERM: the lease is released, and the process ends
 //!                  ▲            │
-//!                  └── 2 s ◄────┘ the lease is lost, or the API server refuses what a leader needs
+//!                  └── 2 s ◄────┘ the lease is lost, or the API server rejects a request that a leader needs
 //! ```
 //!
-//! An API server that is away never ends the process: Kubernetes would restart it with an ever longer back-off, up to
-//! five minutes after the API server is back.
+//! An unreachable API server never ends the process: Kubernetes would restart it with a growing backoff, up to five
+//! minutes after the API server is reachable again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,21 +35,22 @@ use crate::leader::Candidate;
 use crate::leadership::Leadership;
 use crate::{http, seed};
 
-/// Between two tries to lead.
+/// Delay before becoming a candidate again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How a leadership ended.
 enum Ended {
-    /// The process is to end.
+    /// The process was requested to end.
     Shutdown,
-    /// Another operator has the lease, or it could not be renewed in time.
+    /// Another operator has the lease, or the lease could not be renewed in time.
     LeaseLost,
 }
 
-/// Runs until SIGTERM.
+/// Runs until SIGTERM or Ctrl-C.
 ///
 /// # Errors
-/// There is no configuration of a cluster, the port is taken, or the API server refuses the chart's Appliance.
+/// There is no cluster configuration, the port is in use, signals can't be handled, or the API server rejects the
+/// chart's Appliance.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let client = connect().await?;
     let metrics = Arc::new(Metrics::default().with_process());
@@ -84,7 +85,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// What outlives a leadership.
+/// State that is kept between leaderships.
 struct Operator {
     args: Args,
     client: Client,
@@ -116,7 +117,7 @@ impl Operator {
             elected = candidate.elected() => elected,
             () = ended(ending.clone()) => return Ok(Ended::Shutdown),
         };
-        // The term goes on while all jobs are read, however many they are.
+        // The term is renewed while all jobs are read, however many there are.
         let seen = tokio::select! {
             biased;
             () = candidate.lead(&term) => return Ok(Ended::LeaseLost),
@@ -142,14 +143,14 @@ impl Operator {
             () = candidate.lead(&term) => return Ok(Ended::LeaseLost),
             led = leadership.run(ending) => led,
         };
-        // Whatever still runs changes nothing any more; only then may another lead.
+        // Tasks that still run can't write any more; only after that may another operator lead.
         term.end();
         candidate.resign().await;
         led.map(|()| Ended::Shutdown)
     }
 }
 
-/// The highest epoch that stands in a status, whatever else the object says.
+/// Returns the highest epoch in the status of any appliance or job, readable or not; 0 if there is none.
 async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
     let mut highest = 0;
     for kind in [ApiResource::erase::<Appliance>(&()), ApiResource::erase::<TrainJob>(&())] {
@@ -160,8 +161,8 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
     Ok(highest)
 }
 
-/// Logs to standard error, and sends traces where the environment names a collector. What kube tells is for those who
-/// ask for more than usual.
+/// Logs to standard error, and exports traces if the environment names a collector. Messages of kube are logged only at
+/// levels more verbose than `info`.
 ///
 /// # Errors
 /// As [`Logging::install`].

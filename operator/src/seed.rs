@@ -1,12 +1,11 @@
-//! The appliance of the chart's values, applied once for each change of the values.
+//! Applies the appliance of the chart's values, once for each change of the values.
 //!
-//! The chart can't make it: its kind is defined by the same release, and what would create it anew at an upgrade would lose
-//! its status, the ledger. Server-side apply changes what the values name, takes back what they named before, and leaves the
-//! rest of the spec to others.
-//!
-//! A digest of the values is kept in an annotation of the appliance. While it is that of the values nothing is applied,
-//! so that what a person changes by hand outlives a restart and a change of leadership. When the values change and take
-//! the place of something that was set by hand, an event says what it was.
+//! * The chart itself can't create it: its kind is defined by the same release, and creating it again at an upgrade
+//!   would lose its status, the ledger. Server-side apply changes the fields that the values name, removes those that
+//!   they named before, and leaves the rest of the spec alone.
+//! * A digest of the applied values is stored in an annotation of the appliance. If it matches, nothing is applied, so
+//!   that manual edits survive restarts and changes of the leader.
+//! * If changed values replace a manual edit, an event reports what it was.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,50 +22,50 @@ use serde_json::{Value, json};
 use crate::error::{is_temporary, said};
 use crate::events::publish;
 
-/// Field manager of what the chart's values say.
+/// Field manager of the fields in the chart's values.
 const MANAGER: &str = "millrace-chart";
 /// Annotation of the appliance: digest of the values that were applied last, in hexadecimal.
 pub const VALUES_DIGEST: &str = "millrace.dev/values-digest";
-/// Between two tries while the API server does not serve the kind yet, or can't be reached.
+/// Delay between attempts while the API server does not serve the kind yet, or is unreachable.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Why the appliance is not as the values say.
+/// Why the chart's values were not applied.
 #[derive(Debug, thiserror::Error)]
 pub enum SeedError {
-    /// There is no such file.
+    /// The file can't be read.
     #[error("the appliance's file {} can't be read: {cause}", path.display())]
     File {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// What was said.
+        /// The error of reading it.
         cause: std::io::Error,
     },
-    /// It holds something else.
+    /// The file is not an Appliance.
     #[error("{} holds no Appliance: {cause}", path.display())]
     Document {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// What was said.
+        /// The error of parsing it.
         cause: serde_json::Error,
     },
-    /// The API server refused it.
+    /// The API server rejected the Appliance.
     #[error("the Appliance {name} can't be applied: {cause}; correct `appliance` in the chart's values")]
     Refused {
-        /// Its name.
+        /// Name of the Appliance.
         name: String,
-        /// What the API server said.
+        /// The client's error.
         cause: kube::Error,
     },
 }
 
-/// An Appliance that has no place for a status: that is the ledger's.
+/// An Appliance without a status, because that is the ledger.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Document {
     api_version: String,
     kind: String,
     metadata: Metadata,
-    /// As it is written: a typed spec would add its defaults, and take them away from others.
+    /// Unparsed, because a typed spec would add its defaults and take these fields away from other managers.
     spec: Value,
 }
 
@@ -76,7 +75,7 @@ struct Metadata {
     name: String,
 }
 
-/// What the chart's values say of the appliance.
+/// The chart's values for the appliance.
 #[derive(Debug)]
 pub struct Values(Document);
 
@@ -91,15 +90,15 @@ impl Values {
         Ok(Self(document))
     }
 
-    /// The fields of `appliance` that are not as these values have them; `None` where it is another one, or these
-    /// values have not been applied to it.
+    /// Returns the fields of `appliance` that differ from these values, each with both; `None` if it is another
+    /// appliance, or these values have not been applied to it.
     pub fn edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
         let Document { metadata, spec, .. } = &self.0;
         let applied = appliance.annotations().get(VALUES_DIGEST) == Some(&self.0.digest());
         if appliance.name_any() != metadata.name || !applied {
             return None;
         }
-        // By way of the type, so that a size reads the same however it is written.
+        // Converted by the type, so that equal sizes compare equal in any notation.
         let typed: ClusterSpec = serde_json::from_value(spec.clone()).ok()?;
         let mut found = Vec::new();
         differences(spec, &json!(typed), &json!(appliance.spec), "spec", &mut found);
@@ -107,7 +106,7 @@ impl Values {
     }
 }
 
-/// Finds what of `named`, with the values in `wanted`, is otherwise in `there`.
+/// Collects the fields that `named` has, and whose values in `wanted` and `there` differ.
 fn differences(named: &Value, wanted: &Value, there: &Value, path: &str, found: &mut Vec<String>) {
     if let (Value::Object(fields), Value::Object(_)) = (named, wanted) {
         for (key, value) in fields {
@@ -118,11 +117,11 @@ fn differences(named: &Value, wanted: &Value, there: &Value, path: &str, found: 
     }
 }
 
-/// Applies the Appliance in the JSON file at `path`, unless it is what was applied last. Waits while the API server
-/// does not serve the kind yet, as in the first second after an install.
+/// Applies the Appliance in the JSON file at `path`, unless it was applied last. Waits while the API server does not
+/// serve the kind yet, as in the first second after an install, or is unreachable.
 ///
 /// # Errors
-/// [`SeedError`]. The cluster's Appliance is then what it was.
+/// [`SeedError`]. The cluster's Appliance is unchanged then.
 pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<(), SeedError> {
     let Values(document) = Values::read(path)?;
     let appliances: Api<Appliance> = Api::all(client.clone());
@@ -159,7 +158,7 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
     let patch = Patch::Apply(document.with_digest(&digest));
     let params = PatchParams::apply(MANAGER).validation_strict();
     match appliances.patch(name, &params, &patch).await {
-        // Somebody else has set what the values say otherwise.
+        // Another field manager has set fields of the values differently.
         Err(kube::Error::Api(refused)) if refused.is_conflict() => {
             let appliance = appliances.patch(name, &params.force(), &patch).await?;
             let message = overwritten(&refused);
@@ -173,7 +172,7 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
     }
 }
 
-/// What the values took the place of, by the API server's refusal to apply them beside it.
+/// Describes what the values replaced, from the API server's report of the conflict.
 fn overwritten(conflict: &Status) -> String {
     let causes = conflict.details.iter().flat_map(|details| &details.causes);
     let causes = causes.filter(|cause| !cause.field.contains(VALUES_DIGEST));
@@ -184,7 +183,7 @@ fn overwritten(conflict: &Status) -> String {
 }
 
 impl Document {
-    /// Of all it says.
+    /// Returns the digest of the whole document.
     fn digest(&self) -> String {
         blake3::hash(json!(self).to_string().as_bytes()).to_hex().to_string()
     }

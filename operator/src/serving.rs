@@ -1,8 +1,10 @@
-//! The certificate that the REST server shows to clients, in a Secret that its pods mount; see [`ServerCertificate`].
+//! The certificate that the REST server presents to clients, in a Secret that its pods mount; see
+//! [`ServerCertificate`].
 //!
-//! The leader makes it where there is none, and renews it in time. The REST server itself has no right to read or write
-//! Secrets: its pods mount `tls.crt` and `tls.key`, and people give `ca.crt` to clients. The Secret stays when the
-//! chart is uninstalled, since clients trust what is in it.
+//! * The leader creates it if it is missing, and renews it in time.
+//! * The REST server has no permission to read or write Secrets: its pods mount `tls.crt` and `tls.key`, and
+//!   administrators give `ca.crt` to clients.
+//! * The Secret is kept when the chart is uninstalled, because clients trust its contents.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -14,7 +16,7 @@ use millrace_protocol::security::ServerCertificate;
 
 use crate::authority::{AuthorityError, write_secret};
 
-/// Between two checks whether the certificate is to be renewed, and after a failure.
+/// Interval of checks whether the certificate must be renewed; after a failure, the retry is earlier.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -23,22 +25,22 @@ const KEY: &str = "tls.key";
 const AUTHORITY: &str = "ca.crt";
 const AUTHORITY_KEY: &str = "ca.key";
 
-/// See the module text.
+/// Maintains the certificate of the REST server.
 pub struct ServingCertificate {
     secrets: Api<Secret>,
-    /// Of the Secret.
+    /// Name of the Secret.
     name: String,
     /// Host names and addresses by which clients reach the server.
     hosts: Vec<String>,
 }
 
 impl ServingCertificate {
-    /// The certificate for `hosts` in the Secret `name` of `namespace`.
+    /// Selects the certificate for `hosts` in the Secret `name` of `namespace`.
     pub fn new(client: &Client, namespace: &str, name: &str, hosts: &[String]) -> Self {
         Self { secrets: Api::namespaced(client.clone(), namespace), name: name.to_owned(), hosts: hosts.to_vec() }
     }
 
-    /// Makes the certificate and renews it whenever that is due, for ever.
+    /// Creates the certificate and renews it when it is due. Never returns.
     pub async fn keep(self) {
         loop {
             let wait = match self.renew(SystemTime::now()).await {
@@ -52,10 +54,10 @@ impl ServingCertificate {
         }
     }
 
-    /// Makes or renews the certificate where that is due at `now`.
+    /// Creates or renews the certificate if that is due at `now`.
     ///
     /// # Errors
-    /// The Secret can't be read or written, or a host can't stand in a certificate.
+    /// The Secret can't be read or written, or a host can't be named in a certificate.
     pub async fn renew(&self, now: SystemTime) -> Result<(), AuthorityError> {
         loop {
             let there = self.secrets.get_opt(&self.name).await;
@@ -70,12 +72,12 @@ impl ServingCertificate {
                 tracing::info!("a new certificate of the REST server is in the secret {}", self.name);
                 return Ok(());
             }
-            // Another operator was first.
+            // Write conflict: another operator was faster.
         }
     }
 }
 
-/// What a Secret holds; where a key is missing, an empty text, which counts as a certificate that is due.
+/// Reads a certificate from a Secret. A missing key becomes an empty text, which counts as a certificate that is due.
 fn read(secret: &Secret) -> ServerCertificate {
     let bytes = |key: &str| secret.data.as_ref().and_then(|data| data.get(key));
     let text = |key: &str| bytes(key).and_then(|bytes| String::from_utf8(bytes.0.clone()).ok());

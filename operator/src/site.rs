@@ -1,4 +1,4 @@
-//! What of this cluster a job's record depends on.
+//! The properties of this cluster that jobs' records depend on.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -8,10 +8,10 @@ use millrace_protocol::launch::FIRST_VERSION;
 
 use crate::children::{MODEL_DIR, Names};
 
-/// Pods as places to run in.
+/// A cluster in which pods run the agents.
 #[derive(Clone, Debug)]
 pub struct Pods {
-    /// Image of the pods, where the appliance names none.
+    /// Image of the pods if the appliance names none.
     pub image: String,
 }
 
@@ -32,7 +32,7 @@ impl Site for Pods {
             };
         }
         let path = path.strip_prefix(MODEL_DIR).unwrap_or(path);
-        // What leaves the claim, by `..`, would be lost with the pod.
+        // A path with `..` could leave the claim, and its files would be lost with the pod.
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
         let path = inside.fold(PathBuf::from(MODEL_DIR), |path, part| path.join(part));
         Ok(ModelDir { path, claim: Some(Names::of(job).model_dir_claim()) })
@@ -48,7 +48,7 @@ impl Site for Pods {
     }
 
     fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
-        // What is not mounted is not there: the agents say so.
+        // A path that is not mounted does not exist in the pods: the agents report that.
         Ok(())
     }
 }

@@ -1,9 +1,10 @@
-//! The term of a leader: until when it may write, and a client that writes nothing after that.
+//! The term of a leader, and a client that writes only within it.
 //!
-//! A renewal of the lease prolongs the term from the moment the renewal was *sent*, by less than the lease lasts. The
-//! client of a leader refuses every request that changes something once the term is over, and gives up those that are
-//! under way. So whatever a leader does ends before another can take the lease, however long it was asleep or busy in
-//! between. Reading is harmless and goes on.
+//! * A renewal of the lease extends the term from the moment the renewal was *sent*, by less than the lease's duration.
+//! * After the term, the leader's client rejects every request that is not read-only, and aborts such requests that are
+//!   in flight. Therefore every write of a leader ends before another operator can take the lease, even if the leader
+//!   was suspended or busy in between.
+//! * Reads are allowed at any time.
 
 use std::time::Duration;
 
@@ -13,22 +14,22 @@ use kube::client::Body;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-/// A change that was not made, or of which it is not known whether it was, since the term is over.
+/// Error of a write after the term. The write was not made, or its result is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this operator leads no more and changes nothing")]
 pub struct NotLeading;
 
-/// The term of one leadership. Clones are the same term.
+/// The term of one leadership. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Term(watch::Sender<Instant>);
 
 impl Term {
-    /// A term whose first renewal was sent at `sent`, and which lasts for `length` from the newest renewal.
+    /// Begins a term whose first renewal was sent at `sent`; it lasts for `length` from the newest renewal.
     pub fn begin(sent: Instant, length: Duration) -> Self {
         Self(watch::Sender::new(sent + length))
     }
 
-    /// Prolongs the term by a renewal that was sent at `sent`.
+    /// Extends the term by a renewal that was sent at `sent`. Has no effect after the term's end.
     pub fn renewed(&self, sent: Instant, length: Duration) {
         self.0.send_if_modified(|ends| {
             let over = Instant::now() >= *ends;
@@ -44,17 +45,17 @@ impl Term {
         self.0.send_modify(|ends| *ends = (*ends).min(Instant::now()));
     }
 
-    /// When it ends, as far as is known now.
+    /// Returns the end of the term, as of the newest renewal.
     pub fn ends(&self) -> Instant {
         *self.0.borrow()
     }
 
-    /// Whether it is over.
+    /// Returns whether the term has ended.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.ends()
     }
 
-    /// A client that changes nothing after the term.
+    /// Returns a client that writes nothing after the term.
     pub fn client(&self, client: &Client) -> Client {
         let (client, term) = (client.clone(), self.clone());
         let namespace = client.default_namespace().to_owned();
@@ -71,7 +72,7 @@ async fn send(client: Client, term: Term, request: Request<Body>) -> Result<Resp
     if term.is_over() {
         return Err(refused());
     }
-    // A term that is prolonged meanwhile allows no more than the next try.
+    // An extension during the request is ignored: the request is aborted at the old end, and the next try may succeed.
     match timeout_at(term.ends(), client.send(request)).await {
         Ok(answer) => answer,
         Err(_) => Err(refused()),
@@ -91,7 +92,7 @@ mod tests {
 
     const LENGTH: Duration = Duration::from_secs(10);
 
-    /// A client whose API server takes `delay` for each answer, and how many requests have reached it.
+    /// Returns a client whose API server takes `delay` for each answer, and the number of requests that it received.
     fn server(delay: Duration) -> (Client, Arc<AtomicUsize>) {
         let count = Arc::new(AtomicUsize::new(0));
         let seen = count.clone();

@@ -1,8 +1,9 @@
-//! Watches that nothing stops for long.
+//! Watches that continue after errors.
 //!
-//! An object that does not fit its type, because a newer version wrote it, is told of and passed over, and all others are
-//! read as ever. While the API server is away, each watch asks again every few seconds, by itself: a controller would have
-//! all of its watches wait after a failure of any.
+//! * An object that does not fit its type, because a newer version wrote it, is reported and ignored; all other objects
+//!   are read as usual.
+//! * While the API server is unreachable, each watch retries every second by itself: a controller would let all of its
+//!   watches wait after a failure of one.
 
 use std::fmt::Debug;
 use std::future::ready;
@@ -25,10 +26,10 @@ use serde::de::DeserializeOwned;
 use crate::children::MANAGER;
 use crate::events::publish;
 
-/// Between a failure of a watch and the next try.
+/// Delay between a failure of a watch and the next try.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Waits as long after every failure: of few watches no API server is overrun.
+/// A constant backoff. It does not overload an API server, because there are few watches.
 struct Patience;
 
 impl Iterator for Patience {
@@ -43,8 +44,8 @@ impl Backoff for Patience {
     fn reset(&mut self) {}
 }
 
-/// Every object of the cluster that can be read, as a store that follows the stream and a stream of what was made or changed.
-/// What can't be read is told by an event on the object; it stays in the store as it was last read.
+/// Watches every object of the cluster. Returns a store that follows the stream, and a stream of objects that were
+/// created or changed. An unreadable object is reported by an event; the store keeps its last readable version.
 pub fn keep<K>(client: &Client, recorder: Recorder) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -56,7 +57,7 @@ where
     (store, reflector::reflector(writer, events).applied_objects().boxed())
 }
 
-/// What was made, changed or deleted, of what can be read.
+/// Returns a stream of readable objects that were created, changed or deleted.
 pub fn changes<K>(client: &Client) -> BoxStream<'static, watcher::Result<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -66,7 +67,7 @@ where
     objects.filter_map(|object| ready(object.map(|object| object.0.ok()).transpose())).boxed()
 }
 
-/// The operator's own children of a kind, by their metadata: made, changed or deleted.
+/// Returns a stream of the operator's own children of a kind that were created, changed or deleted, by their metadata.
 pub fn children<K>(client: &Client) -> BoxStream<'static, watcher::Result<PartialObjectMeta<K>>>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -75,8 +76,8 @@ where
     chosen::<PartialObjectMeta<K>>(client, ours).map(Ok).touched_objects().boxed()
 }
 
-/// Every object of the cluster that can be read, as it comes and goes; `known` is what follows this stream, and `tell` is told
-/// of what can't be read.
+/// Watches every readable object of the cluster. `known` is the store that follows this stream, and `tell` is called
+/// for every unreadable object.
 pub fn readable_events<K>(
     client: &Client,
     known: Store<K>,
@@ -89,7 +90,7 @@ where
     chosen(client, watcher::Config::default()).filter_map(move |event| ready(readable(event, &known, &tell))).boxed()
 }
 
-/// Objects of a kind in all namespaces, as they come and go, chosen by `which`.
+/// Watches the objects of a kind in all namespaces that `which` selects.
 pub fn chosen<K>(client: &Client, which: watcher::Config) -> BoxStream<'static, Event<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -99,7 +100,7 @@ where
     steady(watcher(Api::all(client.clone()), which), kind).boxed()
 }
 
-/// A watch that goes on after a failure, which is logged once until it goes well again.
+/// Continues a watch after failures. Logs the first failure until the next success.
 fn steady<T: Send>(watch: impl Stream<Item = watcher::Result<T>> + Send, kind: String) -> impl Stream<Item = T> + Send {
     let mut well = true;
     watch.backoff(Patience).filter_map(move |event| {
@@ -113,7 +114,7 @@ fn steady<T: Send>(watch: impl Stream<Item = watcher::Result<T>> + Send, kind: S
     })
 }
 
-/// What the store is told of an event.
+/// Converts an event to the one for the store.
 fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, tell: &impl Fn(InvalidObject)) -> Option<Event<K>>
 where
     K: Resource + Clone,
@@ -138,7 +139,7 @@ where
     }
 }
 
-/// The object as the store has it.
+/// Returns the version of the object in the store.
 fn last_read<K>(known: &Store<K>, unreadable: &InvalidObject) -> Option<K>
 where
     K: Resource + Clone,
@@ -149,7 +150,7 @@ where
     known.get(&object).map(|object| K::clone(&object))
 }
 
-/// Says that an object can't be read, beside the watch, which waits for nobody.
+/// Reports an unreadable object, in a task of its own, so that the watch does not wait.
 fn tell<K>(unreadable: InvalidObject, recorder: Recorder)
 where
     K: Resource + Clone,

@@ -1,6 +1,6 @@
-//! The operator on a real API server without nodes: `cargo test -p millrace-operator --test apiserver -- --ignored`,
-//! with KUBECONFIG set and kubectl in PATH. Nothing else may run there. Pods never start, so that jobs stay in the
-//! state Starting, which is enough to hold systems.
+//! Tests the operator on a real API server without nodes: `cargo test -p millrace-operator --test apiserver --
+//! --ignored`, with KUBECONFIG set and kubectl in PATH. Nothing else may run there. Pods never start, so jobs stay in
+//! the state Starting, in which they hold systems.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 const SYSTEM: &str = "millrace-system";
 const TEAM: &str = "team";
-/// For anything to come about.
+/// Timeout of all waits.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For a job to be gone that has nothing to keep.
+/// Timeout of the deletion of a job without history.
 const DELETION: Duration = Duration::from_secs(5);
 
-/// Runs kubectl in the namespace of the jobs; what it said, and whether it went well.
+/// Runs kubectl in the namespace of the jobs; returns its output, as an error if it failed.
 fn try_kubectl(arguments: &[&str], input: &Value) -> Result<String, String> {
     let mut child = Command::new("kubectl")
         .args(["--namespace", TEAM])
@@ -38,13 +38,13 @@ fn kubectl(arguments: &[&str], input: &Value) -> String {
     try_kubectl(arguments, input).unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
 }
 
-/// An object; null where there is none.
+/// Returns an object; null if it does not exist.
 fn get(kind: &str, name: &str) -> Value {
     let found = kubectl(&["get", kind, name, "--ignore-not-found", "-o", "json"], &Value::Null);
     serde_json::from_str(&found).unwrap_or_default()
 }
 
-/// Waits until `found` finds something. Each look takes kubectl a moment.
+/// Waits until `found` returns something. There is no delay between tries, because kubectl takes a while.
 fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
@@ -55,7 +55,7 @@ fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// An operator, ended with this.
+/// An operator process, ended when this is dropped.
 struct Operator(Child);
 
 impl Operator {
@@ -77,7 +77,7 @@ impl Operator {
         Self(child)
     }
 
-    /// Ends it in good order, so that the next one need not wait.
+    /// Ends the process with SIGTERM, so that the next leader need not wait for the lease to expire.
     fn end(mut self) {
         Command::new("kill").arg(self.0.id().to_string()).status().unwrap();
         assert!(self.0.wait().unwrap().success());
@@ -91,7 +91,7 @@ impl Drop for Operator {
     }
 }
 
-/// The chart's values, as the operator is given them.
+/// Writes the chart's values as the operator reads them.
 fn write_values(path: &Path, systems: u32) {
     let document = json!({
         "apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"},
@@ -127,13 +127,13 @@ fn create_job_of(name: &str, systems: u32, class: Option<&str>) {
     kubectl(&["create", "-f", "-"], &job);
 }
 
-/// The systems in a job's status; `None` while there are none.
+/// Returns the systems in a job's status; `None` if there are none.
 fn systems(job: &str) -> Option<BTreeSet<String>> {
     let systems = get("trainjob", job)["status"]["systems"].clone();
     serde_json::from_value(systems).ok().filter(|systems: &BTreeSet<String>| !systems.is_empty())
 }
 
-/// The systems of a job by the ledger, in which none may stand twice.
+/// Returns a job's systems in the ledger, after checking that none is granted twice.
 fn granted(job: &str) -> Option<BTreeSet<String>> {
     let appliance = get("appliance", "default");
     let grants = appliance["status"]["grants"].as_array().cloned().unwrap_or_default();
@@ -261,7 +261,7 @@ fn other_values_replace_it_and_say_so(operator: Operator, values: &Path) -> Oper
     operator
 }
 
-/// The refusal of a LimitRange, in the API server's words, in a condition and an event; then the job starts.
+/// A LimitRange rejects the pods: the API server's message is in a condition and an event. Then the job starts.
 fn what_the_api_server_refuses_is_told_and_holds_nothing() {
     kubectl(&["delete", "trainjob", "a", "b", "c"], &Value::Null);
     let range = json!({
@@ -287,7 +287,7 @@ fn what_the_api_server_refuses_is_told_and_holds_nothing() {
         events.any(|event| event["note"].as_str().is_some_and(|note| note.contains(words))).then_some(())
     });
     create_job("other", 4);
-    // It is refused as well; what matters is that it was granted the systems.
+    // It is rejected as well, but only after it was granted the systems.
     until("another job has a turn meanwhile", || get("trainjob", "other")["status"]["attempt"].as_u64());
     kubectl(&["delete", "trainjob", "other"], &Value::Null);
     kubectl(&["delete", "limitrange", "small"], &Value::Null);

@@ -1,4 +1,4 @@
-//! The claim of model_dir, where the job brings no volume for it.
+//! The claim of model_dir, for a job without a volume for it.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements};
 use kube::ResourceExt;
@@ -7,14 +7,15 @@ use millrace_crds::AccessMode;
 
 use super::meta;
 
-/// The claim; `None` where model_dir lies in one of the job's volumes. It has no owner: checkpoints outlive their job.
+/// Builds the claim; `None` if one of the job's volumes contains model_dir. The claim has no owner, because checkpoints
+/// are kept when their job is deleted.
 pub fn claim(attempt: &Attempt<'_>) -> Option<PersistentVolumeClaim> {
     let name = attempt.resolution.model_dir_claim.clone()?;
     let storage = &attempt.cluster.storage;
     let mut metadata = meta(attempt, name);
     metadata.owner_references = None;
     if let Some(labels) = &mut metadata.labels {
-        // The next job of this name finds it again, and it is not this one's.
+        // The next job of this name uses the claim again, and has another UID.
         labels.remove(super::UID);
     }
     let mode = match storage.access_mode {

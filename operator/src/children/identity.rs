@@ -1,5 +1,5 @@
-//! The identities of an attempt's agents, in one secret. Each pod sees its own entries of it only. The operator may
-//! write such secrets and never read them: a key exists in the secret and in its agent's pod, and nowhere else.
+//! The identities of an attempt's agents, in one Secret. Each pod mounts only its own entries. The operator may write
+//! such Secrets but never read them: a key exists only in the Secret and in its agent's pod.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -15,10 +15,10 @@ use millrace_protocol::security::{AttemptName, Credentials, Name};
 use super::{Names, host, meta};
 use crate::authority::Authorities;
 
-/// Most bytes of a secret's values.
+/// Maximum size of a Secret's values, in bytes.
 const MAX_SECRET_BYTES: usize = 1 << 20;
 
-/// The secret that holds `credentials` under the names that programs read.
+/// Builds the Secret that contains `credentials` under the file names that programs read.
 pub fn credentials_secret(credentials: &Credentials, metadata: ObjectMeta) -> Secret {
     let Credentials { certificate, key, authority } = credentials;
     let parts = [
@@ -38,10 +38,10 @@ fn entry(name: &str, text: &str) -> (String, ByteString) {
     (name.to_owned(), ByteString(text.as_bytes().to_vec()))
 }
 
-/// The secret with an identity for every agent of the attempt, issued at `now`.
+/// Builds the Secret with an identity for every agent of the attempt, issued at `now`.
 ///
 /// # Errors
-/// A certificate can't be made, or there are too many agents for one secret: a sentence.
+/// A certificate can't be issued, or there are too many agents for one Secret: a sentence.
 pub fn identities(attempt: &Attempt<'_>, authorities: &Authorities, now: SystemTime) -> Result<Secret, String> {
     let (names, namespace) = (Names::of(attempt.job), attempt.job.namespace().unwrap_or_default());
     let uid = attempt.job.uid().unwrap_or_default();
@@ -67,7 +67,7 @@ pub fn identities(attempt: &Attempt<'_>, authorities: &Authorities, now: SystemT
     Ok(Secret { metadata, immutable: Some(true), data: Some(data), ..Secret::default() })
 }
 
-/// What a pod mounts of that secret: its own identity.
+/// Returns the part of that Secret that a pod mounts: its own identity.
 pub fn identity_volume(attempt: &Attempt<'_>, role: Role, index: u32) -> SecretVolumeSource {
     let item = |key: String, path: &str| KeyToPath { key, path: path.to_owned(), mode: None };
     SecretVolumeSource {
@@ -77,7 +77,7 @@ pub fn identity_volume(attempt: &Attempt<'_>, role: Role, index: u32) -> SecretV
             item(format!("{role}-{index}.key"), Credentials::KEY_FILE),
             item(Credentials::AUTHORITY_FILE.to_owned(), Credentials::AUTHORITY_FILE),
         ]),
-        // Readable to the pod's group, which is its own.
+        // Readable for the group of the pod's volumes (`fsGroup`), which is the agent's own group.
         default_mode: Some(0o440),
         ..SecretVolumeSource::default()
     }

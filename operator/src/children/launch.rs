@@ -1,4 +1,4 @@
-//! The launch document of an attempt: the job, nothing left to decide, as the coordinator reads it.
+//! The launch document of an attempt: the resolved job, as its coordinator reads it.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use millrace_control::Attempt;
@@ -6,10 +6,10 @@ use millrace_control::launch::{Unreadable, launch as document};
 
 use super::{Names, meta};
 
-/// The document of `attempt`.
+/// Builds the ConfigMap with the document of `attempt`.
 ///
 /// # Errors
-/// [`Unreadable`].
+/// The record can't be read, or the document can't be written for the attempt's version; see [`Unreadable`].
 pub fn launch(attempt: &Attempt<'_>) -> Result<ConfigMap, Unreadable> {
     let text = document(attempt)?.to_json_for(attempt.version())?;
     Ok(ConfigMap {

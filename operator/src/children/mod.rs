@@ -1,9 +1,9 @@
-//! What a job needs in the cluster, one file per kind of child. Built from an [`Attempt`] alone, without a client, so that a
-//! test can look at all of it.
+//! Builds the objects that a job needs in the cluster, one file for each kind of child.
 //!
-//! Names are job (cut), a hash of the job's UID, role and index, within 63 characters and without the attempt: so the API
-//! server itself refuses a second set of pods. What belongs to one attempt only, the launch document and the
-//! certificates, has the attempt in its name.
+//! * Children are built from an [`Attempt`] alone, without a client, so that a test can check all of them.
+//! * A name consists of the job's name (cut), a hash of the job's UID, role and index. It has at most 63 characters and
+//!   does not contain the attempt: therefore the API server itself rejects a second set of pods.
+//! * Objects of one attempt only, the launch document and the certificates, have the attempt in their names.
 
 mod claim;
 mod identity;
@@ -30,21 +30,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use millrace_control::Attempt;
 
-/// Ports of every agent, the same in every pod: each has an address of its own.
+/// Ports of the agents. They are the same in every pod, because each pod has an address of its own.
 pub mod ports {
     /// A coordinator's control port.
     pub const CONTROL: u16 = 7000;
     /// A coordinator's journal.
     pub const JOURNAL: u16 = 7001;
-    /// The data port of the other roles.
+    /// Data port of the other roles.
     pub const DATA: u16 = 7100;
-    /// A reader's only one.
+    /// The only port of a reader.
     pub const READER: u16 = 7200;
     /// `/metrics` and probes.
     pub const METRICS: u16 = 9090;
 }
 
-/// Metadata of a child: owned by the job, labelled as its.
+/// Builds the metadata of a child: owned by the job, with its labels.
 fn meta(attempt: &Attempt<'_>, name: String) -> ObjectMeta {
     let job = attempt.job;
     let mut labels = job.spec.labels.clone();

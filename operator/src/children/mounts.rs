@@ -1,16 +1,16 @@
-//! Which directories of a pod hold what, by the paths in the params.
+//! The volumes and mounts of a pod, by the paths in the params.
 
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, PersistentVolumeClaimVolumeSource, Volume, VolumeMount};
 use millrace_crds::{JobVolume, MountDir, Resolution, TrainJobSpec};
 
-/// Where the claim of the appliance's storage is mounted; relative output paths lie in it.
+/// Mount path of the claim of the appliance's storage; contains relative output paths.
 pub const MODEL_DIR: &str = "/var/lib/millrace/model_dir";
-/// Volume of that claim.
+/// Name of the volume of that claim.
 const CLAIM: &str = "model-dir";
 
-/// A claim, and where of it model_dir lies.
+/// A claim, with the mount path and sub-path of model_dir's volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ModelDirMount {
     pub claim_name: String,
@@ -18,7 +18,7 @@ pub(super) struct ModelDirMount {
     pub sub_path: Option<String>,
 }
 
-/// What model_dir lies in; `None` where that is no claim.
+/// Returns the mount that contains model_dir; `None` if it is no claim.
 pub(super) fn model_dir_mount(spec: &TrainJobSpec, resolution: &Resolution) -> Option<ModelDirMount> {
     let model_dir = PathBuf::from(resolution.model_dir.clone()?);
     if let Some(claim_name) = resolution.model_dir_claim.clone() {
@@ -30,7 +30,7 @@ pub(super) fn model_dir_mount(spec: &TrainJobSpec, resolution: &Resolution) -> O
     Some(ModelDirMount { claim_name, path: mount.path.clone(), sub_path: mount.sub_path.clone() })
 }
 
-/// What a pod mounts.
+/// Volumes and mounts of a pod.
 #[derive(Default)]
 pub(super) struct Mounts {
     pub volumes: Vec<Volume>,
@@ -38,7 +38,7 @@ pub(super) struct Mounts {
 }
 
 impl Mounts {
-    /// Adds model_dir, to be written.
+    /// Adds model_dir, writable.
     pub fn model_dir(&mut self, spec: &TrainJobSpec, resolution: &Resolution) {
         let path = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
         match (&resolution.model_dir_claim, spec.mount_holding(&path)) {
@@ -55,7 +55,7 @@ impl Mounts {
         }
     }
 
-    /// Adds every directory that is not model_dir's, read-only.
+    /// Adds every directory except model_dir's, read-only.
     pub fn data(&mut self, spec: &TrainJobSpec, resolution: &Resolution) {
         let own = self.holder_of_model_dir(spec, resolution).cloned();
         for mount in spec.mount_dirs.iter().filter(|mount| own.as_ref() != Some(mount)) {
@@ -64,12 +64,12 @@ impl Mounts {
         if let Some(own) = own
             && !self.mounts.iter().any(|mount| mount.mount_path == own.path)
         {
-            // Data may lie beside the checkpoints.
+            // The volume of the checkpoints may also contain data.
             self.add(spec, &own, true);
         }
     }
 
-    /// Adds the directory that holds `path`, read-only, unless it is there.
+    /// Adds the directory that contains `path`, read-only, unless it is mounted already.
     pub fn holding(&mut self, spec: &TrainJobSpec, path: &Path) {
         if let Some(mount) = spec.mount_holding(path)
             && !self.mounts.iter().any(|there| there.mount_path == mount.path)
@@ -78,7 +78,7 @@ impl Mounts {
         }
     }
 
-    /// Adds a volume of the pod's own.
+    /// Adds a volume that belongs to the pod itself.
     pub fn own(&mut self, name: &str, path: &str, volume: Volume, read_only: bool) {
         self.volumes.push(Volume { name: name.to_owned(), ..volume });
         self.mounts.push(VolumeMount {
@@ -96,7 +96,7 @@ impl Mounts {
 
     fn add(&mut self, spec: &TrainJobSpec, mount: &MountDir, read_only: bool) {
         let Some(index) = spec.volumes.iter().position(|volume| volume.name == mount.volume) else { return };
-        // Not the volume's own name: with a prefix it can be longer than a pod allows.
+        // The volume's own name is not used, because with a prefix it can be longer than a pod allows.
         let name = format!("user-{index}");
         if !self.volumes.iter().any(|there| there.name == name) {
             self.volumes.push(source(&name, &spec.volumes[index]));

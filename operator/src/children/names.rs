@@ -1,4 +1,4 @@
-//! Names and labels.
+//! Names and labels of children.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,24 @@ use millrace_crds::decide::Role;
 
 /// Label: the job's name.
 pub const JOB: &str = "millrace.dev/job";
-/// Label: the job's UID. A job that is deleted and created again is another.
+/// Label: the job's UID. A job that is deleted and created again has another.
 pub const UID: &str = "millrace.dev/job-uid";
-/// Label: the attempt a pod belongs to.
+/// Label: the attempt of a pod.
 pub const ATTEMPT: &str = "millrace.dev/attempt";
-/// Label: the role a pod plays.
+/// Label: the role of a pod.
 pub const ROLE: &str = "millrace.dev/role";
-/// Label: its number within the role.
+/// Label: the agent's number within the role, from 0.
 pub const INDEX: &str = "millrace.dev/index";
-/// Label of a system's pod: which system it is, as csx-0.
+/// Label of a system's pod: the name of the system, such as csx-0.
 pub const SYSTEM: &str = "millrace.dev/system";
-/// Label of a system's pod: the appliance the system is of.
+/// Label of a system's pod: the appliance of the system.
 pub const APPLIANCE: &str = "millrace.dev/appliance";
-/// Field manager and `app.kubernetes.io/managed-by` of everything the operator makes.
+/// Field manager and `app.kubernetes.io/managed-by` of all objects that the operator creates.
 pub const MANAGER: &str = "millrace-operator";
 
-/// Longest name of a pod or a service.
+/// Maximum length of the name of a pod or service.
 const MOST: usize = 63;
-/// Characters of the UID's hash: 32 bits, beside the name.
+/// Characters of the UID's hash, 32 bits; the name also distinguishes jobs.
 const HASH: usize = 8;
 
 /// The names of a job's children.
@@ -37,58 +37,58 @@ pub struct Names {
 }
 
 impl Names {
-    /// Of the job called `job` with this UID.
+    /// Creates the names for the job `job` with this UID.
     pub fn new(job: &str, uid: &str) -> Self {
         let hash = blake3::hash(uid.as_bytes()).to_hex()[..HASH].to_owned();
         Self { job: job.to_owned(), uid: uid.to_owned(), hash }
     }
 
-    /// Of `job`.
+    /// Creates the names for `job`.
     pub fn of(job: &TrainJob) -> Self {
         Self::new(&job.name_any(), &job.uid().unwrap_or_default())
     }
 
-    /// `<job, cut>-<hash>-<what>`.
+    /// Returns `<job, cut>-<hash>-<what>`.
     pub fn child(&self, what: &str) -> String {
         let room = MOST.saturating_sub(HASH + what.len() + 2);
         let job: String = self.job.chars().take(room).collect();
         format!("{}-{}-{what}", job.trim_end_matches('-'), self.hash)
     }
 
-    /// The pod of an agent.
+    /// Returns the name of an agent's pod.
     pub fn pod(&self, role: Role, index: u32) -> String {
         self.child(&format!("{role}-{index}"))
     }
 
-    /// The service of the coordinator.
+    /// Returns the name of the coordinator's service.
     pub fn coordinator(&self) -> String {
         self.child(Role::Coordinator.as_str())
     }
 
-    /// The launch document of an attempt.
+    /// Returns the name of an attempt's launch document.
     pub fn launch(&self, attempt: u32) -> String {
         self.child(&format!("launch-{attempt}"))
     }
 
-    /// The certificates of an attempt's agents.
+    /// Returns the name of the Secret with the certificates of an attempt's agents.
     pub fn identity(&self, attempt: u32) -> String {
         self.child(&format!("identity-{attempt}"))
     }
 
-    /// The rules of who may talk to whom.
+    /// Returns the name of the network policy.
     pub fn network_policy(&self) -> String {
         self.child("agents")
     }
 
-    /// The claim of model_dir: by the job's name alone, so that a job of the same name finds it again. Never deleted with
-    /// a job.
+    /// Returns the name of model_dir's claim. It depends on the job's name alone, so that a job of the same name uses
+    /// the claim again. It is never deleted with a job.
     pub fn model_dir_claim(&self) -> String {
         let suffix = "-model-dir";
         let job: String = self.job.chars().take(MOST - suffix.len()).collect();
         format!("{}{suffix}", job.trim_end_matches('-'))
     }
 
-    /// Labels of all of them.
+    /// Returns the labels of all children.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         BTreeMap::from([
@@ -99,18 +99,18 @@ impl Names {
         ])
     }
 
-    /// Labels that select all pods of the job.
+    /// Returns the labels that select all pods of the job.
     pub fn selector(&self) -> BTreeMap<String, String> {
         BTreeMap::from([(UID.to_owned(), self.uid.clone())])
     }
 
-    /// The same as the text of a label selector.
+    /// Returns [`Names::selector`] as the text of a label selector.
     pub fn selector_text(&self) -> String {
         format!("{UID}={}", self.uid)
     }
 }
 
-/// The label selector of a job's systems.
+/// Returns the label selector of a job's systems.
 pub fn cs2_selector(job: &TrainJob) -> String {
     format!("{},{ROLE}={}", Names::of(job).selector_text(), Role::Cs2)
 }

@@ -1,5 +1,5 @@
-//! Who may talk to whom: the agents of a job among themselves, the operator and the API to the coordinator's journal,
-//! whoever scrapes metrics to theirs; nobody else, and nowhere else but to the cluster's DNS.
+//! The network rules of a job. Allowed are only connections among its agents, from the operator and the API to the
+//! coordinator's journal, from anywhere to the metrics, and to the cluster's DNS.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use millrace_control::Attempt;
 
 use super::{Names, meta, ports};
 
-/// Label of the pods that may follow journals, in whatever namespace they are; the chart puts it on its own.
+/// Label of the pods that may follow journals, in any namespace; the chart sets it on its own pods.
 const FOLLOWS: (&str, &str) = ("millrace.dev/follows-journals", "true");
 
 fn tcp(port: u16) -> NetworkPolicyPort {
@@ -32,7 +32,7 @@ fn labelled(labels: BTreeMap<String, String>) -> LabelSelector {
     LabelSelector { match_labels: Some(labels), ..LabelSelector::default() }
 }
 
-/// The operator and the API server, wherever they are.
+/// Selects the operator and the API server, in any namespace.
 pub(super) fn followers() -> NetworkPolicyPeer {
     NetworkPolicyPeer {
         namespace_selector: Some(LabelSelector::default()),
@@ -41,7 +41,7 @@ pub(super) fn followers() -> NetworkPolicyPeer {
     }
 }
 
-/// The policy of all agents of the job.
+/// Builds the policy for all agents of the job.
 pub fn network_policy(attempt: &Attempt<'_>) -> NetworkPolicy {
     let names = Names::of(attempt.job);
     let own = labelled(names.selector());

@@ -1,4 +1,4 @@
-//! The pods: one per agent, all from the same image.
+//! The pods of an attempt: one for each agent, all of the same image.
 
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
@@ -18,25 +18,25 @@ use super::mounts::Mounts;
 use super::resources::resources;
 use super::{APPLIANCE, ATTEMPT, INDEX, Names, ROLE, SYSTEM, control_address, identity_volume, meta, ports};
 
-/// The one container of a pod.
+/// Name of the only container of a pod.
 pub const CONTAINER: &str = "agent";
-/// User and group of the image, and of what its pods write.
+/// User and group of the image, and of the files that its pods write.
 const USER: i64 = 65_532;
 /// Directory of the launch document.
 const LAUNCH_DIR: &str = "/etc/millrace/launch";
 /// Directory of the agent's certificate.
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
-/// Where tokenised text is kept while a pod lives.
+/// Directory for tokenized text, kept for as long as the pod exists.
 const CACHE_DIR: &str = "/var/cache/millrace";
-/// What a pod may keep there: the tokens of its texts, so that one job does not fill its node's disk.
+/// Maximum size of that directory: the tokens of the job's texts. Prevents one job from filling its node's disk.
 const CACHE_SIZE: &str = "64Gi";
 const TERMINATION_LOG: &str = "/dev/termination-log";
-/// Seconds a node may be out of reach before its pods are given up.
+/// Seconds that a node may be unreachable before its pods are deleted.
 const NODE_LOST_AFTER: i64 = 30;
-/// Seconds beyond those for saving that a pod gets to end.
+/// Seconds of the termination grace period in addition to those for saving.
 pub const ENDING: u32 = 15;
 
-/// Every pod of the attempt.
+/// Builds every pod of the attempt.
 pub fn pods(attempt: &Attempt<'_>) -> Vec<Pod> {
     let agents = attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |index| (role, index)));
     agents.map(|(role, index)| pod(attempt, role, index)).collect()
@@ -51,7 +51,7 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
     }
     labels.insert("app.kubernetes.io/component".to_owned(), role.to_string());
     if let Some(system) = attempt.systems.get(index as usize).filter(|_| role == Role::Cs2) {
-        // For who finds the pod when its job is gone.
+        // For a ledger that finds the pod after its job was deleted.
         labels.insert(SYSTEM.to_owned(), system.clone());
         labels.insert(APPLIANCE.to_owned(), attempt.job.spec.appliance.clone());
     }
@@ -71,13 +71,15 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
     }
 }
 
-/// The job's class, where the appliance allows it: a running job may have been given another since it was admitted.
+/// Returns the job's PriorityClass if the appliance allows it: the class of a running job may have changed since its
+/// admission.
 fn priority_class(attempt: &Attempt<'_>) -> Option<String> {
     let allowed = &attempt.cluster.priority_classes;
     attempt.job.spec.priority_class_name.clone().filter(|class| allowed.allows(class))
 }
 
-/// What every pod here has: one life, no credentials, Pod Security `restricted`, and what the appliance's nodes want.
+/// Returns the settings of every pod: no restarts, no credentials, Pod Security `restricted`, and the requirements of
+/// the appliance's nodes.
 pub(super) fn spec(cluster: &ClusterSpec) -> PodSpec {
     let pull_secrets = cluster.image_pull_secrets.iter();
     PodSpec {
@@ -134,7 +136,7 @@ fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
         flag("journal_listen", any(ports::JOURNAL));
         flag("launch", format!("{LAUNCH_DIR}/launch.json"));
         flag("termination_log", TERMINATION_LOG.to_owned());
-        // For coordinators of 0.1.0, the image of jobs that began with it.
+        // For coordinators of release 0.1.0, the image of jobs that began with it.
         for (name, file) in [("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")] {
             flag(&format!("journal_{name}"), format!("{IDENTITY_DIR}/{file}"));
         }
@@ -147,7 +149,7 @@ fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
     arguments
 }
 
-/// Has the agent of `pod` write its log in `format`.
+/// Makes the agent of `pod` write its log in `format`.
 pub fn set_log_format(pod: &mut Pod, format: Format) {
     if format == Format::default() {
         return;
@@ -158,7 +160,8 @@ pub fn set_log_format(pod: &mut Pod, format: Format) {
     }
 }
 
-/// What agents of 0.1.0 have no flags for is in the environment, which they do not look at.
+/// Returns the variables of an agent. Settings for which agents of release 0.1.0 have no flag are variables, because
+/// these agents ignore unknown ones.
 fn environment(cluster: &ClusterSpec) -> Vec<EnvVar> {
     let set =
         |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
@@ -209,8 +212,8 @@ fn probe(path: &str, period: i32, failures: i32) -> Probe {
     }
 }
 
-/// What role has which directories: only coordinator and MemoryX see model_dir, only coordinator and activation servers
-/// the data.
+/// Returns the volumes and mounts of a role: only coordinator and MemoryX have model_dir, only coordinator and
+/// activation servers the data.
 fn volumes(attempt: &Attempt<'_>, role: Role, index: u32) -> (Vec<Volume>, Vec<VolumeMount>) {
     let (spec, resolution) = (&attempt.job.spec, attempt.resolution);
     let mut all = Mounts::default();
@@ -219,7 +222,7 @@ fn volumes(attempt: &Attempt<'_>, role: Role, index: u32) -> (Vec<Volume>, Vec<V
     }
     match role {
         Role::Coordinator | Role::Activation => all.data(spec, resolution),
-        // It reads the checkpoint to start from, wherever that is.
+        // MemoryX reads the checkpoint to start from, in any volume.
         Role::MemoryX => {
             if let Some(path) = attempt.checkpoint_path() {
                 all.holding(spec, &path);
@@ -242,7 +245,7 @@ fn volumes(attempt: &Attempt<'_>, role: Role, index: u32) -> (Vec<Volume>, Vec<V
     (all.volumes, all.mounts)
 }
 
-/// Pod Security `restricted`.
+/// Returns the settings of Pod Security `restricted`.
 fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
@@ -264,8 +267,8 @@ pub(super) fn container_security() -> SecurityContext {
     }
 }
 
-/// The appliance's, and a short patience with a node that is gone: the job can't go on without this pod, and starts again
-/// as soon as it is given up.
+/// Returns the appliance's tolerations, and a short toleration of lost nodes: the job can't continue without this pod,
+/// and restarts as soon as it is deleted.
 fn tolerations(attempt: &Attempt<'_>) -> Vec<Toleration> {
     let lost = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"].map(|key| Toleration {
         key: Some(key.to_owned()),

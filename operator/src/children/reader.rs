@@ -1,6 +1,5 @@
-//! The pod that serves a job's files while nothing else of it runs: without credentials, one claim mounted read-only,
-//! gone soon. The operator makes it where a [`FileReader`] asks for it; it is beside the job's own pods, with which it
-//! is not counted.
+//! The pod that serves a job's files while no agents of the job run. It has no credentials, mounts one claim read-only,
+//! and ends soon. The operator creates it for a [`FileReader`]; it is not one of the job's own pods.
 
 use std::collections::BTreeMap;
 
@@ -25,19 +24,19 @@ use super::{MANAGER, Names, ROLE, credentials_secret, ports};
 
 /// Label of readers: the UID of the job whose files they serve.
 pub const READER: &str = "millrace.dev/reader";
-/// `app.kubernetes.io/managed-by` of what the REST server makes.
+/// `app.kubernetes.io/managed-by` of objects that the REST server creates.
 pub const API: &str = "millrace-api";
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
 const SCRATCH_DIR: &str = "/tmp/millrace";
-/// What a reader may keep there: its exports have at most 32 GiB.
+/// Maximum size of the scratch directory: exports have at most 32 GiB.
 const SCRATCH_SIZE: &str = "33Gi";
-/// After so long in which nobody asks, a reader ends.
+/// Seconds without a request after which a reader ends.
 const IDLE_SECONDS: u32 = 120;
-/// Volume of the claim.
+/// Name of the claim's volume.
 const CLAIM: &str = "model-dir";
 
-/// What the REST server asks for to read the files of `job`; `None` where they lie in no claim. Clients of
-/// `client_authority` are let in.
+/// Builds the REST server's request for the files of `job`; `None` if no claim contains them. The reader admits clients
+/// with a certificate of `client_authority`.
 pub fn reader_spec(job: &TrainJob, resolution: &Resolution, client_authority: &str) -> Option<FileReaderSpec> {
     let mount = model_dir_mount(&job.spec, resolution)?;
     Some(FileReaderSpec {
@@ -52,18 +51,18 @@ pub fn reader_spec(job: &TrainJob, resolution: &Resolution, client_authority: &s
     })
 }
 
-/// What a reader is made from.
+/// Everything that a reader is built from.
 pub struct Reader<'a> {
     /// The request.
     pub request: &'a FileReader,
-    /// The appliance, for what its nodes want.
+    /// The appliance, for the requirements of its nodes.
     pub cluster: &'a ClusterSpec,
-    /// What the pod runs.
+    /// Image of the pod.
     pub image: &'a str,
 }
 
 impl Reader<'_> {
-    /// The pod.
+    /// Builds the pod.
     pub fn pod(&self) -> Pod {
         let mut mounts = Mounts::default();
         let claim =
@@ -100,12 +99,12 @@ impl Reader<'_> {
         }
     }
 
-    /// The name in its certificate, which no other server has.
+    /// Returns the name in its certificate, which is unique among all servers.
     pub fn server_name(&self) -> String {
         format!("{}.{}", self.request.spec.job_uid, self.request.name_any())
     }
 
-    /// The secret with what the pod shows, which is `issued`, and whose clients it lets in.
+    /// Builds the Secret with the pod's identity `issued`, and the authority of the clients that it admits.
     pub fn secret(&self, issued: Credentials) -> Secret {
         let shown = Credentials { authority: self.request.spec.client_authority.clone(), ..issued };
         Secret { immutable: Some(true), ..credentials_secret(&shown, self.metadata()) }
@@ -153,7 +152,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Storage that one node at a time can mount is where the job's own pods are, if any run.
+    /// Prefers the node of the job's coordinator, if one runs, because storage may be mountable on one node at a time
+    /// only.
     fn near_the_job(&self) -> Affinity {
         let coordinator = [
             (super::UID.to_owned(), self.request.spec.job_uid.clone()),
@@ -184,12 +184,13 @@ fn labels() -> BTreeMap<String, String> {
     ])
 }
 
-/// A name that no other reader of the job has: `tail` is new each time.
+/// Returns a name for a reader of the job, unique if `tail` is.
 pub fn reader_name(job: &TrainJob, tail: &str) -> String {
     Names::of(job).child(&format!("reader-{tail}"))
 }
 
-/// Who may talk to the readers of a namespace: the REST server, and they to nobody.
+/// Builds the network rules of a namespace's readers: only the REST server may connect to them, and they may connect to
+/// nothing.
 pub fn reader_policy(namespace: &str) -> NetworkPolicy {
     let exists = LabelSelectorRequirement { key: READER.to_owned(), operator: "Exists".to_owned(), values: None };
     let port = NetworkPolicyPort {

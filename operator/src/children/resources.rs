@@ -1,4 +1,4 @@
-//! What a pod asks for and may use: the job's word, else the appliance's, else what the planner finds.
+//! Resource requests and limits of a pod: those of the job, else of the appliance, else planned ones.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use millrace_crds::decide::Role;
 use millrace_crds::{Resources, RoleResources};
 
-/// CPU that a role asks for by default, in thousandths. Little: this emulation shares the machine it is given, and a
-/// request is a claim against every other pod.
+/// Returns the default CPU request of a role, in thousandths of a CPU. It is small, because this emulation shares its
+/// machine and a request reserves CPU that other pods can't use.
 const fn millicpu(role: Role) -> u32 {
     match role {
         Role::Coordinator | Role::SwarmX | Role::Activation => 25,
@@ -17,10 +17,11 @@ const fn millicpu(role: Role) -> u32 {
     }
 }
 
-/// Bytes a pod may use above what is planned, for what no plan knows: buffers of connections, a page cache of its own.
+/// Memory limit above the planned bytes, for unplanned memory: buffers of connections, and the pod's page cache.
 const AIR: u64 = 256 << 20;
 
-/// Of a pod that serves files: it reads, and converts a tensor at a time. Where there is a quota, a pod must say what it may use.
+/// Returns the resources of a pod that serves files: it reads, and converts one tensor at a time. It has limits,
+/// because a quota requires them.
 pub fn of_reader() -> ResourceRequirements {
     let map = |cpu: &str, memory: &str| {
         BTreeMap::from(
@@ -34,7 +35,7 @@ pub fn of_reader() -> ResourceRequirements {
     }
 }
 
-/// Of `role`, which needs `bytes` by the attempt.
+/// Returns the resources of `role`, which needs `bytes` of memory in the attempt.
 pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> ResourceRequirements {
     let named = of.and_then(|of| match role {
         Role::Coordinator => of.coordinator.as_ref(),

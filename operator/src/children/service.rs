@@ -1,4 +1,4 @@
-//! The coordinator's service: the one address that every other agent and the operator know.
+//! The coordinator's service: the address that all other agents and the operator connect to.
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -7,7 +7,7 @@ use millrace_crds::decide::Role;
 
 use super::{Names, ROLE, meta, ports};
 
-/// The service.
+/// Builds the service.
 pub fn service(attempt: &Attempt<'_>) -> Service {
     let names = Names::of(attempt.job);
     let mut selector = names.selector();
@@ -23,7 +23,7 @@ pub fn service(attempt: &Attempt<'_>) -> Service {
         spec: Some(ServiceSpec {
             selector: Some(selector),
             ports: Some(vec![port("control", ports::CONTROL), port("journal", ports::JOURNAL)]),
-            // Agents join before the coordinator is ready: it is ready when they have.
+            // Agents join before the coordinator is ready: it becomes ready when they have joined.
             publish_not_ready_addresses: Some(true),
             ..ServiceSpec::default()
         }),
@@ -31,17 +31,17 @@ pub fn service(attempt: &Attempt<'_>) -> Service {
     }
 }
 
-/// The DNS name of the coordinator of a job in `namespace`.
+/// Returns the DNS name of the coordinator of a job in `namespace`.
 pub fn host(names: &Names, namespace: &str) -> String {
     format!("{}.{namespace}.svc", names.coordinator())
 }
 
-/// Where agents join.
+/// Returns the address at which agents join.
 pub fn control_address(names: &Names, namespace: &str) -> String {
     format!("{}:{}", host(names, namespace), ports::CONTROL)
 }
 
-/// Where the operator follows.
+/// Returns the address at which the operator follows the journal.
 pub fn journal_address(names: &Names, namespace: &str) -> String {
     format!("{}:{}", host(names, namespace), ports::JOURNAL)
 }

@@ -1,4 +1,4 @@
-//! What is built for a job, looked at without a cluster.
+//! Tests the children of a job without a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use super::*;
 use crate::site::Pods;
 use millrace_protocol::security::Credentials;
 
-/// The smallest job, whose model_dir the params call `model_dir`.
+/// Builds the smallest job, with `model_dir` in its params.
 fn job(name: &str, model_dir: &str) -> TrainJob {
     let params = serde_json::json!({
         "train_input": {"data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8},
@@ -230,7 +230,7 @@ fn the_launch_document_says_what_holds_now() {
     assert!(launch(&job).resume.checkpoint_path.is_none(), "the job has come further since");
 }
 
-/// A document of release 0.1.0.
+/// Reads a document of release 0.1.0.
 fn golden<T: serde::de::DeserializeOwned>(name: &str) -> T {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/0.1.0").join(name);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -325,7 +325,7 @@ fn what_can_never_run_is_refused_in_one_sentence() {
     }
 }
 
-/// A job whose model_dir lies in a claim of its user.
+/// Builds a job whose model_dir is in a claim of its user.
 fn job_with_claim() -> TrainJob {
     let mut job = job("job", "/results/run");
     job.spec.volumes = vec![JobVolume {
@@ -338,7 +338,7 @@ fn job_with_claim() -> TrainJob {
     job
 }
 
-/// The request for the files of `job`, as an API server gives it back.
+/// Builds the request for the files of `job`, as an API server returns it.
 fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
     let spec = reader_spec(job, &resolved(job).0, "CLIENTS").unwrap();
     let mut request = millrace_crds::FileReader::new("job-reader-1", spec);
