@@ -61,11 +61,11 @@ pub struct QueuePlace {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub position: Option<u32>,
-    /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more than
-    /// exists), NoAppliance (the appliance it names does not exist), PriorityNotAllowed (the appliance does not allow its
-    /// PriorityClass), PriorityNotFound (the cluster has no such PriorityClass), DeadlineNotAllowed (a deadline exceeds
-    /// the appliance's maxDeadlines), BackingOff (its last attempt could not start, see status.retry) or Planning (its
-    /// plan is being made).
+    /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more
+    /// than exists), NoAppliance (the appliance it names does not exist), PriorityNotAllowed (the appliance does not
+    /// allow its PriorityClass), PriorityNotFound (the cluster has no such PriorityClass), DeadlineNotAllowed (a
+    /// deadline exceeds the appliance's maxDeadlines), BackingOff (its last attempt failed or could not start, see
+    /// status.retry) or Planning (its plan is being made).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
