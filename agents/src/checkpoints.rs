@@ -5,18 +5,18 @@ use std::path::Path;
 use millrace_checkpoint::{Error, LoadStrictness, LockError, list};
 use millrace_emulator::numerics::NumericsProfile;
 use millrace_params::Job;
-use millrace_telemetry::journal::Reason;
+use millrace_telemetry::journal::OutcomeReason;
 
 use crate::failure::Failure;
 
 /// Converts an error of a checkpoint to a failure with reason and hint.
 pub fn checkpoint_failure(error: &Error) -> Failure {
     let reason = match error {
-        Error::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => Reason::ModelDirInUse,
-        Error::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => Reason::Superseded,
-        full if full.is_full() => Reason::OutOfSpace,
-        bad if bad.is_bad_input() => Reason::BadParams,
-        _ => Reason::Failed,
+        Error::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => OutcomeReason::ModelDirInUse,
+        Error::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => OutcomeReason::Superseded,
+        full if full.is_full() => OutcomeReason::OutOfSpace,
+        bad if bad.is_bad_input() => OutcomeReason::BadParams,
+        _ => OutcomeReason::Failed,
     };
     let failure = Failure::of(reason, error);
     match error.hint() {

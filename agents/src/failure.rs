@@ -4,7 +4,7 @@ use std::fmt;
 
 use millrace_emulator::compile::CompileError;
 use millrace_engine::message;
-use millrace_telemetry::journal::Reason;
+use millrace_telemetry::journal::OutcomeReason;
 
 use crate::launch::Exit;
 
@@ -12,7 +12,7 @@ use crate::launch::Exit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// This process or its user; the run ends for this reason.
-    Own(Reason),
+    Own(OutcomeReason),
     /// A peer was lost.
     Peer,
     /// None: the process was asked to leave before it took part in the job.
@@ -35,18 +35,18 @@ impl Failure {
     }
 
     /// Creates a failure that ends the run for `reason`.
-    pub fn of(reason: Reason, sentence: impl fmt::Display) -> Self {
+    pub fn of(reason: OutcomeReason, sentence: impl fmt::Display) -> Self {
         Self::new(Cause::Own(reason), sentence)
     }
 
-    /// Creates a failure of this process, with [`Reason::Failed`].
+    /// Creates a failure of this process, with [`OutcomeReason::Failed`].
     pub fn own(sentence: impl fmt::Display) -> Self {
-        Self::of(Reason::Failed, sentence)
+        Self::of(OutcomeReason::Failed, sentence)
     }
 
     /// Creates a failure that the user's input caused.
     pub fn bad_input(sentence: impl fmt::Display) -> Self {
-        Self::of(Reason::BadParams, sentence)
+        Self::of(OutcomeReason::BadParams, sentence)
     }
 
     /// Creates a failure for the loss of a peer.
@@ -76,11 +76,11 @@ impl Failure {
     }
 
     /// Returns the reason of a run that ends with this failure.
-    pub const fn reason(&self) -> Reason {
+    pub const fn reason(&self) -> OutcomeReason {
         match self.cause {
             Cause::Own(reason) => reason,
-            Cause::Peer => Reason::Failed,
-            Cause::Asked => Reason::Interrupted,
+            Cause::Peer => OutcomeReason::Failed,
+            Cause::Asked => OutcomeReason::Interrupted,
         }
     }
 
@@ -92,13 +92,15 @@ impl Failure {
     /// Returns the cause that the coordinator receives.
     pub const fn kind(&self) -> message::FailureCause {
         match self.reason() {
-            Reason::BadParams => message::FailureCause::BadInput,
-            Reason::NonFiniteLoss => message::FailureCause::NotFinite,
-            Reason::ShardLost => message::FailureCause::ShardLost,
-            Reason::OutOfSpace => message::FailureCause::NoSpace,
-            Reason::Succeeded | Reason::Interrupted | Reason::ModelDirInUse | Reason::Superseded | Reason::Failed => {
-                message::FailureCause::Other
-            }
+            OutcomeReason::BadParams => message::FailureCause::BadInput,
+            OutcomeReason::NonFiniteLoss => message::FailureCause::NotFinite,
+            OutcomeReason::ShardLost => message::FailureCause::ShardLost,
+            OutcomeReason::OutOfSpace => message::FailureCause::NoSpace,
+            OutcomeReason::Succeeded
+            | OutcomeReason::Interrupted
+            | OutcomeReason::ModelDirInUse
+            | OutcomeReason::Superseded
+            | OutcomeReason::Failed => message::FailureCause::Other,
         }
     }
 }

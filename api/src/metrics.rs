@@ -9,7 +9,9 @@ use std::time::Duration;
 use millrace_control::metrics::certificates_page;
 use millrace_store::{Connections, Store};
 use millrace_telemetry::metric_definitions::register_process;
-use millrace_telemetry::prometheus::{Counter, Durations, Family, Gauge, LongDurations, Registry};
+use millrace_telemetry::prometheus::{
+    Counter, DurationHistogram, Gauge, LongDurationHistogram, MetricFamily, Registry,
+};
 
 use crate::tls;
 
@@ -21,7 +23,7 @@ const HTTPS: &str = "https";
 /// Metrics of requests and of the server.
 pub struct Traffic {
     registry: Registry,
-    took: Family<Durations, 3>,
+    took: MetricFamily<DurationHistogram, 3>,
     streams: Arc<AtomicUsize>,
     certificate: Option<PathBuf>,
 }
@@ -112,7 +114,7 @@ pub static JOURNALS: std::sync::LazyLock<Journals> = std::sync::LazyLock::new(Jo
 /// The type of [`JOURNALS`].
 pub struct Journals {
     registry: Registry,
-    lag: LongDurations,
+    lag: LongDurationHistogram,
     followed: Arc<AtomicUsize>,
 }
 

@@ -10,9 +10,9 @@ use millrace_protocol::journal::{self, Journal};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{self, FollowRequest};
 use millrace_store::{Entry, Kind, Mode, Store};
-use millrace_telemetry::journal::Event;
+use millrace_telemetry::journal::JournalEvent;
 use millrace_telemetry::logs::Level;
-use millrace_telemetry::metrics::Point;
+use millrace_telemetry::metrics::MetricPoint;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Channel;
@@ -124,27 +124,27 @@ fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
     let entry = journal::unpack(packed).ok()?;
     let (mut mode, mut step, mut agent, mut level) = (None, None, None, None);
     let kind = match &entry.event {
-        Event::Metric(point) => {
-            mode = Some(if matches!(point, Point::Train(_)) { Mode::Train } else { Mode::Eval });
+        JournalEvent::Metric(point) => {
+            mode = Some(if matches!(point, MetricPoint::Train(_)) { Mode::Train } else { Mode::Eval });
             step = Some(point.step());
             Kind::Metric
         }
-        Event::Log(record) => {
+        JournalEvent::Log(record) => {
             agent = Some(record.agent.to_string());
             level = Some(gravity(record.level));
             Kind::Log
         }
-        Event::State(state) => {
+        JournalEvent::State(state) => {
             step = Some(state.step);
             Kind::State
         }
-        Event::Checkpoint { step: at, .. } => {
+        JournalEvent::Checkpoint { step: at, .. } => {
             step = Some(*at);
             Kind::Checkpoint
         }
         // Their messages are also in the log.
-        Event::CheckpointFailed { .. } | Event::Dropped(_) => return None,
-        Event::Outcome(outcome) => {
+        JournalEvent::CheckpointFailed { .. } | JournalEvent::Dropped(_) => return None,
+        JournalEvent::Outcome(outcome) => {
             step = Some(outcome.step);
             Kind::Outcome
         }

@@ -16,7 +16,7 @@ use millrace_control::program::{Logging, end_signals, ended};
 use millrace_crds::{Appliance, ClusterSpec};
 use millrace_params::{ApplianceDocument, ApplianceSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
-use millrace_telemetry::logs::Format;
+use millrace_telemetry::logs::LogFormat;
 use millrace_traces::Traces;
 use serde_json::{Value, json};
 use tracing::level_filters::LevelFilter;
@@ -111,8 +111,8 @@ pub struct Serve {
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     log: LevelFilter,
     /// How lines of the log are written: text or json
-    #[arg(long, env = Format::VARIABLE, default_value_t)]
-    log_format: Format,
+    #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
+    log_format: LogFormat,
     #[command(flatten)]
     database: Database,
 }
@@ -129,7 +129,7 @@ fn network(text: &str) -> Result<IpNet, String> {
 ///
 /// # Errors
 /// Those of [`Logging::install`].
-pub fn log(level: LevelFilter, format: Format) -> Result<Traces, millrace_traces::Error> {
+pub fn log(level: LevelFilter, format: LogFormat) -> Result<Traces, millrace_traces::Error> {
     let wanted = |target: &str| target.starts_with("millrace");
     Logging { program: "millrace-api", level, format, wanted }.install()
 }

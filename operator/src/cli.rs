@@ -1,7 +1,7 @@
 //! The operator's command line; the chart sets it through the environment.
 
 use clap::Parser;
-use millrace_telemetry::logs::Format;
+use millrace_telemetry::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 use crate::agent_traces::Collector;
@@ -47,8 +47,8 @@ pub struct Args {
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     pub log: LevelFilter,
     /// How lines of the log are written: text or json
-    #[arg(long, env = Format::VARIABLE, default_value_t)]
-    pub log_format: Format,
+    #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
+    pub log_format: LogFormat,
     /// Where pods of jobs reach the collector of traces, as JSON; without it agents send none
     #[arg(long, env = "MILLRACE_AGENTS_COLLECTOR", value_name = "JSON")]
     pub agents_collector: Option<Collector>,

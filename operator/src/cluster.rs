@@ -15,7 +15,7 @@ use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::{Event, Role};
 use millrace_crds::{Appliance, ApplianceStatus, Grant, Progress, TrainJob, TrainJobStatus};
 use millrace_protocol::security::{AttemptName, Expected, Name};
-use millrace_telemetry::logs::Format;
+use millrace_telemetry::logs::LogFormat;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ pub struct Cluster {
     /// The chart's values for the appliance.
     values: Option<Values>,
     /// Format of the agents' logs.
-    pub log_format: Format,
+    pub log_format: LogFormat,
     /// How agents send traces; `None` if they send none.
     pub agent_traces: Option<AgentTraces>,
 }

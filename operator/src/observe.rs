@@ -132,7 +132,7 @@ fn tail(text: &str) -> Vec<String> {
 }
 
 /// Parses the coordinator's outcome in a termination message.
-fn outcome(text: &str) -> Option<millrace_telemetry::journal::Outcome> {
+fn outcome(text: &str) -> Option<millrace_telemetry::journal::AttemptOutcome> {
     text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
 }
 

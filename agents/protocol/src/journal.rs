@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use millrace_telemetry::journal::Entry;
+use millrace_telemetry::journal::JournalEntry;
 use tonic::transport::Channel;
 
 use crate::proto;
@@ -67,7 +67,7 @@ pub fn channel(address: &str, identity: &Identity, expected: Expected) -> Result
 
 /// Converts an entry to its protobuf message, with `attempt` instead of the entry's own attempt. An attempt beyond
 /// `u32` becomes `u32::MAX`.
-pub fn pack(entry: &Entry, attempt: u64) -> proto::Entry {
+pub fn pack(entry: &JournalEntry, attempt: u64) -> proto::Entry {
     let kind = entry.event.kind();
     // An event in JSON is an object whose only key is the event's kind.
     let event = serde_json::to_string(&entry.event).unwrap_or_default();
@@ -86,9 +86,9 @@ pub fn pack(entry: &Entry, attempt: u64) -> proto::Entry {
 /// # Errors
 /// The kind is unknown, for example because it was added in a later version, or the body is invalid. Readers skip such
 /// entries.
-pub fn unpack(entry: &proto::Entry) -> serde_json::Result<Entry> {
+pub fn unpack(entry: &proto::Entry) -> serde_json::Result<JournalEntry> {
     let event = format!("{{{}:{}}}", serde_json::Value::from(entry.kind.as_str()), entry.body);
-    Ok(Entry {
+    Ok(JournalEntry {
         seq: entry.number,
         attempt: entry.attempt.into(),
         unix_ms: entry.time_ms,
@@ -98,18 +98,25 @@ pub fn unpack(entry: &proto::Entry) -> serde_json::Result<Entry> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_telemetry::journal::{Event, Outcome, Stage, State};
-    use millrace_telemetry::logs::{AgentName, Level, Record};
-    use millrace_telemetry::metrics::TrainPoint;
+    use millrace_telemetry::journal::{AttemptOutcome, JournalEvent, RunPhase, RunState};
+    use millrace_telemetry::logs::{AgentName, Level, LogRecord};
+    use millrace_telemetry::metrics::TrainMetrics;
 
     use super::*;
 
     #[test]
     fn entries_survive_the_wire() {
-        let point =
-            TrainPoint { step: 1, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 8, seconds: 0.5, rate: 2.0 };
-        let state = State {
-            state: Stage::Training,
+        let point = TrainMetrics {
+            step: 1,
+            loss: 0.1,
+            learning_rate: 6e-4,
+            grad_norm: 1.5,
+            tokens: 8,
+            seconds: 0.5,
+            rate: 2.0,
+        };
+        let state = RunState {
+            state: RunPhase::Training,
             step: 0,
             total_steps: Some(5),
             num_csx: 2,
@@ -118,14 +125,14 @@ mod tests {
             note: None,
         };
         let events = [
-            Event::Metric(point.into()),
-            Event::Log(Record::new(Level::Info, AgentName::new("cs2", 1).unwrap(), "a \"word\"".to_owned())),
-            Event::State(state),
-            Event::Checkpoint { step: 3, digest: "ab".into() },
-            Event::Outcome(Outcome::default()),
+            JournalEvent::Metric(point.into()),
+            JournalEvent::Log(LogRecord::new(Level::Info, AgentName::new("cs2", 1).unwrap(), "a \"word\"".to_owned())),
+            JournalEvent::State(state),
+            JournalEvent::Checkpoint { step: 3, digest: "ab".into() },
+            JournalEvent::Outcome(AttemptOutcome::default()),
         ];
         for event in events {
-            let entry = Entry { seq: 4, attempt: 2, unix_ms: 17, event };
+            let entry = JournalEntry { seq: 4, attempt: 2, unix_ms: 17, event };
             let packed = pack(&entry, entry.attempt);
             assert_eq!(unpack(&packed).unwrap(), entry);
             // The shortest decimal representation round-trips, so equal text means equal bits.

@@ -14,9 +14,9 @@ use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_engine::types::AgentId;
 use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, to_agent};
 use millrace_protocol::{codec, transport};
-use millrace_telemetry::logs::{Logger, Record};
+use millrace_telemetry::logs::{LogRecord, Logger};
 use millrace_telemetry::memory::ProcessMemory;
-use millrace_telemetry::metric_definitions::{Direction as Way, RoleMetrics};
+use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
 use millrace_telemetry::stall::StallReason;
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
@@ -91,7 +91,7 @@ impl Outbox {
     }
 
     /// Sends a log record, or drops it if half of the capacity is used.
-    pub fn log(&self, record: &Record) {
+    pub fn log(&self, record: &LogRecord) {
         let log = proto::Log {
             time_ms: record.unix_ms,
             level: record.level.as_str().to_owned(),
@@ -113,8 +113,8 @@ impl Outbox {
         let memory = ProcessMemory::now();
         self.send(from_agent::Message::Usage(proto::Usage {
             stall_seconds: stalls.iter().map(|(reason, seconds)| (reason.as_str().to_owned(), seconds)).collect(),
-            bytes_in: metrics.moved(Way::In),
-            bytes_out: metrics.moved(Way::Out),
+            bytes_in: metrics.total_bytes(Way::In),
+            bytes_out: metrics.total_bytes(Way::Out),
             rss_bytes: memory.map_or(0, |memory| memory.resident),
             peak_rss_bytes: memory.map_or(0, |memory| memory.peak),
             busy_seconds: work.seconds,

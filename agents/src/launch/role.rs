@@ -16,8 +16,8 @@ use millrace_protocol::launch::{
     BY_LAUNCHER, DATA_ENCRYPTION_VARIABLE, DocumentError, IDENTITY_VARIABLE, ROLE_VARIABLE,
 };
 use millrace_protocol::security::{Credentials, Identity, IdentityError, Protection};
-use millrace_telemetry::journal::Outcome;
-use millrace_telemetry::logs::{Format, Level};
+use millrace_telemetry::journal::AttemptOutcome;
+use millrace_telemetry::logs::{Level, LogFormat};
 
 use super::{Exit, Launch, watch_parent};
 use crate::failure::Failure;
@@ -75,8 +75,8 @@ struct Line {
     #[arg(long, default_value = "INFO", value_parser = parse_level)]
     logging: Level,
     /// How that is written: text or json.
-    #[arg(long, env = Format::VARIABLE, default_value_t)]
-    log_format: Format,
+    #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
+    log_format: LogFormat,
     /// A coordinator's launch document: a file, or `-` for the first line of standard input.
     #[arg(long)]
     launch: Option<PathBuf>,
@@ -108,7 +108,7 @@ pub fn role_process() -> Option<ExitCode> {
                     roles::run(args)
                 }
                 Err(failure) => {
-                    last_report.write(&Outcome::from(&failure));
+                    last_report.write(&AttemptOutcome::from(&failure));
                     refuse(&failure)
                 }
             }

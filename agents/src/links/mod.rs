@@ -22,7 +22,7 @@ use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Epoch};
 use millrace_protocol::codec;
 use millrace_protocol::packet::{Incoming, Packet, PacketSender, SendProgress};
-use millrace_telemetry::metric_definitions::{Direction as Way, RoleMetrics};
+use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
 use millrace_telemetry::prometheus::Counter;
 use tokio::sync::{mpsc, watch};
 

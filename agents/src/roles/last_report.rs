@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use millrace_telemetry::journal::Outcome;
+use millrace_telemetry::journal::AttemptOutcome;
 
 use crate::failure::Failure;
 
@@ -18,9 +18,10 @@ impl LastReport {
 
     /// Writes `outcome`, overwriting the content of the file. The file is not replaced by another one, because another
     /// process may have opened or mounted it. A failure is logged.
-    pub fn write(&self, outcome: &Outcome) {
+    pub fn write(&self, outcome: &AttemptOutcome) {
         let Some(path) = &self.0 else { return };
-        let written = outcome.last_report().map_err(Into::into).and_then(|report| std::fs::write(path, report));
+        let written =
+            outcome.to_termination_report().map_err(Into::into).and_then(|report| std::fs::write(path, report));
         if let Err(error) = written {
             tracing::error!("the last report could not be written to {}: {error}", path.display());
         }
@@ -28,7 +29,7 @@ impl LastReport {
 }
 
 /// Returns the outcome of a run that ended before its job started.
-impl From<&Failure> for Outcome {
+impl From<&Failure> for AttemptOutcome {
     fn from(failure: &Failure) -> Self {
         let reason = failure.reason();
         Self {

@@ -11,8 +11,8 @@ mod tree;
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
-use millrace_telemetry::journal::{Outcome, Reason};
-use millrace_telemetry::logs::{AgentName, Format, Level, Logger, print_to_stderr};
+use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
+use millrace_telemetry::logs::{AgentName, Level, LogFormat, Logger, print_to_stderr};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -48,7 +48,7 @@ pub struct RoleArgs {
     /// The least severe level of log lines that goes to stderr.
     pub level: Level,
     /// Format of log lines.
-    pub log_format: Format,
+    pub log_format: LogFormat,
     /// The launch document; only the coordinator has one.
     pub launch: Option<Box<Launch>>,
     /// File for the last report of this process.
@@ -85,7 +85,7 @@ pub fn run(args: RoleArgs) -> Exit {
         Ok(exit) => exit,
         Err(failure) => {
             match failure.cause {
-                Cause::Own(Reason::Interrupted) | Cause::Asked => {
+                Cause::Own(OutcomeReason::Interrupted) | Cause::Asked => {
                     // Blocking work, such as a name lookup, has no result that anything still waits for.
                     runtime.shutdown_background();
                     eprintln!("{failure}");
@@ -94,7 +94,7 @@ pub fn run(args: RoleArgs) -> Exit {
                 Cause::Peer if by_launcher => {}
                 Cause::Own(_) | Cause::Peer => eprintln!("error: {agent}: {failure}"),
             }
-            last_report.write(&Outcome::from(&failure));
+            last_report.write(&AttemptOutcome::from(&failure));
             failure.exit()
         }
     }

@@ -26,7 +26,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 /// [`Error::Io`] if the file system or `fill` returns an error. `path` is then unchanged, except if only the sync of
 /// its directory failed after the rename.
 pub fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
-    let temporary = temporary_beside(path).map_err(Error::io("write", path))?;
+    let temporary = temporary_path(path).map_err(Error::io("write", path))?;
     let replaced = fill_and_rename(&temporary, path, fill);
     if replaced.is_err() {
         // Only the first error is reported; a leftover temporary file does no harm.
@@ -66,7 +66,7 @@ fn parent(path: &Path) -> &Path {
 
 /// Returns a hidden name in the same directory, because a rename works only within one file system. The name is unique
 /// to the process and the call.
-fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
+fn temporary_path(path: &Path) -> io::Result<PathBuf> {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let name = path
         .file_name()

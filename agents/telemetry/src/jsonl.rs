@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// Maximum bytes of a line; a longer one is treated as damage. Our lines have a few hundred bytes; a log message is
 /// truncated at 16 KiB.
-const MAX_LINE: u64 = 1 << 20;
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Appends lines. Each has been passed to the operating system when [`Appender::append`] returns.
 ///
@@ -61,7 +61,7 @@ impl Appender {
             Ok(()) => self.whole += line.len() as u64,
             // Truncates now if the disk allows it, otherwise before the next line.
             Err(_) => {
-                let _ = self.cut_back();
+                let _ = self.truncate_to_valid();
             }
         }
         written.map_err(Error::io("append to", &self.path))
@@ -74,7 +74,7 @@ impl Appender {
 
     fn try_append(&mut self, line: &[u8], durable: bool) -> io::Result<()> {
         if self.torn {
-            self.cut_back()?;
+            self.truncate_to_valid()?;
         }
         self.file.write_all(line)?;
         if durable {
@@ -83,7 +83,7 @@ impl Appender {
         Ok(())
     }
 
-    fn cut_back(&mut self) -> io::Result<()> {
+    fn truncate_to_valid(&mut self) -> io::Result<()> {
         self.file.set_len(self.whole)?;
         self.torn = false;
         Ok(())
@@ -92,10 +92,10 @@ impl Appender {
 
 /// What was found at the reader's position in the file.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line<'a> {
+pub(crate) enum ReadLine<'a> {
     /// A complete line, without its line feed.
     Whole(&'a [u8]),
-    /// A complete line of more than [`MAX_LINE`] bytes: damage.
+    /// A complete line of more than [`MAX_LINE_BYTES`] bytes: damage.
     Oversize,
     /// Bytes without a line feed at the end of the file: torn, or currently being written.
     Torn,
@@ -103,10 +103,10 @@ pub(crate) enum Line<'a> {
     End,
 }
 
-/// Reads lines in order. The position does not change at [`Line::Torn`] and [`Line::End`], so the next call continues
-/// there when the file has grown.
+/// Reads lines in order. The position does not change at [`ReadLine::Torn`] and [`ReadLine::End`], so the next call
+/// continues there when the file has grown.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct LineReader {
     reader: BufReader<File>,
     path: PathBuf,
     /// Byte offset of the next line.
@@ -114,14 +114,14 @@ pub(crate) struct Lines {
     buffer: Vec<u8>,
 }
 
-impl Lines {
+impl LineReader {
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
         let file = millrace_roots::open(&path).map_err(Error::io("open", &path))?;
         Ok(Self { reader: BufReader::new(file), path, offset: 0, buffer: Vec::new() })
     }
 
-    /// Opens the file like [`Lines::open`]; `None` if it does not exist.
-    pub(crate) fn open_if_any(path: PathBuf) -> Result<Option<Self>> {
+    /// Opens the file like [`LineReader::open`]; `None` if it does not exist.
+    pub(crate) fn open_if_exists(path: PathBuf) -> Result<Option<Self>> {
         match Self::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
@@ -133,21 +133,21 @@ impl Lines {
         self.offset
     }
 
-    pub(crate) fn next(&mut self) -> Result<Line<'_>> {
+    pub(crate) fn next(&mut self) -> Result<ReadLine<'_>> {
         self.try_next().map_err(Error::io("read", &self.path))?;
         Ok(match self.buffer.split_last() {
-            None => Line::End,
-            Some((b'\n', _)) if self.buffer.len() as u64 > MAX_LINE => Line::Oversize,
-            Some((b'\n', line)) => Line::Whole(line),
-            Some(_) => Line::Torn,
+            None => ReadLine::End,
+            Some((b'\n', _)) if self.buffer.len() as u64 > MAX_LINE_BYTES => ReadLine::Oversize,
+            Some((b'\n', line)) => ReadLine::Whole(line),
+            Some(_) => ReadLine::Torn,
         })
     }
 
-    /// Reads the next line into the buffer, or only the first [`MAX_LINE`] bytes of an oversize line.
+    /// Reads the next line into the buffer, or only the first [`MAX_LINE_BYTES`] bytes of an oversize line.
     fn try_next(&mut self) -> io::Result<()> {
         self.buffer.clear();
-        let mut read = (&mut self.reader).take(MAX_LINE).read_until(b'\n', &mut self.buffer)? as u64;
-        if read == MAX_LINE && self.buffer.last() != Some(&b'\n') {
+        let mut read = (&mut self.reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut self.buffer)? as u64;
+        if read == MAX_LINE_BYTES && self.buffer.last() != Some(&b'\n') {
             let (skipped, ended) = skip_line(&mut self.reader)?;
             read += skipped;
             if ended {
@@ -182,15 +182,15 @@ fn skip_line(reader: &mut impl BufRead) -> io::Result<(u64, bool)> {
 }
 
 /// Removes a torn last line, if there is one. Does nothing if the file does not exist.
-pub(crate) fn repair(path: &Path) -> Result<()> {
-    let Some(mut lines) = Lines::open_if_any(path.to_path_buf())? else {
+pub(crate) fn truncate_torn_line(path: &Path) -> Result<()> {
+    let Some(mut lines) = LineReader::open_if_exists(path.to_path_buf())? else {
         return Ok(());
     };
     loop {
         match lines.next()? {
-            Line::Whole(_) | Line::Oversize => {}
-            Line::End => return Ok(()),
-            Line::Torn => break,
+            ReadLine::Whole(_) | ReadLine::Oversize => {}
+            ReadLine::End => return Ok(()),
+            ReadLine::Torn => break,
         }
     }
     millrace_roots::OpenOptions::new()
@@ -209,24 +209,24 @@ mod tests {
     fn torn_lines_wait_and_oversize_lines_pass() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lines");
-        let long = vec![b'x'; MAX_LINE as usize + 9];
+        let long = vec![b'x'; MAX_LINE_BYTES as usize + 9];
         fs::write(&path, [b"a\n".as_slice(), &long, b"\n\nto"].concat()).unwrap();
 
-        let mut lines = Lines::open(path.clone()).unwrap();
-        assert_eq!(lines.next().unwrap(), Line::Whole(b"a"));
-        assert_eq!(lines.next().unwrap(), Line::Oversize);
-        assert_eq!(lines.next().unwrap(), Line::Whole(b""));
-        assert_eq!(lines.next().unwrap(), Line::Torn);
-        assert_eq!(lines.next().unwrap(), Line::Torn);
+        let mut lines = LineReader::open(path.clone()).unwrap();
+        assert_eq!(lines.next().unwrap(), ReadLine::Whole(b"a"));
+        assert_eq!(lines.next().unwrap(), ReadLine::Oversize);
+        assert_eq!(lines.next().unwrap(), ReadLine::Whole(b""));
+        assert_eq!(lines.next().unwrap(), ReadLine::Torn);
+        assert_eq!(lines.next().unwrap(), ReadLine::Torn);
         let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"rn\n").unwrap();
-        assert_eq!(lines.next().unwrap(), Line::Whole(b"torn"));
-        assert_eq!(lines.next().unwrap(), Line::End);
+        assert_eq!(lines.next().unwrap(), ReadLine::Whole(b"torn"));
+        assert_eq!(lines.next().unwrap(), ReadLine::End);
 
         file.write_all(b"half").unwrap();
-        repair(&path).unwrap();
+        truncate_torn_line(&path).unwrap();
         assert!(fs::read(&path).unwrap().ends_with(b"\ntorn\n"));
-        assert_eq!(lines.next().unwrap(), Line::End);
+        assert_eq!(lines.next().unwrap(), ReadLine::End);
     }
 
     #[test]

@@ -9,11 +9,13 @@
 //! | `millrace_step` | gauge | every role | the last committed step this process knows |
 //! | `millrace_epoch{part}` | gauge | every role | attempt and number of the current epoch |
 //! | `millrace_memory_bytes{kind}` | gauge | every role | resident memory: current (`rss`) and highest (`peak`) |
-//! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step |
+//! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step
+//! |
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
-//! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
+//! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was
+//! full |
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -21,20 +23,20 @@ use std::time::SystemTime;
 use crate::{
     memory::ProcessMemory,
     process,
-    prometheus::{Counter, Family, Gauge, Registry},
+    prometheus::{Counter, Gauge, MetricFamily, Registry},
     stall::{StallClock, StallReason},
 };
 
 /// Direction of bytes, relative to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum ByteDirection {
     /// Received.
     In,
     /// Sent.
     Out,
 }
 
-impl Direction {
+impl ByteDirection {
     /// Returns the value of the label `direction`.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -48,9 +50,9 @@ impl Direction {
 #[derive(Clone)]
 pub struct RoleMetrics {
     registry: Arc<Registry>,
-    bytes: Family<Counter, 2>,
+    bytes: MetricFamily<Counter, 2>,
     /// All counters returned by `bytes`, for the totals.
-    links: Arc<Mutex<Vec<(Direction, Counter)>>>,
+    links: Arc<Mutex<Vec<(ByteDirection, Counter)>>>,
     stall: StallClock,
     /// Steps this process took part in and saw committed.
     pub steps: Counter,
@@ -93,18 +95,18 @@ impl RoleMetrics {
     }
 
     /// Returns the byte counter of a link. Look it up once and keep it. `link` names the peer, such as `swarmx-0`.
-    pub fn bytes(&self, direction: Direction, link: &str) -> Counter {
+    pub fn bytes(&self, direction: ByteDirection, link: &str) -> Counter {
         let counter = self.bytes.with([direction.as_str(), link]);
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         // A link that is reestablished gets its previous counter.
-        if !links.iter().any(|(way, known)| *way == direction && known.is(&counter)) {
+        if !links.iter().any(|(way, known)| *way == direction && known.is_same(&counter)) {
             links.push((direction, counter.clone()));
         }
         counter
     }
 
     /// Returns the sum of the bytes of all links.
-    pub fn moved(&self, direction: Direction) -> u64 {
+    pub fn total_bytes(&self, direction: ByteDirection) -> u64 {
         let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.iter().filter(|(way, _)| *way == direction).map(|(_, counter)| counter.get()).sum()
     }
@@ -121,7 +123,7 @@ impl RoleMetrics {
     }
 
     /// Counts a committed step and sets it as the last one.
-    pub fn committed(&self, step: u64) {
+    pub fn record_step(&self, step: u64) {
         self.steps.inc();
         self.step.set(step as f64);
     }
@@ -232,7 +234,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_process_tells_what_it_uses() {
+    fn process_metrics_have_values() {
         let registry = Registry::new();
         register_process(&registry);
         let page = registry.render();
@@ -246,9 +248,9 @@ mod tests {
     fn a_coordinators_page_has_every_metric_once() {
         let metrics = RoleMetrics::new("coordinator", 0, "0.1.0");
         let coordinator = CoordinatorMetrics::register(metrics.registry());
-        metrics.bytes(Direction::Out, "swarmx-0").add(42);
+        metrics.bytes(ByteDirection::Out, "swarmx-0").add(42);
         metrics.set_epoch(2, 3);
-        metrics.committed(7);
+        metrics.record_step(7);
         coordinator.loss.set(2.5);
         let stall = metrics.stall().start(StallReason::Samples);
         let page = metrics.render();

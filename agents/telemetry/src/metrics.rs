@@ -20,15 +20,15 @@ use crate::{
     atomic_file,
     backlog::Backlog,
     error::{Error, Result},
-    jsonl::{Line, Lines},
+    jsonl::{LineReader, ReadLine},
 };
 
 /// Name of the file in model_dir.
-pub const FILE_NAME: &str = "metrics.jsonl";
+pub const METRICS_FILE: &str = "metrics.jsonl";
 
 /// One committed training step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TrainPoint {
+pub struct TrainMetrics {
     /// The step just committed, counted from 1.
     pub step: u64,
     /// Mean loss over the step's tokens in nats.
@@ -48,7 +48,7 @@ pub struct TrainPoint {
 
 /// One evaluation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct EvalPoint {
+pub struct EvalMetrics {
     /// Number of committed training steps in the evaluated parameters.
     pub step: u64,
     /// Mean loss over all evaluated tokens in nats.
@@ -65,15 +65,15 @@ pub struct EvalPoint {
 
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "Fields", from = "Fields")]
-pub enum Point {
+#[serde(into = "LineFields", from = "LineFields")]
+pub enum MetricPoint {
     /// A training step.
-    Train(TrainPoint),
+    Train(TrainMetrics),
     /// An evaluation.
-    Eval(EvalPoint),
+    Eval(EvalMetrics),
 }
 
-impl Point {
+impl MetricPoint {
     /// Returns the step of the point.
     pub fn step(&self) -> u64 {
         match self {
@@ -83,14 +83,14 @@ impl Point {
     }
 }
 
-impl From<TrainPoint> for Point {
-    fn from(point: TrainPoint) -> Self {
+impl From<TrainMetrics> for MetricPoint {
+    fn from(point: TrainMetrics) -> Self {
         Self::Train(point)
     }
 }
 
-impl From<EvalPoint> for Point {
-    fn from(point: EvalPoint) -> Self {
+impl From<EvalMetrics> for MetricPoint {
+    fn from(point: EvalMetrics) -> Self {
         Self::Eval(point)
     }
 }
@@ -99,12 +99,12 @@ impl From<EvalPoint> for Point {
 #[derive(Debug)]
 pub struct MetricsLog {
     file: Backlog,
-    opening: Opening,
+    opening: OpenSummary,
 }
 
 /// The effect of opening an existing file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Opening {
+pub struct OpenSummary {
     /// Number of points kept.
     pub kept: u64,
     /// Number of points removed because their step is after the step where the run resumes.
@@ -134,11 +134,11 @@ impl MetricsLog {
         Self::open_keeping(model_dir, |_| true)
     }
 
-    fn open_keeping(model_dir: &Path, keep: impl Fn(&Point) -> bool) -> Result<Self> {
-        let path = model_dir.join(FILE_NAME);
-        let mut opening = Opening::default();
-        visit(&path, |_, point| {
-            if let Some(Point::Train(train)) = &point {
+    fn open_keeping(model_dir: &Path, keep: impl Fn(&MetricPoint) -> bool) -> Result<Self> {
+        let path = model_dir.join(METRICS_FILE);
+        let mut opening = OpenSummary::default();
+        for_each_line(&path, |_, point| {
+            if let Some(MetricPoint::Train(train)) = &point {
                 opening.last_step = opening.last_step.max(train.step);
             }
             match point {
@@ -155,7 +155,7 @@ impl MetricsLog {
     }
 
     /// Returns what opening the file kept and removed.
-    pub fn opening(&self) -> Opening {
+    pub fn opening(&self) -> OpenSummary {
         self.opening
     }
 
@@ -168,7 +168,7 @@ impl MetricsLog {
     ///
     /// # Errors
     /// [`Error::Io`]. The line is then not in the file; it is kept in memory and written before the next one.
-    pub fn append(&mut self, point: &Point) -> Result<()> {
+    pub fn append(&mut self, point: &MetricPoint) -> Result<()> {
         let line = to_line(point).map_err(Error::io("append to", self.file.path()))?;
         self.file.append(line)
     }
@@ -199,9 +199,9 @@ impl MetricsLog {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn read(model_dir: &Path) -> Result<Vec<Point>> {
+pub fn read(model_dir: &Path) -> Result<Vec<MetricPoint>> {
     let mut points = Vec::new();
-    visit(&model_dir.join(FILE_NAME), |_, point| points.extend(point))?;
+    for_each_line(&model_dir.join(METRICS_FILE), |_, point| points.extend(point))?;
     Ok(points)
 }
 
@@ -213,28 +213,28 @@ pub(crate) fn to_line(value: &impl Serialize) -> std::io::Result<Vec<u8>> {
 }
 
 /// Calls `see` with each line and its point, `None` if the line is unreadable.
-fn visit(path: &Path, mut see: impl FnMut(&[u8], Option<Point>)) -> Result<()> {
-    let Some(mut lines) = Lines::open_if_any(path.to_path_buf())? else {
+fn for_each_line(path: &Path, mut see: impl FnMut(&[u8], Option<MetricPoint>)) -> Result<()> {
+    let Some(mut lines) = LineReader::open_if_exists(path.to_path_buf())? else {
         return Ok(());
     };
     loop {
         match lines.next()? {
-            Line::Whole(line) => see(line, serde_json::from_slice(line).ok()),
-            Line::Oversize => see(b"", None),
-            Line::Torn => {
+            ReadLine::Whole(line) => see(line, serde_json::from_slice(line).ok()),
+            ReadLine::Oversize => see(b"", None),
+            ReadLine::Torn => {
                 see(b"", None);
                 return Ok(());
             }
-            Line::End => return Ok(()),
+            ReadLine::End => return Ok(()),
         }
     }
 }
 
 /// Replaces the file by the lines whose points are kept, byte for byte.
-fn rewrite(path: &Path, keep: impl Fn(&Point) -> bool) -> Result<()> {
+fn rewrite(path: &Path, keep: impl Fn(&MetricPoint) -> bool) -> Result<()> {
     atomic_file::replace(path, |file| {
         let mut written = Ok(());
-        let visited = visit(path, |line, point| {
+        let visited = for_each_line(path, |line, point| {
             if written.is_ok() && point.is_some_and(|point| keep(&point)) {
                 written = file.write_all(line).and_then(|()| file.write_all(b"\n"));
             }
@@ -246,7 +246,7 @@ fn rewrite(path: &Path, keep: impl Fn(&Point) -> bool) -> Result<()> {
 
 /// The keys of a line, in the order in which they are written.
 #[derive(Clone, Serialize, Deserialize)]
-struct Fields {
+struct LineFields {
     step: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mode: Option<String>,
@@ -274,10 +274,10 @@ fn or_nan(value: Option<f32>) -> f32 {
     value.unwrap_or(f32::NAN)
 }
 
-impl From<Point> for Fields {
-    fn from(point: Point) -> Self {
+impl From<MetricPoint> for LineFields {
+    fn from(point: MetricPoint) -> Self {
         match point {
-            Point::Train(point) => Self {
+            MetricPoint::Train(point) => Self {
                 step: point.step,
                 mode: None,
                 loss: point.loss,
@@ -288,7 +288,7 @@ impl From<Point> for Fields {
                 rate: point.rate,
                 metrics: BTreeMap::new(),
             },
-            Point::Eval(point) => Self {
+            MetricPoint::Eval(point) => Self {
                 step: point.step,
                 mode: Some("eval".into()),
                 loss: point.loss,
@@ -303,10 +303,10 @@ impl From<Point> for Fields {
     }
 }
 
-impl From<Fields> for Point {
-    fn from(fields: Fields) -> Self {
+impl From<LineFields> for MetricPoint {
+    fn from(fields: LineFields) -> Self {
         if fields.mode.as_deref() == Some("eval") {
-            Self::Eval(EvalPoint {
+            Self::Eval(EvalMetrics {
                 step: fields.step,
                 loss: fields.loss,
                 tokens: fields.tokens,
@@ -315,7 +315,7 @@ impl From<Fields> for Point {
                 metrics: fields.metrics.into_iter().map(|(name, value)| (name, or_nan(value))).collect(),
             })
         } else {
-            Self::Train(TrainPoint {
+            Self::Train(TrainMetrics {
                 step: fields.step,
                 loss: fields.loss,
                 learning_rate: or_nan(fields.learning_rate),
@@ -333,8 +333,8 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn train(step: u64) -> Point {
-        Point::Train(TrainPoint {
+    fn train(step: u64) -> MetricPoint {
+        MetricPoint::Train(TrainMetrics {
             step,
             loss: 5.560_123 / step as f32,
             learning_rate: 6e-4,
@@ -345,8 +345,8 @@ mod tests {
         })
     }
 
-    fn eval(step: u64) -> Point {
-        Point::Eval(EvalPoint {
+    fn eval(step: u64) -> MetricPoint {
+        MetricPoint::Eval(EvalMetrics {
             step,
             loss: 1.9871,
             tokens: 65_536,
@@ -377,7 +377,7 @@ mod tests {
         for _ in 0..20_000 {
             bits = bits.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
             let value = f32::from_bits(bits);
-            let point = Point::Train(TrainPoint {
+            let point = MetricPoint::Train(TrainMetrics {
                 step: 1,
                 loss: value,
                 learning_rate: value,
@@ -386,7 +386,7 @@ mod tests {
                 seconds: 0.0,
                 rate: 0.0,
             });
-            let Point::Train(read) = serde_json::from_slice(&to_line(&point).unwrap()).unwrap() else {
+            let MetricPoint::Train(read) = serde_json::from_slice(&to_line(&point).unwrap()).unwrap() else {
                 panic!("a training line read as an evaluation")
             };
             for read in [read.loss, read.learning_rate, read.grad_norm] {
@@ -411,7 +411,7 @@ mod tests {
         fs::write(&path, text).unwrap();
 
         let mut log = MetricsLog::open(dir.path(), 2).unwrap();
-        assert_eq!(log.opening(), Opening { kept: 3, beyond: 2, unreadable: 2, last_step: 4 });
+        assert_eq!(log.opening(), OpenSummary { kept: 3, beyond: 2, unreadable: 2, last_step: 4 });
         log.append(&train(3)).unwrap();
         assert_eq!(read(dir.path()).unwrap(), [train(1), train(2), eval(2), train(3)]);
 

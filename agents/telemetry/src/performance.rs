@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Name of the file in model_dir.
-pub const FILE_NAME: &str = "performance.json";
+pub const PERFORMANCE_FILE: &str = "performance.json";
 
 /// Throughput and resource usage so far. A resumed run counts from where it resumed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ pub struct AgentUsage {
 
 /// The work of a run, from which [`Performance`] is computed.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Work {
+pub struct RunTotals {
     /// Number of training steps committed.
     pub steps: u64,
     /// Number of training samples.
@@ -80,7 +80,7 @@ pub struct Work {
 
 impl Performance {
     /// Computes all rates from the work done in `elapsed`. The caller sets `stall_seconds` and `agents`.
-    pub fn new(work: Work, elapsed: Duration, rates: Rates) -> Self {
+    pub fn new(work: RunTotals, elapsed: Duration, rates: Rates) -> Self {
         let global_rate = per_second(work.samples, elapsed);
         let flops_per_sec = work.flops_per_sample * global_rate;
         Self {
@@ -107,7 +107,7 @@ impl Performance {
     /// # Errors
     /// [`Error::Io`]; the file is then unchanged.
     pub fn write(&self, model_dir: &Path) -> Result<()> {
-        let path = model_dir.join(FILE_NAME);
+        let path = model_dir.join(PERFORMANCE_FILE);
         atomic_file::replace(&path, |file| {
             use std::io::Write;
             serde_json::to_writer_pretty(&mut *file, self)?;
@@ -120,7 +120,7 @@ impl Performance {
     /// # Errors
     /// [`Error::Io`], also if the file is not such a document.
     pub fn read(model_dir: &Path) -> Result<Self> {
-        let path = model_dir.join(FILE_NAME);
+        let path = model_dir.join(PERFORMANCE_FILE);
         millrace_roots::read(&path)
             .and_then(|text| Ok(serde_json::from_slice(&text)?))
             .map_err(Error::io("read", &path))
@@ -135,8 +135,13 @@ mod tests {
     #[test]
     fn written_and_read_back() {
         let dir = tempfile::tempdir().unwrap();
-        let work =
-            Work { steps: 10, samples: 160, tokens: 40_960, flops_per_sample: 2e9, peak_flops_per_sec: Some(1e11) };
+        let work = RunTotals {
+            steps: 10,
+            samples: 160,
+            tokens: 40_960,
+            flops_per_sample: 2e9,
+            peak_flops_per_sec: Some(1e11),
+        };
         let rates = Rates { rate: 17.0, global_rate: 16.0 };
         let mut performance = Performance::new(work, Duration::from_secs(10), rates);
         let mut stalls = StallTotals::default();
@@ -147,7 +152,7 @@ mod tests {
         assert_eq!(performance.tokens_per_sec, 4096.0);
         performance.write(dir.path()).unwrap();
         assert_eq!(Performance::read(dir.path()).unwrap(), performance);
-        let text = std::fs::read_to_string(dir.path().join(FILE_NAME)).unwrap();
+        let text = std::fs::read_to_string(dir.path().join(PERFORMANCE_FILE)).unwrap();
         assert!(text.starts_with("{\n  \"total_samples\": 160,\n  \"total_time\": 10.0,\n"));
         assert!(text.contains("\"weights\": 0.25"));
     }

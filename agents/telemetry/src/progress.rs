@@ -50,7 +50,7 @@ impl RateMeter {
 
     /// Excludes `pause` from all rates: time in which no samples were processed, such as an evaluation between two
     /// training steps.
-    pub fn leave_out(&mut self, pause: Duration) {
+    pub fn exclude(&mut self, pause: Duration) {
         self.start += pause;
         self.interval_start += pause;
     }
@@ -88,13 +88,13 @@ pub fn per_second(count: u64, elapsed: Duration) -> f64 {
 }
 
 /// Estimates how long `samples` more samples take at `global_rate`; `None` if the rate is 0 or not finite.
-pub fn time_for(samples: u64, global_rate: f64) -> Option<Duration> {
+pub fn estimated_time(samples: u64, global_rate: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(samples as f64 / global_rate).ok()
 }
 
 /// The estimated remaining times at the end of a progress line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remaining {
+pub struct TimeRemaining {
     /// Remaining time of the current training loop or evaluation.
     pub of_loop: Duration,
     /// Remaining time of the whole run.
@@ -113,7 +113,7 @@ pub struct TrainLine {
     /// Rates as returned by [`RateMeter::rates`].
     pub rates: Rates,
     /// Estimated remaining times; `None` leaves them out.
-    pub remaining: Option<Remaining>,
+    pub remaining: Option<TimeRemaining>,
 }
 
 /// A progress line of an evaluation. [`fmt::Display`] writes it without a line feed.
@@ -128,24 +128,24 @@ pub struct EvalLine {
     /// Rates as returned by [`RateMeter::rates`].
     pub rates: Rates,
     /// Estimated remaining times; `None` leaves them out.
-    pub remaining: Option<Remaining>,
+    pub remaining: Option<TimeRemaining>,
 }
 
 impl fmt::Display for TrainLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "| Train Device=CSX, Step={}", self.step)?;
-        write_tail(f, self.loss, self.rates, self.remaining)
+        write_rates(f, self.loss, self.rates, self.remaining)
     }
 }
 
 impl fmt::Display for EvalLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "| Eval Device=CSX, GlobalStep={}, Batch={}", self.global_step, self.batch)?;
-        write_tail(f, self.loss, self.rates, self.remaining)
+        write_rates(f, self.loss, self.rates, self.remaining)
     }
 }
 
-fn write_tail(f: &mut fmt::Formatter<'_>, loss: f32, rates: Rates, remaining: Option<Remaining>) -> fmt::Result {
+fn write_rates(f: &mut fmt::Formatter<'_>, loss: f32, rates: Rates, remaining: Option<TimeRemaining>) -> fmt::Result {
     write!(
         f,
         ", Loss={loss:.5}, Rate={} samples/sec, GlobalRate={} samples/sec",
@@ -219,7 +219,7 @@ mod tests {
             line.to_string(),
             "| Train Device=CSX, Step=50, Loss=8.31250, Rate=69.37 samples/sec, GlobalRate=69.37 samples/sec"
         );
-        line.remaining = Some(Remaining {
+        line.remaining = Some(TimeRemaining {
             of_loop: Duration::from_secs(4685),
             of_run: Duration::from_secs(4685),
             of_run_is_lower_bound: true,
@@ -268,13 +268,13 @@ mod tests {
         meter.add(100);
         let first = meter.rates(at(10));
         meter.add(200);
-        meter.leave_out(Duration::from_secs(5));
+        meter.exclude(Duration::from_secs(5));
         let second = meter.rates(at(25));
 
         assert_eq!((first.rate, first.global_rate), (10.0, 10.0));
         assert_eq!((second.rate, second.global_rate), (0.6 * 20.0 + 0.4 * 10.0, 15.0));
         assert_eq!(meter.rates(at(25)), second);
-        assert_eq!(time_for(300, second.global_rate), Some(Duration::from_secs(20)));
-        assert_eq!(time_for(300, 0.0), None);
+        assert_eq!(estimated_time(300, second.global_rate), Some(Duration::from_secs(20)));
+        assert_eq!(estimated_time(300, 0.0), None);
     }
 }

@@ -26,7 +26,7 @@ pub struct Counter(Arc<AtomicU64>);
 
 impl Counter {
     /// Returns whether both share the same value.
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
@@ -62,22 +62,24 @@ impl Gauge {
     }
 }
 
-/// Upper bounds of the buckets of [`Durations`] in seconds: from an answer out of memory to a wait that a user notices.
-const SHORT_BOUNDS: [f64; 8] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
-/// Upper bounds of the buckets of [`LongDurations`] in seconds: from a second to a week.
-const LONG_BOUNDS: [f64; 10] = [1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 604_800.0];
+/// Upper bounds of the buckets of [`DurationHistogram`] in seconds: from an answer out of memory to a wait that a user
+/// notices.
+const SHORT_BUCKET_BOUNDS_SECONDS: [f64; 8] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+/// Upper bounds of the buckets of [`LongDurationHistogram`] in seconds: from a second to a week.
+const LONG_BUCKET_BOUNDS_SECONDS: [f64; 10] =
+    [1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 604_800.0];
 
 /// A histogram of durations from milliseconds to seconds. Clones share the values.
 #[derive(Clone, Debug)]
-pub struct Durations(Arc<Buckets>);
+pub struct DurationHistogram(Arc<Buckets>);
 
-impl Default for Durations {
+impl Default for DurationHistogram {
     fn default() -> Self {
-        Self(Arc::new(Buckets::new(&SHORT_BOUNDS)))
+        Self(Arc::new(Buckets::new(&SHORT_BUCKET_BOUNDS_SECONDS)))
     }
 }
 
-impl Durations {
+impl DurationHistogram {
     /// Counts one duration.
     pub fn add(&self, took: Duration) {
         self.0.add(took);
@@ -86,15 +88,15 @@ impl Durations {
 
 /// A histogram of durations from seconds to days. Clones share the values.
 #[derive(Clone, Debug)]
-pub struct LongDurations(Arc<Buckets>);
+pub struct LongDurationHistogram(Arc<Buckets>);
 
-impl Default for LongDurations {
+impl Default for LongDurationHistogram {
     fn default() -> Self {
-        Self(Arc::new(Buckets::new(&LONG_BOUNDS)))
+        Self(Arc::new(Buckets::new(&LONG_BUCKET_BOUNDS_SECONDS)))
     }
 }
 
-impl LongDurations {
+impl LongDurationHistogram {
     /// Counts one duration.
     pub fn add(&self, took: Duration) {
         self.0.add(took);
@@ -137,19 +139,19 @@ impl Buckets {
     }
 }
 
-/// A type of metric: [`Counter`], [`Gauge`], [`Durations`] or [`LongDurations`].
+/// A type of metric: [`Counter`], [`Gauge`], [`DurationHistogram`] or [`LongDurationHistogram`].
 pub trait Metric: sealed::Metric {}
 impl Metric for Counter {}
 impl Metric for Gauge {}
-impl Metric for Durations {}
-impl Metric for LongDurations {}
+impl Metric for DurationHistogram {}
+impl Metric for LongDurationHistogram {}
 
 mod sealed {
-    use super::{Arc, Buckets, Counter, Durations, Gauge, LongDurations};
+    use super::{Arc, Buckets, Counter, DurationHistogram, Gauge, LongDurationHistogram};
 
     /// The source of a series' value.
     #[derive(Clone)]
-    pub enum Source {
+    pub enum SeriesSource {
         Counter(Counter),
         Gauge(Gauge),
         Histogram(Arc<Buckets>),
@@ -158,64 +160,64 @@ mod sealed {
 
     pub trait Metric: Clone + Default {
         const TYPE: &'static str;
-        fn source(&self) -> Source;
-        fn of(source: &Source) -> Option<Self>;
+        fn source(&self) -> SeriesSource;
+        fn of(source: &SeriesSource) -> Option<Self>;
     }
 
     impl Metric for Counter {
         const TYPE: &'static str = "counter";
-        fn source(&self) -> Source {
-            Source::Counter(self.clone())
+        fn source(&self) -> SeriesSource {
+            SeriesSource::Counter(self.clone())
         }
-        fn of(source: &Source) -> Option<Self> {
-            if let Source::Counter(counter) = source { Some(counter.clone()) } else { None }
+        fn of(source: &SeriesSource) -> Option<Self> {
+            if let SeriesSource::Counter(counter) = source { Some(counter.clone()) } else { None }
         }
     }
 
     impl Metric for Gauge {
         const TYPE: &'static str = "gauge";
-        fn source(&self) -> Source {
-            Source::Gauge(self.clone())
+        fn source(&self) -> SeriesSource {
+            SeriesSource::Gauge(self.clone())
         }
-        fn of(source: &Source) -> Option<Self> {
-            if let Source::Gauge(gauge) = source { Some(gauge.clone()) } else { None }
-        }
-    }
-
-    impl Metric for Durations {
-        const TYPE: &'static str = "histogram";
-        fn source(&self) -> Source {
-            Source::Histogram(self.0.clone())
-        }
-        fn of(source: &Source) -> Option<Self> {
-            if let Source::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
+        fn of(source: &SeriesSource) -> Option<Self> {
+            if let SeriesSource::Gauge(gauge) = source { Some(gauge.clone()) } else { None }
         }
     }
 
-    impl Metric for LongDurations {
+    impl Metric for DurationHistogram {
         const TYPE: &'static str = "histogram";
-        fn source(&self) -> Source {
-            Source::Histogram(self.0.clone())
+        fn source(&self) -> SeriesSource {
+            SeriesSource::Histogram(self.0.clone())
         }
-        fn of(source: &Source) -> Option<Self> {
-            if let Source::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
+        fn of(source: &SeriesSource) -> Option<Self> {
+            if let SeriesSource::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
+        }
+    }
+
+    impl Metric for LongDurationHistogram {
+        const TYPE: &'static str = "histogram";
+        fn source(&self) -> SeriesSource {
+            SeriesSource::Histogram(self.0.clone())
+        }
+        fn of(source: &SeriesSource) -> Option<Self> {
+            if let SeriesSource::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
         }
     }
 }
-use sealed::Source;
+use sealed::SeriesSource;
 
 /// Series by their rendered labels, such as `{role="cs2"}`, or empty for no labels.
-type Series = Arc<Mutex<BTreeMap<String, Source>>>;
+type Series = Arc<Mutex<BTreeMap<String, SeriesSource>>>;
 
 /// Metrics with the same name and different values of `N` labels.
 #[derive(Clone)]
-pub struct Family<M, const N: usize> {
+pub struct MetricFamily<M, const N: usize> {
     labels: [&'static str; N],
     series: Series,
     metric: PhantomData<M>,
 }
 
-impl<M: Metric, const N: usize> Family<M, N> {
+impl<M: Metric, const N: usize> MetricFamily<M, N> {
     /// Returns the metric with these label values, the same one for the same values. Look it up once and keep it.
     pub fn with(&self, values: [&str; N]) -> M {
         let mut series = lock(&self.series);
@@ -226,17 +228,17 @@ impl<M: Metric, const N: usize> Family<M, N> {
 
     /// Adds a series whose value `read` returns whenever the page is rendered.
     pub fn read(&self, values: [&str; N], read: impl Fn() -> f64 + Send + Sync + 'static) {
-        lock(&self.series).insert(render_labels(self.labels, values), Source::Read(Arc::new(read)));
+        lock(&self.series).insert(render_labels(self.labels, values), SeriesSource::Read(Arc::new(read)));
     }
 }
 
 /// All metrics of a process.
 #[derive(Default)]
 pub struct Registry {
-    families: Mutex<Vec<Described>>,
+    families: Mutex<Vec<FamilyDescription>>,
 }
 
-struct Described {
+struct FamilyDescription {
     name: &'static str,
     help: &'static str,
     metric_type: &'static str,
@@ -255,11 +257,11 @@ impl Registry {
         name: &'static str,
         help: &'static str,
         labels: [&'static str; N],
-    ) -> Family<M, N> {
+    ) -> MetricFamily<M, N> {
         debug_assert!(is_name(name) && labels.iter().all(|label| is_name(label)));
         let series = Series::default();
-        lock(&self.families).push(Described { name, help, metric_type: M::TYPE, series: Arc::clone(&series) });
-        Family { labels, series, metric: PhantomData }
+        lock(&self.families).push(FamilyDescription { name, help, metric_type: M::TYPE, series: Arc::clone(&series) });
+        MetricFamily { labels, series, metric: PhantomData }
     }
 
     /// Adds a metric without labels. Must be called once per name.
@@ -275,7 +277,7 @@ impl Registry {
             if series.is_empty() {
                 continue;
             }
-            let Described { name, help, metric_type, .. } = family;
+            let FamilyDescription { name, help, metric_type, .. } = family;
             let help = help.replace('\\', "\\\\").replace('\n', "\\n");
             page += &format!("# HELP {name} {help}\n# TYPE {name} {metric_type}\n");
             for (labels, source) in series {
@@ -318,12 +320,12 @@ fn render_labels<const N: usize>(names: [&str; N], values: [&str; N]) -> String 
     labels
 }
 
-fn render_series(name: &str, labels: &str, source: &Source) -> String {
+fn render_series(name: &str, labels: &str, source: &SeriesSource) -> String {
     let level = match source {
-        Source::Histogram(buckets) => return buckets.render(name, labels),
-        Source::Counter(counter) => return format!("{name}{labels} {}\n", counter.get()),
-        Source::Gauge(gauge) => gauge.get(),
-        Source::Read(read) => read(),
+        SeriesSource::Histogram(buckets) => return buckets.render(name, labels),
+        SeriesSource::Counter(counter) => return format!("{name}{labels} {}\n", counter.get()),
+        SeriesSource::Gauge(gauge) => gauge.get(),
+        SeriesSource::Read(read) => read(),
     };
     match level {
         f64::INFINITY => format!("{name}{labels} +Inf\n"),
@@ -378,12 +380,12 @@ memory_bytes{{kind="d"}} 0
     #[test]
     fn a_histogram_to_the_letter() {
         let registry = Registry::new();
-        let bare: Durations = registry.metric("visit_seconds", "Visits.");
-        let took = registry.family::<Durations, 1>("request_seconds", "Requests.", ["code"]);
+        let bare: DurationHistogram = registry.metric("visit_seconds", "Visits.");
+        let took = registry.family::<DurationHistogram, 1>("request_seconds", "Requests.", ["code"]);
         for millis in [5, 6, 250, 31_000] {
             took.with(["200"]).add(Duration::from_millis(millis));
         }
-        let long: LongDurations = registry.metric("wait_seconds", "Waits.");
+        let long: LongDurationHistogram = registry.metric("wait_seconds", "Waits.");
         bare.add(Duration::from_micros(1));
         long.add(Duration::from_secs(7200));
         let page = registry.render();

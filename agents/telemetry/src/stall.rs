@@ -1,6 +1,6 @@
 //! Measures how long a role waits, by reason, for `millrace_stall_seconds_total{reason}` and the run's summary.
 //!
-//! * A wait lasts from [`StallClock::start`] to the drop of its [`Stall`].
+//! * A wait lasts from [`StallClock::start`] to the drop of its [`StallTimer`].
 //! * Waits of several threads add up. If a role's share of waiting must stay below 1, it measures only on the one
 //!   thread that would otherwise compute.
 //! * A wait in progress counts up to the present, so that a role that hangs is visible.
@@ -68,7 +68,7 @@ impl StallReason {
     }
 }
 
-const REASONS: usize = StallReason::ALL.len();
+const STALL_REASON_COUNT: usize = StallReason::ALL.len();
 
 /// Measures waits by reason. Clones share one clock, and all methods may be called from any thread. Starting and ending
 /// a wait each costs one clock reading under a lock that is rarely contended. Nothing is allocated; a wait holds one
@@ -81,7 +81,7 @@ pub struct StallClock {
 #[derive(Debug)]
 struct Shared {
     epoch: Instant,
-    waits: [Mutex<Waits>; REASONS],
+    waits: [Mutex<Waits>; STALL_REASON_COUNT],
 }
 
 /// The waits of one reason. Time is in nanoseconds since the clock's epoch.
@@ -119,12 +119,12 @@ impl StallClock {
     /// Begins a wait, which ends when the returned value is dropped. The value may be moved to another thread and held
     /// across an `await`.
     #[must_use = "the wait ends when this is dropped"]
-    pub fn start(&self, reason: StallReason) -> Stall {
+    pub fn start(&self, reason: StallReason) -> StallTimer {
         let (mut waits, now) = self.shared.now(reason);
         waits.balance -= now;
         waits.running += 1;
         drop(waits);
-        Stall { shared: Arc::clone(&self.shared), reason }
+        StallTimer { shared: Arc::clone(&self.shared), reason }
     }
 
     /// Runs `wait` and counts its duration.
@@ -148,12 +148,12 @@ impl StallClock {
 
 /// A wait in progress, which ends when this is dropped.
 #[derive(Debug)]
-pub struct Stall {
+pub struct StallTimer {
     shared: Arc<Shared>,
     reason: StallReason,
 }
 
-impl Drop for Stall {
+impl Drop for StallTimer {
     fn drop(&mut self) {
         let (mut waits, now) = self.shared.now(self.reason);
         waits.balance += now;
@@ -164,7 +164,7 @@ impl Drop for Stall {
 /// Seconds waited, by reason. In JSON a map from reason to seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StallTotals {
-    seconds: [f64; REASONS],
+    seconds: [f64; STALL_REASON_COUNT],
 }
 
 impl StallTotals {
@@ -226,7 +226,7 @@ impl AddAssign for StallTotals {
 
 impl Serialize for StallTotals {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(REASONS))?;
+        let mut map = serializer.serialize_map(Some(STALL_REASON_COUNT))?;
         for (reason, seconds) in self.iter() {
             map.serialize_entry(reason.as_str(), &seconds)?;
         }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn told_in_shares_and_as_json() {
+    fn shares_and_json_format() {
         let mut totals = StallTotals::default();
         totals[Credit] = 0.11;
         totals[Weights] = 0.3;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use millrace_telemetry::journal::{Event, JournalReader};
-use millrace_telemetry::metrics::{self, Point};
+use millrace_telemetry::journal::{JournalEvent, JournalReader};
+use millrace_telemetry::metrics::{self, MetricPoint};
 
 use super::harness::{Ended, Place};
 
@@ -97,14 +97,14 @@ fn a_run_outlives_a_disk_that_is_full_for_a_while() {
     assert_eq!(place.processes(), [""; 0], "{of}");
     assert_eq!(ended.stderr.matches("are kept in memory").count(), 1, "it is told once: {of}");
     assert!(ended.stderr.contains("metrics and the journal are written again dropped=0"), "{of}");
-    let steps: Vec<u64> = metrics::read(&place.path("kept")).unwrap().iter().map(Point::step).collect();
+    let steps: Vec<u64> = metrics::read(&place.path("kept")).unwrap().iter().map(MetricPoint::step).collect();
     assert_eq!(steps, (1..=300).collect::<Vec<u64>>());
     let mut journal = JournalReader::open(&place.path("kept"), 1).unwrap();
     let mut number = 0;
     while let Some(entry) = journal.next_entry().unwrap() {
         number += 1;
         assert_eq!(entry.seq, number, "{of}");
-        assert!(!matches!(entry.event, Event::Dropped(_)), "{entry:?}");
+        assert!(!matches!(entry.event, JournalEvent::Dropped(_)), "{entry:?}");
     }
     assert_eq!(journal.skipped(), 0);
     place.succeed("train -p params.yaml -o roomy --num_csx 1");

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Output, Stdio};
 
-use millrace_telemetry::journal::{Outcome, Reason};
+use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
 
 use super::harness::{Place, kill};
 use super::job::{AGENTS, Job, role, write_launch};
@@ -57,9 +57,9 @@ fn coordinator(place: &Place, arguments: &[&str]) -> Output {
 }
 
 /// Reads and removes the last report of a coordinator, which must contain the exit code `code`.
-fn last_report(place: &Place, code: Option<i32>) -> Outcome {
+fn last_report(place: &Place, code: Option<i32>) -> AttemptOutcome {
     let report = std::fs::read_to_string(place.path("last")).unwrap();
-    let outcome = Outcome::parse_last_report(&report).unwrap();
+    let outcome = AttemptOutcome::from_termination_report(&report).unwrap();
     assert_eq!(Some(i32::from(outcome.exit_code)), code, "{outcome:?}");
     std::fs::remove_file(place.path("last")).unwrap();
     outcome
@@ -84,7 +84,7 @@ fn agents_wait_for_a_coordinator_that_comes_later_and_each_tells_its_own_story()
         assert!(log.contains("joined attempt 1"), "{log}");
     }
     let last = last_report(&place, Some(0));
-    assert_eq!((last.reason, last.step), (Reason::Succeeded, 4));
+    assert_eq!((last.reason, last.step), (OutcomeReason::Succeeded, 4));
     assert_eq!(place.info("m/checkpoint_4")["parameters_blake3"], last.digest.unwrap());
 }
 
@@ -105,7 +105,7 @@ fn a_coordinator_that_does_not_come_up_leaves_a_last_report() {
     let place = Place::new();
     let code = coordinator(&place, &[]).status.code();
     let last = last_report(&place, code);
-    assert_eq!((last.reason, code), (Reason::BadParams, Some(2)));
+    assert_eq!((last.reason, code), (OutcomeReason::BadParams, Some(2)));
     assert!(last.message.contains("launch.json") && last.message.contains("\nhint: "), "{}", last.message);
 
     let text = "data_processor: GptTextDataProcessor\n    tokenizer: bytes\n    data_files: gone.txt";
@@ -116,13 +116,13 @@ fn a_coordinator_that_does_not_come_up_leaves_a_last_report() {
     write_launch(&place, "m", 4);
     let code = coordinator(&place, &[]).status.code();
     let last = last_report(&place, code);
-    assert_eq!((last.reason, code), (Reason::BadParams, Some(2)));
+    assert_eq!((last.reason, code), (OutcomeReason::BadParams, Some(2)));
     assert!(last.message.contains("gone.txt") && last.message.contains("\nhint: "), "{}", last.message);
     assert!(!place.path("m").exists());
 
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let code = coordinator(&place, &["--listen", &taken.local_addr().unwrap().to_string()]).status.code();
-    assert_eq!((last_report(&place, code).reason, code), (Reason::Failed, Some(1)));
+    assert_eq!((last_report(&place, code).reason, code), (OutcomeReason::Failed, Some(1)));
 }
 
 #[test]
@@ -131,11 +131,11 @@ fn one_that_finds_model_dir_taken_says_so_and_one_that_is_stopped_early_too() {
     let mut job = Job::coordinator_only(&place, 4, &["--termination_log", "last"]);
     job.wait_for("Waiting for all agents");
     let code = coordinator(&place, &[]).status.code();
-    assert_eq!((last_report(&place, code).reason, code), (Reason::ModelDirInUse, Some(2)));
+    assert_eq!((last_report(&place, code).reason, code), (OutcomeReason::ModelDirInUse, Some(2)));
 
     job.signal_coordinator("TERM");
     let code = job.end();
-    assert_eq!((last_report(&place, code).reason, code), (Reason::Interrupted, Some(130)));
+    assert_eq!((last_report(&place, code).reason, code), (OutcomeReason::Interrupted, Some(130)));
 }
 
 #[test]
@@ -155,6 +155,6 @@ fn a_failure_on_the_way_is_told_with_the_step_that_is_saved() {
     AGENTS.into_iter().for_each(|agent| job.join(agent));
     let code = job.end();
     let last = last_report(&place, code);
-    assert_eq!((last.reason, code), (Reason::NonFiniteLoss, Some(1)));
+    assert_eq!((last.reason, code), (OutcomeReason::NonFiniteLoss, Some(1)));
     assert!(last.step >= 2 && last.message.contains("not finite"), "{last:?}");
 }

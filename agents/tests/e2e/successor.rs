@@ -2,7 +2,7 @@
 
 use millrace_protocol::journal::unpack;
 use millrace_protocol::proto::FollowRequest;
-use millrace_telemetry::journal::Event;
+use millrace_telemetry::journal::JournalEvent;
 use tokio_stream::StreamExt;
 
 use super::harness::Place;
@@ -16,7 +16,7 @@ async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
     while let Some(entry) = entries.next().await {
         let entry = entry.unwrap();
         assert_eq!(entry.attempt, attempt, "{entry:?}");
-        if let Event::Metric(point) = unpack(&entry).unwrap().event {
+        if let JournalEvent::Metric(point) = unpack(&entry).unwrap().event {
             steps.push(point.step());
         }
     }

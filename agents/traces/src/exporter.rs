@@ -55,7 +55,7 @@ impl Exporter {
     }
 
     /// Logs a failure that follows a success, and a success that follows a failure.
-    fn note(&self, result: &OTelSdkResult) {
+    fn log_transition(&self, result: &OTelSdkResult) {
         match result {
             Ok(()) => {
                 if self.failing.swap(false, Ordering::Relaxed) {
@@ -76,7 +76,7 @@ impl SpanExporter for Exporter {
         let inner = self.inner.clone();
         let sent = self.runtime.spawn(async move { inner.export(batch).await }).await;
         let result = sent.unwrap_or_else(|error| Err(OTelSdkError::InternalFailure(error.to_string())));
-        self.note(&result);
+        self.log_transition(&result);
         result
     }
 

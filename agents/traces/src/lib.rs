@@ -20,7 +20,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod exporter;
-mod parent;
+mod trace_context;
 mod traceparent;
 
 use std::time::Duration;
@@ -36,7 +36,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt;
 
-pub use parent::follow;
+pub use trace_context::set_parent_from_headers;
 pub use traceparent::{InvalidTraceParent, TraceParent};
 
 use exporter::Exporter;

@@ -9,7 +9,7 @@ use opentelemetry::trace::{SpanContext, TraceContextExt};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use crate::follow;
+use crate::set_parent_from_headers;
 
 /// Bytes of a value: version, trace ID, span ID and flags, with the hyphens between them.
 const LENGTH: usize = 55;
@@ -48,7 +48,7 @@ impl TraceParent {
 
     /// Makes `span` a child of this span.
     pub fn adopt(&self, span: &Span) {
-        follow(span, |name| (name == "traceparent").then_some(&*self.0));
+        set_parent_from_headers(span, |name| (name == "traceparent").then_some(&*self.0));
     }
 }
 

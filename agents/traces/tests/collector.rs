@@ -49,8 +49,8 @@ fn traced() {
     let traces = millrace_traces::install("test-program", logs).unwrap();
     let request = tracing::info_span!(target: "millrace_api", "request", otel.name = "GET /v1/jobs", code = 200_u16);
     let header = format!("00-{TRACE}-{PARENT}-01");
-    millrace_traces::follow(&request, |name| (name == "traceparent").then_some(&*header));
-    millrace_traces::follow(&request, |name| (name == "traceparent").then_some("nonsense"));
+    millrace_traces::set_parent_from_headers(&request, |name| (name == "traceparent").then_some(&*header));
+    millrace_traces::set_parent_from_headers(&request, |name| (name == "traceparent").then_some("nonsense"));
     request.in_scope(|| {
         let current = millrace_traces::TraceParent::current();
         eprintln!("current {}", current.map_or_else(|| "none".to_owned(), |span| span.to_string()));
@@ -139,7 +139,7 @@ async fn a_collector_behind_tls_is_known_by_its_authority_alone() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_is_told_of_once_and_holds_nothing_up() {
+async fn unreachable_collector_is_logged_once_and_blocks_nothing() {
     // Nothing listens at this address after the listener is dropped.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());

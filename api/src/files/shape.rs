@@ -7,7 +7,8 @@ use std::path::Path;
 use millrace_telemetry::{journal, metrics, performance};
 
 /// Files in the model_dir itself, without those of TensorBoard.
-const FILES: [&str; 5] = [metrics::FILE_NAME, performance::FILE_NAME, "params.yaml", "job.json", "attempts.json"];
+const FILES: [&str; 5] =
+    [metrics::METRICS_FILE, performance::PERFORMANCE_FILE, "params.yaml", "job.json", "attempts.json"];
 /// Prefix of a directory of logs in `logs/` and of a file of the journal.
 const ATTEMPT: &str = "attempt-";
 /// Prefix of TensorBoard's files, and their maximum depth: they are in `summary_dir`, a directory in model_dir.
@@ -23,7 +24,7 @@ pub fn is_artifact(path: &Path) -> bool {
     let parts = parts(path);
     match parts[..] {
         [name] if FILES.contains(&name) => true,
-        [journal::DIRECTORY, name] => name.starts_with(ATTEMPT) && name.ends_with(".jsonl"),
+        [journal::JOURNAL_DIR, name] => name.starts_with(ATTEMPT) && name.ends_with(".jsonl"),
         ["logs", attempt, name] => attempt.starts_with(ATTEMPT) && name.ends_with(".log"),
         [ref dirs @ .., name] => {
             name.starts_with(EVENTS)

@@ -16,7 +16,7 @@ use millrace_control::{Attempt, Found, Journal, Priorities, World};
 use millrace_crds::decide::{Event, Report};
 use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, Progress, TrainJob, TrainJobStatus};
 use millrace_params::ObjectName;
-use millrace_telemetry::journal::Outcome;
+use millrace_telemetry::journal::AttemptOutcome;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::objects::Objects;
@@ -293,7 +293,7 @@ impl World for Machine {
 async fn last_report(directories: &Directories, uid: &str, attempt: u32) -> Option<Report> {
     let uid = ObjectName::new(uid).ok()?;
     let text = tokio::fs::read_to_string(directories.last_report(&uid, attempt)).await.ok()?;
-    let told = Outcome::parse_last_report(&text).ok()?;
+    let told = AttemptOutcome::from_termination_report(&text).ok()?;
     Some(Report {
         attempt,
         checkpoint: told.digest.clone().map(|digest| (told.step, digest)),

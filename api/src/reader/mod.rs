@@ -21,7 +21,7 @@ use millrace_protocol::proto::files_server::FilesServer;
 use millrace_protocol::proto::journal_server::JournalServer;
 use millrace_protocol::security::{Admit, Identity, Protection, listen};
 use millrace_protocol::transport;
-use millrace_telemetry::logs::Format;
+use millrace_telemetry::logs::LogFormat;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
@@ -60,8 +60,8 @@ pub struct Reader {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle_seconds: u64,
     /// How lines of the log are written: text or json
-    #[arg(long, env = Format::VARIABLE, default_value_t)]
-    log_format: Format,
+    #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
+    log_format: LogFormat,
 }
 
 /// What a reader serves.

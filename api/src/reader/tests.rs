@@ -12,7 +12,7 @@ use millrace_emulator::compile::compile_job;
 use millrace_params::{ApplianceDocument, Overrides, Params};
 use millrace_protocol::proto::{Entry, FollowRequest};
 use millrace_protocol::security::{Authority, Credentials, Expected, Name, Service, Validity};
-use millrace_telemetry::journal::{Event, Journal, Outcome};
+use millrace_telemetry::journal::{AttemptOutcome, JournalEvent, JournalWriter};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -246,11 +246,11 @@ async fn what_is_refused_is_refused_alike() {
 #[tokio::test]
 async fn the_journal_is_told_from_a_number_on() {
     let (_dir, reads) = directories();
-    let event = |step| Event::Checkpoint { step, digest: "ab".to_owned() };
+    let event = |step| JournalEvent::Checkpoint { step, digest: "ab".to_owned() };
     for uid in ["another", UID] {
         let lock = lock(&reads.model_dir, uid);
-        let journal = Journal::open(&reads.model_dir, lock.attempt().into()).unwrap();
-        for event in [event(1), event(2), Event::Outcome(Outcome::default())] {
+        let journal = JournalWriter::open(&reads.model_dir, lock.attempt().into()).unwrap();
+        for event in [event(1), event(2), JournalEvent::Outcome(AttemptOutcome::default())] {
             journal.append(event).unwrap();
         }
     }

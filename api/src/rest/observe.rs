@@ -41,7 +41,7 @@ pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: N
         enduser.id = tracing::field::Empty,
         request.id = id,
     );
-    millrace_traces::follow(&span, |name| request.headers().get(name)?.to_str().ok());
+    millrace_traces::set_parent_from_headers(&span, |name| request.headers().get(name)?.to_str().ok());
     let (response, who) = request::answering(&id, next.run(request)).instrument(span.clone()).await;
     let mut response = problem::told(response, &path);
     let code = response.status();

@@ -16,12 +16,12 @@ use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millrace_telemetry::prometheus::Durations;
+use millrace_telemetry::prometheus::DurationHistogram;
 
 /// The records of one controller, whose objects are identified by `K`.
 pub struct Activity<K> {
     /// Times that objects were queued.
-    queued: Durations,
+    queued: DurationHistogram,
     notes: Mutex<Notes<K>>,
 }
 
@@ -71,7 +71,7 @@ impl<K: Hash + Eq> Drop for Visit<'_, K> {
 
 impl<K: Hash + Eq + Clone> Activity<K> {
     /// Creates records without work; the times that objects are queued are added to `queued`.
-    pub fn new(queued: Durations) -> Self {
+    pub fn new(queued: DurationHistogram) -> Self {
         let notes = Notes { waiting: HashMap::new(), visited: HashMap::new(), progress: Instant::now() };
         Self { queued, notes: Mutex::new(notes) }
     }
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn objects_wait_are_visited_and_are_gone() {
-        let activity: Activity<&str> = Activity::new(Durations::default());
+        let activity: Activity<&str> = Activity::new(DurationHistogram::default());
         let counts = |activity: &Activity<&str>| {
             let standing = activity.standing(|key| *key != "deleted");
             (standing.waiting, standing.visited)

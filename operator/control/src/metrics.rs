@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{ConditionType, Failure, State, TrainJob, TrainJobStatus};
 use millrace_telemetry::metric_definitions::register_process;
-use millrace_telemetry::prometheus::{Counter, Durations, Family, Gauge, LongDurations, Registry};
+use millrace_telemetry::prometheus::{
+    Counter, DurationHistogram, Gauge, LongDurationHistogram, MetricFamily, Registry,
+};
 
 use crate::metrics_snapshot::waited;
 
@@ -32,9 +34,9 @@ pub struct Metrics {
     trainjob: ControllerMetrics,
     appliance: ControllerMetrics,
     conflicts: Counter,
-    queue_wait: LongDurations,
-    admission: LongDurations,
-    restarts: Family<Counter, 1>,
+    queue_wait: LongDurationHistogram,
+    admission: LongDurationHistogram,
+    restarts: MetricFamily<Counter, 1>,
     restart_reasons: Mutex<BTreeSet<String>>,
     certificates: Mutex<BTreeMap<String, SystemTime>>,
     leads: Gauge,
@@ -46,8 +48,8 @@ pub struct Metrics {
 struct ControllerMetrics {
     good: Counter,
     bad: Counter,
-    took: Durations,
-    queued: Durations,
+    took: DurationHistogram,
+    queued: DurationHistogram,
 }
 
 impl Default for Metrics {
@@ -90,12 +92,12 @@ fn controllers(registry: &Registry) -> [ControllerMetrics; 2] {
         "Visits to jobs, and updates of ledgers.",
         ["controller", "result"],
     );
-    let took = registry.family::<Durations, 1>(
+    let took = registry.family::<DurationHistogram, 1>(
         "controller_runtime_reconcile_time_seconds",
         "How long they take.",
         ["controller"],
     );
-    let queued = registry.family::<Durations, 1>(
+    let queued = registry.family::<DurationHistogram, 1>(
         "workqueue_queue_duration_seconds",
         "How long objects wait for a visit.",
         ["name"],
@@ -159,7 +161,7 @@ impl Metrics {
     }
 
     /// Returns the histograms of queue times of the controllers, in the order of [`CONTROLLERS`].
-    pub(crate) fn queued(&self) -> [Durations; 2] {
+    pub(crate) fn queued(&self) -> [DurationHistogram; 2] {
         [self.trainjob.queued.clone(), self.appliance.queued.clone()]
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_telemetry::logs::Format;
+use millrace_telemetry::logs::LogFormat;
 use millrace_traces::Traces;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -44,7 +44,7 @@ pub struct Logging {
     /// Most verbose level to log.
     pub level: LevelFilter,
     /// Format of the lines.
-    pub format: Format,
+    pub format: LogFormat,
     /// Filters by target. Libraries log much that they also return as an error, which this program logs itself.
     pub wanted: fn(&str) -> bool,
 }
@@ -62,8 +62,8 @@ impl Logging {
             filter_fn(move |metadata| *metadata.level() <= level && metadata.is_event() && wanted(metadata.target()));
         let wanted = wanted.with_max_level_hint(level);
         let layer = match format {
-            Format::Text => lines.with_filter(wanted).boxed(),
-            Format::Json => {
+            LogFormat::Text => lines.with_filter(wanted).boxed(),
+            LogFormat::Json => {
                 let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
                 lines.with_filter(wanted).boxed()
             }

@@ -12,7 +12,7 @@ use millrace_control::Attempt;
 use millrace_crds::decide::Role;
 use millrace_crds::{ClusterSpec, PullPolicy};
 use millrace_protocol::launch::{ALLOCATOR, DATA_ENCRYPTION_VARIABLE, IDENTITY_VARIABLE, ROLE_VARIABLE};
-use millrace_telemetry::logs::Format;
+use millrace_telemetry::logs::LogFormat;
 
 use super::mounts::Mounts;
 use super::resources::resources;
@@ -150,11 +150,12 @@ fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
 }
 
 /// Makes the agent of `pod` write its log in `format`.
-pub fn set_log_format(pod: &mut Pod, format: Format) {
-    if format == Format::default() {
+pub fn set_log_format(pod: &mut Pod, format: LogFormat) {
+    if format == LogFormat::default() {
         return;
     }
-    let variable = EnvVar { name: Format::VARIABLE.to_owned(), value: Some(format.to_string()), ..EnvVar::default() };
+    let variable =
+        EnvVar { name: LogFormat::LOG_FORMAT_ENV.to_owned(), value: Some(format.to_string()), ..EnvVar::default() };
     for container in pod.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
         container.env.get_or_insert_default().push(variable.clone());
     }

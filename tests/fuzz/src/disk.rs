@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use millrace_checkpoint::{Checkpoint, hf};
 use millrace_data::{Dataset, SourceKind, SourceSpec, SplitPart};
 use millrace_params::{Overrides, Params};
-use millrace_telemetry::journal::{Event, Journal, JournalReader, Stage, State};
+use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
 use tempfile::TempDir;
 
 /// Runs `run` with a directory for this thread and `name`.
@@ -39,9 +39,9 @@ pub fn journal(bytes: &[u8]) {
             assert!(entry.seq > last || last == 0, "numbers rise");
             last = entry.seq;
         }
-        let Ok(journal) = Journal::open(dir, 2) else { return };
-        let state = State {
-            state: Stage::Starting,
+        let Ok(journal) = JournalWriter::open(dir, 2) else { return };
+        let state = RunState {
+            state: RunPhase::Starting,
             step: 0,
             total_steps: None,
             num_csx: 1,
@@ -49,7 +49,7 @@ pub fn journal(bytes: &[u8]) {
             resumed: None,
             note: None,
         };
-        drop(journal.append(Event::State(state)));
+        drop(journal.append(JournalEvent::State(state)));
         let followed = journal.follow(1).poll(1000).unwrap_or_default();
         assert!(followed.is_sorted_by_key(|entry| entry.seq), "numbers rise");
     });

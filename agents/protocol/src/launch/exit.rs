@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use millrace_telemetry::journal::Reason;
+use millrace_telemetry::journal::OutcomeReason;
 
 /// How a process of a run ended. The exit codes are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,15 +43,17 @@ impl Exit {
 }
 
 /// Returns how a whole run ends for this reason.
-impl From<Reason> for Exit {
-    fn from(reason: Reason) -> Self {
+impl From<OutcomeReason> for Exit {
+    fn from(reason: OutcomeReason) -> Self {
         match reason {
-            Reason::Succeeded => Self::Done,
-            Reason::Interrupted => Self::Interrupted,
-            Reason::BadParams | Reason::ModelDirInUse => Self::BadInput,
-            Reason::Superseded | Reason::NonFiniteLoss | Reason::OutOfSpace | Reason::ShardLost | Reason::Failed => {
-                Self::Failed
-            }
+            OutcomeReason::Succeeded => Self::Done,
+            OutcomeReason::Interrupted => Self::Interrupted,
+            OutcomeReason::BadParams | OutcomeReason::ModelDirInUse => Self::BadInput,
+            OutcomeReason::Superseded
+            | OutcomeReason::NonFiniteLoss
+            | OutcomeReason::OutOfSpace
+            | OutcomeReason::ShardLost
+            | OutcomeReason::Failed => Self::Failed,
         }
     }
 }

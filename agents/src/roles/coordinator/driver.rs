@@ -13,8 +13,8 @@ use millrace_engine::message::AgentCommand;
 use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::proto;
 use millrace_protocol::security::RejectionLog;
-use millrace_telemetry::journal::Reason;
-use millrace_telemetry::logs::Record;
+use millrace_telemetry::journal::OutcomeReason;
+use millrace_telemetry::logs::LogRecord;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
@@ -48,7 +48,7 @@ pub struct Inbox {
     /// Commands of users.
     pub user: mpsc::Receiver<UserCommand>,
     /// The coordinator's own log records.
-    pub logs: mpsc::Receiver<Record>,
+    pub logs: mpsc::Receiver<LogRecord>,
     /// SIGTERM.
     pub terminate: Signal,
 }
@@ -191,7 +191,8 @@ impl Driver {
         }
         let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
         let sentence = format!("{} is gone, and with it parameters since the last checkpoint", lost.join(", "));
-        Err(Failure::of(Reason::ShardLost, sentence).hint("run the job again: it continues from the newest checkpoint"))
+        Err(Failure::of(OutcomeReason::ShardLost, sentence)
+            .hint("run the job again: it continues from the newest checkpoint"))
     }
 
     fn agent(&mut self, event: ControlEvent) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use millrace_engine::coordinator::RunOutcome;
 use millrace_engine::message::FailureCause;
 use millrace_engine::types::AgentId;
 use millrace_params::Mode;
-use millrace_telemetry::journal::Reason;
+use millrace_telemetry::journal::OutcomeReason;
 
 use crate::failure::Failure;
 
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// The reason, for programs.
-    pub reason: Reason,
+    pub reason: OutcomeReason,
     /// The reason, in one sentence.
     pub message: String,
     /// The agent that caused the end, if any.
@@ -26,16 +26,16 @@ impl Ending {
             RunOutcome::Complete => {
                 let what = if mode.trains() { "Training" } else { "Evaluation" };
                 let message = format!("{what} completed successfully!");
-                Self { reason: Reason::Succeeded, message, agent: None }
+                Self { reason: OutcomeReason::Succeeded, message, agent: None }
             }
             RunOutcome::Stopped => Self::stopped(leaver),
             RunOutcome::Failed { reason: message, agent, cause } => {
                 let reason = match cause {
-                    FailureCause::BadInput => Reason::BadParams,
-                    FailureCause::NotFinite => Reason::NonFiniteLoss,
-                    FailureCause::ShardLost => Reason::ShardLost,
-                    FailureCause::NoSpace => Reason::OutOfSpace,
-                    FailureCause::Other => Reason::Failed,
+                    FailureCause::BadInput => OutcomeReason::BadParams,
+                    FailureCause::NotFinite => OutcomeReason::NonFiniteLoss,
+                    FailureCause::ShardLost => OutcomeReason::ShardLost,
+                    FailureCause::NoSpace => OutcomeReason::OutOfSpace,
+                    FailureCause::Other => OutcomeReason::Failed,
                 };
                 Self { reason, message, agent }
             }
@@ -49,7 +49,7 @@ impl Ending {
             Some(shard) => format!("Stopped: {shard} was asked to leave, and a run needs all its shards."),
             None => "Stopped by the user.".to_owned(),
         };
-        Self { reason: Reason::Interrupted, message, agent: leaver }
+        Self { reason: OutcomeReason::Interrupted, message, agent: leaver }
     }
 
     /// Returns the end of a run that failed in the coordinator.

@@ -6,9 +6,11 @@ use millrace_checkpoint::ResumeHistory;
 use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
-use millrace_telemetry::journal::{Event, Journal, JournalReader, Outcome, Reason, Resumed};
-use millrace_telemetry::logs::{LogFiles, Record};
-use millrace_telemetry::metrics::{self, EvalPoint, MetricsLog, Point, TrainPoint};
+use millrace_telemetry::journal::{
+    AttemptOutcome, JournalEvent, JournalReader, JournalWriter, OutcomeReason, ResumePoint,
+};
+use millrace_telemetry::logs::{LogFiles, LogRecord};
+use millrace_telemetry::metrics::{self, EvalMetrics, MetricPoint, MetricsLog, TrainMetrics};
 use millrace_telemetry::prometheus::Counter;
 use millrace_telemetry::tensorboard::{EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
@@ -24,7 +26,7 @@ pub struct RunFiles {
     trains: bool,
     points: Option<Points>,
     logs: LogFiles,
-    journal: Journal,
+    journal: JournalWriter,
     summary_steps: u64,
     last_report: LastReport,
     /// Whether the last write to a file failed.
@@ -45,9 +47,9 @@ struct Points {
 /// Converts a telemetry error to a failure with cause and hint.
 pub fn file_failure(error: &Error) -> Failure {
     let reason = match error {
-        Error::StaleAttempt { .. } => Reason::Superseded,
-        full if full.is_full() => Reason::OutOfSpace,
-        _ => Reason::Failed,
+        Error::StaleAttempt { .. } => OutcomeReason::Superseded,
+        full if full.is_full() => OutcomeReason::OutOfSpace,
+        _ => OutcomeReason::Failed,
     };
     let failure = match std::error::Error::source(error) {
         Some(cause) => Failure::of(reason, format!("{error}: {cause}")),
@@ -75,7 +77,7 @@ impl RunFiles {
                 trains: launch.mode.trains(),
                 points: None,
                 logs: LogFiles::open(dir, attempt.into())?,
-                journal: Journal::open(dir, attempt.into())?,
+                journal: JournalWriter::open(dir, attempt.into())?,
                 summary_steps: run.summary_steps.max(1),
                 last_report,
                 refusing: false,
@@ -92,13 +94,13 @@ impl RunFiles {
     ///
     /// # Errors
     /// A file can't be opened, read or written.
-    pub fn begin(&mut self, step: u64, before: &ResumeHistory) -> Result<Option<Resumed>, Failure> {
+    pub fn begin(&mut self, step: u64, before: &ResumeHistory) -> Result<Option<ResumePoint>, Failure> {
         let dir = self.model_dir.as_path();
         let open = || {
             let metrics =
                 if self.trains { metrics_of_line(dir, before)? } else { MetricsLog::open_for_evaluation(dir)? };
-            let trained = |point: &Point| matches!(point, Point::Train(_));
-            let newest = metrics::read(dir)?.iter().filter(|point| trained(point)).map(Point::step).max();
+            let trained = |point: &MetricPoint| matches!(point, MetricPoint::Train(_));
+            let newest = metrics::read(dir)?.iter().filter(|point| trained(point)).map(MetricPoint::step).max();
             let attempt = self.journal.attempt();
             let events = if self.trains {
                 EventWriter::create(&self.summaries, attempt, step)?
@@ -111,11 +113,11 @@ impl RunFiles {
         let last_step = points.metrics.opening().last_step;
         self.points = Some(points);
         let resumed = self.trains && step.max(last_step) > 0;
-        Ok(resumed.then(|| Resumed { step, repeated_steps: last_step.saturating_sub(step) }))
+        Ok(resumed.then(|| ResumePoint { step, repeated_steps: last_step.saturating_sub(step) }))
     }
 
     /// Returns the numbered journal of the run.
-    pub const fn journal(&self) -> &Journal {
+    pub const fn journal(&self) -> &JournalWriter {
         &self.journal
     }
 
@@ -127,7 +129,7 @@ impl RunFiles {
     /// Writes a committed step. A step that an earlier coordinator has already written to the metrics is not written
     /// there again, but it is appended to the journal, where it may be missing.
     pub fn step(&mut self, record: &CommitRecord, seconds: f64, rates: Rates) {
-        let point: Point = TrainPoint {
+        let point: MetricPoint = TrainMetrics {
             step: record.step,
             loss: record.loss,
             learning_rate: record.learning_rate,
@@ -156,7 +158,7 @@ impl RunFiles {
         let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        self.point(EvalPoint { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
+        self.point(EvalMetrics { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
         let values: Vec<_> = std::iter::once((tags::EVAL_LOSS, loss)).chain(metrics).collect();
         self.scalars(step, &values);
     }
@@ -167,27 +169,27 @@ impl RunFiles {
         self.note(written);
     }
 
-    fn point(&mut self, point: Point) {
+    fn point(&mut self, point: MetricPoint) {
         // Points come only with iterations, and iterations only after `begin`.
         if let Some(points) = &mut self.points {
-            let again = matches!(point, Point::Train(_)) && point.step() <= points.newest;
+            let again = matches!(point, MetricPoint::Train(_)) && point.step() <= points.newest;
             if !again {
                 let written = points.metrics.append(&point);
                 self.note(written);
             }
         }
-        self.record(Event::Metric(point));
+        self.record(JournalEvent::Metric(point));
     }
 
     /// Appends to the journal.
-    pub fn record(&mut self, event: Event) {
+    pub fn record(&mut self, event: JournalEvent) {
         let written = self.journal.append(event).map(drop);
         self.note(written);
     }
 
     /// Writes the outcome, as the last journal entry and as the last report.
-    pub fn outcome(&mut self, outcome: &Outcome) {
-        self.record(Event::Outcome(outcome.clone()));
+    pub fn outcome(&mut self, outcome: &AttemptOutcome) {
+        self.record(JournalEvent::Outcome(outcome.clone()));
         if self.refusing {
             let waiting = self.journal.waiting();
             tracing::error!(waiting, "the run ends, and its last metrics and journal entries could not be written");
@@ -236,9 +238,9 @@ impl RunFiles {
     }
 
     /// Writes a log record. A log that can't be written never ends a run.
-    pub fn log(&mut self, record: &Record) {
+    pub fn log(&mut self, record: &LogRecord) {
         let _ = self.logs.write(record);
-        let _ = self.journal.append(Event::Log(record.clone()));
+        let _ = self.journal.append(JournalEvent::Log(record.clone()));
     }
 
     /// Returns the model_dir.
@@ -260,7 +262,7 @@ fn metrics_of_line(model_dir: &Path, before: &ResumeHistory) -> Result<MetricsLo
     let mut journal = JournalReader::open(model_dir, 0)?;
     while let Some(entry) = journal.next_entry()? {
         match entry.event {
-            Event::Metric(point) if of_line(entry.attempt, point.step()) => metrics.append(&point)?,
+            JournalEvent::Metric(point) if of_line(entry.attempt, point.step()) => metrics.append(&point)?,
             _ => {}
         }
     }
@@ -296,14 +298,14 @@ mod tests {
         for (attempt, newest) in [(2, 3), (3, 4)] {
             let mut next = RunFiles::open(&launch, attempt, LastReport::default()).unwrap();
             let resumed = next.begin(newest, &ResumeHistory { shared: newest, ..ResumeHistory::default() }).unwrap();
-            assert_eq!(resumed, Some(Resumed { step: newest, repeated_steps: 0 }));
+            assert_eq!(resumed, Some(ResumePoint { step: newest, repeated_steps: 0 }));
             next.step(&record(newest), 0.5, Rates::default());
         }
-        let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(Point::step).collect();
+        let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(MetricPoint::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
         // A coordinator without a checkpoint begins at step 0 and reports the repeated steps.
         let mut again = RunFiles::open(&launch, 4, LastReport::default()).unwrap();
         let resumed = again.begin(0, &ResumeHistory::default()).unwrap();
-        assert_eq!(resumed, Some(Resumed { step: 0, repeated_steps: 4 }));
+        assert_eq!(resumed, Some(ResumePoint { step: 0, repeated_steps: 4 }));
     }
 }

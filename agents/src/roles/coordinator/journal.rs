@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_protocol::journal::pack;
 use millrace_protocol::security::Incoming;
 use millrace_protocol::{proto, transport};
-use millrace_telemetry::journal::{Event, Journal};
+use millrace_telemetry::journal::{JournalEvent, JournalWriter};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
@@ -27,7 +27,7 @@ pub enum UserCommand {
 #[derive(Clone, Debug)]
 pub struct JobJournal {
     /// The journal of all jobs that used model_dir.
-    pub journal: Journal,
+    pub journal: JournalWriter,
     /// Number of attempts in the journal before the job's first.
     pub before: u64,
 }
@@ -130,10 +130,10 @@ async fn follow(
         let _ = newest.send(number);
     });
     let (mut entries, mut follower) =
-        if request.newest { journal.follow_newest() } else { (Vec::new(), journal.follow(request.from)) };
+        if request.newest { journal.follow_from_current_state() } else { (Vec::new(), journal.follow(request.from)) };
     loop {
         for entry in std::mem::take(&mut entries) {
-            let last = entry.attempt == journal.attempt() && matches!(entry.event, Event::Outcome(_));
+            let last = entry.attempt == journal.attempt() && matches!(entry.event, JournalEvent::Outcome(_));
             let Some(attempt) = entry.attempt.checked_sub(*before).filter(|attempt| *attempt > 0) else { continue };
             if sender.send(Ok(pack(&entry, attempt))).await.is_err() || last {
                 return;

@@ -25,8 +25,8 @@ use millrace_emulator::report::{PlanReport, format_rough_duration};
 use millrace_params::Source;
 use millrace_protocol::security::{AttemptName, Incoming};
 use millrace_protocol::{proto, transport};
-use millrace_telemetry::journal::Reason;
-use millrace_telemetry::logs::{AgentName, Logger, Record};
+use millrace_telemetry::journal::OutcomeReason;
+use millrace_telemetry::logs::{AgentName, LogRecord, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
@@ -101,12 +101,12 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
         prepared = prepare(*launch, args.last_report, args.by_launcher, &console) => prepared?,
         () = asked_to_stop(&mut terminate, &mut user) => {
             console.end();
-            return Err(Failure::of(Reason::Interrupted, "Stopped before the run began."));
+            return Err(Failure::of(OutcomeReason::Interrupted, "Stopped before the run began."));
         }
     };
     let before = prepared.lock.attempts_before().into();
     let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), before }));
-    let (records, logs) = mpsc::channel::<Record>(LOG_RECORDS);
+    let (records, logs) = mpsc::channel::<LogRecord>(LOG_RECORDS);
     logger.forward(move |record| {
         // Records beyond the capacity of the channel are printed to stderr only.
         let _ = records.try_send(record);

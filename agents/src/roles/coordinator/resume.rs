@@ -310,7 +310,9 @@ pub fn profile_json(compiled: &CompiledJob) -> String {
 /// Returns whether `model_dir` already has an evaluation of `step`.
 pub fn evaluated(model_dir: &Path, step: u64) -> bool {
     let points = millrace_telemetry::metrics::read(model_dir).unwrap_or_default();
-    points.iter().any(|point| matches!(point, millrace_telemetry::metrics::Point::Eval(eval) if eval.step == step))
+    points
+        .iter()
+        .any(|point| matches!(point, millrace_telemetry::metrics::MetricPoint::Eval(eval) if eval.step == step))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::proto;
-use millrace_telemetry::performance::{AgentUsage, Performance, Work};
+use millrace_telemetry::performance::{AgentUsage, Performance, RunTotals};
 use millrace_telemetry::progress::Rates;
 use millrace_telemetry::stall::StallReason;
 
@@ -24,7 +24,7 @@ pub fn flops_per_sample(plan: &StreamPlan) -> f64 {
 /// Computes the performance of the run. `work` is (steps, samples, tokens).
 pub fn performance(plan: &StreamPlan, work: (u64, u64, u64), elapsed: Duration, rates: Rates) -> Performance {
     let (steps, samples, tokens) = work;
-    let work = Work { steps, samples, tokens, flops_per_sample: flops_per_sample(plan), peak_flops_per_sec: None };
+    let work = RunTotals { steps, samples, tokens, flops_per_sample: flops_per_sample(plan), peak_flops_per_sec: None };
     Performance::new(work, elapsed, rates)
 }
 

@@ -10,10 +10,12 @@ use millrace_engine::coordinator::{Evaluation, LossScaling};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 use millrace_params::{Job, Mode};
 use millrace_protocol::proto;
-use millrace_telemetry::journal::{self, Reason, Resumed, Stage, State};
-use millrace_telemetry::logs::{AgentName, Level, Record};
+use millrace_telemetry::journal::{self, OutcomeReason, ResumePoint, RunPhase, RunState};
+use millrace_telemetry::logs::{AgentName, Level, LogRecord};
 use millrace_telemetry::metric_definitions::{CoordinatorMetrics, RoleMetrics};
-use millrace_telemetry::progress::{EvalLine, RateMeter, Rates, Remaining, TrainLine, avg_eval_loss, time_for};
+use millrace_telemetry::progress::{
+    EvalLine, RateMeter, Rates, TimeRemaining, TrainLine, avg_eval_loss, estimated_time,
+};
 
 use super::console::Console;
 use super::ending::Ending;
@@ -36,7 +38,7 @@ pub struct Teller {
     plan: Arc<StreamPlan>,
     mode: Mode,
     /// The current state of the run, as last recorded in the journal.
-    state: State,
+    state: RunState,
     /// Whether the run includes evaluations.
     evaluates: bool,
     usages: Usages,
@@ -84,8 +86,8 @@ impl Teller {
             job: compiled.job.clone(),
             plan: compiled.plan.clone(),
             mode: launch.mode,
-            state: State {
-                state: Stage::Starting,
+            state: RunState {
+                state: RunPhase::Starting,
                 step: 0,
                 total_steps: launch.mode.trains().then_some(compiled.job.run.max_steps),
                 num_csx: launch.wanted.systems as u32,
@@ -109,7 +111,7 @@ impl Teller {
     }
 
     /// Writes a record of the coordinator's own log to the files.
-    pub fn own_log(&mut self, record: &Record) {
+    pub fn own_log(&mut self, record: &LogRecord) {
         self.files.log(record);
     }
 
@@ -118,7 +120,7 @@ impl Teller {
         let level = Level::ALL.into_iter().find(|level| level.as_str() == log.level).unwrap_or(Level::Info);
         if let Ok(name) = AgentName::new(agent.role.as_str(), agent.index) {
             let fields = log.fields.into_iter().collect();
-            let record = Record { unix_ms: log.time_ms, fields, ..Record::new(level, name, log.message) };
+            let record = LogRecord { unix_ms: log.time_ms, fields, ..LogRecord::new(level, name, log.message) };
             if level <= Level::Warning {
                 self.console.log(&record.to_string());
             }
@@ -132,9 +134,9 @@ impl Teller {
     }
 
     /// Records the new state of the run in the journal.
-    fn turn_to(&mut self, stage: Stage) {
+    fn turn_to(&mut self, stage: RunPhase) {
         self.state.state = stage;
-        self.files.record(journal::Event::State(self.state.clone()));
+        self.files.record(journal::JournalEvent::State(self.state.clone()));
     }
 
     /// Returns when [`Teller::heartbeat`] is due, unless something else is reported before.
@@ -146,7 +148,7 @@ impl Teller {
     pub fn heartbeat(&mut self) {
         let Some(line) = self.heartbeat.beat(Instant::now()) else { return };
         self.console.line(&line);
-        self.files.record(journal::Event::State(State { note: Some(line), ..self.state.clone() }));
+        self.files.record(journal::JournalEvent::State(RunState { note: Some(line), ..self.state.clone() }));
     }
 
     /// Restarts the heartbeat for the computation of the next step.
@@ -158,7 +160,7 @@ impl Teller {
     /// Reports that the run waits for its agents. It will continue after `step`.
     pub fn waiting(&mut self, step: u64) {
         self.state.step = step;
-        self.turn_to(Stage::Starting);
+        self.turn_to(RunPhase::Starting);
         self.console.line("Waiting for all agents to be running.");
     }
 
@@ -173,7 +175,7 @@ impl Teller {
         if held {
             self.console.line(format!("MemoryX holds the parameters of step {step} of this job: going on from there."));
         }
-        if let Some(Resumed { step, repeated_steps: repeated @ 1.. }) = self.state.resumed {
+        if let Some(ResumePoint { step, repeated_steps: repeated @ 1.. }) = self.state.resumed {
             let line = match step {
                 0 => format!(
                     "Starting again at step 0: there is no checkpoint to go on from; {repeated} step(s) are lost."
@@ -196,14 +198,14 @@ impl Teller {
         tracing::info!(%epoch, systems, rounds, "epoch begins");
         (self.state.epoch, self.state.num_csx) = (Some(epoch.to_string()), systems as u32);
         self.heartbeat.turn_to(Doing::Loading, Instant::now());
-        self.turn_to(Stage::Starting);
+        self.turn_to(RunPhase::Starting);
     }
 
     /// Reports that iterations begin, for the first time or after a change of membership.
     pub fn running(&mut self) {
         self.console.end();
         if self.mode.trains() {
-            self.turn_to(Stage::Training);
+            self.turn_to(RunPhase::Training);
             self.training();
         }
         let now = Instant::now();
@@ -230,14 +232,16 @@ impl Teller {
             self.gauges.tokens.add(record.tokens);
             if record.step.is_multiple_of(run.log_steps.max(1)) || record.step == run.max_steps {
                 progress.rates = progress.meter.rates(now);
-                let left = time_for(run.max_steps.saturating_sub(record.step) * samples, progress.rates.global_rate);
+                let left =
+                    estimated_time(run.max_steps.saturating_sub(record.step) * samples, progress.rates.global_rate);
                 let more = self.evaluates;
-                let remaining = left.map(|left| Remaining { of_loop: left, of_run: left, of_run_is_lower_bound: more });
+                let remaining =
+                    left.map(|left| TimeRemaining { of_loop: left, of_run: left, of_run_is_lower_bound: more });
                 let line = TrainLine { step: record.step, loss: record.loss, rates: progress.rates, remaining };
                 self.console.line(line);
             }
         }
-        self.metrics.committed(record.step);
+        self.metrics.record_step(record.step);
         self.gauges.loss.set(record.loss.into());
         self.gauges.grad_norm.set(record.norm.into());
         self.gauges.learning_rate.set(record.learning_rate.into());
@@ -266,7 +270,7 @@ impl Teller {
     /// Reports that an evaluation begins.
     pub fn evaluating(&mut self) {
         self.heartbeat.turn_to(Doing::Evaluating { batches: 0 }, Instant::now());
-        self.turn_to(Stage::Evaluating);
+        self.turn_to(RunPhase::Evaluating);
     }
 
     /// Reports a finished batch of an evaluation.
@@ -303,28 +307,28 @@ impl Teller {
         ));
         self.gauges.eval_loss.set(loss.into());
         let pause = now.duration_since(began);
-        self.progress.meter.leave_out(pause);
+        self.progress.meter.exclude(pause);
         self.progress.mark = now;
         self.files.evaluation(evaluation, loss, pause.as_secs_f64(), rates);
         if !self.mode.trains() {
             return;
         }
         self.training();
-        self.turn_to(Stage::Training);
+        self.turn_to(RunPhase::Training);
     }
 
     /// Reports a published checkpoint.
     pub fn saved(&mut self, saved: &Saved) {
         self.console.line(format!("Saved checkpoint {}", saved.path.display()));
         self.gauges.checkpoint_step.set(saved.step as f64);
-        self.files.record(journal::Event::Checkpoint { step: saved.step, digest: saved.digest.clone() });
+        self.files.record(journal::JournalEvent::Checkpoint { step: saved.step, digest: saved.digest.clone() });
     }
 
     /// Reports a checkpoint that could not be written. `sentence` says why, and how the run continues.
     pub fn not_saved(&mut self, step: u64, sentence: &str) {
         self.console.log(&format!("warning: {sentence}"));
         tracing::warn!(step, "{sentence}");
-        self.files.record(journal::Event::CheckpointFailed { step, message: sentence.to_owned() });
+        self.files.record(journal::JournalEvent::CheckpointFailed { step, message: sentence.to_owned() });
     }
 
     /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the
@@ -334,14 +338,21 @@ impl Teller {
         let Ending { reason, message, agent } = ending;
         let exit = Exit::from(reason);
         let failed_agent = agent.map(|agent| agent.to_string());
-        if matches!(reason, Reason::Succeeded | Reason::Interrupted) {
+        if matches!(reason, OutcomeReason::Succeeded | OutcomeReason::Interrupted) {
             self.console.line(&message);
         } else {
             let who = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
             self.console.log(&format!("error: {who}{message}"));
         }
         self.sum_up();
-        self.files.outcome(&journal::Outcome { exit_code: exit.code(), reason, message, step, digest, failed_agent });
+        self.files.outcome(&journal::AttemptOutcome {
+            exit_code: exit.code(),
+            reason,
+            message,
+            step,
+            digest,
+            failed_agent,
+        });
         exit
     }
 

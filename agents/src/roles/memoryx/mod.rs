@@ -155,7 +155,7 @@ impl Driver {
                 self.shard.open(epoch, iteration, &mut out).map_err(Failure::own)?;
             }
             AgentCommand::Commit { record } => {
-                self.context.metrics.committed(record.step);
+                self.context.metrics.record_step(record.step);
                 self.shard.commit(record, &mut out).map_err(Failure::own)?;
             }
             AgentCommand::Snapshot(snapshot) => self.snapshot(snapshot),

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Outcome;
-use crate::{logs::Record, metrics::Point};
+use super::AttemptOutcome;
+use crate::{logs::LogRecord, metrics::MetricPoint};
 
 /// A numbered entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct JournalEntry {
     /// Number of the entry, from 1, increasing over all attempts.
     pub seq: u64,
     /// The attempt that wrote the entry.
@@ -15,19 +15,19 @@ pub struct Entry {
     /// Time of writing, in milliseconds since 1970-01-01 UTC.
     pub unix_ms: u64,
     /// The event.
-    pub event: Event,
+    pub event: JournalEvent,
 }
 
 /// An event of a run. Readers skip kinds that were added in later versions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Event {
+pub enum JournalEvent {
     /// A step was committed, or an evaluation finished.
-    Metric(Point),
+    Metric(MetricPoint),
     /// An agent logged a record.
-    Log(Record),
+    Log(LogRecord),
     /// The state of the run changed.
-    State(State),
+    State(RunState),
     /// A checkpoint is complete.
     Checkpoint {
         /// The step of the checkpoint.
@@ -46,7 +46,7 @@ pub enum Event {
     /// 0.2.0.
     Dropped(Dropped),
     /// The attempt ended. This is its last entry.
-    Outcome(Outcome),
+    Outcome(AttemptOutcome),
 }
 
 /// Numbers of events dropped since the previous entry, by kind.
@@ -65,10 +65,10 @@ pub struct Dropped {
 
 impl Dropped {
     /// Counts an event as dropped.
-    pub(super) const fn count(&mut self, event: &Event) {
+    pub(super) const fn count(&mut self, event: &JournalEvent) {
         match event {
-            Event::Metric(_) => self.metrics += 1,
-            Event::Log(_) => self.logs += 1,
+            JournalEvent::Metric(_) => self.metrics += 1,
+            JournalEvent::Log(_) => self.logs += 1,
             _ => self.others += 1,
         }
     }
@@ -81,9 +81,9 @@ impl Dropped {
 
 /// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct RunState {
     /// The current stage.
-    pub state: Stage,
+    pub state: RunPhase,
     /// Number of updates made. In a run that only evaluates: updates in the checkpoint being evaluated.
     #[serde(default)]
     pub step: u64,
@@ -98,7 +98,7 @@ pub struct State {
     pub epoch: Option<String>,
     /// Where the run resumed, if it did; since 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resumed: Option<Resumed>,
+    pub resumed: Option<ResumePoint>,
     /// A sentence about what the run has been doing for a while, if nothing else has happened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
@@ -106,7 +106,7 @@ pub struct State {
 
 /// The point at which a run resumes training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resumed {
+pub struct ResumePoint {
     /// Number of updates in the parameters that the run starts with; 0 without a checkpoint.
     pub step: u64,
     /// Number of steps after that point which an earlier attempt made and this run repeats.
@@ -115,7 +115,7 @@ pub struct Resumed {
 
 /// What a run is currently doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Stage {
+pub enum RunPhase {
     /// Waits for agents, parameters or links, at the start or after a change of membership.
     Starting,
     /// Trains.
@@ -124,7 +124,7 @@ pub enum Stage {
     Evaluating,
 }
 
-impl Event {
+impl JournalEvent {
     /// Returns the kind of the event: its key in JSON.
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -140,10 +140,10 @@ impl Event {
 
     /// Returns the topic of the event. For a client that only wants the current state, an event replaces earlier events
     /// of its topic. `None` for events that are not part of the state.
-    pub(super) const fn topic(&self) -> Option<&'static str> {
+    pub(super) const fn replaces_topic(&self) -> Option<&'static str> {
         match self {
-            Self::Metric(Point::Train(_)) => Some("train"),
-            Self::Metric(Point::Eval(_)) => Some("eval"),
+            Self::Metric(MetricPoint::Train(_)) => Some("train"),
+            Self::Metric(MetricPoint::Eval(_)) => Some("eval"),
             Self::Log(_) | Self::Dropped(_) => None,
             // A failure and a success share a topic: the later one counts.
             Self::CheckpointFailed { .. } => Some("checkpoint"),

@@ -2,23 +2,23 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use super::{Entry, Journal, JournalReader};
+use super::{JournalEntry, JournalReader, JournalWriter};
 use crate::error::Result;
 
 /// Maximum entries and maximum bytes (of their lines) kept in memory.
-const TAIL_ENTRIES: usize = 4096;
-pub(super) const TAIL_BYTES: usize = 4 << 20;
+const MAX_TAIL_ENTRIES: usize = 4096;
+pub(super) const MAX_TAIL_BYTES: usize = 4 << 20;
 
 /// The newest entries: all entries after number `dropped`.
 #[derive(Debug)]
-pub(super) struct Tail {
-    entries: VecDeque<(Arc<Entry>, usize)>,
+pub(super) struct JournalTail {
+    entries: VecDeque<(Arc<JournalEntry>, usize)>,
     bytes: usize,
     /// The newest number that is only in the files; 0 if there is none.
     dropped: u64,
 }
 
-impl Tail {
+impl JournalTail {
     /// Creates the tail of a journal whose newest entry in the files is `seq`.
     pub(super) fn after(seq: u64) -> Self {
         Self { entries: VecDeque::new(), bytes: 0, dropped: seq }
@@ -28,10 +28,10 @@ impl Tail {
         self.entries.back().map_or(self.dropped, |(entry, _)| entry.seq)
     }
 
-    pub(super) fn push(&mut self, entry: Arc<Entry>, bytes: usize) {
+    pub(super) fn push(&mut self, entry: Arc<JournalEntry>, bytes: usize) {
         self.entries.push_back((entry, bytes));
         self.bytes += bytes;
-        while self.entries.len() > TAIL_ENTRIES || self.bytes > TAIL_BYTES {
+        while self.entries.len() > MAX_TAIL_ENTRIES || self.bytes > MAX_TAIL_BYTES {
             let Some((oldest, bytes)) = self.entries.pop_front() else {
                 return;
             };
@@ -40,7 +40,7 @@ impl Tail {
         }
     }
 
-    fn since(&self, seq: u64, limit: usize) -> Vec<Arc<Entry>> {
+    fn since(&self, seq: u64, limit: usize) -> Vec<Arc<JournalEntry>> {
         let start = self.entries.partition_point(|(entry, _)| entry.seq < seq);
         self.entries.iter().skip(start).take(limit).map(|(entry, _)| Arc::clone(entry)).collect()
     }
@@ -48,15 +48,15 @@ impl Tail {
 
 /// A position in the journal that advances with the entries it returns. It never misses or repeats an entry.
 #[derive(Debug)]
-pub struct Follower {
-    journal: Journal,
+pub struct JournalFollower {
+    journal: JournalWriter,
     next_seq: u64,
     /// Position in the files while the follower is behind the tail.
     files: Option<JournalReader>,
 }
 
-impl Follower {
-    pub(super) fn new(journal: Journal, from: u64) -> Self {
+impl JournalFollower {
+    pub(super) fn new(journal: JournalWriter, from: u64) -> Self {
         Self { journal, next_seq: from, files: None }
     }
 
@@ -64,7 +64,7 @@ impl Follower {
     ///
     /// # Errors
     /// [`crate::Error::Io`]; the next call continues at the same position.
-    pub fn poll(&mut self, limit: usize) -> Result<Vec<Arc<Entry>>> {
+    pub fn poll(&mut self, limit: usize) -> Result<Vec<Arc<JournalEntry>>> {
         loop {
             let (in_files, mut entries) = self.in_memory(limit);
             if let Some(dropped) = in_files {
@@ -84,7 +84,7 @@ impl Follower {
 
     /// Returns the next entries of the tail. If the tail no longer has all of them, returns the newest number that is
     /// only in the files. Both are read under one lock, because entries could leave the tail in between.
-    fn in_memory(&self, limit: usize) -> (Option<u64>, Vec<Arc<Entry>>) {
+    fn in_memory(&self, limit: usize) -> (Option<u64>, Vec<Arc<JournalEntry>>) {
         let tail = &self.journal.state().tail;
         if self.next_seq > tail.dropped {
             (None, tail.since(self.next_seq, limit))
@@ -93,18 +93,18 @@ impl Follower {
         }
     }
 
-    /// Returns entries like [`Follower::poll`], but waits up to `timeout` for one if the follower has caught up.
+    /// Returns entries like [`JournalFollower::poll`], but waits up to `timeout` for one if the follower has caught up.
     ///
     /// # Errors
     /// [`crate::Error::Io`]; the next call continues at the same position.
-    pub fn wait(&mut self, limit: usize, timeout: Duration) -> Result<Vec<Arc<Entry>>> {
+    pub fn wait(&mut self, limit: usize, timeout: Duration) -> Result<Vec<Arc<JournalEntry>>> {
         self.journal.wait_for(self.next_seq, timeout);
         self.poll(limit)
     }
 
     /// Reads entries up to number `dropped` from the files. Later ones are left to the tail, because a line in the file
     /// may still be truncated until its fsync has succeeded.
-    fn read_files(&mut self, dropped: u64, limit: usize) -> Result<Vec<Arc<Entry>>> {
+    fn read_files(&mut self, dropped: u64, limit: usize) -> Result<Vec<Arc<JournalEntry>>> {
         let mut files = match self.files.take() {
             Some(files) => files,
             None => JournalReader::open(&self.journal.shared.model_dir, self.next_seq)?,

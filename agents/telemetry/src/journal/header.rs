@@ -7,11 +7,11 @@ pub const VERSION: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Header {
-    journal: About,
+    journal: HeaderBody,
 }
 
 #[derive(Serialize, Deserialize)]
-struct About {
+struct HeaderBody {
     version: u32,
 }
 
@@ -22,5 +22,5 @@ pub(super) fn line() -> Vec<u8> {
 
 /// Returns the version that a line names; `None` for any other line.
 pub(super) fn version(line: &[u8]) -> Option<u32> {
-    serde_json::from_slice(line).ok().map(|Header { journal: About { version } }| version)
+    serde_json::from_slice(line).ok().map(|Header { journal: HeaderBody { version } }| version)
 }

@@ -12,15 +12,15 @@
 //! Invariants:
 //! * Numbers start at 1 and increase over all attempts. Followers never see two entries with the same number, not even
 //!   after a power cut has removed the last lines. For this purpose an attempt that follows one without an outcome
-//!   skips [`UNSYNCED_MAX`] numbers, and at most that many entries are visible before they are on disk. Numbers may
-//!   therefore jump between attempts; within an attempt they are consecutive.
+//!   skips [`MAX_UNSYNCED_ENTRIES`] numbers, and at most that many entries are visible before they are on disk. Numbers
+//!   may therefore jump between attempts; within an attempt they are consecutive.
 //! * A state, a checkpoint and an outcome are on disk (fsync) before they get their number and before any follower sees
 //!   them, unless the disk is full. Metrics and log records have been passed to the operating system, so they survive
 //!   the death of the process.
 //! * A full disk does not end the run. Entries that can't be written get their numbers, are visible to followers, and
-//!   wait in memory until they can be written, in order and before all others. They count towards the [`UNSYNCED_MAX`]
-//!   entries that a power cut may remove. Beyond that number, or 2 MiB, events are dropped and get no number. When the
-//!   file accepts lines again, the entry `dropped` says how many events were dropped.
+//!   wait in memory until they can be written, in order and before all others. They count towards the
+//!   [`MAX_UNSYNCED_ENTRIES`] entries that a power cut may remove. Beyond that number, or 2 MiB, events are dropped and
+//!   get no number. When the file accepts lines again, the entry `dropped` says how many events were dropped.
 //! * One attempt writes at a time; an older one is rejected ([`Error::StaleAttempt`]).
 //! * Memory is bounded: the newest entries are kept for followers that keep up, others read the files.
 
@@ -41,10 +41,10 @@ use std::{
     time::Duration,
 };
 
-pub use entry::{Dropped, Entry, Event, Resumed, Stage, State};
-pub use follow::Follower;
+pub use entry::{Dropped, JournalEntry, JournalEvent, ResumePoint, RunPhase, RunState};
+pub use follow::JournalFollower;
 pub use header::VERSION;
-pub use outcome::{LAST_REPORT_BYTES, Outcome, Reason};
+pub use outcome::{AttemptOutcome, MAX_TERMINATION_REPORT_BYTES, OutcomeReason};
 pub use reader::JournalReader;
 
 use crate::{
@@ -54,18 +54,18 @@ use crate::{
     metrics::to_line,
     time::unix_ms,
 };
-use follow::Tail;
+use follow::JournalTail;
 use waiting::Waiting;
 
 /// Name of the directory in model_dir.
-pub const DIRECTORY: &str = "journal";
+pub const JOURNAL_DIR: &str = "journal";
 
 /// Maximum number of entries that a power cut may remove: the next one is always synced.
-pub const UNSYNCED_MAX: u64 = 1024;
+pub const MAX_UNSYNCED_ENTRIES: u64 = 1024;
 
 /// Writes one attempt's part of the journal and serves followers. Clones share the journal.
 #[derive(Clone, Debug)]
-pub struct Journal {
+pub struct JournalWriter {
     shared: Arc<Shared>,
 }
 
@@ -73,35 +73,35 @@ pub struct Journal {
 struct Shared {
     model_dir: PathBuf,
     attempt: u64,
-    state: Mutex<Writing>,
+    state: Mutex<WriterState>,
     appended: Condvar,
     subscribers: Subscribers,
 }
 
 #[derive(Debug)]
-struct Writing {
+struct WriterState {
     file: Appender,
     next_seq: u64,
     /// Entries since the last fsync, including those that wait.
     unsynced: u64,
     /// Entries that are visible to followers but could not be written yet.
     waiting: Waiting,
-    tail: Tail,
+    tail: JournalTail,
     /// The newest entry of each topic, of this attempt only.
-    newest: BTreeMap<&'static str, Arc<Entry>>,
+    newest: BTreeMap<&'static str, Arc<JournalEntry>>,
 }
 
-impl Writing {
-    fn append(&mut self, attempt: u64, event: Event) -> Result<u64> {
+impl WriterState {
+    fn append(&mut self, attempt: u64, event: JournalEvent) -> Result<u64> {
         let flushed = self.flush(attempt);
-        let entry = Entry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
+        let entry = JournalEntry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
         let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
-        let sync = entry.event.is_durable() || self.unsynced + 1 >= UNSYNCED_MAX;
+        let sync = entry.event.is_durable() || self.unsynced + 1 >= MAX_UNSYNCED_ENTRIES;
         if let Err(error) = flushed.and_then(|()| self.file.append(&line, sync)) {
             if self.waiting.is_empty() && self.file.sync().is_ok() {
                 self.unsynced = 0;
             }
-            if self.unsynced + 1 < UNSYNCED_MAX && self.waiting.has_room(line.len()) {
+            if self.unsynced + 1 < MAX_UNSYNCED_ENTRIES && self.waiting.has_room(line.len()) {
                 self.waiting.push(line.clone());
                 self.unsynced += 1;
                 self.show(entry, line.len());
@@ -126,8 +126,8 @@ impl Writing {
         self.file.sync()?;
         self.unsynced = 0;
         if let Some(dropped) = self.waiting.newly_dropped() {
-            let event = Event::Dropped(dropped);
-            let entry = Entry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
+            let event = JournalEvent::Dropped(dropped);
+            let entry = JournalEntry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
             let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
             self.file.append(&line, true)?;
             self.waiting.told_dropped();
@@ -137,10 +137,10 @@ impl Writing {
     }
 
     /// Assigns the next number to the entry and makes it visible to followers. Returns its number.
-    fn show(&mut self, entry: Entry, bytes: usize) -> u64 {
+    fn show(&mut self, entry: JournalEntry, bytes: usize) -> u64 {
         self.next_seq += 1;
         let (seq, entry) = (entry.seq, Arc::new(entry));
-        if let Some(topic) = entry.event.topic() {
+        if let Some(topic) = entry.event.replaces_topic() {
             self.newest.insert(topic, entry.clone());
         }
         self.tail.push(entry, bytes);
@@ -148,20 +148,20 @@ impl Writing {
     }
 }
 
-impl Journal {
+impl JournalWriter {
     /// Opens the journal of `model_dir` for `attempt`, after removing a torn line that a killed attempt may have left.
     ///
     /// # Errors
     /// [`Error::StaleAttempt`] if a later attempt has begun; [`Error::Io`].
     pub fn open(model_dir: &Path, attempt: u64) -> Result<Self> {
-        let directory = model_dir.join(DIRECTORY);
+        let directory = model_dir.join(JOURNAL_DIR);
         millrace_roots::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
         let attempts = reader::attempts(&directory)?;
         if let Some(&newest) = attempts.last() {
             if newest > attempt {
                 return Err(Error::StaleAttempt { attempt, newest });
             }
-            jsonl::repair(&reader::path(&directory, newest))?;
+            jsonl::truncate_torn_line(&reader::path(&directory, newest))?;
         }
         let last = last_entry(&directory, &attempts)?;
         let mut file = Appender::open(reader::path(&directory, attempt))?;
@@ -172,20 +172,20 @@ impl Journal {
 
         let last_seq = last.as_ref().map_or(0, |entry| entry.seq);
         let ended = match last {
-            Some(entry) => matches!(entry.event, Event::Outcome(_)),
+            Some(entry) => matches!(entry.event, JournalEvent::Outcome(_)),
             None => attempts.is_empty(),
         };
-        let skipped = if ended { 0 } else { UNSYNCED_MAX };
+        let skipped = if ended { 0 } else { MAX_UNSYNCED_ENTRIES };
         Ok(Self {
             shared: Arc::new(Shared {
                 model_dir: model_dir.to_path_buf(),
                 attempt,
-                state: Mutex::new(Writing {
+                state: Mutex::new(WriterState {
                     file,
                     next_seq: last_seq + skipped + 1,
                     unsynced: 0,
                     waiting: Waiting::default(),
-                    tail: Tail::after(last_seq),
+                    tail: JournalTail::after(last_seq),
                     newest: BTreeMap::new(),
                 }),
                 appended: Condvar::new(),
@@ -199,15 +199,15 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Io`] if the event, or one before it, is not in the file. The event then waits in memory, or was
-    /// dropped, see [`Journal::waiting`] and [`Journal::dropped`].
-    pub fn append(&self, event: Event) -> Result<u64> {
+    /// dropped, see [`JournalWriter::waiting`] and [`JournalWriter::dropped`].
+    pub fn append(&self, event: JournalEvent) -> Result<u64> {
         let (seq, appended) = {
             let mut state = self.state();
             let appended = state.append(self.shared.attempt, event);
             (state.tail.last_seq(), appended)
         };
         self.shared.appended.notify_all();
-        self.shared.subscribers.tell(seq);
+        self.shared.subscribers.notify(seq);
         appended
     }
 
@@ -222,7 +222,7 @@ impl Journal {
             (state.tail.last_seq(), flushed)
         };
         self.shared.appended.notify_all();
-        self.shared.subscribers.tell(seq);
+        self.shared.subscribers.notify(seq);
         flushed
     }
 
@@ -248,23 +248,23 @@ impl Journal {
 
     /// Returns a follower that starts at number `from`, over all attempts. 0 and 1 are the beginning; a number beyond
     /// the newest entry is the next entry to come.
-    pub fn follow(&self, from: u64) -> Follower {
-        Follower::new(self.clone(), from.clamp(1, self.last_seq() + 1))
+    pub fn follow(&self, from: u64) -> JournalFollower {
+        JournalFollower::new(self.clone(), from.clamp(1, self.last_seq() + 1))
     }
 
     /// Returns the current state of this attempt and a follower for the entries that come after it. The state consists
     /// of the newest state, training step, evaluation, checkpoint and outcome, as far as they exist, ordered by number.
-    pub fn follow_newest(&self) -> (Vec<Arc<Entry>>, Follower) {
+    pub fn follow_from_current_state(&self) -> (Vec<Arc<JournalEntry>>, JournalFollower) {
         let (mut newest, next) = {
             let state = self.state();
             (state.newest.values().cloned().collect::<Vec<_>>(), state.tail.last_seq() + 1)
         };
         newest.sort_by_key(|entry| entry.seq);
-        (newest, Follower::new(self.clone(), next))
+        (newest, JournalFollower::new(self.clone(), next))
     }
 
     /// Calls `appended` with the newest number after every append, on the appending thread; it must not block. Together
-    /// with [`Follower::poll`] this is sufficient for an asynchronous reader.
+    /// with [`JournalFollower::poll`] this is sufficient for an asynchronous reader.
     #[must_use = "the subscription ends when this is dropped"]
     pub fn subscribe(&self, appended: impl Fn(u64) + Send + Sync + 'static) -> Subscription {
         let id = self.shared.subscribers.add(Arc::new(appended));
@@ -272,20 +272,20 @@ impl Journal {
     }
 
     /// Locks the state. It is consistent after every append, also after a failed one, so a poisoned lock is ignored.
-    fn state(&self) -> MutexGuard<'_, Writing> {
+    fn state(&self) -> MutexGuard<'_, WriterState> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until there is an entry numbered `seq` or later, or until `timeout` has elapsed.
     fn wait_for(&self, seq: u64, timeout: Duration) {
-        let missing = |state: &mut Writing| state.tail.last_seq() < seq;
+        let missing = |state: &mut WriterState| state.tail.last_seq() < seq;
         // A poisoned lock only means that a follower panicked. The caller polls the journal afterwards in any case.
         let _ = self.shared.appended.wait_timeout_while(self.state(), timeout, missing);
     }
 }
 
 /// Returns the last readable entry of all attempts.
-fn last_entry(directory: &Path, attempts: &[u64]) -> Result<Option<Entry>> {
+fn last_entry(directory: &Path, attempts: &[u64]) -> Result<Option<JournalEntry>> {
     for &attempt in attempts.iter().rev() {
         let mut last = None;
         let mut reader = JournalReader::of_attempt(directory, attempt)?;
@@ -315,7 +315,7 @@ impl Subscribers {
     }
 
     /// Calls the callbacks without holding the lock, so that a callback may subscribe or unsubscribe.
-    fn tell(&self, seq: u64) {
+    fn notify(&self, seq: u64) {
         let callbacks: Vec<_> = self.callbacks().values().cloned().collect();
         for callback in callbacks {
             callback(seq);

@@ -4,12 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Maximum bytes of [`Outcome::last_report`]: the limit of a Kubernetes termination message.
-pub const LAST_REPORT_BYTES: usize = 4096;
+/// Maximum bytes of [`AttemptOutcome::to_termination_report`]: the limit of a Kubernetes termination message.
+pub const MAX_TERMINATION_REPORT_BYTES: usize = 4096;
 
 /// The reason why an attempt ended. This list is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
+pub enum OutcomeReason {
     /// The job has finished. Exit code 0.
     Succeeded,
     /// The run was interrupted; the committed steps are saved. Exit code 130.
@@ -32,7 +32,7 @@ pub enum Reason {
     Failed,
 }
 
-impl Reason {
+impl OutcomeReason {
     /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::Succeeded,
@@ -62,20 +62,20 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for OutcomeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl Serialize for Reason {
+impl Serialize for OutcomeReason {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
 }
 
-/// Reads an unknown name as [`Reason::Failed`].
-impl<'de> Deserialize<'de> for Reason {
+/// Reads an unknown name as [`OutcomeReason::Failed`].
+impl<'de> Deserialize<'de> for OutcomeReason {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let word = String::deserialize(deserializer)?;
         Ok(Self::ALL.into_iter().find(|reason| reason.as_str() == word).unwrap_or_default())
@@ -84,11 +84,11 @@ impl<'de> Deserialize<'de> for Reason {
 
 /// How an attempt ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct AttemptOutcome {
     /// Exit code of the run: 0 finished, 1 failed, 2 bad input, 130 interrupted.
     pub exit_code: u8,
     /// Why the attempt ended.
-    pub reason: Reason,
+    pub reason: OutcomeReason,
     /// One sentence for users, followed by a hint on a separate line if there is one.
     #[serde(default)]
     pub message: String,
@@ -102,36 +102,36 @@ pub struct Outcome {
     pub failed_agent: Option<String>,
 }
 
-impl Outcome {
-    /// Returns the outcome as one line of JSON of at most [`LAST_REPORT_BYTES`], including the line feed. A message
-    /// that is too long is truncated.
+impl AttemptOutcome {
+    /// Returns the outcome as one line of JSON of at most [`MAX_TERMINATION_REPORT_BYTES`], including the line feed. A
+    /// message that is too long is truncated.
     ///
     /// # Errors
     /// None: all fields can be represented in JSON.
-    pub fn last_report(&self) -> serde_json::Result<String> {
+    pub fn to_termination_report(&self) -> serde_json::Result<String> {
         let line = |message: String| serde_json::to_string(&Self { message, ..self.clone() }).map(|line| line + "\n");
         let whole = line(self.message.clone())?;
-        if whole.len() <= LAST_REPORT_BYTES {
+        if whole.len() <= MAX_TERMINATION_REPORT_BYTES {
             return Ok(whole);
         }
-        let room = LAST_REPORT_BYTES.saturating_sub(line(CUT.to_owned())?.len());
-        line(format!("{}{CUT}", beginning(&self.message, room)))
+        let room = MAX_TERMINATION_REPORT_BYTES.saturating_sub(line(ELLIPSIS.to_owned())?.len());
+        line(format!("{}{ELLIPSIS}", truncate_to_json_bytes(&self.message, room)))
     }
 
-    /// Parses the text written by [`Outcome::last_report`].
+    /// Parses the text written by [`AttemptOutcome::to_termination_report`].
     ///
     /// # Errors
     /// The text is anything else, such as the last lines of a log.
-    pub fn parse_last_report(report: &str) -> serde_json::Result<Self> {
+    pub fn from_termination_report(report: &str) -> serde_json::Result<Self> {
         serde_json::from_str(report.trim_end())
     }
 }
 
 /// Marks the end of a truncated message.
-const CUT: &str = "…";
+const ELLIPSIS: &str = "…";
 
 /// Returns the longest prefix of `message` that takes at most `room` bytes in JSON.
-fn beginning(message: &str, room: usize) -> &str {
+fn truncate_to_json_bytes(message: &str, room: usize) -> &str {
     let mut bytes = 0;
     let end = message.char_indices().find(|&(_, character)| {
         bytes += match character {
@@ -148,11 +148,11 @@ fn beginning(message: &str, room: usize) -> &str {
 mod tests {
     use super::*;
 
-    fn outcome(message: String) -> Outcome {
+    fn outcome(message: String) -> AttemptOutcome {
         let digest = Some("ab".repeat(32));
-        Outcome {
+        AttemptOutcome {
             exit_code: 2,
-            reason: Reason::BadParams,
+            reason: OutcomeReason::BadParams,
             message,
             step: 7,
             digest,
@@ -164,28 +164,34 @@ mod tests {
     fn a_last_report_is_one_line_that_fits_and_reads_back() {
         for message in ["short\nhint: be brief", ""] {
             let whole = outcome(message.to_owned());
-            assert_eq!(Outcome::parse_last_report(&whole.last_report().unwrap()).unwrap(), whole);
+            assert_eq!(
+                AttemptOutcome::from_termination_report(&whole.to_termination_report().unwrap()).unwrap(),
+                whole
+            );
         }
         // Characters of one to four bytes, and some that JSON escapes with six.
         for piece in ["a", "é", "…", "🌾", "\"", "\n", "\u{1}", "a\u{1}🌾é"] {
-            let whole = outcome(piece.repeat(LAST_REPORT_BYTES));
-            let report = whole.last_report().unwrap();
-            assert!((LAST_REPORT_BYTES - 12..=LAST_REPORT_BYTES).contains(&report.len()), "{piece:?}");
+            let whole = outcome(piece.repeat(MAX_TERMINATION_REPORT_BYTES));
+            let report = whole.to_termination_report().unwrap();
+            assert!(
+                (MAX_TERMINATION_REPORT_BYTES - 12..=MAX_TERMINATION_REPORT_BYTES).contains(&report.len()),
+                "{piece:?}"
+            );
             assert_eq!(report.lines().count(), 1);
-            let read = Outcome::parse_last_report(&report).unwrap();
-            let kept = read.message.strip_suffix(CUT).unwrap();
+            let read = AttemptOutcome::from_termination_report(&report).unwrap();
+            let kept = read.message.strip_suffix(ELLIPSIS).unwrap();
             assert!(whole.message.starts_with(kept) && !kept.is_empty(), "{piece:?}");
-            assert_eq!(Outcome { message: String::new(), ..read }, outcome(String::new()));
+            assert_eq!(AttemptOutcome { message: String::new(), ..read }, outcome(String::new()));
         }
     }
 
     #[test]
     fn reasons_are_words_that_read_back_and_those_of_later_versions_are_failures() {
-        for reason in Reason::ALL {
+        for reason in OutcomeReason::ALL {
             let word = serde_json::to_string(&reason).unwrap();
             assert!(word.trim_matches('"').chars().all(char::is_alphabetic), "{word}");
-            assert_eq!(serde_json::from_str::<Reason>(&word).unwrap(), reason);
+            assert_eq!(serde_json::from_str::<OutcomeReason>(&word).unwrap(), reason);
         }
-        assert_eq!(serde_json::from_str::<Reason>("\"Evaporated\"").unwrap(), Reason::Failed);
+        assert_eq!(serde_json::from_str::<OutcomeReason>("\"Evaporated\"").unwrap(), OutcomeReason::Failed);
     }
 }

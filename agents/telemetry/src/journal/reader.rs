@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DIRECTORY, Entry, header};
+use super::{JOURNAL_DIR, JournalEntry, header};
 use crate::{
     error::{Error, Result},
-    jsonl::{Line, Lines},
+    jsonl::{LineReader, ReadLine},
 };
 
 /// Reads entries in order, over all attempts. At the end it can be called again for entries written later.
@@ -15,7 +15,7 @@ use crate::{
 pub struct JournalReader {
     directory: PathBuf,
     /// The attempt being read, with its file.
-    current: Option<(u64, Lines)>,
+    current: Option<(u64, LineReader)>,
     /// Entries below this number are skipped.
     next_seq: u64,
     skipped: u64,
@@ -28,7 +28,7 @@ impl JournalReader {
     /// # Errors
     /// [`Error::Io`]; [`Error::NewerJournal`] if a file has a later version.
     pub fn open(model_dir: &Path, from: u64) -> Result<Self> {
-        let directory = model_dir.join(DIRECTORY);
+        let directory = model_dir.join(JOURNAL_DIR);
         let mut start = None;
         // Starts at the newest attempt that begins at or before `from`.
         for &attempt in attempts(&directory)?.iter().rev() {
@@ -57,7 +57,7 @@ impl JournalReader {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::NewerJournal`] if a file has a later version.
-    pub fn next_entry(&mut self) -> Result<Option<Entry>> {
+    pub fn next_entry(&mut self) -> Result<Option<JournalEntry>> {
         loop {
             if let Some(entry) = self.next_in_file()? {
                 return Ok(Some(entry));
@@ -73,13 +73,13 @@ impl JournalReader {
         self.skipped
     }
 
-    pub(super) fn next_in_file(&mut self) -> Result<Option<Entry>> {
+    pub(super) fn next_in_file(&mut self) -> Result<Option<JournalEntry>> {
         let Some((attempt, lines)) = &mut self.current else {
             return Ok(None);
         };
         loop {
             let entry = match lines.next()? {
-                Line::Whole(line) => match serde_json::from_slice::<Entry>(line) {
+                ReadLine::Whole(line) => match serde_json::from_slice::<JournalEntry>(line) {
                     Ok(entry) => Some(entry),
                     Err(_) => match header::version(line) {
                         Some(found) if found > header::VERSION => {
@@ -89,8 +89,8 @@ impl JournalReader {
                         None => None,
                     },
                 },
-                Line::Oversize => None,
-                Line::Torn | Line::End => return Ok(None),
+                ReadLine::Oversize => None,
+                ReadLine::Torn | ReadLine::End => return Ok(None),
             };
             match entry {
                 None => self.skipped += 1,
@@ -114,7 +114,7 @@ impl JournalReader {
     }
 
     fn start(&mut self, attempt: u64) -> Result<()> {
-        let lines = Lines::open(path(&self.directory, attempt))?;
+        let lines = LineReader::open(path(&self.directory, attempt))?;
         self.current = Some((attempt, lines));
         Ok(())
     }

@@ -1,29 +1,29 @@
 use std::{fs, io::Write, sync::mpsc, time::Duration};
 
 use super::*;
-use crate::metrics::TrainPoint;
+use crate::metrics::TrainMetrics;
 
-fn metric(step: u64) -> Event {
-    Event::Metric(
-        TrainPoint { step, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 4096, seconds: 0.5, rate: 8.0 }
+fn metric(step: u64) -> JournalEvent {
+    JournalEvent::Metric(
+        TrainMetrics { step, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 4096, seconds: 0.5, rate: 8.0 }
             .into(),
     )
 }
 
-fn state(state: Stage) -> Event {
-    Event::State(super::State {
+fn state(state: RunPhase) -> JournalEvent {
+    JournalEvent::State(super::RunState {
         state,
         step: 7,
         total_steps: Some(9),
         num_csx: 2,
         epoch: Some("1.2".into()),
-        resumed: Some(Resumed { step: 5, repeated_steps: 2 }),
+        resumed: Some(ResumePoint { step: 5, repeated_steps: 2 }),
         note: Some("Still computing step 8 of 9: 0:00:30 so far.".to_owned()),
     })
 }
 
-fn outcome() -> Event {
-    Event::Outcome(Outcome { reason: Reason::Succeeded, step: 3, ..Outcome::default() })
+fn outcome() -> JournalEvent {
+    JournalEvent::Outcome(AttemptOutcome { reason: OutcomeReason::Succeeded, step: 3, ..AttemptOutcome::default() })
 }
 
 fn read_all(model_dir: &Path, from: u64) -> Vec<(u64, u64)> {
@@ -38,10 +38,10 @@ fn read_all(model_dir: &Path, from: u64) -> Vec<(u64, u64)> {
 #[test]
 fn lines_as_documented() {
     let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::open(dir.path(), 1).unwrap();
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
     journal.append(metric(1)).unwrap();
-    journal.append(Event::Checkpoint { step: 1, digest: "ab".into() }).unwrap();
-    journal.append(state(Stage::Evaluating)).unwrap();
+    journal.append(JournalEvent::Checkpoint { step: 1, digest: "ab".into() }).unwrap();
+    journal.append(state(RunPhase::Evaluating)).unwrap();
     let text = fs::read_to_string(dir.path().join("journal/attempt-1.jsonl")).unwrap();
     let (header, entries) = text.split_once('\n').unwrap();
     assert_eq!(header, r#"{"journal":{"version":2}}"#);
@@ -62,39 +62,39 @@ fn lines_as_documented() {
 fn numbers_rise_over_attempts_and_jump_after_a_crash() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(read_all(dir.path(), 1), []);
-    let journal = Journal::open(dir.path(), 1).unwrap();
-    for event in [state(Stage::Training), metric(1), outcome()] {
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
+    for event in [state(RunPhase::Training), metric(1), outcome()] {
         journal.append(event).unwrap();
     }
     // A clean end: attempt 2 continues without a gap. It is killed while writing a line.
-    let journal = Journal::open(dir.path(), 2).unwrap();
+    let journal = JournalWriter::open(dir.path(), 2).unwrap();
     assert_eq!(journal.append(metric(2)).unwrap(), 4);
     assert_eq!(journal.append(metric(3)).unwrap(), 5);
     let mut torn = fs::OpenOptions::new().append(true).open(dir.path().join("journal/attempt-2.jsonl")).unwrap();
     torn.write_all(b"not json\n{\"seq\":6,\"att").unwrap();
 
     // Attempt 10 is sorted after 2 by number. A follower may have seen entry 6, so its number is not used again.
-    let journal = Journal::open(dir.path(), 10).unwrap();
+    let journal = JournalWriter::open(dir.path(), 10).unwrap();
     assert_eq!(journal.last_seq(), 5);
-    let next = journal.append(state(Stage::Training)).unwrap();
-    assert_eq!(next, 5 + UNSYNCED_MAX + 1);
+    let next = journal.append(state(RunPhase::Training)).unwrap();
+    assert_eq!(next, 5 + MAX_UNSYNCED_ENTRIES + 1);
 
     let all = [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (10, next)];
     for from in [0, 1, 2, 3, 4, 5, 6, next, next + 1] {
         let expected: Vec<_> = all.into_iter().filter(|&(_, seq)| seq >= from).collect();
         assert_eq!(read_all(dir.path(), from), expected, "from {from}");
     }
-    assert!(matches!(Journal::open(dir.path(), 9), Err(Error::StaleAttempt { attempt: 9, newest: 10 })));
+    assert!(matches!(JournalWriter::open(dir.path(), 9), Err(Error::StaleAttempt { attempt: 9, newest: 10 })));
 }
 
 #[test]
 fn a_follower_sees_each_entry_once_from_files_and_from_memory() {
     const ENTRIES: u64 = 6000; // more than the tail holds
     let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::open(dir.path(), 1).unwrap();
-    journal.append(state(Stage::Training)).unwrap();
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
+    journal.append(state(RunPhase::Training)).unwrap();
     journal.append(outcome()).unwrap();
-    let journal = Journal::open(dir.path(), 2).unwrap();
+    let journal = JournalWriter::open(dir.path(), 2).unwrap();
     let early = journal.follow(1);
     for step in 3..=ENTRIES / 2 {
         journal.append(metric(step)).unwrap();
@@ -130,21 +130,21 @@ fn a_follower_sees_each_entry_once_from_files_and_from_memory() {
 }
 
 #[test]
-fn who_only_wants_to_know_how_things_stand_gets_the_newest_of_each_kind_and_what_comes() {
+fn follower_from_current_state_gets_newest_of_each_kind_then_new_entries() {
     let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::open(dir.path(), 1).unwrap();
-    journal.append(Event::Checkpoint { step: 1, digest: "an older attempt's".into() }).unwrap();
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
+    journal.append(JournalEvent::Checkpoint { step: 1, digest: "an older attempt's".into() }).unwrap();
     journal.append(outcome()).unwrap();
-    let journal = Journal::open(dir.path(), 2).unwrap();
-    assert_eq!(journal.follow_newest().0, []);
-    for event in [state(Stage::Starting), metric(1), state(Stage::Training), metric(2)] {
+    let journal = JournalWriter::open(dir.path(), 2).unwrap();
+    assert_eq!(journal.follow_from_current_state().0, []);
+    for event in [state(RunPhase::Starting), metric(1), state(RunPhase::Training), metric(2)] {
         journal.append(event).unwrap();
     }
-    let (newest, mut follower) = journal.follow_newest();
+    let (newest, mut follower) = journal.follow_from_current_state();
     let mut beyond = journal.follow(u64::MAX);
     let numbers: Vec<u64> = newest.iter().map(|entry| entry.seq).collect();
     assert_eq!(numbers, [5, 6]);
-    assert_eq!(newest[0].event, state(Stage::Training));
+    assert_eq!(newest[0].event, state(RunPhase::Training));
     for follower in [&mut follower, &mut beyond] {
         assert!(follower.poll(9).unwrap().is_empty());
     }
@@ -158,14 +158,14 @@ fn who_only_wants_to_know_how_things_stand_gets_the_newest_of_each_kind_and_what
 #[test]
 fn entries_that_the_file_refuses_are_shown_and_written_later() {
     let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::open(dir.path(), 1).unwrap();
-    journal.append(state(Stage::Training)).unwrap();
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
+    journal.append(state(RunPhase::Training)).unwrap();
     let mut follower = journal.follow(1);
     journal.state().file.set_refusing(true);
     for step in 2..=4 {
         assert!(journal.append(metric(step)).is_err());
     }
-    assert!(journal.append(state(Stage::Evaluating)).is_err());
+    assert!(journal.append(state(RunPhase::Evaluating)).is_err());
     let shown: Vec<u64> = follower.poll(9).unwrap().iter().map(|entry| entry.seq).collect();
     assert_eq!((shown, journal.waiting()), (vec![1, 2, 3, 4, 5], 4));
     assert_eq!(read_all(dir.path(), 1), [(1, 1)]);
@@ -182,24 +182,24 @@ fn entries_that_the_file_refuses_are_shown_and_written_later() {
 #[test]
 fn events_beyond_what_may_wait_are_counted_in_the_journal() {
     let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::open(dir.path(), 1).unwrap();
-    journal.append(state(Stage::Training)).unwrap();
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
+    journal.append(state(RunPhase::Training)).unwrap();
     journal.state().file.set_refusing(true);
-    for step in 0..UNSYNCED_MAX + 5 {
+    for step in 0..MAX_UNSYNCED_ENTRIES + 5 {
         assert!(journal.append(metric(step)).is_err());
     }
-    let (waiting, last) = (UNSYNCED_MAX - 1, journal.last_seq());
+    let (waiting, last) = (MAX_UNSYNCED_ENTRIES - 1, journal.last_seq());
     assert_eq!((journal.waiting() as u64, last, journal.dropped()), (waiting, waiting + 1, 6));
     // If the process is killed now, its successor uses none of the numbers that were visible.
-    let successor = Journal::open(dir.path(), 2).unwrap();
+    let successor = JournalWriter::open(dir.path(), 2).unwrap();
     assert!(successor.append(metric(1)).unwrap() > last);
     drop(successor);
 
     journal.state().file.set_refusing(false);
     let mut follower = journal.follow(last + 1);
-    assert_eq!(journal.append(state(Stage::Evaluating)).unwrap(), last + 2);
+    assert_eq!(journal.append(state(RunPhase::Evaluating)).unwrap(), last + 2);
     let told = follower.poll(9).unwrap();
-    assert_eq!(told[0].event, Event::Dropped(Dropped { metrics: 6, ..Dropped::default() }));
+    assert_eq!(told[0].event, JournalEvent::Dropped(Dropped { metrics: 6, ..Dropped::default() }));
     assert_eq!((told[0].seq, told[1].seq, journal.dropped()), (last + 1, last + 2, 6));
     let of_first: Vec<_> = read_all(dir.path(), 1).into_iter().filter(|(attempt, _)| *attempt == 1).collect();
     assert_eq!(of_first, (1..=last + 2).map(|seq| (1, seq)).collect::<Vec<_>>());
@@ -222,21 +222,23 @@ fn the_journal_of_the_first_release_is_read_whole_and_continued() {
         last = Some(entry);
     }
     assert_eq!((reader.next_entry().unwrap(), reader.skipped()), (None, 0));
-    let Some(Entry { event: Event::Outcome(outcome), .. }) = last else { panic!("it ends with an outcome") };
-    assert_eq!((outcome.reason, outcome.step), (Reason::Succeeded, 4));
+    let Some(JournalEntry { event: JournalEvent::Outcome(outcome), .. }) = last else {
+        panic!("it ends with an outcome")
+    };
+    assert_eq!((outcome.reason, outcome.step), (OutcomeReason::Succeeded, 4));
 
     let dir = tempfile::tempdir().unwrap();
-    fs::create_dir(dir.path().join(DIRECTORY)).unwrap();
+    fs::create_dir(dir.path().join(JOURNAL_DIR)).unwrap();
     let file = "journal/attempt-1.jsonl";
     fs::copy(model_dir_of_the_first_release().join(file), dir.path().join(file)).unwrap();
-    assert_eq!(Journal::open(dir.path(), 2).unwrap().append(metric(5)).unwrap(), 33);
+    assert_eq!(JournalWriter::open(dir.path(), 2).unwrap().append(metric(5)).unwrap(), 33);
     assert_eq!(read_all(dir.path(), 31), [(1, 31), (1, 32), (2, 33)]);
 }
 
 #[test]
 fn a_file_of_a_later_version_is_refused_and_unknown_fields_are_passed_over() {
     let dir = tempfile::tempdir().unwrap();
-    fs::create_dir(dir.path().join(DIRECTORY)).unwrap();
+    fs::create_dir(dir.path().join(JOURNAL_DIR)).unwrap();
     let path = dir.path().join("journal/attempt-1.jsonl");
     let entry =
         r#"{"seq":1,"attempt":1,"unix_ms":7,"later":{},"event":{"checkpoint":{"step":1,"digest":"ab","later":1}}}"#;
@@ -244,7 +246,7 @@ fn a_file_of_a_later_version_is_refused_and_unknown_fields_are_passed_over() {
     assert_eq!(read_all(dir.path(), 1), [(1, 1)]);
 
     fs::write(&path, format!("{{\"journal\":{{\"version\":3}}}}\n{entry}\n")).unwrap();
-    for error in [JournalReader::open(dir.path(), 1).unwrap_err(), Journal::open(dir.path(), 2).unwrap_err()] {
+    for error in [JournalReader::open(dir.path(), 1).unwrap_err(), JournalWriter::open(dir.path(), 2).unwrap_err()] {
         let said = error.to_string();
         assert!(said.contains("version 3") && said.contains("up to 2") && said.contains("release"), "{said}");
     }

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::{Dropped, Event};
+use super::{Dropped, JournalEvent};
 
 /// Maximum bytes of waiting lines. Less than the tail keeps in memory, because followers get these entries from the
 /// tail.
-pub(super) const MAX_BYTES: usize = super::follow::TAIL_BYTES / 2;
+pub(super) const MAX_BYTES: usize = super::follow::MAX_TAIL_BYTES / 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
@@ -55,7 +55,7 @@ impl Waiting {
         self.lines.push_back(line);
     }
 
-    pub(super) fn drop_event(&mut self, event: &Event) {
+    pub(super) fn drop_event(&mut self, event: &JournalEvent) {
         self.dropped.count(event);
     }
 

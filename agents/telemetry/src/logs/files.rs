@@ -5,14 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{AgentName, Record};
+use super::{AgentName, LogRecord};
 use crate::{
     error::{Error, Result},
     jsonl::{self, Appender},
 };
 
 /// Maximum number of open files. With more agents all are closed when another one is needed.
-const OPEN_FILES: usize = 256;
+const MAX_OPEN_FILES: usize = 256;
 
 /// The log files of one attempt.
 #[derive(Debug)]
@@ -41,16 +41,16 @@ impl LogFiles {
     ///
     /// # Errors
     /// [`Error::Io`]; the line is then not in the file.
-    pub fn write(&mut self, record: &Record) -> Result<()> {
+    pub fn write(&mut self, record: &LogRecord) -> Result<()> {
         let line = format!("{record}\n");
         if let Some(file) = self.files.get_mut(&record.agent) {
             return file.append(line.as_bytes(), false);
         }
-        if self.files.len() >= OPEN_FILES {
+        if self.files.len() >= MAX_OPEN_FILES {
             self.files.clear();
         }
         let path = self.directory.join(format!("{}.log", record.agent));
-        jsonl::repair(&path)?;
+        jsonl::truncate_torn_line(&path)?;
         let mut file = Appender::open(path)?;
         file.append(line.as_bytes(), false)?;
         self.files.insert(record.agent.clone(), file);
@@ -66,19 +66,19 @@ mod tests {
     use crate::logs::Level;
 
     #[test]
-    fn a_file_per_agent_however_many() {
+    fn one_file_per_agent_beyond_the_open_file_limit() {
         let dir = tempfile::tempdir().unwrap();
         let mut logs = LogFiles::open(dir.path(), 3).unwrap();
         for said in ["one", "two"] {
-            for index in 0..=OPEN_FILES as u32 {
+            for index in 0..=MAX_OPEN_FILES as u32 {
                 let agent = AgentName::new("cs2", index).unwrap();
-                logs.write(&Record::new(Level::Warning, agent, said.into())).unwrap();
+                logs.write(&LogRecord::new(Level::Warning, agent, said.into())).unwrap();
             }
         }
         let path = dir.path().join("logs/attempt-3/cs2-0.log");
         let text = fs::read_to_string(path).unwrap();
         let said: Vec<_> = text.lines().map(|line| line.split_once(' ').unwrap().1).collect();
         assert_eq!(said, ["WARNING cs2-0 one", "WARNING cs2-0 two"]);
-        assert_eq!(fs::read_dir(logs.directory()).unwrap().count(), OPEN_FILES + 1);
+        assert_eq!(fs::read_dir(logs.directory()).unwrap().count(), MAX_OPEN_FILES + 1);
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 /// Value of `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
+pub enum LogFormat {
     /// One line of text.
     #[default]
     Text,
@@ -12,9 +12,9 @@ pub enum Format {
     Json,
 }
 
-impl Format {
+impl LogFormat {
     /// Name of the environment variable with the format, for processes started by a program of ours.
-    pub const VARIABLE: &str = "MILLRACE_LOG_FORMAT";
+    pub const LOG_FORMAT_ENV: &str = "MILLRACE_LOG_FORMAT";
 }
 
 /// The name is not that of a format.
@@ -22,7 +22,7 @@ impl Format {
 #[error("{0:?} is no format of a log; the formats are text and json")]
 pub struct UnknownFormat(String);
 
-impl FromStr for Format {
+impl FromStr for LogFormat {
     type Err = UnknownFormat;
 
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
@@ -34,7 +34,7 @@ impl FromStr for Format {
     }
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for LogFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Text => "text",

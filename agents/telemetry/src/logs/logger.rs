@@ -20,16 +20,16 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-use super::{AgentName, Format, Level, Record};
+use super::{AgentName, Level, LogFormat, LogRecord};
 
 /// Crates that carry records over the network.
-const TRANSPORT: [&str; 6] = ["h2", "hyper", "rustls", "tonic", "tower", "tokio_util"];
+const TRANSPORT_CRATES: [&str; 6] = ["h2", "hyper", "rustls", "tonic", "tower", "tokio_util"];
 
 /// Maximum number of records held until the role can forward them. Beyond it the oldest are dropped.
-const HELD: usize = 1024;
+const MAX_HELD_RECORDS: usize = 1024;
 
-type Console = dyn Fn(&str) + Send + Sync;
-type Forward = dyn Fn(Record) + Send + Sync;
+type ConsoleSink = dyn Fn(&str) + Send + Sync;
+type ForwardSink = dyn Fn(LogRecord) + Send + Sync;
 
 /// Prints and forwards the records of this process. Clones share one logger.
 #[derive(Clone)]
@@ -39,8 +39,8 @@ pub struct Logger {
 
 struct Shared {
     level: Level,
-    format: Format,
-    console: Box<Console>,
+    format: LogFormat,
+    console: Box<ConsoleSink>,
     state: Mutex<State>,
 }
 
@@ -51,9 +51,9 @@ struct State {
 
 enum Destination {
     /// There is no destination yet: the newest records, and the number of records dropped.
-    Held { records: VecDeque<Record>, let_go: u64 },
+    Held { records: VecDeque<LogRecord>, let_go: u64 },
     /// Records are forwarded.
-    Forward(Arc<Forward>),
+    Forward(Arc<ForwardSink>),
 }
 
 thread_local! {
@@ -71,7 +71,12 @@ impl Logger {
     /// Creates a logger for `agent`, a name that may change (see [`Logger::set_agent`]). Records up to `level` are
     /// printed as one line in `format` through `console`. That is [`print_to_stderr`], or the function by which a
     /// progress bar prints above itself.
-    pub fn new(agent: AgentName, level: Level, format: Format, console: impl Fn(&str) + Send + Sync + 'static) -> Self {
+    pub fn new(
+        agent: AgentName,
+        level: Level,
+        format: LogFormat,
+        console: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 level,
@@ -102,9 +107,9 @@ impl Logger {
 
     /// Forwards all records from now on, beginning with those held so far. `forward` runs on the logging thread and
     /// must not block. Records that it logs itself are ignored.
-    pub fn forward(&self, forward: impl Fn(Record) + Send + Sync + 'static) {
-        let _guard = Guard::enter();
-        let forward: Arc<Forward> = Arc::new(forward);
+    pub fn forward(&self, forward: impl Fn(LogRecord) + Send + Sync + 'static) {
+        let _guard = LoggingGuard::enter();
+        let forward: Arc<ForwardSink> = Arc::new(forward);
         // The lock is held so that no new record is forwarded before those held.
         let mut state = self.state();
         let agent = state.agent.clone();
@@ -112,7 +117,7 @@ impl Logger {
         if let Destination::Held { records, let_go } = before {
             if let_go > 0 {
                 let message = format!("{let_go} earlier records were let go before this agent joined");
-                forward(Record::new(Level::Warning, agent.clone(), message));
+                forward(LogRecord::new(Level::Warning, agent.clone(), message));
             }
             for mut record in records {
                 record.agent = agent.clone();
@@ -136,7 +141,7 @@ impl Logger {
         let level = Level::from(*metadata.level());
         let bound = match self.shared.level {
             bound if metadata.target().starts_with("millrace") => bound,
-            Level::Debug if !TRANSPORT.iter().any(|part| metadata.target().starts_with(part)) => Level::Verbose,
+            Level::Debug if !TRANSPORT_CRATES.iter().any(|part| metadata.target().starts_with(part)) => Level::Verbose,
             bound => bound.min(Level::Warning),
         };
         level <= bound
@@ -146,16 +151,16 @@ impl Logger {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dispatch(&self, record: Record) {
+    fn dispatch(&self, record: LogRecord) {
         (self.shared.console)(&match self.shared.format {
-            Format::Text => record.to_string(),
-            Format::Json => record.to_json(),
+            LogFormat::Text => record.to_string(),
+            LogFormat::Json => record.to_json(),
         });
         let mut state = self.state();
         match &mut state.destination {
             Destination::Held { records, let_go } => {
                 records.push_back(record);
-                if records.len() > HELD {
+                if records.len() > MAX_HELD_RECORDS {
                     records.pop_front();
                     *let_go += 1;
                 }
@@ -174,13 +179,13 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let Some(_guard) = Guard::enter() else {
+        let Some(_guard) = LoggingGuard::enter() else {
             return;
         };
         // A record from the `log` crate has its target in a field.
         let bridged = event.normalized_metadata();
         let metadata = bridged.as_ref().unwrap_or_else(|| event.metadata());
-        let mut said = Said::default();
+        let mut said = EventFields::default();
         event.record(&mut said);
         let message = if metadata.target().starts_with("millrace") {
             said.message
@@ -188,7 +193,7 @@ where
             format!("{}: {}", metadata.target(), said.message)
         };
         let agent = self.state().agent.clone();
-        let mut record = Record::new((*metadata.level()).into(), agent, message);
+        let mut record = LogRecord::new((*metadata.level()).into(), agent, message);
         record.fields = said.fields;
         self.dispatch(record);
     }
@@ -196,12 +201,12 @@ where
 
 /// Collects the message and the fields of an event.
 #[derive(Default)]
-struct Said {
+struct EventFields {
     message: String,
     fields: BTreeMap<String, String>,
 }
 
-impl Said {
+impl EventFields {
     fn add(&mut self, field: &Field, value: String) {
         match field.name() {
             "message" => self.message = value,
@@ -212,7 +217,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.add(field, value.to_owned());
     }
@@ -223,9 +228,9 @@ impl Visit for Said {
 }
 
 /// Marks this thread as logging until it is dropped.
-struct Guard;
+struct LoggingGuard;
 
-impl Guard {
+impl LoggingGuard {
     /// Returns `None` if this thread is logging already.
     fn enter() -> Option<Self> {
         // `then_some` would create a guard in both cases, and dropping it would clear the mark.
@@ -233,7 +238,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for LoggingGuard {
     fn drop(&mut self) {
         LOGGING.set(false);
     }
@@ -248,7 +253,7 @@ mod tests {
     fn logger(level: Level) -> (Logger, mpsc::Receiver<String>) {
         let (shown, showing) = mpsc::channel();
         let agent = AgentName::new("cs2", 9).unwrap();
-        let logger = Logger::new(agent, level, Format::Text, move |line| {
+        let logger = Logger::new(agent, level, LogFormat::Text, move |line| {
             let (_, said) = line.split_once(' ').unwrap();
             let _ = shown.send(said.to_owned());
         });
@@ -261,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_and_other_peoples_records() {
+    fn levels_and_records_of_other_crates() {
         macro_rules! say {
             ($target:literal) => {
                 tracing::error!(target: $target, "a");
@@ -309,7 +314,7 @@ mod tests {
     fn records_wait_for_the_coordinator_and_carry_the_agents_name() {
         let (logger, showing) = logger(Level::Info);
         logging_to(&logger, || {
-            for number in 0..HELD + 2 {
+            for number in 0..MAX_HELD_RECORDS + 2 {
                 tracing::info!(target: "millrace", step = number, "before");
             }
         });
@@ -326,10 +331,10 @@ mod tests {
         logging_to(&logger, || tracing::info!(target: "millrace", "held again"));
 
         let records: Vec<_> = forwarding.try_iter().collect();
-        assert_eq!(records.len(), 1 + HELD + 1);
+        assert_eq!(records.len(), 1 + MAX_HELD_RECORDS + 1);
         assert!(records[0].message.starts_with("2 earlier records"));
         assert_eq!(records[1].fields["step"], "2");
-        assert_eq!(records[HELD + 1].message, "after");
+        assert_eq!(records[MAX_HELD_RECORDS + 1].message, "after");
         assert!(records.iter().all(|record| record.agent.as_str() == "cs2-1"));
     }
 
@@ -337,7 +342,7 @@ mod tests {
     fn a_line_of_json_has_every_part() {
         let (shown, showing) = mpsc::channel();
         let agent = AgentName::new("cs2", 9).unwrap();
-        let logger = Logger::new(agent, Level::Info, Format::Json, move |line| drop(shown.send(line.to_owned())));
+        let logger = Logger::new(agent, Level::Info, LogFormat::Json, move |line| drop(shown.send(line.to_owned())));
         logging_to(&logger, || tracing::warn!(target: "millrace", step = 7, why = "a \"b\"", "odd\n"));
         let line = showing.try_recv().unwrap();
         assert_eq!(line.lines().count(), 1, "{line}");

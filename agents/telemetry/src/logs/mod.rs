@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize, de};
 use tracing::level_filters::LevelFilter;
 
 pub use files::LogFiles;
-pub use format::{Format, UnknownFormat};
+pub use format::{LogFormat, UnknownFormat};
 pub use logger::{Logger, print_to_stderr};
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Maximum bytes of a message, longer ones are truncated: a record must fit well into one message on the wire.
-const MAX_MESSAGE: usize = 16 << 10;
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
 /// The verbosity of logging: `--logging`. Each level includes those before it.
 ///
@@ -159,32 +159,32 @@ impl fmt::Display for AgentName {
 
 /// One log record of one agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct LogRecord {
     /// Time of the record by the agent's clock, in milliseconds since 1970-01-01 UTC.
     pub unix_ms: u64,
     /// Severity.
     pub level: Level,
     /// The agent that logged it.
     pub agent: AgentName,
-    /// Text of the record; at most 16 KiB if created by [`Record::new`].
+    /// Text of the record; at most 16 KiB if created by [`LogRecord::new`].
     pub message: String,
     /// Values by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, String>,
 }
 
-impl Record {
+impl LogRecord {
     /// Creates a record with the current time. A message of more than 16 KiB is truncated.
     pub fn new(level: Level, agent: AgentName, mut message: String) -> Self {
-        if message.len() > MAX_MESSAGE {
-            message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        if message.len() > MAX_MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
             message.push('…');
         }
         Self { unix_ms: unix_ms(), level, agent, message, fields: BTreeMap::new() }
     }
 }
 
-impl Record {
+impl LogRecord {
     /// Formats the record as one line of JSON. Its fields are at the same level as `timestamp`, `level`, `agent` and
     /// `message`, which take precedence.
     pub fn to_json(&self) -> String {
@@ -204,7 +204,7 @@ impl Record {
 
 /// Formats the record as one line, without a line feed. Control characters are escaped, so that text from a peer can't
 /// forge another line or move a terminal's cursor.
-impl fmt::Display for Record {
+impl fmt::Display for LogRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { unix_ms, level, agent, message, fields } = self;
         write!(f, "{} {level:<7} {agent} ", rfc3339(*unix_ms))?;
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_record_is_one_line() {
-        let mut record = Record::new(
+        let mut record = LogRecord::new(
             Level::Info,
             AgentName::new("memoryx", 0).unwrap(),
             "update applied\n2026 ERROR forged\x1b[2J é".into(),
@@ -255,11 +255,11 @@ mod tests {
         );
         let json = serde_json::to_string(&record).unwrap();
         assert!(json.contains(r#""level":"INFO","agent":"memoryx-0""#));
-        assert_eq!(serde_json::from_str::<Record>(&json).unwrap(), record);
+        assert_eq!(serde_json::from_str::<LogRecord>(&json).unwrap(), record);
 
         let agent = record.agent.clone();
-        let long = Record::new(Level::Info, agent, "é".repeat(MAX_MESSAGE));
-        assert!(long.message.len() < MAX_MESSAGE + 8);
+        let long = LogRecord::new(Level::Info, agent, "é".repeat(MAX_MESSAGE_BYTES));
+        assert!(long.message.len() < MAX_MESSAGE_BYTES + 8);
     }
 
     #[test]

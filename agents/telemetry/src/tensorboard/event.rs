@@ -12,38 +12,38 @@
 /// Wire types, which say how a field's value is encoded.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
-const LENGTH: u64 = 2;
+const LENGTH_DELIMITED: u64 = 2;
 const FIXED32: u64 = 5;
 
 /// An event of the file.
 #[derive(Clone, Debug)]
-pub(super) struct Event<'a> {
+pub(super) struct EventProto<'a> {
     wall_time: f64,
     step: u64,
-    what: What<'a>,
+    what: EventKind<'a>,
 }
 
 #[derive(Clone, Debug)]
-enum What<'a> {
+enum EventKind<'a> {
     FileVersion(&'static str),
     Scalars(&'a [(&'a str, f32)]),
     SessionStart,
 }
 
-impl<'a> Event<'a> {
+impl<'a> EventProto<'a> {
     /// Returns the first event of every file.
     pub(super) fn file_version(wall_time: f64) -> Self {
-        Self { wall_time, step: 0, what: What::FileVersion("brain.Event:2") }
+        Self { wall_time, step: 0, what: EventKind::FileVersion("brain.Event:2") }
     }
 
     /// Returns an event with one point of each of several curves, at one step.
     pub(super) fn scalars(wall_time: f64, step: u64, values: &'a [(&'a str, f32)]) -> Self {
-        Self { wall_time, step, what: What::Scalars(values) }
+        Self { wall_time, step, what: EventKind::Scalars(values) }
     }
 
     /// Returns an event that makes readers discard earlier points of `step` and later steps.
     pub(super) fn session_start(wall_time: f64, step: u64) -> Self {
-        Self { wall_time, step, what: What::SessionStart }
+        Self { wall_time, step, what: EventKind::SessionStart }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -51,9 +51,9 @@ impl<'a> Event<'a> {
         message.double(1, self.wall_time);
         message.varint(2, self.step);
         match &self.what {
-            What::FileVersion(version) => message.bytes(3, version.as_bytes()),
-            What::Scalars(values) => message.bytes(5, &summary(values)),
-            What::SessionStart => {
+            EventKind::FileVersion(version) => message.bytes(3, version.as_bytes()),
+            EventKind::Scalars(values) => message.bytes(5, &summary(values)),
+            EventKind::SessionStart => {
                 let mut session = Message::default();
                 session.varint(1, 1);
                 message.bytes(7, &session.bytes);
@@ -115,7 +115,7 @@ impl Message {
 
     /// Writes a string or a nested message.
     fn bytes(&mut self, field: u64, value: &[u8]) {
-        self.key(field, LENGTH);
+        self.key(field, LENGTH_DELIMITED);
         self.raw_varint(value.len() as u64);
         self.bytes.extend(value);
     }

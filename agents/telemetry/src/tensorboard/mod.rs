@@ -1,6 +1,6 @@
 //! Writes TensorBoard event files, in the format that the `tensorboard` package reads.
 //!
-//! * A file is a sequence of TFRecords (`record`), each with an `Event` message (`event`). The first one contains
+//! * A file is a sequence of TFRecords (`record`), each with an `EventProto` message (`event`). The first one contains
 //!   `file_version: "brain.Event:2"`.
 //! * A file belongs to one attempt and is only appended to.
 //! * The second event of a training run is a session start at the first step that the attempt trains. At this event
@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Result},
     jsonl::Appender,
 };
-use event::Event;
+use event::EventProto;
 
 /// Names of the curves.
 pub mod tags {
@@ -60,7 +60,7 @@ impl EventWriter {
     pub fn create(directory: &Path, attempt: u64, resume_step: u64) -> Result<Self> {
         let mut writer = Self::create_for_evaluation(directory, attempt)?;
         let first_step = if resume_step == 0 { 0 } else { resume_step.saturating_add(1) };
-        writer.write(&Event::session_start(wall_time(), first_step))?;
+        writer.write(&EventProto::session_start(wall_time(), first_step))?;
         Ok(writer)
     }
 
@@ -75,7 +75,7 @@ impl EventWriter {
         let name = file_name(now, &host_name(), std::process::id(), attempt);
         let file = Backlog::new(Appender::open(create_new(directory, &name)?)?);
         let mut writer = Self { file };
-        writer.write(&Event::file_version(now))?;
+        writer.write(&EventProto::file_version(now))?;
         Ok(writer)
     }
 
@@ -89,10 +89,10 @@ impl EventWriter {
     /// # Errors
     /// [`Error::Io`]. The event is then not in the file; it is kept in memory and written before the next one.
     pub fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> Result<()> {
-        self.write(&Event::scalars(wall_time(), step, values))
+        self.write(&EventProto::scalars(wall_time(), step, values))
     }
 
-    fn write(&mut self, event: &Event<'_>) -> Result<()> {
+    fn write(&mut self, event: &EventProto<'_>) -> Result<()> {
         self.file.append(record::frame(&event.encode()))
     }
 
@@ -162,16 +162,16 @@ mod tests {
         records
     }
 
-    fn golden_events() -> Vec<Event<'static>> {
+    fn golden_events() -> Vec<EventProto<'static>> {
         let time = |second: u32| 1_700_000_000.0 + f64::from(second) / 4.0;
         vec![
-            Event::file_version(time(0)),
-            Event::session_start(time(0), 0),
-            Event::scalars(time(1), 1, &[(tags::TRAIN_LOSS, 5.5), (tags::TRAIN_LEARNING_RATE, 6e-4)]),
-            Event::scalars(time(2), 3, &[(tags::TRAIN_LOSS, 4.5)]),
-            Event::session_start(time(3), 3),
-            Event::scalars(time(4), 3, &[(tags::TRAIN_LOSS, 4.25)]),
-            Event::scalars(time(5), 300, &[(tags::EVAL_LOSS, f32::INFINITY)]),
+            EventProto::file_version(time(0)),
+            EventProto::session_start(time(0), 0),
+            EventProto::scalars(time(1), 1, &[(tags::TRAIN_LOSS, 5.5), (tags::TRAIN_LEARNING_RATE, 6e-4)]),
+            EventProto::scalars(time(2), 3, &[(tags::TRAIN_LOSS, 4.5)]),
+            EventProto::session_start(time(3), 3),
+            EventProto::scalars(time(4), 3, &[(tags::TRAIN_LOSS, 4.25)]),
+            EventProto::scalars(time(5), 300, &[(tags::EVAL_LOSS, f32::INFINITY)]),
         ]
     }
 

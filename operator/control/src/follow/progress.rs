@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use millrace_crds::Progress;
-use millrace_telemetry::metrics::Point;
+use millrace_telemetry::metrics::MetricPoint;
 
 use super::Target;
 use crate::world::World;
@@ -50,12 +50,12 @@ impl Writer {
         self.total_steps = total.or(self.total_steps);
     }
 
-    pub(super) fn point(&mut self, point: &Point, at: Timestamp) {
+    pub(super) fn point(&mut self, point: &MetricPoint, at: Timestamp) {
         self.progress.attempt = Some(self.attempt);
         self.progress.last_update_time = Some(Time(at));
         self.progress.total_steps = self.total_steps;
         match point {
-            Point::Train(train) => {
+            MetricPoint::Train(train) => {
                 self.steps += 1;
                 self.seconds += train.seconds;
                 self.tokens += train.tokens;
@@ -63,7 +63,7 @@ impl Writer {
                 self.progress.loss = Some(train.loss.to_string());
                 self.rates(at);
             }
-            Point::Eval(eval) => {
+            MetricPoint::Eval(eval) => {
                 // A follower that starts late may receive an evaluation that is older than the progress it knows.
                 self.progress.step = self.progress.step.max(Some(eval.step));
                 // A job that also trains shows its training loss.
@@ -114,18 +114,18 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use kube::runtime::reflector::ObjectRef;
-    use millrace_telemetry::metrics::{EvalPoint, TrainPoint};
+    use millrace_telemetry::metrics::{EvalMetrics, TrainMetrics};
 
     use super::*;
 
-    fn train(step: u64) -> Point {
+    fn train(step: u64) -> MetricPoint {
         let (learning_rate, grad_norm, seconds, rate) = (0.1, 1.0, 0.5, 2.0);
-        Point::Train(TrainPoint { step, loss: 2.0, learning_rate, grad_norm, tokens: 64, seconds, rate })
+        MetricPoint::Train(TrainMetrics { step, loss: 2.0, learning_rate, grad_norm, tokens: 64, seconds, rate })
     }
 
-    fn eval(step: u64) -> Point {
+    fn eval(step: u64) -> MetricPoint {
         let metrics = Default::default();
-        Point::Eval(EvalPoint { step, loss: 3.0, tokens: 64, seconds: 0.5, rate: 2.0, metrics })
+        MetricPoint::Eval(EvalMetrics { step, loss: 3.0, tokens: 64, seconds: 0.5, rate: 2.0, metrics })
     }
 
     /// The next leader receives the newest evaluation first, which may be older than the progress that its predecessor

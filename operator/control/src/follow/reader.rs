@@ -10,7 +10,7 @@ use millrace_crds::decide::{Outcome, Report};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, StopRequest};
 use millrace_protocol::{journal, proto};
-use millrace_telemetry::journal::{Event, Stage};
+use millrace_telemetry::journal::{JournalEvent, RunPhase};
 use tokio::sync::{mpsc, watch};
 use tonic::transport::Channel;
 
@@ -111,29 +111,31 @@ impl<W: World> Listener<'_, W> {
         let millis = i64::try_from(entry.unix_ms).unwrap_or(i64::MAX);
         let at = Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now());
         match entry.event {
-            Event::Metric(point) => {
+            JournalEvent::Metric(point) => {
                 self.writer.point(&point, at);
                 let first = self.reports.borrow().advanced.is_none();
                 self.change(first, |report| report.advanced = Some(at));
             }
-            Event::State(state) => {
+            JournalEvent::State(state) => {
                 self.writer.total_steps(state.total_steps);
                 // A heartbeat of a run is not progress.
                 let is_news = state.note.is_none() || self.reports.borrow().advanced.is_none();
                 self.change(is_news, |report| {
-                    report.evaluating = state.state == Stage::Evaluating;
+                    report.evaluating = state.state == RunPhase::Evaluating;
                     report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
-                    if state.state != Stage::Starting && is_news {
+                    if state.state != RunPhase::Starting && is_news {
                         report.advanced = Some(at);
                     }
                 });
             }
-            Event::Checkpoint { step, digest } => self.change(true, |report| {
+            JournalEvent::Checkpoint { step, digest } => self.change(true, |report| {
                 report.checkpoint = Some((step, digest));
                 report.unsaved = None;
             }),
-            Event::CheckpointFailed { message, .. } => self.change(true, |report| report.unsaved = Some(message)),
-            Event::Outcome(outcome) => {
+            JournalEvent::CheckpointFailed { message, .. } => {
+                self.change(true, |report| report.unsaved = Some(message))
+            }
+            JournalEvent::Outcome(outcome) => {
                 // The progress is written to the status before the end, because the attempt is not followed after that.
                 self.writer.flush(self.world, self.target).await;
                 self.change(true, |report| {
@@ -144,7 +146,7 @@ impl<W: World> Listener<'_, W> {
                     report.outcome = Some(outcome_of(outcome));
                 });
             }
-            Event::Log(_) | Event::Dropped(_) => {}
+            JournalEvent::Log(_) | JournalEvent::Dropped(_) => {}
         }
     }
 
@@ -171,7 +173,7 @@ async fn tell_to_stop(
 }
 
 /// Converts an outcome in the journal to that of decisions.
-pub fn outcome_of(told: millrace_telemetry::journal::Outcome) -> Outcome {
+pub fn outcome_of(told: millrace_telemetry::journal::AttemptOutcome) -> Outcome {
     Outcome {
         exit_code: told.exit_code,
         reason: told.reason.to_string(),

@@ -18,7 +18,7 @@ use millrace_checkpoint::Staging;
 use millrace_engine::coordinator::CoordinatorEvent;
 use millrace_engine::message::{ChunkDigests, FailureCause, SnapshotRequest};
 use millrace_engine::types::{AgentId, CommitRecord};
-use millrace_telemetry::journal::Reason;
+use millrace_telemetry::journal::OutcomeReason;
 
 use super::super::saver::Saved;
 use super::{Coordinator, Driver, reply_of};
@@ -53,7 +53,7 @@ impl NotSaved {
     fn failure(&self) -> Failure {
         let Self { step, reason, agent, cause } = self;
         let who = agent.map_or_else(String::new, |agent| format!("{agent}: "));
-        let kind = if *cause == FailureCause::NoSpace { Reason::OutOfSpace } else { Reason::Failed };
+        let kind = if *cause == FailureCause::NoSpace { OutcomeReason::OutOfSpace } else { OutcomeReason::Failed };
         Failure::of(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}")).hint(
             "make room, or mend the storage of model_dir, and run the job again: it continues from the newest \
                  checkpoint",
@@ -82,7 +82,7 @@ impl Driver {
             }
             Worked::Staged(step, Err(failure)) | Worked::Published(step, Err(failure)) => {
                 // Another run holds the lock of model_dir: a retry can't help.
-                if matches!(failure.reason(), Reason::Superseded | Reason::ModelDirInUse) {
+                if matches!(failure.reason(), OutcomeReason::Superseded | OutcomeReason::ModelDirInUse) {
                     return Err(failure);
                 }
                 self.event(CoordinatorEvent::SaveFailed { step, cause: failure.kind(), reason: failure.to_string() })

@@ -7,9 +7,9 @@ use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 /// Headers of a request by name.
-struct Headers<'a>([(&'static str, Option<&'a str>); 2]);
+struct HeaderExtractor<'a>([(&'static str, Option<&'a str>); 2]);
 
-impl Extractor for Headers<'_> {
+impl Extractor for HeaderExtractor<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.iter().find(|(name, _)| *name == key)?.1
     }
@@ -21,11 +21,11 @@ impl Extractor for Headers<'_> {
 
 /// Makes `span` a child of the span that the headers `traceparent` and `tracestate` name. Missing or invalid headers
 /// have no effect.
-pub fn follow<'a>(span: &Span, header: impl Fn(&str) -> Option<&'a str>) {
+pub fn set_parent_from_headers<'a>(span: &Span, header: impl Fn(&str) -> Option<&'a str>) {
     if span.is_disabled() {
         return;
     }
-    let headers = Headers(["traceparent", "tracestate"].map(|name| (name, header(name))));
+    let headers = HeaderExtractor(["traceparent", "tracestate"].map(|name| (name, header(name))));
     let context = TraceContextPropagator::new().extract(&headers);
     if context.span().span_context().is_valid() {
         // This fails only for a span that is not sent to a collector; such a span needs no parent.
