@@ -9,13 +9,11 @@
 //! | `millrace_step` | gauge | every role | the last committed step this process knows |
 //! | `millrace_epoch{part}` | gauge | every role | attempt and number of the current epoch |
 //! | `millrace_memory_bytes{kind}` | gauge | every role | resident memory: current (`rss`) and highest (`peak`) |
-//! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step
-//! |
+//! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step |
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
-//! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was
-//! full |
+//! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;

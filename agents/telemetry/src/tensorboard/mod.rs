@@ -1,6 +1,6 @@
 //! Writes TensorBoard event files, in the format that the `tensorboard` package reads.
 //!
-//! * A file is a sequence of TFRecords (`record`), each with an `EventProto` message (`event`). The first one contains
+//! * A file is a sequence of TFRecords (`record`), each with an `Event` message (`event`). The first one contains
 //!   `file_version: "brain.Event:2"`.
 //! * A file belongs to one attempt and is only appended to.
 //! * The second event of a training run is a session start at the first step that the attempt trains. At this event
