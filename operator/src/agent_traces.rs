@@ -13,7 +13,7 @@ use millrace_traces::TraceParent;
 use serde::Deserialize;
 
 /// Variables of OpenTelemetry that are passed to agents if the operator has them.
-const PASSED: [&str; 10] = [
+const FORWARDED_VARIABLES: [&str; 10] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_PROTOCOL",
@@ -77,7 +77,7 @@ impl AgentTraces {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, &'static str> {
         let value = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
-        let variables: Vec<_> = PASSED.into_iter().filter_map(|name| Some((name, value(name)?))).collect();
+        let variables: Vec<_> = FORWARDED_VARIABLES.into_iter().filter_map(|name| Some((name, value(name)?))).collect();
         if variables.iter().any(|(name, value)| name.ends_with("_ENDPOINT") && value.contains('@')) {
             return Err("agents send no traces: the collector's address holds credentials, which jobs must not get");
         }
