@@ -4,7 +4,7 @@ use std::path::Path;
 
 use millrace_checkpoint::{Error, LoadStrictness, LockError, list};
 use millrace_emulator::numerics::NumericsProfile;
-use millrace_params::Job;
+use millrace_params::JobSpec;
 use millrace_telemetry::journal::OutcomeReason;
 
 use crate::failure::Failure;
@@ -26,7 +26,7 @@ pub fn checkpoint_failure(error: &Error) -> Failure {
 }
 
 /// Returns how strictly the tensors of a checkpoint must match the job's model.
-pub const fn strictness(job: &Job) -> LoadStrictness {
+pub const fn strictness(job: &JobSpec) -> LoadStrictness {
     if job.run.disable_strict_checkpoint_loading { LoadStrictness::AllowMissing } else { LoadStrictness::Strict }
 }
 

@@ -35,7 +35,7 @@ impl fmt::Display for Epoch {
 
 #[cfg(test)]
 mod tests {
-    use millrace_params::{Overrides, Params};
+    use millrace_params::{FlagOverrides, Params};
 
     use super::*;
 
@@ -43,7 +43,7 @@ mod tests {
     fn an_epoch_is_told_in_samples_tokens_and_steps() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-kjv.yaml");
         let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let input = params.resolve(&Overrides::default()).unwrap().job.train_input;
+        let input = params.resolve(&FlagOverrides::default()).unwrap().job.train_input;
         assert_eq!((input.batch_size, input.max_sequence_length), (8, 256));
         assert_eq!(Epoch::new(15_012, &input).to_string(), "15,012 samples, 3,843,072 tokens, 1876.5 steps");
     }

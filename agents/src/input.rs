@@ -2,7 +2,7 @@
 
 pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
 use millrace_data::{Dataset, SourceKind};
-use millrace_params::{InputSpec, Job, Source, Split};
+use millrace_params::{DataSource, InputSpec, JobSpec, Split};
 
 use crate::failure::Failure;
 
@@ -19,15 +19,15 @@ pub(crate) struct Inputs {
 /// Returns the specification of the dataset of `input`.
 pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
     let kind = match &input.source {
-        Source::Text { paths, tokenizer } => SourceKind::Text {
+        DataSource::Text { paths, tokenizer } => SourceKind::Text {
             paths: paths.clone(),
             tokenizer: match tokenizer {
-                millrace_params::Tokenizer::Gpt2 => millrace_data::Tokenizer::Gpt2,
-                millrace_params::Tokenizer::Bytes => millrace_data::Tokenizer::Bytes,
+                millrace_params::TokenizerName::Gpt2 => millrace_data::Tokenizer::Gpt2,
+                millrace_params::TokenizerName::Bytes => millrace_data::Tokenizer::Bytes,
             },
         },
-        Source::Tokens { paths } => SourceKind::Tokens { paths: paths.clone() },
-        Source::Synthetic {} => SourceKind::Synthetic {
+        DataSource::Tokens { paths } => SourceKind::Tokens { paths: paths.clone() },
+        DataSource::Synthetic {} => SourceKind::Synthetic {
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             seed: input.shuffle_seed,
         },
@@ -80,7 +80,7 @@ impl Inputs {
     ///
     /// # Errors
     /// See [`open`].
-    pub fn open(job: &Job, mut progress: impl FnMut(u64, u64)) -> Result<Self, Failure> {
+    pub fn open(job: &JobSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, Failure> {
         let vocab = job.model.vocab_size;
         let train = job.run.mode.trains().then(|| open(&job.train_input, vocab, &mut progress)).transpose()?;
         let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());

@@ -12,7 +12,7 @@ use millrace_emulator::compile::compile_job;
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::plan::{Encoding, StreamPlan};
-use millrace_params::{ApplianceSpec, Overrides, Params};
+use millrace_params::{FlagOverrides, MachineSpec, Params};
 use safetensors::SafeTensors;
 
 const VOCABULARY: usize = 64;
@@ -82,11 +82,11 @@ fn losses_of_words(logits: &[f32]) -> Vec<f64> {
 #[test]
 fn an_imported_model_computes_the_logits_of_transformers_and_is_exported_byte_for_byte() {
     let dir = tempfile::tempdir().unwrap();
-    let job = Params::parse_yaml(PARAMS).unwrap().resolve(&Overrides::default()).unwrap().job;
+    let job = Params::parse_yaml(PARAMS).unwrap().resolve(&FlagOverrides::default()).unwrap().job;
     let written = params_text(&fixture(""), Choices { model_dir: "m", num_csx: 1 }).unwrap();
-    let written = Params::parse_yaml(&written).unwrap().resolve(&Overrides::default()).unwrap().job;
+    let written = Params::parse_yaml(&written).unwrap().resolve(&FlagOverrides::default()).unwrap().job;
     assert_eq!(written.model, job.model, "the params that an import writes");
-    let plan = Arc::new(compile_job(&job, &ApplianceSpec::default()).unwrap());
+    let plan = Arc::new(compile_job(&job, &MachineSpec::default()).unwrap());
     let lock = Arc::new(ModelDirLock::acquire(dir.path().join("m"), &LockRequest::local()).unwrap());
     let imported = import_hf(&fixture(""), &lock, &plan, facts(&plan)).unwrap();
     let open = || Checkpoint::open(&imported).unwrap();

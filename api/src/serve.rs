@@ -14,7 +14,7 @@ use kube::Resource;
 use millrace_control::Workers;
 use millrace_control::program::{Logging, end_signals, ended};
 use millrace_crds::{Appliance, ClusterSpec};
-use millrace_params::{ApplianceDocument, ApplianceSpec, ObjectName};
+use millrace_params::{MachineDocument, MachineSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
 use millrace_telemetry::logs::LogFormat;
 use millrace_traces::Traces;
@@ -354,7 +354,7 @@ fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
 fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
     let spec = match &args.appliance {
         None => ClusterSpec {
-            machine: ApplianceDocument { systems: Some(SYSTEMS), ..Default::default() },
+            machine: MachineDocument { systems: Some(SYSTEMS), ..Default::default() },
             ..ClusterSpec::default()
         },
         Some(path) => {
@@ -369,7 +369,7 @@ fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
 fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
     // The machine's part is parsed first because its errors have lines and hints; the rest is checked as by an API
     // server.
-    ApplianceSpec::parse_yaml(text).map_err(|error| anyhow::anyhow!("{}", error.report().trim_end()))?;
+    MachineSpec::parse_yaml(text).map_err(|error| anyhow::anyhow!("{}", error.report().trim_end()))?;
     let mut document: Value = serde_saphyr::from_str(text)?;
     let whole = ["apiVersion", "kind", "spec"].iter().any(|key| document.get(key).is_some());
     let (kind, version) = (Appliance::kind(&()), Appliance::api_version(&()));

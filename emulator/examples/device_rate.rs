@@ -14,7 +14,7 @@ use millrace_emulator::families;
 use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
 use millrace_params::{
-    ApplianceSpec, Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
+    InitializerSpec, Initializers, LossScaling, MachineSpec, ModelFamily, ModelSpec, Nonlinearity, Precision,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -33,9 +33,9 @@ const GPT2: Model = Model { layers: 12, hidden: 768, heads: 12, vocabulary: 50_2
 
 impl Model {
     fn spec(&self) -> ModelSpec {
-        let init = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let init = InitializerSpec::Normal { mean: 0.0, std: 0.02 };
         ModelSpec {
-            family: Family::Gpt2,
+            family: ModelFamily::Gpt2,
             vocab_size: self.vocabulary,
             hidden_size: self.hidden,
             num_hidden_layers: self.layers,
@@ -183,7 +183,7 @@ fn main() -> Result<(), Failure> {
         );
     }
     println!("{:>16} {:9.2}", "loading", of(loading));
-    let bytes = system_bytes(&plan, leaves as u32, true, &ApplianceSpec::default().link).host;
+    let bytes = system_bytes(&plan, leaves as u32, true, &MachineSpec::default().link).host;
     println!("{:?}; the plan has {} of activations", device.memory(), bytes.activations);
     Ok(())
 }

@@ -9,7 +9,7 @@ use millrace_emulator::families;
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding};
 use millrace_emulator::report::PlanReport;
 use millrace_params::{
-    ApplianceSpec, Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
+    InitializerSpec, Initializers, LossScaling, MachineSpec, ModelFamily, ModelSpec, Nonlinearity, Precision,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let &[layers, hidden, sequence, batch, systems] = &numbers[..] else {
         return Err("give LAYERS HIDDEN SEQUENCE BATCH SYSTEMS".into());
     };
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let mut clock = Instant::now();
     let mut lap = |what: &str| {
         println!("{what:<8} {:.3} s, peak {}", clock.elapsed().as_secs_f64(), peak_memory());
@@ -55,9 +55,9 @@ fn peak_memory() -> String {
 }
 
 fn model(layers: usize, hidden: usize, sequence: usize) -> ModelSpec {
-    let zero = Initializer::Constant { val: 0.0 };
+    let zero = InitializerSpec::Constant { val: 0.0 };
     ModelSpec {
-        family: Family::Gpt3,
+        family: ModelFamily::Gpt3,
         vocab_size: 50_257,
         hidden_size: hidden,
         num_hidden_layers: layers,

@@ -1,6 +1,8 @@
 //! Model sizes for tests.
 
-use millrace_params::{Family, Initializer, Initializers, LinkSpec, LossScaling, ModelSpec, Nonlinearity, Precision};
+use millrace_params::{
+    InitializerSpec, Initializers, LinkSpec, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision,
+};
 
 use crate::compile::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
@@ -61,9 +63,9 @@ pub fn leaf_bound(size: &Size) -> usize {
 
 impl Size {
     pub fn spec(&self) -> ModelSpec {
-        let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let normal = InitializerSpec::Normal { mean: 0.0, std: 0.02 };
         ModelSpec {
-            family: Family::Gpt2,
+            family: ModelFamily::Gpt2,
             vocab_size: self.vocabulary,
             hidden_size: self.hidden,
             num_hidden_layers: self.layers,

@@ -64,7 +64,7 @@ impl<'a> WaferModel<'a> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_params::ApplianceSpec;
+    use millrace_params::MachineSpec;
 
     use super::*;
 
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn wider_products_fill_the_wafer_better_up_to_its_peak() {
-        let mut spec = ApplianceSpec::default().wafer;
+        let mut spec = MachineSpec::default().wafer;
         let rates = [64.0, 768.0, 2048.0, 4096.0, 12_288.0].map(|width| efficiency(&spec, width));
         assert!(rates.is_sorted() && rates[0] > 0.0 && rates[4] < spec.utilisation, "{rates:?}");
         spec.utilisation = 1.0;
@@ -86,7 +86,7 @@ mod tests {
     /// Making any parameter of the wafer that the model reads worse increases the projected time.
     #[test]
     fn clock_cores_and_fabric_take_part() {
-        let spec = ApplianceSpec::default().wafer;
+        let spec = MachineSpec::default().wafer;
         let whole = efficiency(&spec, 2048.0);
         for worse in [
             WaferSpec { clock_hz: spec.clock_hz / 2.0, ..spec.clone() },

@@ -13,7 +13,7 @@ use millrace_emulator::numerics::Isa;
 use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
 use millrace_emulator::tree::Node;
 use millrace_emulator::{kernels, ops};
-use millrace_params::ApplianceSpec;
+use millrace_params::MachineSpec;
 
 const WORDS: usize = 64;
 
@@ -171,7 +171,7 @@ fn memory_is_what_the_plan_says() {
         let mut device = device(&plan, 1);
         round(&mut device, &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 256, 2), 0..leaves);
         let (memory, expected) =
-            (device.memory(), system_bytes(&plan, plan.leaves.count, true, &ApplianceSpec::default().link).host);
+            (device.memory(), system_bytes(&plan, plan.leaves.count, true, &MachineSpec::default().link).host);
         let apart = memory.activations as f64 / expected.activations as f64 - 1.0;
         assert!(apart.abs() < 0.01, "{layers} layers: {} for {}", memory.activations, expected.activations);
         // The weights of the next layer, which the plan counts, only arrive early with links; copies are padded to

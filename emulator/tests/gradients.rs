@@ -222,7 +222,7 @@ fn whole_models() {
     ];
     for (name, mut spec) in cases {
         // Weights of a size at which every part affects the result.
-        let normal = millrace_params::Initializer::Normal { mean: 0.0, std: 0.3 };
+        let normal = millrace_params::InitializerSpec::Normal { mean: 0.0, std: 0.3 };
         spec.initializers = millrace_params::Initializers {
             embedding: normal,
             hidden: normal,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use millrace_emulator::numerics::Isa;
-use millrace_params::Overrides;
+use millrace_params::FlagOverrides;
 
 use crate::launch::parse_isa;
 
@@ -210,21 +210,21 @@ pub struct RunFlags {
 
 impl MachineFlags {
     /// Returns the values of the flags that override the params.
-    pub fn overrides(&self) -> Overrides {
-        Overrides {
+    pub fn overrides(&self) -> FlagOverrides {
+        FlagOverrides {
             num_csx: self.num_csx,
             num_wgt_servers: self.num_wgt_servers,
             num_act_servers: self.num_act_servers,
-            ..Overrides::default()
+            ..FlagOverrides::default()
         }
     }
 }
 
 impl RunFlags {
     /// Returns the values of the flags that override the params.
-    pub fn overrides(&self, mode: Option<String>) -> Overrides {
+    pub fn overrides(&self, mode: Option<String>) -> FlagOverrides {
         let given = |flag: bool| flag.then_some(true);
-        Overrides {
+        FlagOverrides {
             mode,
             model_dir: self.model_dir.clone(),
             max_steps: self.max_steps,
@@ -289,7 +289,7 @@ mod tests {
         CommandLine::try_parse_from(with_underscores(words)).map(|line| line.task)
     }
 
-    fn overrides(line: &str) -> Overrides {
+    fn overrides(line: &str) -> FlagOverrides {
         match parse(line) {
             Ok(Task::Train(flags)) => flags.overrides(None),
             other => panic!("{line}: {other:?}"),
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_flag_that_is_not_given_overrides_nothing() {
-        assert_eq!(overrides("train -p a.yaml"), Overrides::default());
+        assert_eq!(overrides("train -p a.yaml"), FlagOverrides::default());
     }
 
     #[test]

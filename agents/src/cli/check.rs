@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use millrace_checkpoint::{Checkpoint, Moments, PlanReader, VerificationLevel, newest_complete};
 use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
-use millrace_params::{InputSpec, Job, Mode};
+use millrace_params::{InputSpec, JobSpec, Mode};
 
 use super::arguments::RunFlags;
 use super::job::Prepared;
@@ -53,7 +53,7 @@ pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
 
 /// Inspects the data of `job`, without tokenizing a large text. Returns the size of an epoch of training; `None` if it
 /// is unknown or the job does not train.
-pub fn epoch(job: &Job) -> Result<Option<Epoch>, Refusal> {
+pub fn epoch(job: &JobSpec) -> Result<Option<Epoch>, Refusal> {
     if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
         input::survey(input, job.model.vocab_size)?;
     }
@@ -71,7 +71,7 @@ pub fn epoch(job: &Job) -> Result<Option<Epoch>, Refusal> {
 }
 
 /// Opens an input's data, tokenizing text that is not in the cache, and checks its tokens against the vocabulary.
-pub fn open_dataset(job: &Job, input: &InputSpec) -> Result<Dataset, Refusal> {
+pub fn open_dataset(job: &JobSpec, input: &InputSpec) -> Result<Dataset, Refusal> {
     let bar = Bar::default();
     let dataset = input::open(input, job.model.vocab_size, |done, all| bar.show(done, all))?;
     bar.0.finish_and_clear();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use millrace_checkpoint::hf::{Choices, import_hf, params_text};
 use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
-use millrace_params::{Overrides, Params};
+use millrace_params::{FlagOverrides, Params};
 
 use super::arguments::{ImportParams, JobFlags, MachineFlags};
 use super::job::{Prepared, prepare, read_params};
@@ -32,7 +32,7 @@ pub fn import(
     params: &ImportParams,
     machine: &MachineFlags,
 ) -> Result<Exit, Refusal> {
-    let overrides = Overrides { model_dir, ..machine.overrides() };
+    let overrides = FlagOverrides { model_dir, ..machine.overrides() };
     let flags = |file: &Path| JobFlags { params: file.to_owned(), machine: machine.clone() };
     match (&params.write_params, &params.params) {
         (Some(file), _) => {
@@ -53,7 +53,7 @@ pub fn import(
 }
 
 /// Writes params for the model in `dir` to the file that `flags` name, and imports with them.
-fn import_with_new_params(dir: &Path, flags: &JobFlags, overrides: &Overrides) -> Result<PathBuf, Refusal> {
+fn import_with_new_params(dir: &Path, flags: &JobFlags, overrides: &FlagOverrides) -> Result<PathBuf, Refusal> {
     let path = &flags.params;
     let choices = Choices {
         model_dir: overrides.model_dir.as_deref().unwrap_or(DEFAULT_MODEL_DIR),

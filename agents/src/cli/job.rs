@@ -7,7 +7,7 @@ use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::{Encoding, StreamPlan};
 use millrace_emulator::report::PlanReport;
-use millrace_params::{ApplianceSpec, Overrides, Params, Resolved};
+use millrace_params::{FlagOverrides, MachineSpec, Params, ResolveOutput};
 use millrace_protocol::launch::Wanted;
 
 use super::arguments::JobFlags;
@@ -18,9 +18,9 @@ use super::refusal::Refusal;
 #[derive(Debug)]
 pub struct Prepared {
     /// The job, with notes for the user.
-    pub resolved: Resolved,
+    pub resolved: ResolveOutput,
     /// The machine, with as many shards as the job uses.
-    pub appliance: ApplianceSpec,
+    pub appliance: MachineSpec,
     pub plan: StreamPlan,
     /// The text of the params.
     pub params_yaml: String,
@@ -44,15 +44,15 @@ pub fn read_params(path: &Path) -> Result<(String, Params), Refusal> {
 /// Resolves and compiles the job.
 pub fn prepare(
     flags: &JobFlags,
-    overrides: &Overrides,
+    overrides: &FlagOverrides,
     (params_yaml, params): (String, Params),
 ) -> Result<Prepared, Refusal> {
     let mut resolved = params.resolve(overrides).map_err(|error| Refusal::of_document(&flags.params, &error))?;
     start_beside_params(&mut resolved.job, &flags.params);
     let mut appliance = match &flags.machine.appliance {
-        None => ApplianceSpec::default(),
+        None => MachineSpec::default(),
         Some(path) => {
-            ApplianceSpec::parse_yaml(&read(path, "appliance")?).map_err(|error| Refusal::of_document(path, &error))?
+            MachineSpec::parse_yaml(&read(path, "appliance")?).map_err(|error| Refusal::of_document(path, &error))?
         }
     };
     let systems = resolved.job.run.num_csx;
@@ -90,8 +90,8 @@ impl Prepared {
     /// Prints how the params were interpreted if that differs from their text, and which of them have no effect.
     pub fn print_notes(&self) {
         self.resolved.notes.iter().for_each(|note| eprintln!("note: {note}"));
-        if !self.resolved.without_effect.is_empty() {
-            eprintln!("note: without effect here: {}", self.resolved.without_effect.join(", "));
+        if !self.resolved.ignored_keys.is_empty() {
+            eprintln!("note: without effect here: {}", self.resolved.ignored_keys.join(", "));
         }
     }
 }

@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use millrace_data::MATCH_OPTIONS;
-use millrace_params::Job;
+use millrace_params::JobSpec;
 
 /// Replaces each relative data path of `job` that exists in the directory of the file `params` by the path there.
-pub fn start_beside_params(job: &mut Job, params: &Path) {
+pub fn start_beside_params(job: &mut JobSpec, params: &Path) {
     let Some(dir) = params.parent().filter(|dir| !dir.as_os_str().is_empty()) else { return };
     let inputs = [Some(&mut job.train_input), job.eval_input.as_mut()];
     for path in inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten() {
@@ -28,7 +28,7 @@ fn is_there(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use millrace_params::{Overrides, Params};
+    use millrace_params::{FlagOverrides, Params};
 
     use super::*;
 
@@ -40,9 +40,12 @@ mod tests {
             std::fs::write(home.path().join(name), "text").unwrap();
         }
         let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-kjv.yaml")).unwrap();
-        let mut job = Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job;
+        let mut job =
+            Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default())).unwrap().job;
         let paths = ["own.txt", "texts/*.txt", "texts", "elsewhere/*.txt", "Cargo.toml", "/own.txt"];
-        let millrace_params::Source::Text { paths: all, .. } = &mut job.train_input.source else { panic!("no text") };
+        let millrace_params::DataSource::Text { paths: all, .. } = &mut job.train_input.source else {
+            panic!("no text")
+        };
         *all = paths.map(str::to_owned).to_vec();
         let beside = |name: &str| home.path().join(name).display().to_string();
         let mut expected = paths.map(str::to_owned);

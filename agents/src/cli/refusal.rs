@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use millrace_emulator::compile::CompileError;
-use millrace_params::{ParamsError, ProblemKind};
+use millrace_params::{ParamsError, ParamsProblemKind};
 
 use crate::checkpoints::checkpoint_failure;
 use crate::failure::Failure;
@@ -56,13 +56,17 @@ impl Refusal {
 }
 
 /// Returns the hint for a problem that has none of its own.
-const fn general_hint(kind: ProblemKind) -> &'static str {
+const fn general_hint(kind: ParamsProblemKind) -> &'static str {
     match kind {
-        ProblemKind::Syntax => "the files in examples/ show how params are written",
-        ProblemKind::UnknownKey | ProblemKind::NotSupported => "leave the key out, or see the files in examples/",
-        ProblemKind::DuplicateKey => "keep one of the two",
-        ProblemKind::WrongType | ProblemKind::Invalid => "the files in examples/ have a value for every key",
-        ProblemKind::Missing => "add the key; the files in examples/ have it",
+        ParamsProblemKind::Syntax => "the files in examples/ show how params are written",
+        ParamsProblemKind::UnknownKey | ParamsProblemKind::NotSupported => {
+            "leave the key out, or see the files in examples/"
+        }
+        ParamsProblemKind::DuplicateKey => "keep one of the two",
+        ParamsProblemKind::WrongType | ParamsProblemKind::Invalid => {
+            "the files in examples/ have a value for every key"
+        }
+        ParamsProblemKind::Missing => "add the key; the files in examples/ have it",
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_emulator::compile::{CompileRequest, compile, request};
 use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
 use millrace_emulator::plan::{Encoding, PlanHash, StreamPlan};
-use millrace_params::{ApplianceSpec, Job};
+use millrace_params::{JobSpec, MachineSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -15,9 +15,9 @@ use crate::host;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobDocument {
     /// The resolved params.
-    pub job: Job,
+    pub job: JobSpec,
     /// The machine.
-    pub appliance: ApplianceSpec,
+    pub appliance: MachineSpec,
     /// Cuts that the run must keep, even if the machine would allow others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<Cuts>,
@@ -58,9 +58,9 @@ impl Cuts {
 #[derive(Clone, Debug)]
 pub struct CompiledJob {
     /// The resolved params.
-    pub job: Arc<Job>,
+    pub job: Arc<JobSpec>,
     /// The machine.
-    pub appliance: Arc<ApplianceSpec>,
+    pub appliance: Arc<MachineSpec>,
     pub plan: Arc<StreamPlan>,
     /// Hash of the plan.
     pub hash: PlanHash,

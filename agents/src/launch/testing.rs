@@ -1,6 +1,6 @@
 //! A local run for tests.
 
-use millrace_params::{ApplianceSpec, Overrides, Params};
+use millrace_params::{FlagOverrides, MachineSpec, Params};
 
 use super::{Launch, LocalRun};
 
@@ -12,6 +12,6 @@ model: {name: gpt2, vocab_size: 32, hidden_size: 8, num_hidden_layers: 1, num_he
 optimizer: {optimizer_type: SGD, learning_rate: 0.1}
 runconfig: {max_steps: 1}
 ";
-    let resolved = Params::parse_yaml(params_yaml).and_then(|params| params.resolve(&Overrides::default()));
-    LocalRun::new(Launch::new(resolved.unwrap(), ApplianceSpec::default(), params_yaml.into()))
+    let resolved = Params::parse_yaml(params_yaml).and_then(|params| params.resolve(&FlagOverrides::default()));
+    LocalRun::new(Launch::new(resolved.unwrap(), MachineSpec::default(), params_yaml.into()))
 }

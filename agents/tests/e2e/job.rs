@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use millrace_agents::launch::Launch;
-use millrace_params::{ApplianceSpec, Overrides, Params};
+use millrace_params::{FlagOverrides, MachineSpec, Params};
 use millrace_protocol::journal::Journal;
 use millrace_protocol::security::{AttemptName, Name};
 use serde_json::Value;
@@ -156,15 +156,15 @@ pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
 
 fn write_launch_with(place: &Place, model_dir: &str, max_steps: u64, change: impl FnOnce(&mut Launch)) {
     let yaml = std::fs::read_to_string(place.path("params.yaml")).unwrap();
-    let overrides = Overrides {
+    let overrides = FlagOverrides {
         num_csx: Some(2),
         max_steps: Some(max_steps),
         model_dir: Some(place.path(model_dir).to_string_lossy().into_owned()),
         mode: Some("train_and_eval".to_owned()),
-        ..Overrides::default()
+        ..FlagOverrides::default()
     };
     let resolved = Params::parse_yaml(&yaml).unwrap().resolve(&overrides).unwrap();
-    let mut launch = Launch::new(resolved, ApplianceSpec::default(), yaml);
+    let mut launch = Launch::new(resolved, MachineSpec::default(), yaml);
     launch.wanted.least_systems = 1;
     change(&mut launch);
     place.write("launch.json", launch.to_json().unwrap());

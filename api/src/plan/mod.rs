@@ -17,7 +17,7 @@ use millrace_control::resolve::Projected;
 use millrace_control::{Needs, Priorities, Unable, Understanding, ledger, only_light};
 use millrace_crds::decide::{Ask, Place};
 use millrace_crds::{Appliance, Grant, QueuePlace, QueueReason, Resolution, TrainJob};
-use millrace_params::Job;
+use millrace_params::JobSpec;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -347,8 +347,8 @@ fn until_resumed(plan: Plan) -> Plan {
 }
 
 /// Whether a job reads other files than its uploads.
-fn names_files_of_volumes(job: &Job) -> bool {
-    let mut paths = job.used_inputs().flat_map(|(_, input)| input.paths());
+fn names_files_of_volumes(job: &JobSpec) -> bool {
+    let mut paths = job.active_inputs().flat_map(|(_, input)| input.paths());
     paths.any(|path| !path.starts_with(TEXTS))
 }
 

@@ -9,7 +9,7 @@ use glob::Pattern;
 use millrace_agents::epoch::Epoch;
 use millrace_agents::input::{DataError, DataSummary, source_spec, survey_source};
 use millrace_crds::TrainJob;
-use millrace_params::{InputSpec, Job, LabelName};
+use millrace_params::{InputSpec, JobSpec, LabelName};
 
 use super::site::Directories;
 use crate::backend::Texts;
@@ -22,11 +22,11 @@ use crate::backend::Texts;
 pub fn look(
     directories: &Directories,
     job: &TrainJob,
-    resolved: &Job,
+    resolved: &JobSpec,
     texts: Option<&Texts>,
 ) -> Result<Option<Epoch>, String> {
     let mut epoch = None;
-    for (key, input) in resolved.used_inputs() {
+    for (key, input) in resolved.active_inputs() {
         let samples = Look { directories, job, key }.at(input, resolved.model.vocab_size, texts)?;
         if key == "train_input" {
             epoch = samples.map(|samples| Epoch::new(samples, input));

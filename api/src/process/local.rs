@@ -127,7 +127,7 @@ impl Local {
             let epoch = inputs::look(&directories, &job, &resolved, texts.as_ref());
             let epoch = epoch.map_err(|why| Refusal::new(Reason::BadParams, why))?;
             if let Some(epoch) = epoch {
-                resolved.end_with_epochs(epoch.samples);
+                resolved.limit_by_epochs(epoch.samples);
             }
             Ok((epoch, resolved.run.known_max_steps()))
         });

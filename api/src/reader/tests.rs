@@ -9,7 +9,7 @@ use millrace_checkpoint::{
     CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch,
 };
 use millrace_emulator::compile::compile_job;
-use millrace_params::{ApplianceDocument, Overrides, Params};
+use millrace_params::{FlagOverrides, MachineDocument, Params};
 use millrace_protocol::proto::{Entry, FollowRequest};
 use millrace_protocol::security::{Authority, Credentials, Expected, Name, Service, Validity};
 use millrace_telemetry::journal::{AttemptOutcome, JournalEvent, JournalWriter};
@@ -55,8 +55,8 @@ fn lock(model_dir: &Path, uid: &str) -> Arc<ModelDirLock> {
 
 /// Writes the checkpoint of [`STEP`].
 fn checkpoint(lock: &Arc<ModelDirLock>) {
-    let job = Params::parse_yaml(PARAMS).unwrap().resolve(&Overrides::default()).unwrap().job;
-    let plan = compile_job(&job, &ApplianceDocument::default().resolve().unwrap()).unwrap();
+    let job = Params::parse_yaml(PARAMS).unwrap().resolve(&FlagOverrides::default()).unwrap().job;
+    let plan = compile_job(&job, &MachineDocument::default().resolve().unwrap()).unwrap();
     let epoch = WriterEpoch { attempt: lock.attempt(), number: 1 };
     let mut staging = Staging::create(lock, &plan, STEP, epoch, &Moments::none()).unwrap();
     let mut writer = RangeWriter::open(staging.path(), &plan, &Moments::none()).unwrap();

@@ -1,13 +1,13 @@
 //! Errors of a document: what is wrong, where, and the remedy.
 //!
-//! A [`ParamsError`] has at least one [`Problem`]. A document is read to its end, so that a user sees all of its
+//! A [`ParamsError`] has at least one [`ParamsProblem`]. A document is read to its end, so that a user sees all of its
 //! mistakes at once, instead of one in each run.
 
 use std::fmt;
 
-/// The kind of a [`Problem`], for callers that handle some of them differently.
+/// The kind of a [`ParamsProblem`], for callers that handle some of them differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProblemKind {
+pub enum ParamsProblemKind {
     /// The text is not YAML.
     Syntax,
     /// An unknown key.
@@ -26,9 +26,9 @@ pub enum ProblemKind {
 
 /// One mistake in a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct ParamsProblem {
     /// The kind of mistake.
-    pub kind: ProblemKind,
+    pub kind: ParamsProblemKind,
     /// The line of the mistake, counted from 1; `None` if the value came from a flag or from JSON.
     pub line: Option<usize>,
     /// The key's path, such as `model.hidden_size`, or the flag's name, such as `--num_csx`.
@@ -39,7 +39,7 @@ pub struct Problem {
     pub hint: Option<String>,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ParamsProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {
             write!(f, "line {line}: ")?;
@@ -52,8 +52,8 @@ impl fmt::Display for Problem {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{first}{}", more(.rest.len()))]
 pub struct ParamsError {
-    first: Problem,
-    rest: Vec<Problem>,
+    first: ParamsProblem,
+    rest: Vec<ParamsProblem>,
 }
 
 fn more(count: usize) -> String {
@@ -66,7 +66,7 @@ fn more(count: usize) -> String {
 
 impl ParamsError {
     /// Returns an error if there is a problem. Problems are ordered by line, those without a line last.
-    pub(crate) fn check(mut problems: Vec<Problem>) -> Result<(), Self> {
+    pub(crate) fn check(mut problems: Vec<ParamsProblem>) -> Result<(), Self> {
         problems.sort_by_key(|p| p.line.unwrap_or(usize::MAX));
         let mut problems = problems.into_iter();
         match problems.next() {
@@ -76,7 +76,7 @@ impl ParamsError {
     }
 
     /// Returns all problems, in the order of their lines.
-    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+    pub fn problems(&self) -> impl Iterator<Item = &ParamsProblem> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 

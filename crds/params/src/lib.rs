@@ -3,8 +3,8 @@
 //! Each has two forms, with one conversion between them:
 //!
 //! * [`Params`] is the document as the user writes it, read strictly by [`Params::parse_yaml`];
-//! * [`Job`] is the resolved document that every agent receives, built by [`Params::resolve`];
-//! * [`ApplianceDocument`] and [`ApplianceSpec`] are the same for the machine that runs it.
+//! * [`JobSpec`] is the resolved document that every agent receives, built by [`Params::resolve`];
+//! * [`MachineDocument`] and [`MachineSpec`] are the same for the machine that runs it.
 //!
 //! [`ObjectName`], [`LabelName`] and [`FileName`] are names that may become parts of paths.
 //!
@@ -23,18 +23,18 @@ mod resolve;
 mod yaml;
 
 pub use appliance::{
-    ApplianceDocument, ApplianceSpec, Bytes, LinkDocument, LinkSpec, MemoryXDocument, MemoryXSpec, SwarmXDocument,
+    ByteSize, LinkDocument, LinkSpec, MachineDocument, MachineSpec, MemoryXDocument, MemoryXSpec, SwarmXDocument,
     SwarmXSpec, WaferDocument, WaferSpec,
 };
 pub use document::{
-    InitializerChoice, InitializerParams, InputParams, LearningRate, MicroBatchChoice, MicroBatchRange, ModelParams,
-    OneOrMany, OptimizerParams, Params, RunParams, ScheduleParams,
+    InitializerParams, InitializerSetting, InputParams, LearningRateSetting, MicroBatchRange, MicroBatchSetting,
+    ModelParams, OneOrMany, OptimizerParams, Params, RunParams, ScheduleParams,
 };
-pub use error::{ParamsError, Problem, ProblemKind};
+pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
-    CheckpointStates, Family, Initializer, Initializers, InputSpec, Job, LogLevel, LossScaling, Mode, ModelSpec,
-    Nonlinearity, OptimizerKind, OptimizerSpec, Piece, Precision, Resolved, RunSpec, Schedule, Segment, Source, Split,
-    Tokenizer,
+    CheckpointStates, DataSource, InitializerSpec, Initializers, InputSpec, JobSpec, LogLevel, LossScaling, Mode,
+    ModelFamily, ModelSpec, Nonlinearity, OptimizerKind, OptimizerSpec, Precision, ResolveOutput, RunSpec, Schedule,
+    ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
-pub use resolve::Overrides;
+pub use resolve::FlagOverrides;

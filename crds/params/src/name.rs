@@ -67,7 +67,7 @@ fn is_file_name(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
-macro_rules! name_type {
+macro_rules! validated_name {
     ($(#[$doc:meta])* $name:ident, $max_bytes:literal, $pattern:literal, $rule:literal, $is_valid:path) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -147,7 +147,7 @@ macro_rules! name_type {
     };
 }
 
-name_type!(
+validated_name!(
     /// The name of a Kubernetes object: a DNS subdomain of RFC 1123.
     ObjectName,
     253,
@@ -157,7 +157,7 @@ name_type!(
     is_subdomain
 );
 
-name_type!(
+validated_name!(
     /// The name of a namespace or of a volume: a DNS label of RFC 1123.
     LabelName,
     63,
@@ -166,7 +166,7 @@ name_type!(
     is_label
 );
 
-name_type!(
+validated_name!(
     /// The name of a file that the appliance creates: one component of a path, and a valid key of a ConfigMap.
     FileName,
     253,
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_texts_are_no_names() {
+    fn malicious_names_are_rejected() {
         let long = "x".repeat(254);
         for hostile in [
             "",

@@ -1,13 +1,13 @@
 //! Tests the appliance's description.
 
-use millrace_params::{ApplianceDocument, ApplianceSpec, ProblemKind};
+use millrace_params::{MachineDocument, MachineSpec, ParamsProblemKind};
 
 #[test]
 fn an_empty_description_is_a_cluster_of_cs2s() {
     for text in ["", "{}", "kind: Appliance\napiVersion: millrace.dev/v1alpha1\n"] {
-        assert_eq!(ApplianceSpec::parse_yaml(text).unwrap(), ApplianceSpec::default(), "{text}");
+        assert_eq!(MachineSpec::parse_yaml(text).unwrap(), MachineSpec::default(), "{text}");
     }
-    let wafer = ApplianceSpec::default().wafer;
+    let wafer = MachineSpec::default().wafer;
     assert_eq!((wafer.memory_bytes, wafer.cores, wafer.memory_bandwidth), (40_000_000_000, 850_000, 20e15));
 }
 
@@ -22,7 +22,7 @@ swarmx:
 threads: 1
 link: {chunkBytes: 4096, windowChunks: 1}
 ";
-    let spec = ApplianceSpec::parse_yaml(bare).unwrap();
+    let spec = MachineSpec::parse_yaml(bare).unwrap();
     assert_eq!((spec.systems, spec.threads, spec.swarmx.fan_out, spec.activation_servers), (4, 1, 2, 1));
     assert_eq!((spec.wafer.memory_bytes, spec.wafer.peak_flops, spec.wafer.cores), (4 << 20, 5.8e15, 850_000));
     assert_eq!((spec.memoryx.shards, spec.memoryx.memory_bytes), (3, 1_000_000_000_000));
@@ -31,15 +31,15 @@ link: {chunkBytes: 4096, windowChunks: 1}
         "apiVersion: millrace.dev/v1alpha1\nkind: Appliance\nmetadata: {{name: small}}\nspec:\n{}",
         bare.lines().map(|line| format!("  {line}\n")).collect::<String>()
     );
-    assert_eq!(ApplianceSpec::parse_yaml(&whole).unwrap(), spec);
+    assert_eq!(MachineSpec::parse_yaml(&whole).unwrap(), spec);
     let json = r#"{"wafer": {"memoryBytes": "4MiB", "peakFlops": 5.8e15}, "swarmx": {"fanOut": 2}}"#;
-    let document: ApplianceDocument = serde_json::from_str(json).unwrap();
+    let document: MachineDocument = serde_json::from_str(json).unwrap();
     assert_eq!(document.resolve().unwrap().wafer, spec.wafer);
 }
 
 #[test]
 fn mistakes_have_their_line() {
-    use ProblemKind::*;
+    use ParamsProblemKind::*;
     for (text, line, kind, key, says) in [
         ("systems: 0\n", 1, Invalid, "systems", "from 1"),
         ("wafer:\n  memoryByte: 1\n", 2, UnknownKey, "wafer.memoryByte", "did you mean memoryBytes?"),
@@ -50,7 +50,7 @@ fn mistakes_have_their_line() {
         ("link:\n  chunkBytes: 8MiB\n", 2, Invalid, "link.chunkBytes", "up to 4MiB"),
         ("kind: Appliance\nspec:\n  swarmx: {fanOut: 9}\n", 3, Invalid, "spec.swarmx.fanOut", "from 2 to 4"),
     ] {
-        let error = ApplianceSpec::parse_yaml(text).expect_err(text);
+        let error = MachineSpec::parse_yaml(text).expect_err(text);
         let problem = error.problems().next().unwrap();
         assert_eq!((problem.line, problem.kind, problem.key.as_str()), (Some(line), kind, key), "{}", error.report());
         assert!(error.report().contains(says), "{says:?} in {}", error.report());

@@ -3,18 +3,18 @@
 mod common;
 
 use common::resolved;
-use millrace_params::{Job, Source};
+use millrace_params::{DataSource, JobSpec};
 
-fn example(name: &str) -> (String, Job) {
+fn example(name: &str) -> (String, JobSpec) {
     let path = format!("{}/../../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let resolved = resolved(&text);
-    assert!(resolved.notes.is_empty() && resolved.without_effect.is_empty(), "{name}: {resolved:?}");
+    assert!(resolved.notes.is_empty() && resolved.ignored_keys.is_empty(), "{name}: {resolved:?}");
     (text, resolved.job)
 }
 
 /// Returns the number of weights in blocks and embeddings, without biases and norms.
-fn weights(job: &Job) -> usize {
+fn weights(job: &JobSpec) -> usize {
     let m = &job.model;
     let block = 4 * m.hidden_size * m.hidden_size + 2 * m.hidden_size * m.filter_size;
     m.num_hidden_layers * block + (m.vocab_size + m.max_position_embeddings) * m.hidden_size
@@ -40,7 +40,7 @@ fn sizes_are_as_named() {
 fn the_main_example_is_eight_leaves_on_two_systems() {
     let (_, job) = example("gpt2-kjv");
     assert_eq!((job.train_input.leaves(), job.run.num_csx), (8, 2));
-    let Source::Text { paths, .. } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
+    let DataSource::Text { paths, .. } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
     for path in paths {
         assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).is_file(), "{path}");
     }

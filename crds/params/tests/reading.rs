@@ -3,12 +3,12 @@
 mod common;
 
 use common::{SMALL, resolve, with};
-use millrace_params::{Overrides, Params, ProblemKind};
+use millrace_params::{FlagOverrides, Params, ParamsProblemKind};
 
 /// Each document has one mistake, with the expected error.
 #[test]
 fn every_mistake_has_its_line_and_its_hint() {
-    use ProblemKind::*;
+    use ParamsProblemKind::*;
     for (text, line, kind, key, says, hint) in [
         (
             with("model", "hiden_size: 64"),
@@ -120,7 +120,7 @@ fn every_mistake_has_its_line_and_its_hint() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once() {
+fn all_errors_are_reported_together() {
     let text = "model:\n  hiden_size: 1\n  num_heads: x\n  name: gpt2\n  name: gpt3\noptimizer: 3\n";
     let error = Params::parse_yaml(text).unwrap_err();
     let lines: Vec<_> = error.problems().map(|p| p.line.unwrap()).collect();
@@ -130,7 +130,7 @@ fn all_mistakes_are_told_at_once() {
 }
 
 #[test]
-fn values_are_written_as_users_write_them() {
+fn values_accept_common_spellings() {
     let text = "\
 model: {use_ffn_bias: on, use_bias_in_output: No, mixed_precision: TRUE, layer_norm_epsilon: 1e-8, hidden_size: 1_024,
         dropout_rate: .5, loss_weight: 2, fixed_sparse_attention: null, num_heads: ~, attention_type: 'dot_product'}
@@ -154,12 +154,12 @@ runconfig: {debug_args: {a.b: [1, 2.5, x, null, {c: yes}]}, execute_crd_memory_g
     assert_eq!(params.train_input, params.eval_input);
     let run = params.runconfig.as_ref().unwrap();
     assert_eq!(run.debug_args.as_ref().unwrap().to_string(), r#"{"a.b":[1,2.5,"x",null,{"c":"yes"}]}"#);
-    assert_eq!(params.without_effect(), ["runconfig.debug_args", "runconfig.execute_crd_memory_gi"]);
+    assert_eq!(params.ignored_keys(), ["runconfig.debug_args", "runconfig.execute_crd_memory_gi"]);
 }
 
 /// Neither depth nor aliases nor truncation of a document may exhaust or panic the reader.
 #[test]
-fn hostile_documents_are_refused_in_time() {
+fn malicious_documents_are_rejected_quickly() {
     let deep = "[".repeat(100_000);
     let mut laughs = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for i in 1..12 {
@@ -168,11 +168,11 @@ fn hostile_documents_are_refused_in_time() {
     }
     for text in [deep.as_str(), laughs.as_str()] {
         let error = Params::parse_yaml(text).unwrap_err();
-        assert_eq!(error.problems().next().unwrap().kind, ProblemKind::Syntax, "{error}");
+        assert_eq!(error.problems().next().unwrap().kind, ParamsProblemKind::Syntax, "{error}");
     }
     let fixture = include_str!("fixtures/gpt2_small.yaml");
     for end in (0..fixture.len()).step_by(7) {
-        let _ = Params::parse_yaml(&fixture[..end]).map(|p| p.resolve(&Overrides::default()));
+        let _ = Params::parse_yaml(&fixture[..end]).map(|p| p.resolve(&FlagOverrides::default()));
     }
     assert!(resolve("").is_err());
 }

@@ -4,20 +4,20 @@ mod common;
 
 use common::{SMALL, resolve, resolved, with, without};
 use millrace_params::{
-    CheckpointStates, Initializer, Job, LogLevel, Mode, Overrides, Params, Piece, Precision, ProblemKind, Schedule,
-    Segment, Source, Split, Tokenizer,
+    CheckpointStates, DataSource, FlagOverrides, InitializerSpec, JobSpec, LogLevel, Mode, Params, ParamsProblemKind,
+    Precision, Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 
 #[test]
-fn what_is_left_out_has_the_zoo_s_defaults() {
+fn omitted_keys_have_model_zoo_defaults() {
     let resolved = resolved(SMALL);
     let job = &resolved.job;
-    assert_eq!((resolved.notes.len(), resolved.without_effect.len()), (0, 0));
+    assert_eq!((resolved.notes.len(), resolved.ignored_keys.len()), (0, 0));
     assert_eq!((job.model.filter_size, job.model.dropout_rate, job.model.precision), (256, 0.1, Precision::F32));
     assert!(job.model.share_embedding_weights && job.model.use_ffn_bias && !job.model.use_bias_in_output);
-    assert_eq!(job.model.initializers.embedding, Initializer::truncated_normal(0.02));
-    assert_eq!(job.model.initializers.lm_head, Initializer::Normal { mean: 0.0, std: 0.02 });
-    let text = Source::Text { paths: vec!["a.txt".into(), "b.txt".into()], tokenizer: Tokenizer::Bytes };
+    assert_eq!(job.model.initializers.embedding, InitializerSpec::truncated_normal(0.02));
+    assert_eq!(job.model.initializers.lm_head, InitializerSpec::Normal { mean: 0.0, std: 0.02 });
+    let text = DataSource::Text { paths: vec!["a.txt".into(), "b.txt".into()], tokenizer: TokenizerName::Bytes };
     let eval = job.eval_input.as_ref().unwrap();
     assert_eq!((&job.train_input.source, &eval.source), (&text, &text));
     assert_eq!(job.train_input.split, Split::Train { fraction: 0.1 });
@@ -35,7 +35,7 @@ fn what_is_left_out_has_the_zoo_s_defaults() {
 /// Each case has one invalid value, with the expected key, line, kind and a word of the hint.
 #[test]
 fn every_check_names_its_key() {
-    use ProblemKind::*;
+    use ParamsProblemKind::*;
     for (section, line, key, kind, hint) in [
         ("train_input", "batch_size: 0", "batch_size", Invalid, "from 1"),
         ("train_input", "batch_size: 99999999999", "batch_size", Invalid, "from 1"),
@@ -132,7 +132,7 @@ fn every_check_names_its_key() {
 }
 
 #[test]
-fn what_must_be_there_is_missed_by_name() {
+fn missing_required_keys_are_named() {
     for (line, key) in [
         ("  data_processor: GptTextDataProcessor\n", "train_input.data_processor"),
         ("  data_files: [a.txt, b.txt]\n", "train_input.data_files"),
@@ -147,7 +147,7 @@ fn what_must_be_there_is_missed_by_name() {
     ] {
         let error = resolve(&without(line)).expect_err(line);
         let problem = error.problems().next().unwrap();
-        assert_eq!((problem.key.as_str(), problem.kind), (key, ProblemKind::Missing), "{}", error.report());
+        assert_eq!((problem.key.as_str(), problem.kind), (key, ParamsProblemKind::Missing), "{}", error.report());
         assert_eq!(error.problems().count(), 1, "{}", error.report());
     }
     let keys: Vec<_> = resolve("runconfig:\n  max_steps: 1\n").unwrap_err().problems().map(|p| p.key.clone()).collect();
@@ -167,16 +167,16 @@ fn contradictions_are_refused() {
     ] {
         let error = resolve(&text).expect_err(&text);
         assert_eq!(error.key(), key, "{}", error.report());
-        assert_eq!(error.problems().next().unwrap().kind, ProblemKind::Invalid);
+        assert_eq!(error.problems().next().unwrap().kind, ParamsProblemKind::Invalid);
     }
 }
 
 #[test]
 fn learning_rate_has_many_shapes() {
-    let line = |initial, end, total_iters| Piece::Linear { initial, end, total_iters };
-    let cosine = |initial, end, total_iters| Piece::CosineDecay { initial, end, total_iters };
-    let constant = |learning_rate| Piece::Constant { learning_rate };
-    let last = |piece| Segment { steps: u64::MAX, piece };
+    let line = |initial, end, total_iters| ScheduleSegmentKind::Linear { initial, end, total_iters };
+    let cosine = |initial, end, total_iters| ScheduleSegmentKind::CosineDecay { initial, end, total_iters };
+    let constant = |learning_rate| ScheduleSegmentKind::Constant { learning_rate };
+    let last = |piece| ScheduleSegment { steps: u64::MAX, piece };
     for (yaml, segments) in [
         ("0.1", vec![last(constant(0.1))]),
         ("0", vec![last(constant(0.0))]),
@@ -198,9 +198,9 @@ fn learning_rate_has_many_shapes() {
               {scheduler: Constant, learning_rate: 0.5, total_iters: 3},
               {scheduler: Constant, learning_rate: 0.25}]",
             vec![
-                Segment { steps: 4, piece: line(0.0, 1.0, 4) },
-                Segment { steps: 8, piece: cosine(1.0, 0.5, 100) },
-                Segment { steps: 3, piece: constant(0.5) },
+                ScheduleSegment { steps: 4, piece: line(0.0, 1.0, 4) },
+                ScheduleSegment { steps: 8, piece: cosine(1.0, 0.5, 100) },
+                ScheduleSegment { steps: 3, piece: constant(0.5) },
                 last(constant(0.25)),
             ],
         ),
@@ -209,13 +209,17 @@ fn learning_rate_has_many_shapes() {
         assert_eq!(job.optimizer.schedule, Schedule { segments }, "{yaml}");
     }
     for (yaml, key, kind) in [
-        ("{initial_learning_rate: 1}", "scheduler", ProblemKind::Missing),
-        ("{scheduler: Linear, total_iters: 5}", "initial_learning_rate", ProblemKind::Missing),
-        ("{scheduler: Linear, initial_learning_rate: 1}", "total_iters", ProblemKind::Missing),
-        ("{scheduler: Constant}", "learning_rate", ProblemKind::Missing),
-        ("{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, val: 1}", "val", ProblemKind::Invalid),
-        ("{scheduler: OneCycle}", "scheduler", ProblemKind::NotSupported),
-        ("{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, power: 2}", "power", ProblemKind::NotSupported),
+        ("{initial_learning_rate: 1}", "scheduler", ParamsProblemKind::Missing),
+        ("{scheduler: Linear, total_iters: 5}", "initial_learning_rate", ParamsProblemKind::Missing),
+        ("{scheduler: Linear, initial_learning_rate: 1}", "total_iters", ParamsProblemKind::Missing),
+        ("{scheduler: Constant}", "learning_rate", ParamsProblemKind::Missing),
+        ("{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, val: 1}", "val", ParamsProblemKind::Invalid),
+        ("{scheduler: OneCycle}", "scheduler", ParamsProblemKind::NotSupported),
+        (
+            "{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, power: 2}",
+            "power",
+            ParamsProblemKind::NotSupported,
+        ),
     ] {
         let error = resolve(&with("optimizer", &format!("learning_rate: {yaml}"))).expect_err(yaml);
         let found = error.problems().any(|p| p.key == format!("optimizer.learning_rate.{key}") && p.kind == kind);
@@ -227,9 +231,12 @@ fn learning_rate_has_many_shapes() {
 fn a_schedule_is_a_closed_form_of_the_step() {
     let schedule = Schedule {
         segments: vec![
-            Segment { steps: 4, piece: Piece::Linear { initial: 0.0, end: 1.0, total_iters: 4 } },
-            Segment { steps: 10, piece: Piece::CosineDecay { initial: 1.0, end: 0.5, total_iters: 8 } },
-            Segment { steps: u64::MAX, piece: Piece::Constant { learning_rate: 0.25 } },
+            ScheduleSegment { steps: 4, piece: ScheduleSegmentKind::Linear { initial: 0.0, end: 1.0, total_iters: 4 } },
+            ScheduleSegment {
+                steps: 10,
+                piece: ScheduleSegmentKind::CosineDecay { initial: 1.0, end: 0.5, total_iters: 8 },
+            },
+            ScheduleSegment { steps: u64::MAX, piece: ScheduleSegmentKind::Constant { learning_rate: 0.25 } },
         ],
     };
     for (step, rate) in
@@ -242,9 +249,9 @@ fn a_schedule_is_a_closed_form_of_the_step() {
 #[test]
 fn flags_beat_the_document_only_when_given() {
     let params = Params::parse_yaml(&with("runconfig", "model_dir: here\n  eval_steps: 3\n  logging: ERROR")).unwrap();
-    let none = params.resolve(&Overrides::default()).unwrap().job.run;
+    let none = params.resolve(&FlagOverrides::default()).unwrap().job.run;
     assert_eq!((none.mode, none.model_dir.as_str(), none.max_steps), (Mode::TrainAndEval, "here", 100));
-    let over = Overrides {
+    let over = FlagOverrides {
         mode: Some("train".into()),
         model_dir: Some("there".into()),
         num_csx: Some(2),
@@ -268,7 +275,7 @@ fn flags_beat_the_document_only_when_given() {
     assert_eq!((run.num_wgt_servers, run.num_act_servers), (3, 1));
     assert_eq!((run.compile_only, run.validate_only, run.logging), (true, false, LogLevel::Debug));
 
-    let error = params.resolve(&Overrides { num_csx: Some(99), ..Overrides::default() }).unwrap_err();
+    let error = params.resolve(&FlagOverrides { num_csx: Some(99), ..FlagOverrides::default() }).unwrap_err();
     assert_eq!((error.key(), error.line()), ("--num_csx", None));
     assert!(error.report().contains("micro_batch_size") || error.report().contains("batch_size"), "{}", error.report());
 }
@@ -278,7 +285,7 @@ fn inputs_share_what_they_must() {
     let other = with("eval_input", "data_files: c.txt");
     let job = resolved(&other).job;
     let eval = job.eval_input.unwrap();
-    let text = Source::Text { paths: vec!["c.txt".into()], tokenizer: Tokenizer::Bytes };
+    let text = DataSource::Text { paths: vec!["c.txt".into()], tokenizer: TokenizerName::Bytes };
     assert_eq!((eval.source, eval.split, job.train_input.split), (text, Split::All {}, Split::Train { fraction: 0.1 }));
 
     let all = resolved(&without("  validation_fraction: 0.1\n"));
@@ -324,14 +331,14 @@ fn a_leaf_is_the_largest_divisor_within_the_bound() {
 
 /// Going from one system to eight changes one number, even if the params do not mention leaves.
 #[test]
-fn a_batch_can_be_shared_by_eight_systems_without_a_word_about_leaves() {
+fn default_leaves_allow_eight_systems() {
     assert!(!SMALL.contains("micro_batch_size"));
     for (batch, systems) in [(8, 8), (5, 5), (1, 1), (12, 8), (264, 8)] {
         let as_wanted = format!("batch_size: {batch}");
         let text = SMALL.replace("batch_size: 4", &as_wanted).replace("batch_size: 8", &as_wanted);
         let params = Params::parse_yaml(&text).unwrap();
         let jobs = [1, systems].map(|num_csx| {
-            let over = Overrides { num_csx: Some(num_csx), ..Overrides::default() };
+            let over = FlagOverrides { num_csx: Some(num_csx), ..FlagOverrides::default() };
             params.resolve(&over).unwrap_or_else(|error| panic!("{batch}: {}", error.report())).job
         });
         assert_eq!(jobs[0].train_input, jobs[1].train_input, "the leaves are a function of the params");
@@ -340,19 +347,19 @@ fn a_batch_can_be_shared_by_eight_systems_without_a_word_about_leaves() {
 }
 
 #[test]
-fn epochs_end_a_run_where_no_step_does_before() {
+fn max_epochs_ends_a_run_before_max_steps() {
     let ends = |line: &str, samples: u64| {
         let mut job = resolved(&with("runconfig", line)).job;
         let known = job.run.known_max_steps();
-        job.end_with_epochs(samples);
+        job.limit_by_epochs(samples);
         (known, job.run.max_steps)
     };
     let only_epochs = SMALL.replace("max_steps: 100", "max_epochs: 3");
     let mut job = resolved(&only_epochs).job;
     assert_eq!((job.run.known_max_steps(), job.run.max_epochs), (None, Some(3)));
-    job.end_with_epochs(21);
+    job.limit_by_epochs(21);
     assert_eq!(job.run.known_max_steps(), Some(7), "63 samples are 7 whole batches of 8");
-    assert_eq!(Job::from_json(&job.to_json()).unwrap(), job);
+    assert_eq!(JobSpec::from_json(&job.to_json()).unwrap(), job);
     assert_eq!(ends("max_epochs: 2", 400), (Some(100), 100), "two epochs are 100 steps");
     assert_eq!(ends("num_epochs: 2", 40), (Some(100), 10));
     assert_eq!(ends("max_epochs: 1", 3), (Some(100), 1), "fewer samples than a batch");
@@ -371,11 +378,11 @@ fn epochs_end_a_run_where_no_step_does_before() {
 fn equal_jobs_are_equal_bytes() {
     let job = resolved(include_str!("fixtures/gpt3_xl.yaml")).job;
     let json = job.to_json();
-    let back = Job::from_json(&json).unwrap();
+    let back = JobSpec::from_json(&json).unwrap();
     assert_eq!((&back, back.to_json()), (&job, json.clone()));
     let mut awkward = job.clone();
     awkward.optimizer.weight_decay = f64::from_bits(0x3fb9_9999_9999_999b);
     awkward.model.loss_weight = 1.0 / 3.0;
-    assert_eq!(Job::from_json(&awkward.to_json()).unwrap(), awkward);
-    assert!(Job::from_json(&json.replacen("\"vocab_size\"", "\"vocabulary\"", 1)).is_err());
+    assert_eq!(JobSpec::from_json(&awkward.to_json()).unwrap(), awkward);
+    assert!(JobSpec::from_json(&json.replacen("\"vocab_size\"", "\"vocabulary\"", 1)).is_err());
 }

@@ -1,7 +1,7 @@
 //! Tests the JSON schemas of the document types.
 #![cfg(feature = "schema")]
 
-use millrace_params::{ApplianceDocument, InputParams, ModelParams, OptimizerParams, Params, RunParams};
+use millrace_params::{InputParams, MachineDocument, ModelParams, OptimizerParams, Params, RunParams};
 use serde_json::Value;
 
 /// Adds the path of every property without a description.
@@ -25,7 +25,7 @@ fn undescribed(at: &str, schema: &Value, found: &mut Vec<String>) {
 
 #[test]
 fn every_key_is_described() {
-    for schema in [schemars::schema_for!(Params), schemars::schema_for!(ApplianceDocument)] {
+    for schema in [schemars::schema_for!(Params), schemars::schema_for!(MachineDocument)] {
         let schema = schema.to_value();
         let mut found = Vec::new();
         undescribed("", &schema, &mut found);

@@ -4,7 +4,8 @@ mod common;
 
 use common::{resolve, resolved};
 use millrace_params::{
-    Initializer, LossScaling, Mode, OptimizerKind, Params, Piece, Precision, ProblemKind, Source, Split, Tokenizer,
+    DataSource, InitializerSpec, LossScaling, Mode, OptimizerKind, Params, ParamsProblemKind, Precision,
+    ScheduleSegmentKind, Split, TokenizerName,
 };
 
 const XL: &str = include_str!("fixtures/gpt3_xl.yaml");
@@ -14,7 +15,7 @@ const SMALL: &str = include_str!("fixtures/gpt2_small.yaml");
 fn gpt3_xl_is_understood() {
     let resolved = resolved(XL);
     let job = &resolved.job;
-    let truncated = |std: f64| Initializer::TruncatedNormal { mean: 0.0, std, a: -2.0 * std, b: 2.0 * std };
+    let truncated = |std: f64| InitializerSpec::TruncatedNormal { mean: 0.0, std, a: -2.0 * std, b: 2.0 * std };
     assert_eq!(job.model.initializers.embedding, truncated(0.02));
     assert_eq!(job.model.initializers.hidden, truncated(0.02));
     assert_eq!(job.model.initializers.residual_output, truncated(0.0025));
@@ -32,11 +33,14 @@ fn gpt3_xl_is_understood() {
     assert_eq!((job.optimizer.weight_decay, job.optimizer.max_gradient_norm), (0.1, Some(1.0)));
     let schedule = &job.optimizer.schedule;
     assert_eq!(schedule.segments[0].steps, 346);
-    assert_eq!(schedule.segments[1].piece, Piece::CosineDecay { initial: 2e-4, end: 2e-5, total_iters: 23988 });
+    assert_eq!(
+        schedule.segments[1].piece,
+        ScheduleSegmentKind::CosineDecay { initial: 2e-4, end: 2e-5, total_iters: 23988 }
+    );
     assert_eq!((schedule.at(0), schedule.at(346), schedule.at(24334)), (0.0, 2e-4, 2e-5));
 
-    let Source::Text { paths, tokenizer } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
-    assert_eq!((paths.len(), tokenizer), (10, &Tokenizer::Gpt2));
+    let DataSource::Text { paths, tokenizer } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
+    assert_eq!((paths.len(), tokenizer), (10, &TokenizerName::Gpt2));
     assert_eq!((job.train_input.batch_size, job.train_input.max_sequence_length), (528, 2048));
     assert_eq!((job.train_input.leaf_size(), job.train_input.leaves()), (8, 66));
     assert_eq!((job.train_input.shuffle, job.train_input.shuffle_seed), (false, 0));
@@ -45,7 +49,7 @@ fn gpt3_xl_is_understood() {
     assert_eq!((job.run.max_steps, job.run.eval_steps, job.run.checkpoint_steps), (24334, Some(702), 2000));
     assert_eq!((job.run.mode, job.run.log_steps, job.run.save_initial_checkpoint), (Mode::Train, 1, false));
     assert_eq!(
-        resolved.without_effect,
+        resolved.ignored_keys,
         [
             "train_input.num_workers",
             "train_input.prefetch_factor",
@@ -72,7 +76,7 @@ fn gpt2_small_is_understood() {
     );
     assert_eq!((job.model.loss_scaling, job.model.loss_weight), (LossScaling::BatchSize, 1.0 / 2048.0));
     assert_eq!(job.model.precision, Precision::Bf16);
-    assert_eq!(job.model.initializers.residual_output, Initializer::truncated_normal(0.02 / 24f64.sqrt()));
+    assert_eq!(job.model.initializers.residual_output, InitializerSpec::truncated_normal(0.02 / 24f64.sqrt()));
     let schedule = &job.optimizer.schedule;
     assert_eq!((schedule.at(0), schedule.at(800), schedule.at(1600)), (0.0, 3e-4, 6e-4));
     assert!((schedule.at(151_600) - 6e-5).abs() < 1e-19, "alpha 0.1 of 6e-4 is where it ends");
@@ -80,7 +84,7 @@ fn gpt2_small_is_understood() {
     assert_eq!((job.train_input.leaf_size(), job.train_input.leaves()), (1, 112));
     assert_eq!((job.run.seed, job.run.model_dir.as_str(), job.run.save_initial_checkpoint), (1, "./model_dir", true));
     assert_eq!(
-        resolved.without_effect,
+        resolved.ignored_keys,
         [
             "train_input.num_workers",
             "train_input.prefetch_factor",
@@ -102,7 +106,7 @@ fn only_the_hdf5_source_of_the_originals_is_refused() {
         let problems: Vec<_> = error.problems().collect();
         assert_eq!(problems.len(), 2, "{}", error.report());
         for (problem, section) in problems.iter().zip(["train_input", "eval_input"]) {
-            assert_eq!(problem.kind, ProblemKind::NotSupported);
+            assert_eq!(problem.kind, ParamsProblemKind::NotSupported);
             assert_eq!(problem.key, format!("{section}.data_processor"));
             assert!(problem.hint.as_ref().unwrap().contains("GptTextDataProcessor"));
         }
@@ -156,7 +160,7 @@ fn older_releases_are_understood() {
     expected.run.job_labels.insert("a".into(), "b".into());
     let found = resolved(&older);
     assert_eq!(found.job, expected);
-    assert_eq!(found.without_effect.len(), 14, "{:?}", found.without_effect);
+    assert_eq!(found.ignored_keys.len(), 14, "{:?}", found.ignored_keys);
 }
 
 /// A document that a client stores and sends as JSON does not change.

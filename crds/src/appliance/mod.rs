@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{CustomResource, KubeSchema};
-use millrace_params::{ApplianceDocument, ObjectName};
+use millrace_params::{MachineDocument, ObjectName};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +65,7 @@ use crate::schema::{keyed_by, ranges};
 pub struct ClusterSpec {
     /// The machine, as a local run knows it too.
     #[serde(flatten)]
-    pub machine: ApplianceDocument,
+    pub machine: MachineDocument,
 
     /// Image of all pods; the operator's own by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]

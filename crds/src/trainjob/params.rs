@@ -80,7 +80,7 @@ impl JsonSchema for StoredParams {
 
 #[cfg(test)]
 mod tests {
-    use millrace_params::Overrides;
+    use millrace_params::FlagOverrides;
     use serde_json::json;
 
     use super::*;
@@ -106,7 +106,7 @@ mod tests {
             let outside = [least - 1.0, most + 1.0];
             for value in outside.into_iter().filter(|value| *value <= MOST) {
                 let params = with(document.clone(), path, value).read();
-                let refused = params.and_then(|params| params.resolve(&Overrides::default())).unwrap_err();
+                let refused = params.and_then(|params| params.resolve(&FlagOverrides::default())).unwrap_err();
                 assert!(refused.problems().any(|problem| problem.key == *path), "{path}: {value}: {refused}");
             }
         }

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use kube::core::{Reason, Rule};
-use millrace_params::{ApplianceDocument, Mode};
+use millrace_params::{MachineDocument, Mode};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
@@ -136,7 +136,7 @@ pub struct Resolution {
     pub image: Option<String>,
     /// The appliance as it was, with every default filled in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub appliance: Option<ApplianceDocument>,
+    pub appliance: Option<MachineDocument>,
     /// Digest of that, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]

@@ -45,7 +45,7 @@ fn a_spec_made_here_is_one_an_api_server_fills_in_the_same() {
 #[test]
 fn a_local_run_reads_the_whole_of_an_appliance() {
     let whole = appliance("default");
-    let machine = millrace_params::ApplianceSpec::parse_yaml(&whole.to_string()).unwrap();
+    let machine = millrace_params::MachineSpec::parse_yaml(&whole.to_string()).unwrap();
     let resource: millrace_crds::Appliance = serde_json::from_value(whole).unwrap();
     assert_eq!(resource.spec.machine.resolve().unwrap(), machine);
     assert_eq!((machine.systems, machine.wafer.memory_bytes), (8, 4 << 30));
@@ -56,11 +56,11 @@ fn a_local_run_reads_the_whole_of_an_appliance() {
 #[test]
 fn a_record_of_the_machine_is_the_machine() {
     for spec in [
-        millrace_params::ApplianceSpec::default(),
-        millrace_params::ApplianceSpec::parse_yaml(&appliance("default").to_string()).unwrap(),
+        millrace_params::MachineSpec::default(),
+        millrace_params::MachineSpec::parse_yaml(&appliance("default").to_string()).unwrap(),
     ] {
         let record = serde_json::to_value(spec.to_document()).unwrap();
-        let back: millrace_params::ApplianceDocument = serde_json::from_value(record).unwrap();
+        let back: millrace_params::MachineDocument = serde_json::from_value(record).unwrap();
         assert_eq!(back.resolve().unwrap(), spec);
     }
 }

@@ -1,7 +1,7 @@
 //! Estimates the memory that planning a job takes, before anything is built. Servers reject jobs whose estimate is too
 //! large.
 
-use millrace_params::{ApplianceSpec, Job};
+use millrace_params::{JobSpec, MachineSpec};
 
 use super::groups::MAX_CHUNKS;
 
@@ -16,7 +16,7 @@ const GROUPS_PER_BLOCK: u64 = 4;
 
 /// Returns an upper estimate of the memory, in bytes, that compiling and projecting `job` takes. Time grows with the
 /// same quantities: one gigabyte corresponds to about ten seconds on one core.
-pub fn planning_bytes(job: &Job, appliance: &ApplianceSpec) -> u64 {
+pub fn planning_bytes(job: &JobSpec, appliance: &MachineSpec) -> u64 {
     let model = &job.model;
     let [blocks, hidden, filter, vocabulary, positions] = [
         model.num_hidden_layers,
@@ -36,7 +36,7 @@ pub fn planning_bytes(job: &Job, appliance: &ApplianceSpec) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use millrace_params::{Overrides, Params};
+    use millrace_params::{FlagOverrides, Params};
 
     use super::*;
     use crate::compile::compile_job;
@@ -44,7 +44,7 @@ mod tests {
     /// The element counts of real plans stay below the estimate.
     #[test]
     fn the_estimate_covers_the_chunks_and_the_names_of_a_plan() {
-        let appliance = ApplianceSpec::default();
+        let appliance = MachineSpec::default();
         for (blocks, hidden) in [(2, 64), (300, 64), (24, 4096)] {
             let text = format!(
                 "train_input: {{data_processor: GptTextDataProcessor, data_files: x, tokenizer: bytes, batch_size: 4, \
@@ -53,7 +53,8 @@ mod tests {
                  optimizer: {{optimizer_type: AdamW, learning_rate: 1.0e-3}}\n\
                  runconfig: {{max_steps: 1}}\n"
             );
-            let job = Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job;
+            let job =
+                Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default())).unwrap().job;
             let plan = compile_job(&job, &appliance).unwrap();
             let slots = plan.down_train.len() + plan.down_eval.len() + plan.up.len();
             let nodes = size_of_val(&plan.graph.nodes[..]);

@@ -1,6 +1,6 @@
 //! Converts a resolved job to a [`CompileRequest`].
 
-use millrace_params::{ApplianceSpec, InputSpec, Job, LinkSpec, Precision};
+use millrace_params::{InputSpec, JobSpec, LinkSpec, MachineSpec, Precision};
 
 use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
@@ -10,7 +10,7 @@ use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 ///
 /// # Errors
 /// The model is inconsistent, or its two inputs differ in sample length.
-pub fn request(job: &Job, appliance: &ApplianceSpec) -> Result<CompileRequest, CompileError> {
+pub fn request(job: &JobSpec, appliance: &MachineSpec) -> Result<CompileRequest, CompileError> {
     let sequence = job.train_input.max_sequence_length;
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
     if let Some(eval) = eval.map(|eval| eval.max_sequence_length).filter(|&eval| eval != sequence) {
@@ -42,27 +42,27 @@ pub(super) fn chunk_elements(link: &LinkSpec) -> usize {
 ///
 /// # Errors
 /// See [`request`] and [`compile`].
-pub fn compile_job(job: &Job, appliance: &ApplianceSpec) -> Result<StreamPlan, CompileError> {
+pub fn compile_job(job: &JobSpec, appliance: &MachineSpec) -> Result<StreamPlan, CompileError> {
     compile(request(job, appliance)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_params::{Overrides, Params};
+    use millrace_params::{FlagOverrides, Params};
 
     use super::*;
     use crate::report::PlanReport;
 
-    fn example(name: &str) -> Job {
+    fn example(name: &str) -> JobSpec {
         let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(&path).unwrap();
-        Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job
+        Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default())).unwrap().job
     }
 
     /// Every example is planned on a wafer and links that can hold and stream it, with the parameter count in its name.
     #[test]
     fn the_examples_are_planned_as_they_are() {
-        let appliance = ApplianceSpec::default();
+        let appliance = MachineSpec::default();
         for (name, millions) in [
             ("gpt2-tiny", 0..20),
             ("gpt2-kjv", 0..20),
@@ -90,9 +90,9 @@ mod tests {
         eval.max_sequence_length += 1;
         job.eval_input = Some(eval);
         job.run.mode = millrace_params::Mode::TrainAndEval;
-        let error = compile_job(&job, &ApplianceSpec::default()).unwrap_err();
+        let error = compile_job(&job, &MachineSpec::default()).unwrap_err();
         assert!(matches!(error, CompileError::SequencesDiffer { .. }), "{error}");
         job.run.mode = millrace_params::Mode::Train;
-        assert!(compile_job(&job, &ApplianceSpec::default()).is_ok());
+        assert!(compile_job(&job, &MachineSpec::default()).is_ok());
     }
 }

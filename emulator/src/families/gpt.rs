@@ -5,7 +5,7 @@
 //! `[out, in]`: `h.3.attn.qkv` (`attn.c_attn` there), `h.3.attn.proj` (`attn.c_proj`), `h.3.mlp.fc` (`mlp.c_fc`) and
 //! `h.3.mlp.proj` (`mlp.c_proj`). A dropout of rate 0 is no operator.
 
-use millrace_params::{Initializer, ModelSpec, Nonlinearity};
+use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity};
 
 use crate::graph::{
     ActivationKind, Graph, GraphBuilder, GraphError, OpKind, TensorId, TensorInit, TensorRole, ValueId,
@@ -127,7 +127,7 @@ impl Gpt<'_> {
         name: &str,
         x: ValueId,
         shape: [usize; 2],
-        weights: Initializer,
+        weights: InitializerSpec,
         biased: bool,
     ) -> Result<ValueId, GraphError> {
         let mut params = vec![self.builder.tensor(format!("{name}.weight"), &shape, init(weights), TensorRole::Weight)];
@@ -145,12 +145,14 @@ impl Gpt<'_> {
     }
 }
 
-const fn init(initializer: Initializer) -> TensorInit {
+const fn init(initializer: InitializerSpec) -> TensorInit {
     match initializer {
-        Initializer::Normal { mean, std } => TensorInit::Normal { mean, std },
-        Initializer::TruncatedNormal { mean, std, a, b } => TensorInit::TruncatedNormal { mean, std, low: a, high: b },
-        Initializer::Uniform { a, b } => TensorInit::Uniform { low: a, high: b },
-        Initializer::Constant { val } => TensorInit::Constant { value: val },
+        InitializerSpec::Normal { mean, std } => TensorInit::Normal { mean, std },
+        InitializerSpec::TruncatedNormal { mean, std, a, b } => {
+            TensorInit::TruncatedNormal { mean, std, low: a, high: b }
+        }
+        InitializerSpec::Uniform { a, b } => TensorInit::Uniform { low: a, high: b },
+        InitializerSpec::Constant { val } => TensorInit::Constant { value: val },
     }
 }
 
@@ -212,11 +214,11 @@ mod tests {
 
     #[test]
     fn initial_values_follow_what_a_weight_is_for() {
-        let normal = |std| Initializer::Normal { mean: 0.0, std };
+        let normal = |std| InitializerSpec::Normal { mean: 0.0, std };
         let initializers = millrace_params::Initializers {
             embedding: normal(1.0),
             hidden: normal(2.0),
-            residual_output: Initializer::TruncatedNormal { mean: 0.0, std: 3.0, a: -6.0, b: 5.0 },
+            residual_output: InitializerSpec::TruncatedNormal { mean: 0.0, std: 3.0, a: -6.0, b: 5.0 },
             lm_head: normal(4.0),
         };
         let spec = ModelSpec { initializers, share_embedding_weights: false, ..TINY.spec() };

@@ -4,7 +4,7 @@
 //! this emulation (`host`), and the work of the emulation (`host_work`), from which the rates of a machine give an
 //! estimate of seconds.
 
-use millrace_params::ApplianceSpec;
+use millrace_params::MachineSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::placement::{Placement, PlacementError};
@@ -110,7 +110,7 @@ impl PlanReport {
     ///
     /// # Errors
     /// There is no placement for this number of systems.
-    pub fn new(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Self, PlacementError> {
+    pub fn new(plan: &StreamPlan, appliance: &MachineSpec, systems: u32) -> Result<Self, PlacementError> {
         let placement = nominal_placement(plan, appliance, systems)?;
         let bytes = RoleBytes::new(plan, &placement, &appliance.link);
         let traffic = traffic(plan, &placement);

@@ -4,7 +4,7 @@ use crate::testing::{Size, TINY, TINY_WAFER};
 
 #[test]
 fn the_plan_knows_nothing_of_the_systems() {
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let plan = TINY.plan(16, 2, TINY_WAFER).unwrap();
     let reports: Vec<_> = (1..=4).map(|systems| PlanReport::new(&plan, &appliance, systems).unwrap()).collect();
     assert!(reports.iter().all(|report| report.plan == reports[0].plan && report.layers == reports[0].layers));
@@ -16,7 +16,7 @@ fn the_plan_knows_nothing_of_the_systems() {
 
 #[test]
 fn memoryx_holds_sixteen_bytes_a_parameter_and_four_for_each_open_sum() {
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let one_round = TINY.plan(16, 2, 1 << 30).unwrap();
     let report = PlanReport::new(&one_round, &appliance, 2).unwrap();
     assert_eq!(report.placement.rounds, 1);
@@ -39,7 +39,7 @@ fn memoryx_holds_sixteen_bytes_a_parameter_and_four_for_each_open_sum() {
 /// The bytes of a system without activations do not depend on the number of layers.
 #[test]
 fn a_system_holds_as_many_weights_at_six_layers_as_at_24() {
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let weights = |layers| {
         let plan = Size { layers, ..TINY }.plan(16, 2, 1 << 30).unwrap();
         PlanReport::new(&plan, &appliance, 2).unwrap().bytes.cs2.host.weights
@@ -49,7 +49,7 @@ fn a_system_holds_as_many_weights_at_six_layers_as_at_24() {
 
 #[test]
 fn traffic_counts_every_use_over_every_link_and_round() {
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let plan = TINY.plan(16, 2, 1 << 30).unwrap();
     let elements: u64 = plan.parameters();
     let streamed_twice: u64 = plan
@@ -74,7 +74,7 @@ fn traffic_counts_every_use_over_every_link_and_round() {
 
 #[test]
 fn report_text_is_complete_and_json_round_trips() {
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let plan = Size { layers: 4, ..TINY }.plan(16, 2, 1 << 30).unwrap();
     let report = PlanReport::new(&plan, &appliance, 2).unwrap();
     let text = report.to_string();
@@ -102,7 +102,7 @@ fn report_text_is_complete_and_json_round_trips() {
 
 #[test]
 fn the_memory_of_a_host_is_that_of_all_processes() {
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let plan = TINY.plan(16, 2, 1 << 30).unwrap();
     let report = PlanReport::new(&plan, &appliance, 2).unwrap();
     let (bytes, place) = (&report.bytes, &report.placement);

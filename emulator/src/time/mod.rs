@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_params::ApplianceSpec;
+use millrace_params::MachineSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::compile::recomputed_nodes;
@@ -134,12 +134,12 @@ impl Projection {
 ///
 /// # Errors
 /// There is no placement: no systems, or more systems than leaves.
-pub fn project_step(plan: &StreamPlan, appliance: &ApplianceSpec, systems: u32) -> Result<Projection, PlacementError> {
+pub fn project_step(plan: &StreamPlan, appliance: &MachineSpec, systems: u32) -> Result<Projection, PlacementError> {
     Ok(project_placement(plan, appliance, &nominal_placement(plan, appliance, systems)?))
 }
 
 /// Projects a step of `plan` under `placement`.
-pub fn project_placement(plan: &StreamPlan, appliance: &ApplianceSpec, placement: &Placement) -> Projection {
+pub fn project_placement(plan: &StreamPlan, appliance: &MachineSpec, placement: &Placement) -> Projection {
     let model = TimeModel::new(plan, appliance, placement);
     let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
     for round in &placement.rounds {
@@ -185,7 +185,7 @@ pub fn project_placement(plan: &StreamPlan, appliance: &ApplianceSpec, placement
 /// See [`Placement::new`].
 pub fn nominal_placement(
     plan: &StreamPlan,
-    appliance: &ApplianceSpec,
+    appliance: &MachineSpec,
     systems: u32,
 ) -> Result<Placement, PlacementError> {
     // Reject more systems than leaves before allocating lists of them.
@@ -231,7 +231,7 @@ struct TimeModel<'a> {
 }
 
 impl<'a> TimeModel<'a> {
-    fn new(plan: &'a StreamPlan, appliance: &'a ApplianceSpec, placement: &Placement) -> Self {
+    fn new(plan: &'a StreamPlan, appliance: &'a MachineSpec, placement: &Placement) -> Self {
         let wafer = WaferModel::new(&appliance.wafer);
         let mut depth = 1.0;
         let mut node = placement.systems.first().map_or(0, |system| system.parent);

@@ -8,7 +8,7 @@
 use std::sync::OnceLock;
 
 use millrace_params::{
-    ApplianceSpec, Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
+    InitializerSpec, Initializers, LossScaling, MachineSpec, ModelFamily, ModelSpec, Nonlinearity, Precision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -124,14 +124,14 @@ pub struct ProjectionError {
 pub fn projection_errors() -> &'static [ProjectionError] {
     static ERRORS: OnceLock<Vec<ProjectionError>> = OnceLock::new();
     ERRORS.get_or_init(|| {
-        let appliance = ApplianceSpec::default();
+        let appliance = MachineSpec::default();
         PUBLISHED_RESULTS.iter().filter_map(|anchor| anchor.error(&appliance)).collect()
     })
 }
 
 impl PublishedResult {
     /// Computes the error of the projection for the systems of `appliance`.
-    pub(super) fn error(&self, appliance: &ApplianceSpec) -> Option<ProjectionError> {
+    pub(super) fn error(&self, appliance: &MachineSpec) -> Option<ProjectionError> {
         let projection = project_step(&self.plan(appliance)?, appliance, self.systems).ok()?;
         let (measured, projected) = (self.samples_per_second, projection.samples_per_second);
         let error = projected / measured - 1.0;
@@ -139,7 +139,7 @@ impl PublishedResult {
     }
 
     /// Compiles its plan, in mixed precision with leaves of one sample.
-    pub fn plan(&self, appliance: &ApplianceSpec) -> Option<StreamPlan> {
+    pub fn plan(&self, appliance: &MachineSpec) -> Option<StreamPlan> {
         let graph = match self.model {
             PublishedModel::Gpt { layers, hidden, heads } => families::gpt(&gpt(layers, hidden, heads), SEQUENCE),
             PublishedModel::GptJ => gpt_j(),
@@ -161,9 +161,9 @@ impl PublishedResult {
 
 /// Builds a GPT-2 or GPT-3. Initial values are irrelevant here.
 fn gpt(layers: usize, hidden: usize, heads: usize) -> ModelSpec {
-    let zero = Initializer::Constant { val: 0.0 };
+    let zero = InitializerSpec::Constant { val: 0.0 };
     ModelSpec {
-        family: Family::Gpt3,
+        family: ModelFamily::Gpt3,
         vocab_size: GPT_VOCABULARY,
         hidden_size: hidden,
         num_hidden_layers: layers,

@@ -52,7 +52,7 @@ fn gpt_j_has_its_own_shape() {
 
 /// The rate on `systems` systems divided by `systems` times the rate on one.
 fn efficiency(plan: &StreamPlan, systems: u32) -> f64 {
-    let appliance = ApplianceSpec::default();
+    let appliance = MachineSpec::default();
     let rate = |systems| project_step(plan, &appliance, systems).unwrap().samples_per_second;
     rate(systems) / (rate(1) * f64::from(systems))
 }
@@ -76,7 +76,7 @@ fn rounds_of_gpt3_175b_are_those_of_its_activations_and_it_scales_to_192_systems
     assert!(wafer(plan.leaves_per_round).total() <= CS2);
     let held = (1..).take_while(|&leaves| wafer(leaves).activations <= CS2).last().unwrap();
     for (systems, least) in [(1, 1.0), (16, 0.9), (64, 0.75), (192, 0.75)] {
-        let rounds = nominal_placement(&plan, &ApplianceSpec::default(), systems).unwrap().rounds.len() as f64;
+        let rounds = nominal_placement(&plan, &MachineSpec::default(), systems).unwrap().rounds.len() as f64;
         let alone = (GPT3_175B.batch as u32).div_ceil(held * systems);
         assert!((rounds / f64::from(alone) - 1.0).abs() <= 0.1, "{rounds} rounds on {systems}, {alone} by activations");
         let efficiency = efficiency(&plan, systems);
@@ -92,7 +92,7 @@ fn a_layer_may_be_larger_than_the_wafer() {
     for size in [wide, trillion] {
         let plan = size.plan(64, 1, CS2).unwrap();
         assert!(plan.check_streamable().is_ok(), "{}", size.name);
-        let projection = project_step(&plan, &ApplianceSpec::default(), 1).unwrap();
+        let projection = project_step(&plan, &MachineSpec::default(), 1).unwrap();
         assert!(projection.step_seconds.is_finite() && projection.utilisation < 0.346, "{}", size.name);
     }
     let request = Size { layers: 2, hidden: 65_536, heads: 512, ..GPT3_175B }.request(4, 1, CS2);
@@ -110,13 +110,13 @@ fn a_hundred_trillion_parameters_are_planned() {
     assert!(plan.chunks.len() < 1_100_000, "{}", plan.chunks.len());
     assert!(plan.check_streamable().is_err());
     for systems in [1, 192, 1000] {
-        assert!(project_step(&plan, &ApplianceSpec::default(), systems).unwrap().step_seconds.is_finite());
+        assert!(project_step(&plan, &MachineSpec::default(), systems).unwrap().step_seconds.is_finite());
     }
 }
 
 #[test]
 fn parts_add_up_and_slower_links_show() {
-    let mut appliance = ApplianceSpec::default();
+    let mut appliance = MachineSpec::default();
     let plan = GPT3_1_3B.plan(16, 1, CS2).unwrap();
     let fast = project_step(&plan, &appliance, 2).unwrap();
     let sum = fast.compute_seconds + fast.waits.total() + fast.boundary_seconds;
@@ -133,9 +133,9 @@ fn parts_add_up_and_slower_links_show() {
 #[test]
 fn every_rate_of_the_appliance_takes_part() {
     let plan = GPT3_1_3B.plan(64, 1, CS2).unwrap();
-    let step = |appliance: &ApplianceSpec| project_step(&plan, appliance, 2).unwrap().step_seconds;
-    let fast = step(&ApplianceSpec::default());
-    let slower: [fn(&mut ApplianceSpec); 8] = [
+    let step = |appliance: &MachineSpec| project_step(&plan, appliance, 2).unwrap().step_seconds;
+    let fast = step(&MachineSpec::default());
+    let slower: [fn(&mut MachineSpec); 8] = [
         |appliance| appliance.wafer.memory_bandwidth /= 1000.0,
         |appliance| appliance.wafer.fabric_bandwidth /= 100.0,
         |appliance| appliance.wafer.cores /= 100,
@@ -146,7 +146,7 @@ fn every_rate_of_the_appliance_takes_part() {
         |appliance| appliance.memoryx.memory_bandwidth /= 100.0,
     ];
     for (at, change) in slower.into_iter().enumerate() {
-        let mut appliance = ApplianceSpec::default();
+        let mut appliance = MachineSpec::default();
         change(&mut appliance);
         assert!(step(&appliance) > 1.02 * fast, "number {at} takes no part: {} for {fast}", step(&appliance));
     }
@@ -158,14 +158,14 @@ fn the_bound_is_named_with_its_share() {
     let (saving, recomputing) = (GPT3_1_3B.plan(4, 1, CS2).unwrap(), GPT3_1_3B.plan(512, 1, CS2).unwrap());
     let recomputes = |plan: &StreamPlan| plan.layers.iter().any(|layer| layer.recompute);
     assert!(!recomputes(&saving) && recomputes(&recomputing));
-    let of = |plan: &StreamPlan, change: fn(&mut ApplianceSpec)| {
-        let mut appliance = ApplianceSpec::default();
+    let of = |plan: &StreamPlan, change: fn(&mut MachineSpec)| {
+        let mut appliance = MachineSpec::default();
         change(&mut appliance);
         let projection = project_step(plan, &appliance, 4).unwrap();
         assert!(projection.bound().1 > 0.5 && projection.bound().1 <= 1.0, "{projection:?}");
         projection.bound().0
     };
-    let slow_links = |appliance: &mut ApplianceSpec| appliance.wafer.link_bytes_per_s /= 1000.0;
+    let slow_links = |appliance: &mut MachineSpec| appliance.wafer.link_bytes_per_s /= 1000.0;
     assert_eq!(of(&recomputing, |_| ()), Bottleneck::Compute);
     assert_eq!(of(&crate::testing::TINY.plan(16, 2, CS2).unwrap(), |_| ()), Bottleneck::Latency);
     // Weights of recomputed layers are sent three times; gradients are sent once and are twice as wide.

@@ -13,7 +13,7 @@ use millrace_emulator::numerics::init::{Initializer, tensor_key};
 use millrace_emulator::plan::{ChunkId, DEFAULT_CHUNK_ELEMENTS, Encoding, LeafLayout, Pass, StreamPlan};
 use millrace_emulator::tree::{LeafTree, Node, PartialSums};
 use millrace_params::{
-    Family, Initializer as ParamInitializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision,
+    InitializerSpec as ParamInitializer, Initializers, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision,
 };
 
 pub mod reference;
@@ -25,7 +25,7 @@ pub const LARGE: u64 = 1 << 40;
 pub fn spec(layers: usize, hidden: usize, heads: usize, vocabulary: usize, positions: usize) -> ModelSpec {
     let normal = ParamInitializer::Normal { mean: 0.0, std: 0.02 };
     ModelSpec {
-        family: Family::Gpt2,
+        family: ModelFamily::Gpt2,
         vocab_size: vocabulary,
         hidden_size: hidden,
         num_hidden_layers: layers,

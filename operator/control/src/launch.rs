@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use kube::ResourceExt;
 use millrace_crds::Resolution;
-use millrace_params::{ApplianceSpec, Job, Resolved};
+use millrace_params::{JobSpec, MachineSpec, ResolveOutput};
 use millrace_protocol::launch::{DocumentError, FIRST_VERSION, Launch, VERSION};
 
 use crate::world::Attempt;
@@ -44,7 +44,7 @@ pub fn version_of(resolution: &Resolution) -> u32 {
 ///
 /// # Errors
 /// The record can't be read; see [`Unreadable`].
-pub fn resolved_job(resolution: &Resolution) -> Result<(Job, ApplianceSpec), Unreadable> {
+pub fn resolved_job(resolution: &Resolution) -> Result<(JobSpec, MachineSpec), Unreadable> {
     let found = version_of(resolution);
     if found > VERSION {
         return Err(Unreadable::NewerVersion { found });
@@ -65,7 +65,7 @@ pub fn launch(attempt: &Attempt<'_>) -> Result<Launch, Unreadable> {
     job.run.num_csx = attempt.system_count() as usize;
     let params = serde_json::to_string_pretty(&attempt.job.spec.params)?;
     let notes = attempt.resolution.notes.clone();
-    let mut launch = Launch::new(Resolved { job, notes, without_effect: Vec::new() }, appliance, params);
+    let mut launch = Launch::new(ResolveOutput { job, notes, ignored_keys: Vec::new() }, appliance, params);
     launch.model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
     launch.attempt = Some(attempt.number);
     launch.job_uid = attempt.job.uid();

@@ -25,7 +25,7 @@ use millrace_crds::decide::{Ask, Event, Place, Schedule, backing_off, schedule, 
 use millrace_crds::{
     Amounts, Appliance, ApplianceStatus, ConditionType, Grant, QueuePlace, QueueReason, TrainJob, set_condition,
 };
-use millrace_params::ApplianceSpec;
+use millrace_params::MachineSpec;
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -434,7 +434,7 @@ fn gone(job: &TrainJob) -> bool {
 }
 
 /// Returns the capacity of an appliance.
-pub fn capacity(machine: &ApplianceSpec) -> Amounts {
+pub fn capacity(machine: &MachineSpec) -> Amounts {
     Amounts {
         systems: u32::try_from(machine.systems).unwrap_or(u32::MAX),
         memoryx_bytes: machine.memoryx.memory_bytes,

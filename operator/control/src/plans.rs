@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use millrace_emulator::compile::{compile_job, planning_bytes};
 use millrace_emulator::plan::StreamPlan;
-use millrace_params::{ApplianceSpec, Job};
+use millrace_params::{JobSpec, MachineSpec};
 
 use crate::resolve::{Needs, Unable, largest_num_csx, needs_of};
 
@@ -53,7 +53,7 @@ impl Plans {
     ///
     /// # Errors
     /// The job can never run as it is, or [`Unable::Busy`] with the message of `may_plan`.
-    pub fn plan(&self, job: &Job, appliance: &ApplianceSpec, num_csx: u32, may_plan: &MayPlan<'_>) -> Planning {
+    pub fn plan(&self, job: &JobSpec, appliance: &MachineSpec, num_csx: u32, may_plan: &MayPlan<'_>) -> Planning {
         let key = key(job, appliance, num_csx)?;
         if let Some(known) = lock(&self.results).of.get(&key) {
             return known.clone();
@@ -75,7 +75,7 @@ impl Plans {
     }
 }
 
-fn plan(job: &Job, appliance: &ApplianceSpec, num_csx: u32) -> Result<Planned, Unable> {
+fn plan(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<Planned, Unable> {
     let plan = compile_job(job, appliance)?;
     let systems = num_csx.clamp(1, largest_num_csx(job));
     check_rounds(&plan, systems)?;
@@ -99,7 +99,7 @@ fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), Unable> {
 }
 
 /// Returns the cache key: a hash of everything that a result depends on.
-fn key(job: &Job, appliance: &ApplianceSpec, num_csx: u32) -> Result<blake3::Hash, Unable> {
+fn key(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<blake3::Hash, Unable> {
     let mut digest = blake3::Hasher::new();
     let unwritable = |error: serde_json::Error| Unable::BadParams(error.to_string());
     serde_json::to_writer(&mut digest, job).map_err(unwritable)?;
@@ -166,11 +166,11 @@ mod tests {
     use std::cell::Cell;
     use std::time::{Duration, Instant};
 
-    use millrace_params::{Overrides, Params};
+    use millrace_params::{FlagOverrides, Params};
 
     use super::*;
 
-    fn job(layers: u64, batch: u64, sequence: u64) -> Job {
+    fn job(layers: u64, batch: u64, sequence: u64) -> JobSpec {
         let text = format!(
             "train_input: {{data_processor: GptTextDataProcessor, data_files: x, tokenizer: bytes, batch_size: {batch}, \
              micro_batch_size: 1, max_sequence_length: {sequence}}}\n\
@@ -179,14 +179,14 @@ mod tests {
              optimizer: {{optimizer_type: AdamW, learning_rate: 1.0e-3}}\n\
              runconfig: {{max_steps: 1}}\n"
         );
-        Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default())).unwrap().job
+        Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default())).unwrap().job
     }
 
     #[test]
     fn what_is_known_is_not_planned_again() {
         let (plans, asked) = (Plans::default(), Cell::new(0));
-        let machine = ApplianceSpec::default();
-        let plan = |num_csx, job: &Job| {
+        let machine = MachineSpec::default();
+        let plan = |num_csx, job: &JobSpec| {
             let asking = |_| {
                 asked.set(asked.get() + 1);
                 Ok(())
@@ -205,12 +205,12 @@ mod tests {
 
     #[test]
     fn what_would_take_too_long_is_refused_before_it_begins() {
-        let (plans, machine) = (Plans::default(), ApplianceSpec::default());
+        let (plans, machine) = (Plans::default(), MachineSpec::default());
         let began = Instant::now();
         // One leaf of sixteen million at a time, through the layers of 300 decoder blocks.
         let many_rounds = plans.plan(&job(300, 1 << 24, 16_384), &machine, 1, &|_| Ok(()));
         assert!(matches!(&many_rounds, Err(Unable::TooLarge(why)) if why.contains("rounds")), "{many_rounds:?}");
-        let small_chunks = ApplianceSpec::parse_yaml("link: {chunkBytes: 64}").unwrap();
+        let small_chunks = MachineSpec::parse_yaml("link: {chunkBytes: 64}").unwrap();
         let mut large = job(10_000, 4, 64);
         large.model.hidden_size = 4096;
         let many_chunks = plans.plan(&large, &small_chunks, 1, &|_| Ok(()));

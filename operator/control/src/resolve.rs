@@ -9,7 +9,7 @@ use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;
 use millrace_emulator::report::{HostWork, RoleBytes, traffic};
 use millrace_emulator::time::{nominal_placement, project_step};
-use millrace_params::{ApplianceSpec, Job, Mode, Overrides, Params, Resolved, Source};
+use millrace_params::{DataSource, FlagOverrides, JobSpec, MachineSpec, Mode, Params, ResolveOutput};
 use millrace_protocol::launch::VERSION;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -133,12 +133,12 @@ fn resolve_with(
 ) -> Result<Resolution, Unable> {
     let spec = &job.spec;
     let params = spec.params.read().map_err(|error| error.report().trim_end().to_owned())?;
-    let overrides = Overrides {
+    let overrides = FlagOverrides {
         num_csx: Some(spec.num_csx.into()),
         mode: spec.mode.map(|mode| name_of(mode).to_owned()),
-        ..Overrides::default()
+        ..FlagOverrides::default()
     };
-    let Resolved { job: mut resolved, mut notes, without_effect } =
+    let ResolveOutput { job: mut resolved, mut notes, ignored_keys } =
         params.resolve(&overrides).map_err(|error| error.report().trim_end().to_owned())?;
     if resolved.run.compile_only || resolved.run.validate_only {
         return Err(
@@ -148,8 +148,8 @@ fn resolve_with(
                 .into(),
         );
     }
-    if !without_effect.is_empty() {
-        notes.push(format!("Without effect on this appliance: {}.", without_effect.join(", ")));
+    if !ignored_keys.is_empty() {
+        notes.push(format!("Without effect on this appliance: {}.", ignored_keys.join(", ")));
     }
     let ModelDir { path: model_dir, claim } = site.model_dir(job, &resolved.run.model_dir)?;
     let run = &mut resolved.run;
@@ -195,7 +195,12 @@ pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, Unable> {
 ///
 /// # Errors
 /// No such placement exists.
-pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, systems: u32) -> Result<Needs, Unable> {
+pub(crate) fn needs_of(
+    plan: &StreamPlan,
+    job: &JobSpec,
+    appliance: &MachineSpec,
+    systems: u32,
+) -> Result<Needs, Unable> {
     let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
     let bytes = RoleBytes::new(plan, &placement, &appliance.link);
     let projection = project_step(plan, appliance, systems).map_err(|error| error.to_string())?;
@@ -232,22 +237,22 @@ pub(crate) fn needs_of(plan: &StreamPlan, job: &Job, appliance: &ApplianceSpec, 
 }
 
 /// Returns every path that agents of `job` read.
-fn inputs(job: &Job) -> impl Iterator<Item = &str> {
+fn inputs(job: &JobSpec) -> impl Iterator<Item = &str> {
     let sources = [Some(&job.train_input), job.eval_input.as_ref()].into_iter().flatten().map(|input| &input.source);
     let paths = sources.flat_map(|source| match source {
-        Source::Text { paths, .. } | Source::Tokens { paths } => paths.as_slice(),
-        Source::Synthetic { .. } => &[],
+        DataSource::Text { paths, .. } | DataSource::Tokens { paths } => paths.as_slice(),
+        DataSource::Synthetic { .. } => &[],
     });
     paths.chain(&job.run.checkpoint_path).map(String::as_str)
 }
 
-fn shards(job: &Job, appliance: &ApplianceSpec) -> u32 {
+fn shards(job: &JobSpec, appliance: &MachineSpec) -> u32 {
     let asked = job.run.num_wgt_servers;
     (if asked > 0 { asked } else { appliance.memoryx.shards }) as u32
 }
 
 /// Returns the number of leaves of the inputs that the mode reads, the smaller one of two, at least 1.
-pub(crate) fn largest_num_csx(job: &Job) -> u32 {
+pub(crate) fn largest_num_csx(job: &JobSpec) -> u32 {
     let train = job.run.mode.trains().then(|| job.train_input.leaves());
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()).map(|input| input.leaves());
     train.into_iter().chain(eval).min().unwrap_or(1).max(1) as u32

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::{Agent, Event, Report, Role};
 use millrace_crds::{Appliance, ApplianceStatus, ClusterSpec, Grant, Progress, Resolution, TrainJob, TrainJobStatus};
-use millrace_params::{ApplianceSpec, Job};
+use millrace_params::{JobSpec, MachineSpec};
 pub use millrace_protocol::journal::Journal;
 
 use crate::launch::{Unreadable, resolved_job, version_of};
@@ -47,7 +47,7 @@ impl Attempt<'_> {
     ///
     /// # Errors
     /// The record can't be read; see [`Unreadable`].
-    pub fn resolved(&self) -> Result<(Job, ApplianceSpec), Unreadable> {
+    pub fn resolved(&self) -> Result<(JobSpec, MachineSpec), Unreadable> {
         resolved_job(self.resolution)
     }
 

@@ -7,19 +7,19 @@ use millrace_api::definition::Definition;
 use millrace_control::launch::resolved_job;
 use millrace_control::{ModelDir, Site};
 use millrace_crds::{ClusterSpec, Resolution, TrainJob};
-use millrace_params::{ApplianceSpec, Job, Overrides, Params};
+use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params};
 use serde_json::Value;
 
 /// Parses a params file, and the same bytes as an appliance.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(read) = Params::parse_yaml(text)
-        && let Ok(resolved) = read.resolve(&Overrides::default())
+        && let Ok(resolved) = read.resolve(&FlagOverrides::default())
     {
         let json = resolved.job.to_json();
-        assert_eq!(Job::from_json(&json).expect("a job reads back"), resolved.job);
+        assert_eq!(JobSpec::from_json(&json).expect("a job reads back"), resolved.job);
     }
-    drop(ApplianceSpec::parse_yaml(text));
+    drop(MachineSpec::parse_yaml(text));
 }
 
 /// A site at which all model_dirs and data are accepted. No path is accessed.
@@ -65,7 +65,7 @@ pub fn trainjob(bytes: &[u8]) {
     let small = is_small(&object);
     let Ok(job) = serde_json::from_value::<TrainJob>(object) else { return };
     if let Ok(params) = job.spec.params.read() {
-        drop(params.resolve(&Overrides::default()));
+        drop(params.resolve(&FlagOverrides::default()));
     }
     if small && let Ok(record) = millrace_control::resolve(&job, &ClusterSpec::default(), &Nowhere) {
         resolved_job(&record).expect("what was resolved here reads back");

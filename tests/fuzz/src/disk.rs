@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
 use millrace_data::{Dataset, SourceKind, SourceSpec, SplitPart};
-use millrace_params::{Overrides, Params};
+use millrace_params::{FlagOverrides, Params};
 use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
 use tempfile::TempDir;
 
@@ -109,7 +109,7 @@ pub fn hf_config(bytes: &[u8]) {
         let model_dir = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
         let choices = hf::Choices { model_dir: &model_dir, num_csx: 1 };
         let Ok(text) = hf::params_text(dir, choices) else { return };
-        let resolved = Params::parse_yaml(&text).and_then(|params| params.resolve(&Overrides::default()));
+        let resolved = Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default()));
         match resolved {
             Ok(resolved) => assert_eq!(resolved.job.run.model_dir, model_dir),
             // Only the name of the directory may be invalid.

@@ -152,7 +152,7 @@ fn every_gpt_of_the_params_is_a_gpt2() {
              optimizer: {{optimizer_type: AdamW, learning_rate: 0.1}}, runconfig: {{max_steps: 1}}}}"
         );
         let params = millrace_params::Params::parse_yaml(&text).unwrap();
-        let job = params.resolve(&millrace_params::Overrides::default()).unwrap().job;
+        let job = params.resolve(&millrace_params::FlagOverrides::default()).unwrap().job;
         let model = Gpt2::from_graph(&millrace_emulator::families::gpt(&job.model, 16).unwrap()).unwrap();
         assert_eq!((model.tied(), model.blocks.len(), model.heads, model.inner), (tied, 2, 2, 20));
         assert_eq!((model.rates.embedding, model.rates.residual), (dropout, dropout));
@@ -269,7 +269,7 @@ fn params_have_the_model_of_config_json_and_a_key_that_cannot_be_trained_is_name
     };
     let job = |config: Value| {
         let params = millrace_params::Params::parse_yaml(&text(config).unwrap()).unwrap();
-        params.resolve(&millrace_params::Overrides::default()).unwrap().job
+        params.resolve(&millrace_params::FlagOverrides::default()).unwrap().job
     };
     let own = job(json!({"model_type": "gpt2", "vocab_size": 300, "n_positions": 32, "n_embd": 24, "n_layer": 3,
         "n_head": 4, "n_inner": 40, "activation_function": "gelu", "resid_pdrop": 0, "embd_pdrop": 0.25,

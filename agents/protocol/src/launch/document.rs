@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::placement::swarm_nodes;
-use millrace_params::{ApplianceSpec, CheckpointStates, Job, Mode, Resolved};
+use millrace_params::{CheckpointStates, JobSpec, MachineSpec, Mode, ResolveOutput};
 use serde::{Deserialize, Serialize};
 
 use super::version::{DocumentError, FIRST_VERSION, VERSION, first_version, to_first_version};
@@ -21,9 +21,9 @@ pub struct Launch {
     #[serde(default = "first_version")]
     pub version: u32,
     /// The resolved job.
-    pub job: Job,
+    pub job: JobSpec,
     /// The appliance that the job is planned for.
-    pub appliance: ApplianceSpec,
+    pub appliance: MachineSpec,
     /// Mode of the run; the same as `job.run.mode`.
     pub mode: Mode,
     /// Directory of checkpoints, metrics and logs.
@@ -88,7 +88,7 @@ impl Wanted {
     /// Returns the numbers that `job` needs on `appliance`. A job's own number of shards takes precedence over the
     /// appliance's. Both state a maximum of activation servers per system, but a system reads from one at a time, so it
     /// gets one.
-    pub fn of(job: &Job, appliance: &ApplianceSpec) -> Self {
+    pub fn of(job: &JobSpec, appliance: &MachineSpec) -> Self {
         let run = &job.run;
         let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
         Self {
@@ -105,8 +105,8 @@ impl Wanted {
 impl Launch {
     /// Returns the launch of a resolved job on `appliance`, as a run that nothing restarts. A program that restarts the
     /// job sets `attempt` and `job_uid`.
-    pub fn new(resolved: Resolved, appliance: ApplianceSpec, params_yaml: String) -> Self {
-        let Resolved { job, notes, mut without_effect } = resolved;
+    pub fn new(resolved: ResolveOutput, appliance: MachineSpec, params_yaml: String) -> Self {
+        let ResolveOutput { job, notes, ignored_keys: mut without_effect } = resolved;
         let run = &job.run;
         if run.num_act_servers > 1 {
             without_effect

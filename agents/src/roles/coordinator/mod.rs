@@ -22,7 +22,7 @@ use millrace_checkpoint::lock::LOCK_LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::{PlanReport, format_rough_duration};
-use millrace_params::Source;
+use millrace_params::DataSource;
 use millrace_protocol::security::{AttemptName, Incoming};
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::journal::OutcomeReason;
@@ -196,7 +196,7 @@ async fn prepare(
         inputs
     });
     let inputs = opened.await.map_err(Failure::own)??;
-    let has_end = !matches!(launch.job.train_input.source, Source::Synthetic {});
+    let has_end = !matches!(launch.job.train_input.source, DataSource::Synthetic {});
     if let Some(train) = inputs.train.as_ref().filter(|_| has_end) {
         let epoch = Epoch::new(train.windows(), &launch.job.train_input);
         console.line(format!("One epoch of the training data is {epoch}."));
@@ -286,7 +286,7 @@ fn say_plan(
 /// Sets the last step of a run that is limited to a number of epochs; an epoch has `samples` samples.
 fn end_with_epochs(launch: &mut Launch, compiled: &mut CompiledJob, samples: u64, console: &Console) {
     let Some(epochs) = launch.job.run.max_epochs else { return };
-    launch.job.end_with_epochs(samples);
+    launch.job.limit_by_epochs(samples);
     compiled.job = Arc::new(launch.job.clone());
     let last = launch.job.run.max_steps;
     console.line(format!("Training ends at step {last}: at most {epochs} epoch(s) by the params."));

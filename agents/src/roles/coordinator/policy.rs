@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use millrace_engine::coordinator::{EvalPolicy, LossScaling, RunPolicy};
-use millrace_params::{Job, Mode};
+use millrace_params::{JobSpec, Mode};
 
 use crate::control::job::CompiledJob;
 
 /// Returns how the params scale the loss over `batch` samples.
-pub fn scaling(job: &Job, batch: u64) -> LossScaling {
+pub fn scaling(job: &JobSpec, batch: u64) -> LossScaling {
     match job.model.loss_scaling {
         millrace_params::LossScaling::NumTokens => LossScaling::Tokens,
         millrace_params::LossScaling::BatchSize => LossScaling::BatchSize { weight: job.model.loss_weight, batch },

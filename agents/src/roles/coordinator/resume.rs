@@ -6,7 +6,7 @@ use std::path::Path;
 use millrace_checkpoint::{Checkpoint, LineagePoint, Moments, PlanReader, VerificationLevel, list, newest_complete};
 use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
-use millrace_params::{InputSpec, Job, Mode};
+use millrace_params::{InputSpec, JobSpec, Mode};
 
 use super::saver::Saved;
 use crate::checkpoints::{self, checkpoint_failure, holds_checkpoints, strictness};
@@ -153,7 +153,7 @@ fn from_checkpoint(
 /// Returns the numerics profile of `checkpoint`, JSON, as far as a run of `job` that continues at `step` can keep it:
 /// another model has other chunks, and another batch size has other leaves. If the params leave the size of leaves to
 /// the appliance, the run keeps the leaves of the checkpoint, unless it counts from step 0 again.
-fn profile_of(checkpoint: &Checkpoint, job: &Job, step: u64) -> String {
+fn profile_of(checkpoint: &Checkpoint, job: &JobSpec, step: u64) -> String {
     let text = checkpoint.numerics_profile();
     let Ok(mut profile) = serde_json::from_str::<NumericsProfile>(text) else { return text.to_owned() };
     if profile.chunk_elements.is_none() && checkpoint.step() > 0 {
@@ -260,7 +260,7 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
 
 /// Returns sentences on the differences between the params and those of the run that wrote the checkpoint. The params
 /// take precedence; a user who resumes with, for example, another learning rate is informed of it.
-fn changes(job: &Job, then: &str) -> Vec<String> {
+fn changes(job: &JobSpec, then: &str) -> Vec<String> {
     let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
     let then: serde_json::Value = serde_json::from_str(then).unwrap_or_default();
     let mut changes = Vec::new();
@@ -318,18 +318,18 @@ pub fn evaluated(model_dir: &Path, step: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use millrace_emulator::numerics::Isa;
-    use millrace_params::{ApplianceSpec, Overrides, Params};
+    use millrace_params::{FlagOverrides, MachineSpec, Params};
 
     use super::*;
 
-    fn job() -> Job {
+    fn job() -> JobSpec {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
         let text = std::fs::read_to_string(path).unwrap().replace("micro_batch_size: 1", "micro_batch_size: 4");
-        Params::parse_yaml(&text).unwrap().resolve(&Overrides::default()).unwrap().job
+        Params::parse_yaml(&text).unwrap().resolve(&FlagOverrides::default()).unwrap().job
     }
 
     fn compiled(wafer_bytes: u64, chunk_bytes: u64) -> CompiledJob {
-        let mut appliance = ApplianceSpec::default();
+        let mut appliance = MachineSpec::default();
         (appliance.wafer.memory_bytes, appliance.link.chunk_bytes) = (wafer_bytes, chunk_bytes);
         JobDocument { job: job(), appliance, cuts: None }.compile(Isa::Portable).unwrap()
     }
@@ -367,7 +367,7 @@ mod tests {
     fn a_checkpoint_of_0_1_0_tells_its_chunks_by_its_layout() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/0.1.0/model_dir/checkpoint_4");
         let checkpoint = Checkpoint::open(path).unwrap();
-        let job: Job = serde_json::from_str(checkpoint.job()).unwrap();
+        let job: JobSpec = serde_json::from_str(checkpoint.job()).unwrap();
         let profile: NumericsProfile = serde_json::from_str(&profile_of(&checkpoint, &job, 4)).unwrap();
         let largest = checkpoint.layout().chunks().iter().map(|chunk| chunk.elements as u32).max();
         assert_eq!((profile.leaf_samples, profile.chunk_elements), (None, largest));

@@ -8,7 +8,7 @@ use millrace_checkpoint::ResumeHistory;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::coordinator::{Evaluation, LossScaling};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
-use millrace_params::{Job, Mode};
+use millrace_params::{JobSpec, Mode};
 use millrace_protocol::proto;
 use millrace_telemetry::journal::{self, OutcomeReason, ResumePoint, RunPhase, RunState};
 use millrace_telemetry::logs::{AgentName, Level, LogRecord};
@@ -34,7 +34,7 @@ pub struct Teller {
     files: RunFiles,
     metrics: RoleMetrics,
     gauges: CoordinatorMetrics,
-    job: Arc<Job>,
+    job: Arc<JobSpec>,
     plan: Arc<StreamPlan>,
     mode: Mode,
     /// The current state of the run, as last recorded in the journal.

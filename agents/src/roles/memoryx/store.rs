@@ -307,7 +307,7 @@ mod tests {
     use millrace_emulator::kernels::ftz;
     use millrace_emulator::numerics::Isa;
     use millrace_emulator::numerics::random::hash64;
-    use millrace_params::{ApplianceSpec, Overrides, Params};
+    use millrace_params::{FlagOverrides, MachineSpec, Params};
 
     use super::*;
     use crate::control::job::JobDocument;
@@ -361,8 +361,8 @@ mod tests {
     fn small_store() -> Store {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
         let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let job = params.resolve(&Overrides::default()).unwrap().job;
-        let mut appliance = ApplianceSpec::default();
+        let job = params.resolve(&FlagOverrides::default()).unwrap().job;
+        let mut appliance = MachineSpec::default();
         appliance.link.chunk_bytes = 1 << 14;
         let job = JobDocument { job, appliance, cuts: None }.compile(Isa::detect()).unwrap();
         let store = Store::new(job, 0, 1, StallClock::new()).unwrap();

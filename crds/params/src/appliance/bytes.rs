@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::yaml::{FromNode, Node, Reader, Value};
+use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue};
 
 /// A number of bytes, written as a number or with a unit: k, M, G, T, P for powers of 1000, Ki, Mi, Gi, Ti, Pi for
 /// powers of 1024, each with or without a final B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(into = "u64", try_from = "Written")]
-pub struct Bytes(pub u64);
+#[serde(into = "u64", try_from = "RawSize")]
+pub struct ByteSize(pub u64);
 
-impl From<Bytes> for u64 {
-    fn from(bytes: Bytes) -> Self {
+impl From<ByteSize> for u64 {
+    fn from(bytes: ByteSize) -> Self {
         bytes.0
     }
 }
@@ -19,27 +19,27 @@ impl From<Bytes> for u64 {
 /// The two notations of a size.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum RawSize {
     /// A number of bytes.
     Number(f64),
     /// A number with a unit.
     WithUnit(String),
 }
 
-impl TryFrom<Written> for Bytes {
+impl TryFrom<RawSize> for ByteSize {
     type Error = String;
 
-    fn try_from(written: Written) -> Result<Self, String> {
+    fn try_from(written: RawSize) -> Result<Self, String> {
         match written {
-            Written::Number(bytes) => whole(bytes),
-            Written::WithUnit(text) => parse(&text),
+            RawSize::Number(bytes) => whole(bytes),
+            RawSize::WithUnit(text) => parse(&text),
         }
         .ok_or_else(|| "a size must be a number of bytes or one with a unit, as in 40GB or 4MiB".to_owned())
     }
 }
 
 #[cfg(feature = "schema")]
-impl schemars::JsonSchema for Bytes {
+impl schemars::JsonSchema for ByteSize {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "Bytes".into()
     }
@@ -59,10 +59,10 @@ impl schemars::JsonSchema for Bytes {
     }
 }
 
-impl FromNode for Bytes {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+impl FromNode for ByteSize {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         let bytes = match &node.value {
-            Value::Scalar { text, .. } => parse(text),
+            YamlValue::Scalar { text, .. } => parse(text),
             _ => None,
         };
         if bytes.is_none() {
@@ -72,7 +72,7 @@ impl FromNode for Bytes {
     }
 }
 
-fn parse(text: &str) -> Option<Bytes> {
+fn parse(text: &str) -> Option<ByteSize> {
     let text = text.trim();
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E');
     let unit = text[number.len()..].trim_end_matches(['B', 'b']);
@@ -93,9 +93,9 @@ fn parse(text: &str) -> Option<Bytes> {
 }
 
 /// Returns a whole number of bytes that an f64 represents exactly.
-fn whole(bytes: f64) -> Option<Bytes> {
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    (bytes.fract() == 0.0 && (0.0..=EXACT).contains(&bytes)).then_some(Bytes(bytes as u64))
+fn whole(bytes: f64) -> Option<ByteSize> {
+    const MAX_EXACT_F64_INTEGER: f64 = 9_007_199_254_740_992.0;
+    (bytes.fract() == 0.0 && (0.0..=MAX_EXACT_F64_INTEGER).contains(&bytes)).then_some(ByteSize(bytes as u64))
 }
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
             ("nanGB", None),
             ("1e400", None),
         ] {
-            assert_eq!(parse(text), expected.map(Bytes), "{text}");
+            assert_eq!(parse(text), expected.map(ByteSize), "{text}");
         }
     }
 }

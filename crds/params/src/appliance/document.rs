@@ -1,13 +1,13 @@
 //! The appliance's description as the user writes it.
 
-use super::Bytes;
+use super::ByteSize;
 use crate::error::ParamsError;
-use crate::yaml::{Dialect, Lines, Value, parse, read_tree, section};
+use crate::yaml::{KeyStyle, LineNumbers, YamlValue, parse, read_tree, section};
 
 section! {
     /// What an appliance is made of; what is left out is that of a cluster of CS-2s.
     #[serde(rename_all = "camelCase")]
-    pub struct ApplianceDocument {
+    pub struct MachineDocument {
         /// How many systems exist; 192 by default.
         systems: u64,
         /// The wafer inside each of them.
@@ -36,7 +36,7 @@ section! {
     #[serde(rename_all = "camelCase")]
     pub struct WaferDocument {
         /// Memory; 40GB by default.
-        memory_bytes: Bytes,
+        memory_bytes: ByteSize,
         /// Bandwidth of that memory in bytes per second; 20e15 by default.
         memory_bandwidth: f64,
         /// Bandwidth of the fabric between cores in bytes per second; 28e15 by default.
@@ -63,7 +63,7 @@ section! {
         /// Shards; 2 by default.
         shards: u64,
         /// Memory of all shards together; 2.4PB by default.
-        memory_bytes: Bytes,
+        memory_bytes: ByteSize,
         /// Bandwidth of that memory in bytes per second; 4e12 by default.
         memory_bandwidth: f64,
     }
@@ -89,7 +89,7 @@ section! {
     #[serde(rename_all = "camelCase")]
     pub struct LinkDocument {
         /// Largest chunk; 4MiB by default and at most.
-        chunk_bytes: Bytes,
+        chunk_bytes: ByteSize,
         /// Chunks of that size a receiver has room for; 8 by default. More smaller ones fit in the same room.
         window_chunks: u64,
     }
@@ -100,7 +100,7 @@ section! {
 section! {
     /// A whole `Appliance` document.
     #[serde(rename_all = "camelCase")]
-    pub struct Wrapped {
+    pub struct MachineManifest {
         /// `millrace.dev/v1alpha1`.
         api_version: String,
         /// `Appliance`.
@@ -108,7 +108,7 @@ section! {
         /// The document's name and labels.
         metadata: serde_json::Value,
         /// What the appliance is made of.
-        spec: ApplianceDocument,
+        spec: MachineDocument,
         /// What the cluster says about it; not read.
         status: serde_json::Value,
     }
@@ -116,17 +116,17 @@ section! {
     not_yet {}
 }
 
-const DIALECT: Dialect = Dialect { camel_case: true, homes: |_| Vec::new() };
+const KEY_STYLE: KeyStyle = KeyStyle { camel_case: true, sections_with_key: |_| Vec::new() };
 
 /// Reads a bare spec or a whole document; also returns the prefix of the spec's keys: empty, or `spec.`.
-pub(super) fn read(text: &str) -> Result<(ApplianceDocument, &'static str, Lines), ParamsError> {
+pub(super) fn read(text: &str) -> Result<(MachineDocument, &'static str, LineNumbers), ParamsError> {
     let root = parse(text)?;
     // A whole document has the keys that every Kubernetes document has.
     let of_kubernetes = |key: &str| ["apiVersion", "kind", "spec"].contains(&key);
-    if matches!(&root.value, Value::Map(entries) if entries.iter().any(|entry| of_kubernetes(&entry.key))) {
-        let (wrapped, lines) = read_tree::<Wrapped>(&root, DIALECT)?;
+    if matches!(&root.value, YamlValue::Map(entries) if entries.iter().any(|entry| of_kubernetes(&entry.key))) {
+        let (wrapped, lines) = read_tree::<MachineManifest>(&root, KEY_STYLE)?;
         return Ok((wrapped.spec.unwrap_or_default(), "spec.", lines));
     }
-    let (bare, lines) = read_tree(&root, DIALECT)?;
+    let (bare, lines) = read_tree(&root, KEY_STYLE)?;
     Ok((bare, "", lines))
 }

@@ -1,26 +1,26 @@
 //! The machine that a job runs on: its systems, the wafer they emulate, MemoryX, SwarmX and links.
 //!
-//! [`ApplianceDocument`] is the `spec` of an `Appliance` as the user writes it, with every key optional.
-//! [`ApplianceSpec`] is the same with the defaults of a cluster of CS-2s filled in. Keys are documented in camel case,
+//! [`MachineDocument`] is the `spec` of an `Appliance` as the user writes it, with every key optional.
+//! [`MachineSpec`] is the same with the defaults of a cluster of CS-2s filled in. Keys are documented in camel case,
 //! as in Kubernetes, and accepted in snake case too.
 
 mod bytes;
 mod document;
 
-pub use bytes::Bytes;
-pub use document::{ApplianceDocument, LinkDocument, MemoryXDocument, SwarmXDocument, WaferDocument};
+pub use bytes::ByteSize;
+pub use document::{LinkDocument, MachineDocument, MemoryXDocument, SwarmXDocument, WaferDocument};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ParamsError, Problem, ProblemKind};
-use crate::yaml::Lines;
+use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
+use crate::yaml::LineNumbers;
 
 /// Maximum chunk of the wire protocol, in bytes.
-const MOST_CHUNK_BYTES: u64 = 4 << 20;
+const MAX_CHUNK_BYTES: u64 = 4 << 20;
 
 /// The machine, fully specified.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ApplianceSpec {
+pub struct MachineSpec {
     /// Number of systems.
     pub systems: usize,
     /// The wafer inside each of them.
@@ -94,7 +94,7 @@ impl LinkSpec {
     }
 }
 
-impl Default for ApplianceSpec {
+impl Default for MachineSpec {
     /// The largest cluster of CS-2s that its manufacturer describes: 192 systems of 850,000 cores at 1.1 GHz, 40 GB at
     /// 20 PB/s, a fabric of 28 PB/s (220 Pb/s) and 1.2 Tb/s of network each; MemoryX of 2.4 PB at 4 TB/s.
     ///
@@ -119,12 +119,12 @@ impl Default for ApplianceSpec {
             swarmx: SwarmXSpec { fan_out: 4, nodes: None },
             activation_servers: 1,
             threads: 0,
-            link: LinkSpec { chunk_bytes: MOST_CHUNK_BYTES, window_chunks: 8 },
+            link: LinkSpec { chunk_bytes: MAX_CHUNK_BYTES, window_chunks: 8 },
         }
     }
 }
 
-impl ApplianceSpec {
+impl MachineSpec {
     /// Reads an appliance from YAML: the spec alone, or a whole `Appliance` document with `apiVersion`, `kind`,
     /// `metadata` and `spec`.
     ///
@@ -136,12 +136,12 @@ impl ApplianceSpec {
     }
 
     /// Returns the document with every key given, which a job stores as the machine it was admitted to.
-    pub fn to_document(&self) -> ApplianceDocument {
+    pub fn to_document(&self) -> MachineDocument {
         let count = |count: usize| Some(count as u64);
-        ApplianceDocument {
+        MachineDocument {
             systems: count(self.systems),
             wafer: Some(WaferDocument {
-                memory_bytes: Some(Bytes(self.wafer.memory_bytes)),
+                memory_bytes: Some(ByteSize(self.wafer.memory_bytes)),
                 memory_bandwidth: Some(self.wafer.memory_bandwidth),
                 fabric_bandwidth: Some(self.wafer.fabric_bandwidth),
                 cores: Some(self.wafer.cores),
@@ -152,7 +152,7 @@ impl ApplianceSpec {
             }),
             memoryx: Some(MemoryXDocument {
                 shards: count(self.memoryx.shards),
-                memory_bytes: Some(Bytes(self.memoryx.memory_bytes)),
+                memory_bytes: Some(ByteSize(self.memoryx.memory_bytes)),
                 memory_bandwidth: Some(self.memoryx.memory_bandwidth),
             }),
             swarmx: Some(SwarmXDocument {
@@ -162,32 +162,32 @@ impl ApplianceSpec {
             activation_servers: count(self.activation_servers),
             threads: count(self.threads),
             link: Some(LinkDocument {
-                chunk_bytes: Some(Bytes(self.link.chunk_bytes)),
+                chunk_bytes: Some(ByteSize(self.link.chunk_bytes)),
                 window_chunks: count(self.link.window_chunks),
             }),
         }
     }
 }
 
-impl ApplianceDocument {
+impl MachineDocument {
     /// Fills in the defaults and checks ranges.
     ///
     /// # Errors
     /// Values out of range; all of them are collected.
-    pub fn resolve(&self) -> Result<ApplianceSpec, ParamsError> {
-        self.resolve_at("", &Lines::default())
+    pub fn resolve(&self) -> Result<MachineSpec, ParamsError> {
+        self.resolve_at("", &LineNumbers::default())
     }
 
-    fn resolve_at(&self, at: &str, lines: &Lines) -> Result<ApplianceSpec, ParamsError> {
+    fn resolve_at(&self, at: &str, lines: &LineNumbers) -> Result<MachineSpec, ParamsError> {
         let none =
             (WaferDocument::default(), MemoryXDocument::default(), SwarmXDocument::default(), LinkDocument::default());
-        let default = ApplianceSpec::default();
-        let mut range = Range { at, lines, problems: Vec::new() };
+        let default = MachineSpec::default();
+        let mut range = RangeChecks { at, lines, problems: Vec::new() };
         let wafer = self.wafer.as_ref().unwrap_or(&none.0);
         let memoryx = self.memoryx.as_ref().unwrap_or(&none.1);
         let swarmx = self.swarmx.as_ref().unwrap_or(&none.2);
         let link = self.link.as_ref().unwrap_or(&none.3);
-        let spec = ApplianceSpec {
+        let spec = MachineSpec {
             systems: range.count("systems", self.systems, default.systems, 1..=65_536),
             wafer: range.wafer(wafer, default.wafer),
             memoryx: MemoryXSpec {
@@ -221,17 +221,17 @@ impl ApplianceDocument {
 }
 
 /// Checks ranges and collects problems.
-struct Range<'a> {
+struct RangeChecks<'a> {
     at: &'a str,
-    lines: &'a Lines,
-    problems: Vec<Problem>,
+    lines: &'a LineNumbers,
+    problems: Vec<ParamsProblem>,
 }
 
-impl Range<'_> {
-    fn refuse(&mut self, key: &str, given: impl std::fmt::Display, hint: impl Into<String>) {
+impl RangeChecks<'_> {
+    fn reject(&mut self, key: &str, given: impl std::fmt::Display, hint: impl Into<String>) {
         let key = format!("{}{key}", self.at);
-        self.problems.push(Problem {
-            kind: ProblemKind::Invalid,
+        self.problems.push(ParamsProblem {
+            kind: ParamsProblemKind::Invalid,
             line: self.lines.of(&key),
             message: format!("{key} is {given}, which is out of range"),
             key,
@@ -251,7 +251,7 @@ impl Range<'_> {
             Ok(count) if range.contains(&count) => count,
             _ => {
                 let hint = format!("give a whole number from {} to {}", range.start(), range.end());
-                self.refuse(key, given, hint);
+                self.reject(key, given, hint);
                 default
             }
         }
@@ -262,40 +262,40 @@ impl Range<'_> {
             None => default,
             Some(x) if x.is_finite() && x > 0.0 => x,
             Some(x) => {
-                self.refuse(key, x, "give a number greater than 0");
+                self.reject(key, x, "give a number greater than 0");
                 default
             }
         }
     }
 
-    fn bytes(&mut self, key: &str, given: Option<Bytes>, default: u64) -> u64 {
+    fn bytes(&mut self, key: &str, given: Option<ByteSize>, default: u64) -> u64 {
         match given {
             None => default,
-            Some(Bytes(0)) => {
-                self.refuse(key, 0, "give a size greater than 0, as in 40GB or 4MiB");
+            Some(ByteSize(0)) => {
+                self.reject(key, 0, "give a size greater than 0, as in 40GB or 4MiB");
                 default
             }
-            Some(Bytes(bytes)) => bytes,
+            Some(ByteSize(bytes)) => bytes,
         }
     }
 
     fn fan_out(&mut self, given: Option<u64>, default: usize) -> usize {
         let fan_out = self.count("swarmx.fanOut", given, default, 2..=4);
         if fan_out == 3 {
-            self.refuse("swarmx.fanOut", 3, "give 2 or 4");
+            self.reject("swarmx.fanOut", 3, "give 2 or 4");
         }
         fan_out
     }
 
     /// Checks that chunks are multiples of 64 bytes, so that they hold whole f32 numbers, and fit in one message of the
     /// protocol.
-    fn chunk_bytes(&mut self, given: Option<Bytes>) -> u64 {
+    fn chunk_bytes(&mut self, given: Option<ByteSize>) -> u64 {
         match given {
-            None => MOST_CHUNK_BYTES,
-            Some(Bytes(bytes)) if (64..=MOST_CHUNK_BYTES).contains(&bytes) && bytes.is_multiple_of(64) => bytes,
-            Some(Bytes(bytes)) => {
-                self.refuse("link.chunkBytes", bytes, "give a multiple of 64 bytes up to 4MiB");
-                MOST_CHUNK_BYTES
+            None => MAX_CHUNK_BYTES,
+            Some(ByteSize(bytes)) if (64..=MAX_CHUNK_BYTES).contains(&bytes) && bytes.is_multiple_of(64) => bytes,
+            Some(ByteSize(bytes)) => {
+                self.reject("link.chunkBytes", bytes, "give a multiple of 64 bytes up to 4MiB");
+                MAX_CHUNK_BYTES
             }
         }
     }
@@ -303,7 +303,7 @@ impl Range<'_> {
     fn wafer(&mut self, given: &WaferDocument, default: WaferSpec) -> WaferSpec {
         let utilisation = self.positive("wafer.utilisation", given.utilisation, default.utilisation);
         if utilisation > 1.0 {
-            self.refuse("wafer.utilisation", utilisation, "give a share of at most 1");
+            self.reject("wafer.utilisation", utilisation, "give a share of at most 1");
         }
         WaferSpec {
             memory_bytes: self.bytes("wafer.memoryBytes", given.memory_bytes, default.memory_bytes),

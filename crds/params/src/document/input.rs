@@ -1,6 +1,6 @@
 //! `train_input` and `eval_input`.
 
-use super::{MicroBatchChoice, OneOrMany};
+use super::{MicroBatchSetting, OneOrMany};
 use crate::yaml::section;
 
 section! {
@@ -21,7 +21,7 @@ section! {
         /// Upper bound on the samples of a leaf: a number (of which up to 16,384 tokens are used), `auto` (the default:
         /// at most 1,024 tokens, and at least 8 leaves of a batch that has 8 samples) or `none` (the whole batch is one
         /// leaf). No more systems can be used than a batch has leaves.
-        micro_batch_size: MicroBatchChoice,
+        micro_batch_size: MicroBatchSetting,
         /// Tokens of a sample; `model.max_position_embeddings` by default.
         max_sequence_length: u64,
         /// How text becomes tokens: `gpt2` (byte-pair encoding, 50,257 tokens; the default) or `bytes` (256 tokens).

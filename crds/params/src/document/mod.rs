@@ -2,7 +2,7 @@
 //!
 //! Every key is an `Option`, exactly as given. [`Params::resolve`](crate::Params::resolve) fills in defaults, settles
 //! unions and checks keys against each other. Keys that only tune the real machine are part of the types, so that a
-//! document can be stored and shown unchanged; [`Params::without_effect`] lists them.
+//! document can be stored and shown unchanged; [`Params::ignored_keys`] lists them.
 
 mod input;
 mod model;
@@ -14,10 +14,12 @@ pub use input::InputParams;
 pub use model::ModelParams;
 pub use optimizer::{OptimizerParams, ScheduleParams};
 pub use run::RunParams;
-pub use unions::{InitializerChoice, InitializerParams, LearningRate, MicroBatchChoice, MicroBatchRange, OneOrMany};
+pub use unions::{
+    InitializerParams, InitializerSetting, LearningRateSetting, MicroBatchRange, MicroBatchSetting, OneOrMany,
+};
 
 use crate::error::ParamsError;
-use crate::yaml::{Dialect, Lines, Node, Section, read_document, read_tree, section};
+use crate::yaml::{KeyStyle, LineNumbers, ParamsSection, YamlNode, read_document, read_tree, section};
 
 section! {
     /// The user's params document.
@@ -41,7 +43,7 @@ section! {
     }
     beside {
         /// Lines of the keys, if the document came from YAML.
-        lines: Lines,
+        lines: LineNumbers,
     }
 }
 
@@ -53,7 +55,7 @@ impl Params {
     /// type, each with its line. All of them are collected. [`Params::resolve`] checks whether the values are
     /// consistent.
     pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
-        let (mut params, lines): (Self, Lines) = read_document(text, DIALECT)?;
+        let (mut params, lines): (Self, LineNumbers) = read_document(text, KEY_STYLE)?;
         params.lines = lines;
         Ok(params)
     }
@@ -63,14 +65,14 @@ impl Params {
     /// # Errors
     /// As [`Params::parse_yaml`], without lines.
     pub fn read_json(json: &serde_json::Value) -> Result<Self, ParamsError> {
-        Ok(read_tree(&Node::from(json), DIALECT)?.0)
+        Ok(read_tree(&YamlNode::from(json), KEY_STYLE)?.0)
     }
 
     /// Returns the keys that were given but have no effect here because they only tune the real machine, such as
     /// `train_input.num_workers`.
-    pub fn without_effect(&self) -> Vec<String> {
-        fn given<T: Section>(section: &Option<T>) -> Option<&dyn Section> {
-            section.as_ref().map(|section| section as &dyn Section)
+    pub fn ignored_keys(&self) -> Vec<String> {
+        fn given<T: ParamsSection>(section: &Option<T>) -> Option<&dyn ParamsSection> {
+            section.as_ref().map(|section| section as &dyn ParamsSection)
         }
         let mut keys = Vec::new();
         for (name, section) in [
@@ -81,17 +83,17 @@ impl Params {
             ("runconfig", given(&self.runconfig)),
         ] {
             if let Some(section) = section {
-                section.keys_without_effect(name, &mut keys);
+                section.ignored_keys(name, &mut keys);
             }
         }
         keys
     }
 }
 
-const DIALECT: Dialect = Dialect { camel_case: false, homes };
+const KEY_STYLE: KeyStyle = KeyStyle { camel_case: false, sections_with_key };
 
 /// Returns the sections that have `key`, for a key in the wrong section.
-fn homes(key: &str) -> Vec<&'static str> {
+fn sections_with_key(key: &str) -> Vec<&'static str> {
     let sections = [
         ("train_input", InputParams::KEYS),
         ("model", ModelParams::KEYS),

@@ -1,6 +1,6 @@
 //! `model`.
 
-use super::InitializerChoice;
+use super::InitializerSetting;
 use crate::yaml::section;
 
 section! {
@@ -61,13 +61,13 @@ section! {
         /// Initial values of token and position embeddings; truncated normal of `initializer_range` by default. A name, or a
         /// mapping of `name` (`normal`, `truncated_normal`, `uniform`, `constant`, `zeros` or `ones`) and its arguments:
         /// `mean`, `std`, `a`, `b`, `val`.
-        embedding_initializer: InitializerChoice,
+        embedding_initializer: InitializerSetting,
         /// Initial values of projections and the first feed-forward layer, written as the embeddings' and the same by
         /// default.
-        initializer: InitializerChoice,
+        initializer: InitializerSetting,
         /// Initial values of the layers that write into the residual stream; truncated normal of `initializer_range`
         /// over the square root of twice the number of layers by default. Written as the embeddings'.
-        output_layer_initializer: InitializerChoice,
+        output_layer_initializer: InitializerSetting,
         /// What the summed loss is divided by: `num_tokens` (the default) or `batch_size`.
         loss_scaling: String,
         /// Factor on the loss; one over the sequence length makes `batch_size` scaling a mean over tokens. 1 by default.

@@ -1,6 +1,6 @@
 //! `optimizer` and the schedules of its learning rate.
 
-use super::LearningRate;
+use super::LearningRateSetting;
 use crate::yaml::section;
 
 section! {
@@ -11,7 +11,7 @@ section! {
         /// The learning rate: a number, one schedule, or a list of schedules that follow each other. A schedule is a
         /// mapping: `scheduler` is `Linear`, `CosineDecay` or `Constant`; the first two go from `initial_learning_rate` to
         /// `end_learning_rate` in `total_iters` steps, the last holds `learning_rate`.
-        learning_rate: LearningRate,
+        learning_rate: LearningRateSetting,
         /// Adam's two decay rates; [0.9, 0.999] by default.
         betas: Vec<f64>,
         /// Older spelling of the first of `betas`.

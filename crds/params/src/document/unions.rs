@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ScheduleParams;
-use crate::yaml::{FromNode, Node, Reader, Value, section};
+use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 /// One string or a list of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,11 +27,11 @@ impl OneOrMany {
 }
 
 impl FromNode for OneOrMany {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
-            Value::List(items) => reader.items(items).map(Self::Many),
-            Value::Scalar { .. } => reader.value(node).map(Self::One),
-            Value::Map(_) => {
+            YamlValue::List(items) => reader.items(items).map(Self::Many),
+            YamlValue::Scalar { .. } => reader.value(node).map(Self::One),
+            YamlValue::Map(_) => {
                 reader.wrong_type(node, "a string or a list of strings");
                 None
             }
@@ -43,7 +43,7 @@ impl FromNode for OneOrMany {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub enum LearningRate {
+pub enum LearningRateSetting {
     /// The same rate at every step.
     Number(f64),
     /// One schedule.
@@ -52,12 +52,12 @@ pub enum LearningRate {
     Sequence(Vec<ScheduleParams>),
 }
 
-impl FromNode for LearningRate {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+impl FromNode for LearningRateSetting {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
-            Value::Map(_) => reader.value(node).map(|s| Self::Schedule(Box::new(s))),
-            Value::List(items) => reader.items(items).map(Self::Sequence),
-            Value::Scalar { .. } => reader.value(node).map(Self::Number),
+            YamlValue::Map(_) => reader.value(node).map(|s| Self::Schedule(Box::new(s))),
+            YamlValue::List(items) => reader.items(items).map(Self::Sequence),
+            YamlValue::Scalar { .. } => reader.value(node).map(Self::Number),
         }
     }
 }
@@ -66,7 +66,7 @@ impl FromNode for LearningRate {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub enum MicroBatchChoice {
+pub enum MicroBatchSetting {
     /// At most this many samples in a leaf.
     Samples(u64),
     /// `auto` (at most 1,024 tokens, and at least 8 leaves), `none` (the whole batch is one leaf); `explore` is not
@@ -76,14 +76,14 @@ pub enum MicroBatchChoice {
     Range(MicroBatchRange),
 }
 
-impl FromNode for MicroBatchChoice {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+impl FromNode for MicroBatchSetting {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         let word = |text: &str| ["auto", "none", "explore"].contains(&text.to_lowercase().as_str());
         match &node.value {
-            Value::Map(_) => reader.value(node).map(Self::Range),
-            Value::Scalar { text, .. } if word(text) => Some(Self::Keyword(text.clone())),
-            Value::Scalar { .. } => reader.value(node).map(Self::Samples),
-            Value::List(_) => {
+            YamlValue::Map(_) => reader.value(node).map(Self::Range),
+            YamlValue::Scalar { text, .. } if word(text) => Some(Self::Keyword(text.clone())),
+            YamlValue::Scalar { .. } => reader.value(node).map(Self::Samples),
+            YamlValue::List(_) => {
                 reader.wrong_type(node, "a whole number, auto or none");
                 None
             }
@@ -107,19 +107,19 @@ section! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub enum InitializerChoice {
+pub enum InitializerSetting {
     /// An initializer with its default arguments.
     Name(String),
     /// An initializer with arguments.
-    Full(InitializerParams),
+    Detailed(InitializerParams),
 }
 
-impl FromNode for InitializerChoice {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+impl FromNode for InitializerSetting {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
-            Value::Map(_) => reader.value(node).map(Self::Full),
-            Value::Scalar { .. } => reader.value(node).map(Self::Name),
-            Value::List(_) => {
+            YamlValue::Map(_) => reader.value(node).map(Self::Detailed),
+            YamlValue::Scalar { .. } => reader.value(node).map(Self::Name),
+            YamlValue::List(_) => {
                 reader.wrong_type(node, "an initializer's name or a mapping with its name");
                 None
             }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InputSpec {
     /// Source of the tokens.
-    pub source: Source,
+    pub source: DataSource,
     /// The part of the tokens that is read.
     pub split: Split,
     /// Samples in a batch, of all systems together; at least 1.
@@ -41,16 +41,16 @@ impl InputSpec {
     /// Returns the files, directories and globs of the input; empty for a synthetic source.
     pub fn paths(&self) -> &[String] {
         match &self.source {
-            Source::Text { paths, .. } | Source::Tokens { paths } => paths,
-            Source::Synthetic {} => &[],
+            DataSource::Text { paths, .. } | DataSource::Tokens { paths } => paths,
+            DataSource::Synthetic {} => &[],
         }
     }
 
     /// Returns [`InputSpec::paths`] for modification; `None` for a synthetic source.
     pub fn paths_mut(&mut self) -> Option<&mut Vec<String>> {
         match &mut self.source {
-            Source::Text { paths, .. } | Source::Tokens { paths } => Some(paths),
-            Source::Synthetic {} => None,
+            DataSource::Text { paths, .. } | DataSource::Tokens { paths } => Some(paths),
+            DataSource::Synthetic {} => None,
         }
     }
 
@@ -63,13 +63,13 @@ impl InputSpec {
 /// Source of an input's tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Source {
+pub enum DataSource {
     /// UTF-8 text files.
     Text {
         /// Files, directories (their `*.txt`, sorted by name) or globs, in order; at least one.
         paths: Vec<String>,
         /// The tokenizer.
-        tokenizer: Tokenizer,
+        tokenizer: TokenizerName,
     },
     /// Token files of little-endian u16.
     Tokens {
@@ -83,14 +83,14 @@ pub enum Source {
 /// Converts text to tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Tokenizer {
+pub enum TokenizerName {
     /// GPT-2's byte-pair encoding.
     Gpt2,
     /// One token for each byte.
     Bytes,
 }
 
-impl Tokenizer {
+impl TokenizerName {
     /// Returns the number of different tokens.
     pub fn vocab_size(self) -> usize {
         match self {

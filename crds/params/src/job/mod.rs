@@ -1,6 +1,6 @@
 //! The resolved job, which every agent receives.
 //!
-//! A [`Job`] that [`Params::resolve`](crate::Params::resolve) has built has these properties:
+//! A [`JobSpec`] that [`Params::resolve`](crate::Params::resolve) has built has these properties:
 //!
 //! * Every default is filled in, every union settled, and every value in range and consistent with the others.
 //! * Its JSON is canonical (fields in order of declaration, sorted maps, shortest decimals that parse to the same f64),
@@ -12,18 +12,18 @@ mod optimizer;
 mod run;
 mod schedule;
 
-pub use input::{InputSpec, Source, Split, Tokenizer};
-pub use model::{Family, Initializer, Initializers, LossScaling, ModelSpec, Nonlinearity, Precision};
+pub use input::{DataSource, InputSpec, Split, TokenizerName};
+pub use model::{InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
 pub use optimizer::{OptimizerKind, OptimizerSpec};
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
-pub use schedule::{Piece, Schedule, Segment};
+pub use schedule::{Schedule, ScheduleSegment, ScheduleSegmentKind};
 
 use serde::{Deserialize, Serialize};
 
 /// A complete, resolved job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct JobSpec {
     /// The model.
     pub model: ModelSpec,
     /// How gradients change the weights.
@@ -36,9 +36,9 @@ pub struct Job {
     pub run: RunSpec,
 }
 
-impl Job {
+impl JobSpec {
     /// Returns the inputs that the job's mode reads, with their keys in the params.
-    pub fn used_inputs(&self) -> impl Iterator<Item = (&'static str, &InputSpec)> {
+    pub fn active_inputs(&self) -> impl Iterator<Item = (&'static str, &InputSpec)> {
         let train = self.run.mode.trains().then_some(("train_input", &self.train_input));
         let eval = self.eval_input.as_ref().filter(|_| self.run.mode.evaluates());
         train.into_iter().chain(eval.map(|eval| ("eval_input", eval)))
@@ -46,7 +46,7 @@ impl Job {
 
     /// Sets `max_steps` of a run with `max_epochs` whose training data have this many samples: only whole batches, none
     /// of them with a sample of a further epoch.
-    pub fn end_with_epochs(&mut self, samples: u64) {
+    pub fn limit_by_epochs(&mut self, samples: u64) {
         let Some(epochs) = self.run.max_epochs.filter(|_| self.run.mode.trains()) else { return };
         let steps = u128::from(epochs) * u128::from(samples) / self.train_input.batch_size.max(1) as u128;
         let steps = u64::try_from(steps).unwrap_or(u64::MAX).max(1);
@@ -55,12 +55,12 @@ impl Job {
 
     /// Returns the canonical JSON: equal jobs have equal bytes.
     pub fn to_json(&self) -> String {
-        // A Job contains only finite numbers, strings, lists and maps with string keys, all of which serde_json can
+        // A JobSpec contains only finite numbers, strings, lists and maps with string keys, all of which serde_json can
         // write.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads the JSON of [`Job::to_json`], bit for bit.
+    /// Reads the JSON of [`JobSpec::to_json`], bit for bit.
     ///
     /// # Errors
     /// The JSON is not a job.
@@ -71,11 +71,11 @@ impl Job {
 
 /// A job, with the notes for its user.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Resolved {
+pub struct ResolveOutput {
     /// The job.
-    pub job: Job,
+    pub job: JobSpec,
     /// Sentences to report once: where the document was interpreted differently from how it is written.
     pub notes: Vec<String>,
     /// Keys that were given but have no effect here, such as `train_input.num_workers`; to be reported once.
-    pub without_effect: Vec<String>,
+    pub ignored_keys: Vec<String>,
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// The family, named in reports and exports.
-    pub family: Family,
+    pub family: ModelFamily,
     /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -67,7 +67,7 @@ impl ModelSpec {
 /// A family of models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Family {
+pub enum ModelFamily {
     /// GPT-2.
     Gpt2,
     /// GPT-3 with dense attention.
@@ -108,19 +108,19 @@ pub enum LossScaling {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Initializers {
     /// Token and position embeddings.
-    pub embedding: Initializer,
+    pub embedding: InitializerSpec,
     /// Query, key and value projections and the first feed-forward layer.
-    pub hidden: Initializer,
+    pub hidden: InitializerSpec,
     /// The layers that add to the residual stream: attention output and second feed-forward layer.
-    pub residual_output: Initializer,
+    pub residual_output: InitializerSpec,
     /// The output layer over the vocabulary, if it does not share the embedding's weights.
-    pub lm_head: Initializer,
+    pub lm_head: InitializerSpec,
 }
 
 /// A distribution of initial values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
-pub enum Initializer {
+pub enum InitializerSpec {
     /// Normal distribution.
     Normal {
         /// Mean.
@@ -153,7 +153,7 @@ pub enum Initializer {
     },
 }
 
-impl Initializer {
+impl InitializerSpec {
     /// Returns a normal distribution around 0, truncated at two standard deviations.
     pub fn truncated_normal(std: f64) -> Self {
         Self::TruncatedNormal { mean: 0.0, std, a: -2.0 * std, b: 2.0 * std }

@@ -19,8 +19,8 @@ pub struct RunSpec {
     pub model_dir: String,
     /// Directory of TensorBoard event files.
     pub summary_dir: String,
-    /// The step to train to, counted from step 0; 0 in the modes that only evaluate. [`RunSpec::UNTIL_EPOCHS_END`] if
-    /// only `max_epochs` bounds the training, until [`Job::end_with_epochs`](super::Job::end_with_epochs) sets the
+    /// The step to train to, counted from step 0; 0 in the modes that only evaluate. [`RunSpec::STEPS_BOUND_BY_EPOCHS`] if
+    /// only `max_epochs` bounds the training, until [`JobSpec::limit_by_epochs`](super::JobSpec::limit_by_epochs) sets the
     /// number.
     pub max_steps: u64,
     /// Maximum number of passes over the training data; `None` for no bound.
@@ -73,11 +73,11 @@ pub struct RunSpec {
 
 impl RunSpec {
     /// Value of `max_steps` for a run whose last step depends on its data.
-    pub const UNTIL_EPOCHS_END: u64 = u64::MAX;
+    pub const STEPS_BOUND_BY_EPOCHS: u64 = u64::MAX;
 
     /// Returns the step to train to; `None` if it depends on the data.
     pub fn known_max_steps(&self) -> Option<u64> {
-        Some(self.max_steps).filter(|&steps| steps != Self::UNTIL_EPOCHS_END)
+        Some(self.max_steps).filter(|&steps| steps != Self::STEPS_BOUND_BY_EPOCHS)
     }
 }
 

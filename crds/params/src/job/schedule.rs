@@ -10,22 +10,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
     /// The pieces in order.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<ScheduleSegment>,
 }
 
 /// A piece and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Segment {
+pub struct ScheduleSegment {
     /// Number of steps until the next segment begins; the last segment never ends.
     pub steps: u64,
     /// The rate within the segment.
-    pub piece: Piece,
+    pub piece: ScheduleSegmentKind,
 }
 
 /// The rate as a function of the steps since the piece began.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
-pub enum Piece {
+pub enum ScheduleSegmentKind {
     /// A constant rate.
     Constant {
         /// The rate.
@@ -54,7 +54,9 @@ pub enum Piece {
 impl Schedule {
     /// Returns a schedule with the same rate at every step.
     pub fn constant(learning_rate: f64) -> Self {
-        Self { segments: vec![Segment { steps: u64::MAX, piece: Piece::Constant { learning_rate } }] }
+        Self {
+            segments: vec![ScheduleSegment { steps: u64::MAX, piece: ScheduleSegmentKind::Constant { learning_rate } }],
+        }
     }
 
     /// Returns the rate of the update from step `step` to step `step + 1`. The first update of a run uses step 0; with
@@ -71,7 +73,7 @@ impl Schedule {
     }
 }
 
-impl Piece {
+impl ScheduleSegmentKind {
     /// Returns the rate `step` steps after the piece began.
     pub fn at(&self, step: u64) -> f64 {
         match *self {
@@ -81,16 +83,16 @@ impl Piece {
             {
                 end
             }
-            Self::Linear { initial, end, total_iters } => mix(initial, end, step as f64 / total_iters as f64),
+            Self::Linear { initial, end, total_iters } => interpolate(initial, end, step as f64 / total_iters as f64),
             Self::CosineDecay { initial, end, total_iters } => {
                 let angle = std::f64::consts::PI * (step as f64 / total_iters as f64);
-                mix(initial, end, 0.5 - 0.5 * libm::cos(angle))
+                interpolate(initial, end, 0.5 - 0.5 * libm::cos(angle))
             }
         }
     }
 }
 
 /// Interpolates from `initial` at 0 to `end` at 1, both exact.
-fn mix(initial: f64, end: f64, share: f64) -> f64 {
+fn interpolate(initial: f64, end: f64, share: f64) -> f64 {
     initial * (1.0 - share) + end * share
 }

@@ -1,24 +1,30 @@
 //! Checks that every section needs. Each returns a usable value even after recording a problem, so that one mistake
 //! does not hide the next. The job is built only if there was no problem.
 
-use crate::error::{Problem, ProblemKind};
-use crate::yaml::{Lines, nearest};
+use crate::error::{ParamsProblem, ParamsProblemKind};
+use crate::yaml::{LineNumbers, closest_match};
 
 /// Collects problems and notes while a document is resolved.
-pub(super) struct Check<'a> {
-    lines: &'a Lines,
-    pub problems: Vec<Problem>,
+pub(super) struct ResolveContext<'a> {
+    lines: &'a LineNumbers,
+    pub problems: Vec<ParamsProblem>,
     pub notes: Vec<String>,
 }
 
-impl<'a> Check<'a> {
-    pub(super) fn new(lines: &'a Lines) -> Self {
+impl<'a> ResolveContext<'a> {
+    pub(super) fn new(lines: &'a LineNumbers) -> Self {
         Self { lines, problems: Vec::new(), notes: Vec::new() }
     }
 
     /// Records the problem `key says`. A flag (`--num_csx`) has no line.
-    pub(super) fn problem(&mut self, kind: ProblemKind, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
-        self.problems.push(Problem {
+    pub(super) fn report(
+        &mut self,
+        kind: ParamsProblemKind,
+        key: &str,
+        says: impl AsRef<str>,
+        hint: impl Into<String>,
+    ) {
+        self.problems.push(ParamsProblem {
             kind,
             line: if key.starts_with("--") { None } else { self.lines.of(key) },
             key: key.to_owned(),
@@ -27,16 +33,16 @@ impl<'a> Check<'a> {
         });
     }
 
-    pub(super) fn invalid(&mut self, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
-        self.problem(ProblemKind::Invalid, key, says, hint);
+    pub(super) fn report_invalid(&mut self, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
+        self.report(ParamsProblemKind::Invalid, key, says, hint);
     }
 
-    pub(super) fn missing(&mut self, key: &str, hint: impl Into<String>) {
-        self.problem(ProblemKind::Missing, key, "is missing", hint);
+    pub(super) fn report_missing(&mut self, key: &str, hint: impl Into<String>) {
+        self.report(ParamsProblemKind::Missing, key, "is missing", hint);
     }
 
-    pub(super) fn not_yet(&mut self, key: &str, value: &str, hint: impl Into<String>) {
-        self.problem(ProblemKind::NotSupported, key, format!("{value} is not supported yet"), hint);
+    pub(super) fn unsupported(&mut self, key: &str, value: &str, hint: impl Into<String>) {
+        self.report(ParamsProblemKind::NotSupported, key, format!("{value} is not supported yet"), hint);
     }
 
     pub(super) fn note(&mut self, note: impl Into<String>) {
@@ -53,7 +59,7 @@ impl<'a> Check<'a> {
             Ok(count) if (1..=most).contains(&count) => count,
             _ => {
                 let hint = format!("give a whole number from 1 to {most}");
-                self.invalid(key, format!("is {given}, which is out of range"), hint);
+                self.report_invalid(key, format!("is {given}, which is out of range"), hint);
                 default.max(1)
             }
         }
@@ -62,7 +68,7 @@ impl<'a> Check<'a> {
     /// Checks a number from 1 to `most` without a default.
     pub(super) fn required_count(&mut self, key: &str, given: Option<u64>, most: usize) -> usize {
         if given.is_none() {
-            self.missing(key, format!("give a whole number from 1 to {most}"));
+            self.report_missing(key, format!("give a whole number from 1 to {most}"));
         }
         self.count(key, given, 1, most)
     }
@@ -88,14 +94,14 @@ impl<'a> Check<'a> {
             None => default,
             Some(x) if x.is_finite() && holds(x) => x,
             Some(x) => {
-                self.invalid(key, format!("is {x}, which is out of range"), hint);
+                self.report_invalid(key, format!("is {x}, which is out of range"), hint);
                 default
             }
         }
     }
 
     /// Looks up a word of `table`, ignoring case; `not_yet` has words of the zoo that are rejected by name.
-    pub(super) fn word<T: Copy>(
+    pub(super) fn keyword<T: Copy>(
         &mut self,
         key: &str,
         given: Option<&str>,
@@ -111,25 +117,35 @@ impl<'a> Check<'a> {
         let names: Vec<&str> = known.clone().collect();
         let use_one = format!("use {}", names.join(" or "));
         if not_yet.iter().any(|word| word.eq_ignore_ascii_case(given)) {
-            self.not_yet(key, given, use_one);
+            self.unsupported(key, given, use_one);
         } else {
-            let hint = nearest(given, known).map_or(use_one, |near| format!("did you mean {near}?"));
-            self.invalid(key, format!("is \"{given}\", which is not known"), hint);
+            let hint = closest_match(given, known).map_or(use_one, |near| format!("did you mean {near}?"));
+            self.report_invalid(key, format!("is \"{given}\", which is not known"), hint);
         }
         default
     }
 
     /// Checks a switch that has only one supported value.
-    pub(super) fn only(&mut self, key: &str, given: Option<bool>, only: bool) {
+    pub(super) fn require_value(&mut self, key: &str, given: Option<bool>, only: bool) {
         if let Some(given) = given.filter(|g| *g != only) {
-            self.not_yet(key, &given.to_string(), format!("leave it out or set it to {only}"));
+            self.unsupported(key, &given.to_string(), format!("leave it out or set it to {only}"));
         }
     }
 
     /// Returns the value of the spelling that was given; both at once are rejected.
-    pub(super) fn either<T>(&mut self, key: &str, given: Option<T>, older: &str, older_given: Option<T>) -> Option<T> {
+    pub(super) fn either_spelling<T>(
+        &mut self,
+        key: &str,
+        given: Option<T>,
+        older: &str,
+        older_given: Option<T>,
+    ) -> Option<T> {
         if given.is_some() && older_given.is_some() {
-            self.invalid(older, format!("is an older spelling of {key}, which is given too"), "keep one of the two");
+            self.report_invalid(
+                older,
+                format!("is an older spelling of {key}, which is given too"),
+                "keep one of the two",
+            );
         }
         given.or(older_given)
     }

@@ -1,20 +1,20 @@
 //! Resolves the model's initializers.
 
-use super::check::Check;
-use crate::document::{InitializerChoice, InitializerParams, ModelParams};
-use crate::job::{Initializer, Initializers};
+use super::check::ResolveContext;
+use crate::document::{InitializerParams, InitializerSetting, ModelParams};
+use crate::job::{InitializerSpec, Initializers};
 
 #[rustfmt::skip]
-const NOT_YET: &[&str] = &[
+const UNSUPPORTED_INITIALIZERS: &[&str] = &[
     "eye", "xavier_normal", "xavier_uniform", "glorot_normal", "glorot_uniform", "kaiming_normal", "kaiming_uniform",
     "variance_scaling", "lecun_normal", "lecun_uniform",
 ];
 
 /// Default of the standard deviation, and of half the width of a uniform distribution.
-const DEFAULT_SPREAD: f64 = 0.05;
+const DEFAULT_STD: f64 = 0.05;
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum InitializerKind {
     Normal,
     TruncatedNormal,
     Uniform,
@@ -22,25 +22,25 @@ enum Kind {
     Fixed(f64),
 }
 
-const KINDS: &[(&str, Kind)] = &[
-    ("normal", Kind::Normal),
-    ("truncated_normal", Kind::TruncatedNormal),
-    ("uniform", Kind::Uniform),
-    ("constant", Kind::Constant),
-    ("zeros", Kind::Fixed(0.0)),
-    ("ones", Kind::Fixed(1.0)),
+const INITIALIZERS: &[(&str, InitializerKind)] = &[
+    ("normal", InitializerKind::Normal),
+    ("truncated_normal", InitializerKind::TruncatedNormal),
+    ("uniform", InitializerKind::Uniform),
+    ("constant", InitializerKind::Constant),
+    ("zeros", InitializerKind::Fixed(0.0)),
+    ("ones", InitializerKind::Fixed(1.0)),
 ];
 
-pub(super) fn resolve(check: &mut Check<'_>, p: &ModelParams, layers: usize) -> Initializers {
+pub(super) fn resolve(check: &mut ResolveContext<'_>, p: &ModelParams, layers: usize) -> Initializers {
     let range = check.positive("model.initializer_range", p.initializer_range, 0.02);
-    let default = Initializer::truncated_normal(range);
+    let default = InitializerSpec::truncated_normal(range);
     // Two layers of each block add to the residual stream: with this factor its variance stays near that of the
     // embedding.
-    let output = Initializer::truncated_normal(range / (2.0 * layers as f64).sqrt());
-    let mut read = |key: &str, given: &Option<InitializerChoice>, default| match given {
+    let output = InitializerSpec::truncated_normal(range / (2.0 * layers as f64).sqrt());
+    let mut read = |key: &str, given: &Option<InitializerSetting>, default| match given {
         None => default,
-        Some(InitializerChoice::Full(full)) => initializer(check, key, full),
-        Some(InitializerChoice::Name(name)) => {
+        Some(InitializerSetting::Detailed(full)) => initializer(check, key, full),
+        Some(InitializerSetting::Name(name)) => {
             let full = InitializerParams { name: Some(name.clone()), ..InitializerParams::default() };
             initializer(check, key, &full)
         }
@@ -49,60 +49,65 @@ pub(super) fn resolve(check: &mut Check<'_>, p: &ModelParams, layers: usize) -> 
         embedding: read("model.embedding_initializer", &p.embedding_initializer, default),
         hidden: read("model.initializer", &p.initializer, default),
         residual_output: read("model.output_layer_initializer", &p.output_layer_initializer, output),
-        lm_head: Initializer::Normal { mean: 0.0, std: range },
+        lm_head: InitializerSpec::Normal { mean: 0.0, std: range },
     }
 }
 
-fn initializer(check: &mut Check<'_>, key: &str, p: &InitializerParams) -> Initializer {
+fn initializer(check: &mut ResolveContext<'_>, key: &str, p: &InitializerParams) -> InitializerSpec {
     if p.name.is_none() {
-        check.missing(&format!("{key}.name"), "name an initializer, as in name: truncated_normal");
-        return Initializer::Constant { val: 0.0 };
+        check.report_missing(&format!("{key}.name"), "name an initializer, as in name: truncated_normal");
+        return InitializerSpec::Constant { val: 0.0 };
     }
-    let kind = check.word(key, p.name.as_deref(), Kind::TruncatedNormal, KINDS, NOT_YET);
+    let kind =
+        check.keyword(key, p.name.as_deref(), InitializerKind::TruncatedNormal, INITIALIZERS, UNSUPPORTED_INITIALIZERS);
     refuse_foreign_arguments(check, key, p, kind);
     let mean = p.mean.unwrap_or(0.0);
-    let std = check.non_negative(&format!("{key}.std"), p.std, DEFAULT_SPREAD);
+    let std = check.non_negative(&format!("{key}.std"), p.std, DEFAULT_STD);
     match kind {
-        Kind::Normal => Initializer::Normal { mean, std },
-        Kind::TruncatedNormal => {
+        InitializerKind::Normal => InitializerSpec::Normal { mean, std },
+        InitializerKind::TruncatedNormal => {
             let (a, b) = bounds(check, key, p, 2.0 * std);
             // Drawing again must end: with bounds far from the mean, or close to each other, it would take too long.
             if std > 0.0 && a <= b && (mean + 4.0 * std < a || mean - 4.0 * std > b || b - a < 0.01 * std) {
                 let says = format!("leaves almost nothing of the distribution between {a} and {b}");
-                check.invalid(key, says, "widen the bounds a and b");
+                check.report_invalid(key, says, "widen the bounds a and b");
             }
-            Initializer::TruncatedNormal { mean, std, a, b }
+            InitializerSpec::TruncatedNormal { mean, std, a, b }
         }
-        Kind::Uniform => {
-            let (a, b) = bounds(check, key, p, DEFAULT_SPREAD);
-            Initializer::Uniform { a, b }
+        InitializerKind::Uniform => {
+            let (a, b) = bounds(check, key, p, DEFAULT_STD);
+            InitializerSpec::Uniform { a, b }
         }
-        Kind::Constant => Initializer::Constant { val: p.val.unwrap_or(0.0) },
-        Kind::Fixed(val) => Initializer::Constant { val },
+        InitializerKind::Constant => InitializerSpec::Constant { val: p.val.unwrap_or(0.0) },
+        InitializerKind::Fixed(val) => InitializerSpec::Constant { val },
     }
 }
 
-fn bounds(check: &mut Check<'_>, key: &str, p: &InitializerParams, spread: f64) -> (f64, f64) {
+fn bounds(check: &mut ResolveContext<'_>, key: &str, p: &InitializerParams, spread: f64) -> (f64, f64) {
     let (a, b) = (p.a.unwrap_or(-spread), p.b.unwrap_or(spread));
     if a > b {
-        check.invalid(&format!("{key}.a"), format!("is {a}, above the upper bound {b}"), "give the lower bound as a");
+        check.report_invalid(
+            &format!("{key}.a"),
+            format!("is {a}, above the upper bound {b}"),
+            "give the lower bound as a",
+        );
     }
     (a, b)
 }
 
 /// Rejects arguments that the initializer does not have: either the argument or the initializer is a mistake.
-fn refuse_foreign_arguments(check: &mut Check<'_>, key: &str, p: &InitializerParams, kind: Kind) {
+fn refuse_foreign_arguments(check: &mut ResolveContext<'_>, key: &str, p: &InitializerParams, kind: InitializerKind) {
     let used: &[&str] = match kind {
-        Kind::Normal => &["mean", "std"],
-        Kind::TruncatedNormal => &["mean", "std", "a", "b"],
-        Kind::Uniform => &["a", "b"],
-        Kind::Constant => &["val"],
-        Kind::Fixed(_) => &[],
+        InitializerKind::Normal => &["mean", "std"],
+        InitializerKind::TruncatedNormal => &["mean", "std", "a", "b"],
+        InitializerKind::Uniform => &["a", "b"],
+        InitializerKind::Constant => &["val"],
+        InitializerKind::Fixed(_) => &[],
     };
     for (argument, given) in [("mean", p.mean), ("std", p.std), ("a", p.a), ("b", p.b), ("val", p.val)] {
         if given.is_some() && !used.contains(&argument) {
             let name = p.name.as_deref().unwrap_or_default();
-            check.invalid(&format!("{key}.{argument}"), format!("means nothing to {name}"), "leave it out");
+            check.report_invalid(&format!("{key}.{argument}"), format!("means nothing to {name}"), "leave it out");
         }
     }
 }

@@ -1,52 +1,57 @@
 //! Resolves `train_input` and `eval_input` together, because evaluation takes its defaults from training.
 
-use super::check::Check;
+use super::check::ResolveContext;
 use super::source::source;
-use crate::document::{InputParams, MicroBatchChoice, Params};
-use crate::job::{InputSpec, ModelSpec, RunSpec, Source, Split};
+use crate::document::{InputParams, MicroBatchSetting, Params};
+use crate::job::{DataSource, InputSpec, ModelSpec, RunSpec, Split};
 
 /// Maximum number of samples, so that products with the sequence length can't overflow.
-const MOST_SAMPLES: usize = 1 << 24;
+const MAX_BATCH_SAMPLES: usize = 1 << 24;
 /// Maximum sequence length of a model without position embedding.
-const MOST_TOKENS: usize = 1 << 22;
+const MAX_SEQUENCE_TOKENS: usize = 1 << 22;
 /// Maximum tokens of a leaf if `micro_batch_size` is `auto` and a single sample has no more.
-const AUTO_LEAF_TOKENS: usize = 1024;
+const MAX_AUTO_LEAF_TOKENS: usize = 1024;
 /// Minimum leaves of a batch if `micro_batch_size` is `auto` and the batch has as many samples: that many systems can
 /// share the batch, even if the job starts with fewer.
 const MIN_AUTO_LEAVES: usize = 8;
 /// Maximum tokens of a leaf if `micro_batch_size` is a number. The zoo's numbers (264 samples of 2,048 tokens) are what
 /// one real wafer processes at once; as leaves they would leave nothing to distribute and would not fit the memory of
 /// any host.
-const MOST_LEAF_TOKENS: usize = 16_384;
+const MAX_LEAF_TOKENS: usize = 16_384;
 /// Validation fraction of a synthetic source, which only distinguishes its two streams: it has no end to cut.
-const SYNTHETIC_FRACTION: f64 = 0.1;
+const SYNTHETIC_VALIDATION_FRACTION: f64 = 0.1;
 
 /// The two inputs.
-pub(super) struct Inputs {
+pub(super) struct ResolvedInputs {
     pub train: InputSpec,
     pub eval: Option<InputSpec>,
 }
 
-pub(super) fn resolve(check: &mut Check<'_>, params: &Params, model: &ModelSpec, run: &RunSpec) -> Inputs {
+pub(super) fn resolve(
+    check: &mut ResolveContext<'_>,
+    params: &Params,
+    model: &ModelSpec,
+    run: &RunSpec,
+) -> ResolvedInputs {
     let none = InputParams::default();
     if params.train_input.is_none() {
-        check.missing("train_input", "name at least data_processor, data_files and batch_size");
+        check.report_missing("train_input", "name at least data_processor, data_files and batch_size");
     }
     if params.eval_input.is_none() && run.mode.evaluates() {
-        check.missing("eval_input", format!("mode {} evaluates: describe what on", run.mode));
+        check.report_missing("eval_input", format!("mode {} evaluates: describe what on", run.mode));
     }
-    let t = Section {
+    let t = InputSection {
         name: "train_input",
         given: params.train_input.as_ref().unwrap_or(&none),
-        quiet: params.train_input.is_none(),
+        inherits_silently: params.train_input.is_none(),
     };
     let mut train = input(check, &t, None, model, run);
     let eval = params.eval_input.as_ref().map(|given| {
-        let e = Section { name: "eval_input", given, quiet: false };
+        let e = InputSection { name: "eval_input", given, inherits_silently: false };
         let mut eval = input(check, &e, Some(&train), model, run);
         let [train_fraction, eval_fraction] = fractions(check, [&t, &e], [&train.source, &eval.source]);
-        train.split = split(check, &t, train_fraction, Part::Train);
-        eval.split = split(check, &e, eval_fraction, Part::Validation);
+        train.split = split(check, &t, train_fraction, SplitName::Train);
+        eval.split = split(check, &e, eval_fraction, SplitName::Validation);
         let overlap = train.source == eval.source && train.split == (Split::All {}) && eval.split == (Split::All {});
         if overlap && run.mode.evaluates() {
             check.note(
@@ -57,28 +62,28 @@ pub(super) fn resolve(check: &mut Check<'_>, params: &Params, model: &ModelSpec,
     });
     if eval.is_none() {
         let fraction = fraction(check, &t);
-        train.split = split(check, &t, fraction, Part::Train);
+        train.split = split(check, &t, fraction, SplitName::Train);
     }
-    Inputs { train, eval }
+    ResolvedInputs { train, eval }
 }
 
 /// One of the two sections.
-pub(super) struct Section<'a> {
+pub(super) struct InputSection<'a> {
     pub name: &'static str,
     pub given: &'a InputParams,
     /// Whether the section is missing: that is recorded already, so no problems with its keys are.
-    pub quiet: bool,
+    pub inherits_silently: bool,
 }
 
-impl Section<'_> {
+impl InputSection<'_> {
     pub(super) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.name)
     }
 }
 
 fn input(
-    check: &mut Check<'_>,
-    s: &Section<'_>,
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
     train: Option<&InputSpec>,
     model: &ModelSpec,
     run: &RunSpec,
@@ -87,15 +92,15 @@ fn input(
     let source = source(check, s, train.map(|t| &t.source), model);
     let batch_size = match (p.batch_size, train) {
         (None, Some(train)) => train.batch_size,
-        (None, None) if s.quiet => 1,
-        (given, _) => check.required_count(&s.key("batch_size"), given, MOST_SAMPLES),
+        (None, None) if s.inherits_silently => 1,
+        (given, _) => check.required_count(&s.key("batch_size"), given, MAX_BATCH_SAMPLES),
     };
     let tokens = max_sequence_length(check, s, train, model);
     if let Some(vocabulary) = p.vocab_size.filter(|v| *v != model.vocab_size as u64) {
         let says = format!("is {vocabulary}, but model.vocab_size is {}", model.vocab_size);
-        check.invalid(&s.key("vocab_size"), says, "leave it out");
+        check.report_invalid(&s.key("vocab_size"), says, "leave it out");
     }
-    check.only(&s.key("repeat"), p.repeat, train.is_none());
+    check.require_value(&s.key("repeat"), p.repeat, train.is_none());
     InputSpec {
         source,
         split: Split::All {},
@@ -108,14 +113,19 @@ fn input(
     }
 }
 
-fn max_sequence_length(check: &mut Check<'_>, s: &Section<'_>, train: Option<&InputSpec>, model: &ModelSpec) -> usize {
+fn max_sequence_length(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    train: Option<&InputSpec>,
+    model: &ModelSpec,
+) -> usize {
     let key = s.key("max_sequence_length");
     let given = s.given.max_sequence_length;
     let default = train.map_or(model.max_position_embeddings, |t| t.max_sequence_length);
-    let tokens = check.count(&key, given, default, MOST_TOKENS);
+    let tokens = check.count(&key, given, default, MAX_SEQUENCE_TOKENS);
     let longest = model.max_position_embeddings;
     if given.is_some() && model.use_position_embedding && tokens > longest {
-        check.invalid(
+        check.report_invalid(
             &key,
             format!("is {tokens}, longer than model.max_position_embeddings {longest}"),
             "shorten the samples or raise max_position_embeddings",
@@ -127,89 +137,97 @@ fn max_sequence_length(check: &mut Check<'_>, s: &Section<'_>, train: Option<&In
 /// Returns the bound on a leaf's samples for `auto`. It depends only on the batch and the length of a sample, because
 /// the number of systems must not change the bits.
 fn auto_micro_batch_size(batch_size: usize, tokens: usize) -> usize {
-    (AUTO_LEAF_TOKENS / tokens).min(batch_size / MIN_AUTO_LEAVES).max(1)
+    (MAX_AUTO_LEAF_TOKENS / tokens).min(batch_size / MIN_AUTO_LEAVES).max(1)
 }
 
 /// Returns whether the params leave the size of leaves to the appliance.
-fn is_micro_batch_auto(given: Option<&MicroBatchChoice>) -> bool {
+fn is_micro_batch_auto(given: Option<&MicroBatchSetting>) -> bool {
     match given {
         None => true,
-        Some(MicroBatchChoice::Keyword(word)) => word.eq_ignore_ascii_case("auto"),
-        Some(MicroBatchChoice::Samples(_) | MicroBatchChoice::Range(_)) => false,
+        Some(MicroBatchSetting::Keyword(word)) => word.eq_ignore_ascii_case("auto"),
+        Some(MicroBatchSetting::Samples(_) | MicroBatchSetting::Range(_)) => false,
     }
 }
 
-fn micro_batch_size(check: &mut Check<'_>, s: &Section<'_>, batch_size: usize, tokens: usize) -> usize {
+fn micro_batch_size(check: &mut ResolveContext<'_>, s: &InputSection<'_>, batch_size: usize, tokens: usize) -> usize {
     let key = s.key("micro_batch_size");
     let auto = auto_micro_batch_size(batch_size, tokens);
     match &s.given.micro_batch_size {
         None => auto,
-        Some(MicroBatchChoice::Samples(samples)) => {
-            let bound = check.count(&key, Some(*samples), auto, MOST_SAMPLES).min(batch_size);
-            let most = (MOST_LEAF_TOKENS / tokens).max(1);
+        Some(MicroBatchSetting::Samples(samples)) => {
+            let bound = check.count(&key, Some(*samples), auto, MAX_BATCH_SAMPLES).min(batch_size);
+            let most = (MAX_LEAF_TOKENS / tokens).max(1);
             if bound > most {
                 check.note(format!(
-                    "{key} {bound} is an upper bound: a leaf has at most {MOST_LEAF_TOKENS} tokens, here {most} samples"
+                    "{key} {bound} is an upper bound: a leaf has at most {MAX_LEAF_TOKENS} tokens, here {most} samples"
                 ));
             }
             bound.min(most)
         }
-        Some(MicroBatchChoice::Keyword(word)) => {
+        Some(MicroBatchSetting::Keyword(word)) => {
             let table = &[("auto", auto), ("none", batch_size)];
-            check.word(&key, Some(word), auto, table, &["explore"])
+            check.keyword(&key, Some(word), auto, table, &["explore"])
         }
-        Some(MicroBatchChoice::Range(_)) => {
-            check.not_yet(&key, "a range to explore", "give a number, auto or none");
+        Some(MicroBatchSetting::Range(_)) => {
+            check.unsupported(&key, "a range to explore", "give a number, auto or none");
             auto
         }
     }
 }
 
 /// Returns the fraction of a section; `None` if it is 0 or not given.
-fn fraction(check: &mut Check<'_>, s: &Section<'_>) -> Option<f64> {
+fn fraction(check: &mut ResolveContext<'_>, s: &InputSection<'_>) -> Option<f64> {
     let given = check.probability(&s.key("validation_fraction"), s.given.validation_fraction, 0.0);
     (given > 0.0).then_some(given)
 }
 
 /// Returns the fraction of each input. If both read the same files, a fraction given in one section applies to both.
-fn fractions(check: &mut Check<'_>, [t, e]: [&Section<'_>; 2], [train, eval]: [&Source; 2]) -> [Option<f64>; 2] {
+fn fractions(
+    check: &mut ResolveContext<'_>,
+    [t, e]: [&InputSection<'_>; 2],
+    [train, eval]: [&DataSource; 2],
+) -> [Option<f64>; 2] {
     let (of_train, of_eval) = (fraction(check, t), fraction(check, e));
     if train != eval {
         return [of_train, of_eval];
     }
     if of_train.is_some() && of_eval.is_some() && of_train != of_eval {
-        check.invalid(
+        check.report_invalid(
             &e.key("validation_fraction"),
             "differs from train_input.validation_fraction, though both read the same files",
             "leave it out in one of the two",
         );
     }
-    let synthetic = matches!(train, Source::Synthetic {}).then_some(SYNTHETIC_FRACTION);
+    let synthetic = matches!(train, DataSource::Synthetic {}).then_some(SYNTHETIC_VALIDATION_FRACTION);
     [of_train.or(of_eval).or(synthetic); 2]
 }
 
 #[derive(Clone, Copy)]
-enum Part {
+enum SplitName {
     All,
     Train,
     Validation,
 }
 
-const PARTS: &[(&str, Part)] = &[("all", Part::All), ("train", Part::Train), ("validation", Part::Validation)];
+const SPLIT_NAMES: &[(&str, SplitName)] =
+    &[("all", SplitName::All), ("train", SplitName::Train), ("validation", SplitName::Validation)];
 
 /// Returns the part that an input reads: the given one, else `own` if a fraction is set, else all.
-fn split(check: &mut Check<'_>, s: &Section<'_>, fraction: Option<f64>, own: Part) -> Split {
-    let default = if fraction.is_some() { own } else { Part::All };
-    let part = check.word(&s.key("split"), s.given.split.as_deref(), default, PARTS, &[]);
-    if matches!(part, Part::All) {
+fn split(check: &mut ResolveContext<'_>, s: &InputSection<'_>, fraction: Option<f64>, own: SplitName) -> Split {
+    let default = if fraction.is_some() { own } else { SplitName::All };
+    let part = check.keyword(&s.key("split"), s.given.split.as_deref(), default, SPLIT_NAMES, &[]);
+    if matches!(part, SplitName::All) {
         return Split::All {};
     }
     let fraction = fraction.unwrap_or_else(|| {
-        check.missing(&s.key("validation_fraction"), "a split needs it: say which share of the tokens is kept apart");
-        SYNTHETIC_FRACTION
+        check.report_missing(
+            &s.key("validation_fraction"),
+            "a split needs it: say which share of the tokens is kept apart",
+        );
+        SYNTHETIC_VALIDATION_FRACTION
     });
     match part {
-        Part::Validation => Split::Validation { fraction },
+        SplitName::Validation => Split::Validation { fraction },
         _ => Split::Train { fraction },
     }
 }

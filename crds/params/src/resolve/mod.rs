@@ -11,12 +11,12 @@ mod source;
 
 use crate::document::Params;
 use crate::error::ParamsError;
-use crate::job::{Job, Resolved};
-use check::Check;
+use crate::job::{JobSpec, ResolveOutput};
+use check::ResolveContext;
 
 /// Values of the command line. A flag that is given takes precedence over the document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Overrides {
+pub struct FlagOverrides {
     /// `--mode`: `train`, `eval`, `train_and_eval` or `eval_all`.
     pub mode: Option<String>,
     /// `--model_dir`.
@@ -51,19 +51,19 @@ impl Params {
     /// # Errors
     /// Missing keys, values out of range, contradictory keys, and values that are not supported yet. All of them are
     /// collected, with their lines if the document came from YAML.
-    pub fn resolve(&self, overrides: &Overrides) -> Result<Resolved, ParamsError> {
-        let mut check = Check::new(&self.lines);
+    pub fn resolve(&self, overrides: &FlagOverrides) -> Result<ResolveOutput, ParamsError> {
+        let mut check = ResolveContext::new(&self.lines);
         let model = model::resolve(&mut check, self.model.as_ref());
         let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref());
         let mut run = run::resolve(&mut check, self.runconfig.as_ref(), overrides);
         let inputs = input::resolve(&mut check, self, &model, &run);
         run::check_against_inputs(&mut check, &mut run, &inputs, overrides);
-        let Check { problems, notes, .. } = check;
+        let ResolveContext { problems, notes, .. } = check;
         ParamsError::check(problems)?;
-        Ok(Resolved {
-            job: Job { model, optimizer, train_input: inputs.train, eval_input: inputs.eval, run },
+        Ok(ResolveOutput {
+            job: JobSpec { model, optimizer, train_input: inputs.train, eval_input: inputs.eval, run },
             notes,
-            without_effect: self.without_effect(),
+            ignored_keys: self.ignored_keys(),
         })
     }
 }

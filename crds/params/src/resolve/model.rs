@@ -1,47 +1,50 @@
 //! Resolves `model`.
 
-use super::check::Check;
+use super::check::ResolveContext;
 use super::initializer;
 use crate::document::ModelParams;
-use crate::job::{Family, LossScaling, ModelSpec, Nonlinearity, Precision};
+use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
 
 /// Bounds far above any real model, so that products of these numbers can't overflow.
-const MOST_VOCABULARY: usize = 1 << 24;
-const MOST_WIDTH: usize = 1 << 20;
-const MOST_LAYERS: usize = 1 << 14;
-const MOST_POSITIONS: usize = 1 << 22;
+const MAX_VOCABULARY: usize = 1 << 24;
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_LAYERS: usize = 1 << 14;
+const MAX_POSITIONS: usize = 1 << 22;
 
-const POSITIONS_NOT_YET: &[&str] = &["fixed", "relative", "rotary", "alibi"];
-const NORMS_NOT_YET: &[&str] = &["rmsnorm", "biasless-layernorm", "group", "instance"];
-const ATTENTION_NOT_YET: &[&str] = &["scaled_cosine"];
-const MODULES_NOT_YET: &[&str] = &["multiquery_attention"];
+const UNSUPPORTED_POSITION_EMBEDDINGS: &[&str] = &["fixed", "relative", "rotary", "alibi"];
+const UNSUPPORTED_NORMS: &[&str] = &["rmsnorm", "biasless-layernorm", "group", "instance"];
+const UNSUPPORTED_ATTENTION: &[&str] = &["scaled_cosine"];
+const UNSUPPORTED_MODULES: &[&str] = &["multiquery_attention"];
 const NONLINEARITIES: &[(&str, Nonlinearity)] =
     &[("gelu", Nonlinearity::Gelu), ("gelu_new", Nonlinearity::GeluTanh), ("gelu_fast", Nonlinearity::GeluTanh)];
 #[rustfmt::skip]
-const NONLINEARITIES_NOT_YET: &[&str] = &[
+const UNSUPPORTED_NONLINEARITIES: &[&str] = &[
     "relu", "quick_gelu", "squared_gelu", "relu2", "silu", "swish", "tanh", "sigmoid", "linear", "liglu", "geglu",
     "reglu", "swiglu", "leaky_relu",
 ];
 
-pub(super) fn resolve(check: &mut Check<'_>, given: Option<&ModelParams>) -> ModelSpec {
+pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams>) -> ModelSpec {
     if given.is_none() {
-        check.missing("model", "describe the model under model: hidden_size, num_hidden_layers, num_heads, vocab_size");
+        check.report_missing(
+            "model",
+            "describe the model under model: hidden_size, num_hidden_layers, num_heads, vocab_size",
+        );
     }
     // A missing section is one problem, not one for each of its keys.
     let absent = ModelParams {
-        vocab_size: Some(MOST_VOCABULARY as u64),
+        vocab_size: Some(MAX_VOCABULARY as u64),
         hidden_size: Some(1),
         num_hidden_layers: Some(1),
         num_heads: Some(1),
         ..ModelParams::default()
     };
     let p = given.unwrap_or(&absent);
-    only_kinds(check, p);
+    check_supported_kinds(check, p);
     let sizes = sizes(check, p);
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p);
     ModelSpec {
-        family: check.word("model.name", p.name.as_deref(), Family::Gpt2, FAMILIES, &[]),
+        family: check.keyword("model.name", p.name.as_deref(), ModelFamily::Gpt2, FAMILIES, &[]),
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
         num_hidden_layers: sizes.layers,
@@ -68,7 +71,7 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&ModelParams>) -> Mod
     }
 }
 
-struct Sizes {
+struct ModelSizes {
     vocab: usize,
     hidden: usize,
     layers: usize,
@@ -77,28 +80,28 @@ struct Sizes {
     positions: usize,
 }
 
-fn sizes(check: &mut Check<'_>, p: &ModelParams) -> Sizes {
-    let hidden = check.required_count("model.hidden_size", p.hidden_size, MOST_WIDTH);
-    let heads = check.required_count("model.num_heads", p.num_heads, MOST_WIDTH);
+fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSizes {
+    let hidden = check.required_count("model.hidden_size", p.hidden_size, MAX_WIDTH);
+    let heads = check.required_count("model.num_heads", p.num_heads, MAX_WIDTH);
     let both_fine = p.hidden_size == Some(hidden as u64) && p.num_heads == Some(heads as u64);
     if both_fine && !hidden.is_multiple_of(heads) {
         let says = format!("is {heads}, which does not divide model.hidden_size {hidden}");
-        check.invalid("model.num_heads", says, "choose a number of heads that divides hidden_size");
+        check.report_invalid("model.num_heads", says, "choose a number of heads that divides hidden_size");
     }
-    let vocab = check.required_count("model.vocab_size", p.vocab_size, MOST_VOCABULARY);
-    Sizes {
+    let vocab = check.required_count("model.vocab_size", p.vocab_size, MAX_VOCABULARY);
+    ModelSizes {
         // A missing or invalid vocabulary must not also be reported as too small for the tokens.
-        vocab: if p.vocab_size == Some(vocab as u64) { vocab } else { MOST_VOCABULARY },
+        vocab: if p.vocab_size == Some(vocab as u64) { vocab } else { MAX_VOCABULARY },
         hidden,
-        layers: check.required_count("model.num_hidden_layers", p.num_hidden_layers, MOST_LAYERS),
+        layers: check.required_count("model.num_hidden_layers", p.num_hidden_layers, MAX_LAYERS),
         heads,
-        filter: check.count("model.filter_size", p.filter_size, 4 * hidden, MOST_WIDTH),
-        positions: check.count("model.max_position_embeddings", p.max_position_embeddings, 1024, MOST_POSITIONS),
+        filter: check.count("model.filter_size", p.filter_size, 4 * hidden, MAX_WIDTH),
+        positions: check.count("model.max_position_embeddings", p.max_position_embeddings, 1024, MAX_POSITIONS),
     }
 }
 
 /// Returns the dropout rates of the residual branches, of the embedding and of the attention weights.
-fn dropout(check: &mut Check<'_>, p: &ModelParams) -> [f64; 3] {
+fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
     let rate = check.probability("model.dropout_rate", p.dropout_rate, 0.1);
     [
         rate,
@@ -107,36 +110,36 @@ fn dropout(check: &mut Check<'_>, p: &ModelParams) -> [f64; 3] {
     ]
 }
 
-fn attention_scale(check: &mut Check<'_>, p: &ModelParams, head_size: usize) -> f64 {
+fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, head_size: usize) -> f64 {
     let scaled = (head_size.max(1) as f64).sqrt().recip();
     let table = &[("scaled_dot_product", scaled), ("dot_product", 1.0)];
-    check.word("model.attention_type", p.attention_type.as_deref(), scaled, table, ATTENTION_NOT_YET)
+    check.keyword("model.attention_type", p.attention_type.as_deref(), scaled, table, UNSUPPORTED_ATTENTION)
 }
 
-fn nonlinearity(check: &mut Check<'_>, p: &ModelParams) -> Nonlinearity {
+fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity {
     let given = p.nonlinearity.as_deref();
-    check.word("model.nonlinearity", given, Nonlinearity::Gelu, NONLINEARITIES, NONLINEARITIES_NOT_YET)
+    check.keyword("model.nonlinearity", given, Nonlinearity::Gelu, NONLINEARITIES, UNSUPPORTED_NONLINEARITIES)
 }
 
-const FAMILIES: &[(&str, Family)] = &[("gpt2", Family::Gpt2), ("gpt3", Family::Gpt3)];
+const FAMILIES: &[(&str, ModelFamily)] = &[("gpt2", ModelFamily::Gpt2), ("gpt3", ModelFamily::Gpt3)];
 
 /// Checks the keys of which only one kind is supported.
-fn only_kinds(check: &mut Check<'_>, p: &ModelParams) {
+fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams) {
     for (key, given, only, not_yet) in [
-        ("model.position_embedding_type", &p.position_embedding_type, "learned", POSITIONS_NOT_YET),
-        ("model.norm_type", &p.norm_type, "layernorm", NORMS_NOT_YET),
-        ("model.attention_module", &p.attention_module, "aiayn_attention", MODULES_NOT_YET),
+        ("model.position_embedding_type", &p.position_embedding_type, "learned", UNSUPPORTED_POSITION_EMBEDDINGS),
+        ("model.norm_type", &p.norm_type, "layernorm", UNSUPPORTED_NORMS),
+        ("model.attention_module", &p.attention_module, "aiayn_attention", UNSUPPORTED_MODULES),
     ] {
-        check.word(key, given.as_deref(), (), &[(only, ())], not_yet);
+        check.keyword(key, given.as_deref(), (), &[(only, ())], not_yet);
     }
-    check.only("model.embedding_layer_norm", p.embedding_layer_norm, false);
-    check.only("model.norm_first", p.norm_first, true);
-    check.only("model.use_ff_layer1_dropout", p.use_ff_layer1_dropout, false);
+    check.require_value("model.embedding_layer_norm", p.embedding_layer_norm, false);
+    check.require_value("model.norm_first", p.norm_first, true);
+    check.require_value("model.use_ff_layer1_dropout", p.use_ff_layer1_dropout, false);
 }
 
-fn loss(check: &mut Check<'_>, p: &ModelParams) -> (LossScaling, f64) {
+fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
     let table = &[("num_tokens", LossScaling::NumTokens), ("batch_size", LossScaling::BatchSize)];
-    let scaling = check.word("model.loss_scaling", p.loss_scaling.as_deref(), LossScaling::NumTokens, table, &[]);
+    let scaling = check.keyword("model.loss_scaling", p.loss_scaling.as_deref(), LossScaling::NumTokens, table, &[]);
     let weight = check.positive("model.loss_weight", p.loss_weight, 1.0);
     if scaling == LossScaling::NumTokens && weight != 1.0 {
         check.note(format!(
@@ -147,9 +150,9 @@ fn loss(check: &mut Check<'_>, p: &ModelParams) -> (LossScaling, f64) {
     (scaling, weight)
 }
 
-fn precision(check: &mut Check<'_>, p: &ModelParams) -> Precision {
+fn precision(check: &mut ResolveContext<'_>, p: &ModelParams) -> Precision {
     let table = &[("bfloat16", true), ("float16", false), ("cbfloat16", false), ("fp16", false), ("bf16", true)];
-    let by_name = p.fp16_type.as_deref().map(|name| check.word("model.fp16_type", Some(name), true, table, &[]));
+    let by_name = p.fp16_type.as_deref().map(|name| check.keyword("model.fp16_type", Some(name), true, table, &[]));
     if !p.mixed_precision.unwrap_or(false) {
         if p.use_bfloat16 == Some(true) {
             check.note("model.use_bfloat16 does nothing without mixed_precision: the model is trained in f32");

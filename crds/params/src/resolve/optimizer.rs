@@ -1,26 +1,27 @@
 //! Resolves `optimizer`.
 
-use super::check::Check;
+use super::check::ResolveContext;
 use super::schedule;
 use crate::document::OptimizerParams;
 use crate::job::{OptimizerKind, OptimizerSpec, Schedule};
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum OptimizerName {
     Adam,
     AdamW,
     Sgd,
 }
 
-const KINDS: &[(&str, Kind)] = &[("AdamW", Kind::AdamW), ("Adam", Kind::Adam), ("SGD", Kind::Sgd)];
+const OPTIMIZERS: &[(&str, OptimizerName)] =
+    &[("AdamW", OptimizerName::AdamW), ("Adam", OptimizerName::Adam), ("SGD", OptimizerName::Sgd)];
 #[rustfmt::skip]
-const NOT_YET: &[&str] = &[
+const UNSUPPORTED_OPTIMIZERS: &[&str] = &[
     "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Lamb", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop",
 ];
 
-pub(super) fn resolve(check: &mut Check<'_>, given: Option<&OptimizerParams>) -> OptimizerSpec {
+pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerParams>) -> OptimizerSpec {
     let Some(p) = given else {
-        check.missing("optimizer", "give at least optimizer_type and learning_rate");
+        check.report_missing("optimizer", "give at least optimizer_type and learning_rate");
         return OptimizerSpec {
             kind: OptimizerKind::Sgd { momentum: 0.0 },
             weight_decay: 0.0,
@@ -28,15 +29,19 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&OptimizerParams>) ->
             schedule: Schedule::constant(0.0),
         };
     };
-    check.only("optimizer.nesterov", p.nesterov, false);
-    check.only("optimizer.use_nesterov", p.use_nesterov, false);
-    check.only("optimizer.amsgrad", p.amsgrad, false);
-    check.only("optimizer.maximize", p.maximize, false);
-    check.only("optimizer.disable_lr_steps_reset", p.disable_lr_steps_reset, false);
+    check.require_value("optimizer.nesterov", p.nesterov, false);
+    check.require_value("optimizer.use_nesterov", p.use_nesterov, false);
+    check.require_value("optimizer.amsgrad", p.amsgrad, false);
+    check.require_value("optimizer.maximize", p.maximize, false);
+    check.require_value("optimizer.disable_lr_steps_reset", p.disable_lr_steps_reset, false);
     note_loss_scale(check, p);
     let kind = kind(check, p);
-    let decay =
-        check.either("optimizer.weight_decay", p.weight_decay, "optimizer.weight_decay_rate", p.weight_decay_rate);
+    let decay = check.either_spelling(
+        "optimizer.weight_decay",
+        p.weight_decay,
+        "optimizer.weight_decay_rate",
+        p.weight_decay_rate,
+    );
     OptimizerSpec {
         kind,
         weight_decay: check.non_negative("optimizer.weight_decay", decay, 0.0),
@@ -45,11 +50,17 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&OptimizerParams>) ->
     }
 }
 
-fn kind(check: &mut Check<'_>, p: &OptimizerParams) -> OptimizerKind {
+fn kind(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> OptimizerKind {
     if p.optimizer_type.is_none() {
-        check.missing("optimizer.optimizer_type", "use AdamW, Adam or SGD");
+        check.report_missing("optimizer.optimizer_type", "use AdamW, Adam or SGD");
     }
-    let kind = check.word("optimizer.optimizer_type", p.optimizer_type.as_deref(), Kind::AdamW, KINDS, NOT_YET);
+    let kind = check.keyword(
+        "optimizer.optimizer_type",
+        p.optimizer_type.as_deref(),
+        OptimizerName::AdamW,
+        OPTIMIZERS,
+        UNSUPPORTED_OPTIMIZERS,
+    );
     let adam_only = [
         ("betas", p.betas.is_some()),
         ("beta1", p.beta1.is_some()),
@@ -58,33 +69,37 @@ fn kind(check: &mut Check<'_>, p: &OptimizerParams) -> OptimizerKind {
         ("correct_bias", p.correct_bias.is_some()),
     ];
     let foreign: &[(&str, bool)] = match kind {
-        Kind::Sgd => &adam_only,
+        OptimizerName::Sgd => &adam_only,
         _ => &[("momentum", p.momentum.is_some())],
     };
     for (key, _) in foreign.iter().filter(|(_, given)| *given) {
         let name = p.optimizer_type.as_deref().unwrap_or("AdamW");
-        check.invalid(&format!("optimizer.{key}"), format!("means nothing to {name}"), "leave it out");
+        check.report_invalid(&format!("optimizer.{key}"), format!("means nothing to {name}"), "leave it out");
     }
     let betas = betas(check, p);
     let eps = check.positive("optimizer.eps", p.eps, 1e-6);
     let correct_bias = p.correct_bias.unwrap_or(true);
     match kind {
-        Kind::Adam => OptimizerKind::Adam { betas, eps, correct_bias },
-        Kind::AdamW => OptimizerKind::AdamW { betas, eps, correct_bias },
-        Kind::Sgd => OptimizerKind::Sgd { momentum: check.probability("optimizer.momentum", p.momentum, 0.0) },
+        OptimizerName::Adam => OptimizerKind::Adam { betas, eps, correct_bias },
+        OptimizerName::AdamW => OptimizerKind::AdamW { betas, eps, correct_bias },
+        OptimizerName::Sgd => OptimizerKind::Sgd { momentum: check.probability("optimizer.momentum", p.momentum, 0.0) },
     }
 }
 
-fn betas(check: &mut Check<'_>, p: &OptimizerParams) -> [f64; 2] {
+fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64; 2] {
     if p.betas.is_some() && (p.beta1.is_some() || p.beta2.is_some()) {
-        check.invalid("optimizer.betas", "is given beside beta1 or beta2", "keep betas and leave the older keys out");
+        check.report_invalid(
+            "optimizer.betas",
+            "is given beside beta1 or beta2",
+            "keep betas and leave the older keys out",
+        );
     }
     let [first, second] = match p.betas.as_deref() {
         None => [p.beta1, p.beta2],
         Some([first, second]) => [Some(*first), Some(*second)],
         Some(other) => {
             let says = format!("has {} numbers instead of 2", other.len());
-            check.invalid("optimizer.betas", says, "give two numbers, as in [0.9, 0.95]");
+            check.report_invalid("optimizer.betas", says, "give two numbers, as in [0.9, 0.95]");
             [None, None]
         }
     };
@@ -93,16 +108,16 @@ fn betas(check: &mut Check<'_>, p: &OptimizerParams) -> [f64; 2] {
 }
 
 /// Returns the norm to clip to; `None` without clipping, for which the zoo also writes 0.
-fn max_gradient_norm(check: &mut Check<'_>, p: &OptimizerParams) -> Option<f64> {
+fn max_gradient_norm(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> Option<f64> {
     let value = p.max_gradient_value.filter(|value| *value != 0.0);
     match (value, p.max_gradient_norm) {
-        (Some(_), Some(_)) => check.invalid(
+        (Some(_), Some(_)) => check.report_invalid(
             "optimizer.max_gradient_value",
             "excludes max_gradient_norm, which is given too",
             "keep max_gradient_norm",
         ),
         (Some(value), None) => {
-            check.not_yet("optimizer.max_gradient_value", &value.to_string(), "use max_gradient_norm");
+            check.unsupported("optimizer.max_gradient_value", &value.to_string(), "use max_gradient_norm");
         }
         (None, _) => {}
     }
@@ -110,7 +125,7 @@ fn max_gradient_norm(check: &mut Check<'_>, p: &OptimizerParams) -> Option<f64> 
     (norm > 0.0).then_some(norm)
 }
 
-fn note_loss_scale(check: &mut Check<'_>, p: &OptimizerParams) {
+fn note_loss_scale(check: &mut ResolveContext<'_>, p: &OptimizerParams) {
     let given: Vec<&str> = [
         ("loss_scaling_factor", p.loss_scaling_factor.is_some()),
         ("initial_loss_scale", p.initial_loss_scale.is_some()),

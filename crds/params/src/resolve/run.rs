@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::Overrides;
-use super::check::Check;
-use super::input::Inputs;
+use super::FlagOverrides;
+use super::check::ResolveContext;
+use super::input::ResolvedInputs;
 use crate::document::RunParams;
-use crate::job::{CheckpointStates, LogLevel, Mode, RunSpec, Source, default_checkpoint_seconds};
+use crate::job::{CheckpointStates, DataSource, LogLevel, Mode, RunSpec, default_checkpoint_seconds};
 
 /// Maximum number of systems, more than any appliance has.
-const MOST_SYSTEMS: usize = 1 << 16;
+const MAX_SYSTEMS: usize = 1 << 16;
 
 /// A year.
 const MAX_CHECKPOINT_SECONDS: usize = 365 * 24 * 3600;
 
-const LEVELS: &[(&str, LogLevel)] = &[
+const LOG_LEVELS: &[(&str, LogLevel)] = &[
     ("DEBUG", LogLevel::Debug),
     ("VERBOSE", LogLevel::Verbose),
     ("INFO", LogLevel::Info),
@@ -23,7 +23,7 @@ const LEVELS: &[(&str, LogLevel)] = &[
 ];
 
 /// Returns the effective value with the name to report for it: the flag's if it was given, else the key's.
-fn choose<T: Clone>(
+fn flag_or_key<T: Clone>(
     flag: &'static str,
     over: &Option<T>,
     key: &'static str,
@@ -35,23 +35,23 @@ fn choose<T: Clone>(
     }
 }
 
-pub(super) fn resolve(check: &mut Check<'_>, given: Option<&RunParams>, over: &Overrides) -> RunSpec {
+pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>, over: &FlagOverrides) -> RunSpec {
     let none = RunParams::default();
     let p = given.unwrap_or(&none);
-    let (key, word) = choose("--mode", &over.mode, "runconfig.mode", &p.mode);
-    let mode = check.word(key, word.as_deref(), Mode::Train, Mode::NAMES, &[]);
+    let (key, word) = flag_or_key("--mode", &over.mode, "runconfig.mode", &p.mode);
+    let mode = check.keyword(key, word.as_deref(), Mode::Train, Mode::NAMES, &[]);
     let max_epochs = max_epochs(check, p).filter(|_| mode.trains());
     let max_steps = max_steps(check, p, over, mode);
     let checkpoint_steps = checkpoint_steps(check, p);
     let log_steps = check.count("runconfig.log_steps", p.log_steps.or(p.save_summary_steps), 1, usize::MAX) as u64;
-    let (key, dir) = choose("--model_dir", &over.model_dir, "runconfig.model_dir", &p.model_dir);
+    let (key, dir) = flag_or_key("--model_dir", &over.model_dir, "runconfig.model_dir", &p.model_dir);
     let model_dir = path(check, key, dir).unwrap_or_else(|| "./model_dir".into());
     let (key, from) =
-        choose("--checkpoint_path", &over.checkpoint_path, "runconfig.checkpoint_path", &p.checkpoint_path);
+        flag_or_key("--checkpoint_path", &over.checkpoint_path, "runconfig.checkpoint_path", &p.checkpoint_path);
     let checkpoint_path = path(check, key, from);
-    let (key, level) = choose("--logging", &over.logging, "runconfig.logging", &p.logging);
-    let logging = check.word(key, level.as_deref(), LogLevel::Info, LEVELS, &[]);
-    let (key, eval_steps) = choose("--eval_steps", &over.eval_steps, "runconfig.eval_steps", &p.eval_steps);
+    let (key, level) = flag_or_key("--logging", &over.logging, "runconfig.logging", &p.logging);
+    let logging = check.keyword(key, level.as_deref(), LogLevel::Info, LOG_LEVELS, &[]);
+    let (key, eval_steps) = flag_or_key("--eval_steps", &over.eval_steps, "runconfig.eval_steps", &p.eval_steps);
     let eval_steps = eval_steps.map(|steps| check.count(key, Some(steps), 1, usize::MAX) as u64);
     let every = if checkpoint_steps > 0 { checkpoint_steps } else { max_steps.max(1) };
     let (compile_only, validate_only) = stop_early(check, p, over);
@@ -101,42 +101,45 @@ pub(super) fn resolve(check: &mut Check<'_>, given: Option<&RunParams>, over: &O
     }
 }
 
-fn path(check: &mut Check<'_>, key: &str, given: Option<String>) -> Option<String> {
+fn path(check: &mut ResolveContext<'_>, key: &str, given: Option<String>) -> Option<String> {
     if given.as_deref().is_some_and(|path| path.trim().is_empty()) {
-        check.invalid(key, "is an empty path", "give a path or leave it out");
+        check.report_invalid(key, "is an empty path", "give a path or leave it out");
     }
     given
 }
 
-fn max_steps(check: &mut Check<'_>, p: &RunParams, over: &Overrides, mode: Mode) -> u64 {
-    let (key, steps) = choose("--max_steps", &over.max_steps, "runconfig.max_steps", &p.max_steps);
+fn max_steps(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides, mode: Mode) -> u64 {
+    let (key, steps) = flag_or_key("--max_steps", &over.max_steps, "runconfig.max_steps", &p.max_steps);
     if !mode.trains() {
         return 0;
     }
     if steps.is_none() && p.max_epochs.or(p.num_epochs).is_some() {
-        return RunSpec::UNTIL_EPOCHS_END;
+        return RunSpec::STEPS_BOUND_BY_EPOCHS;
     }
     if steps.is_none() {
-        check.missing(key, "say which step to train to, here or by --max_steps, or how many epochs by max_epochs");
+        check.report_missing(
+            key,
+            "say which step to train to, here or by --max_steps, or how many epochs by max_epochs",
+        );
     }
     check.count(key, steps, 1, usize::MAX) as u64
 }
 
-fn max_epochs(check: &mut Check<'_>, p: &RunParams) -> Option<u64> {
+fn max_epochs(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64> {
     let (key, other) = ("runconfig.max_epochs", "runconfig.num_epochs");
-    let given = check.either(key, p.max_epochs, other, p.num_epochs);
+    let given = check.either_spelling(key, p.max_epochs, other, p.num_epochs);
     let key = if p.max_epochs.is_some() { key } else { other };
     given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
 }
 
-fn checkpoint_steps(check: &mut Check<'_>, p: &RunParams) -> u64 {
+fn checkpoint_steps(check: &mut ResolveContext<'_>, p: &RunParams) -> u64 {
     let older = "runconfig.save_checkpoint_steps";
     let oldest = "runconfig.save_checkpoints_steps";
-    let older_given = check.either(older, p.save_checkpoint_steps, oldest, p.save_checkpoints_steps);
-    check.either("runconfig.checkpoint_steps", p.checkpoint_steps, older, older_given).unwrap_or(0)
+    let older_given = check.either_spelling(older, p.save_checkpoint_steps, oldest, p.save_checkpoints_steps);
+    check.either_spelling("runconfig.checkpoint_steps", p.checkpoint_steps, older, older_given).unwrap_or(0)
 }
 
-fn checkpoint_seconds(check: &mut Check<'_>, p: &RunParams) -> u64 {
+fn checkpoint_seconds(check: &mut ResolveContext<'_>, p: &RunParams) -> u64 {
     let key = "runconfig.checkpoint_seconds";
     match p.checkpoint_seconds {
         Some(0) => 0,
@@ -144,44 +147,45 @@ fn checkpoint_seconds(check: &mut Check<'_>, p: &RunParams) -> u64 {
     }
 }
 
-fn max_checkpoints(check: &mut Check<'_>, p: &RunParams) -> Option<u64> {
+fn max_checkpoints(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64> {
     let (key, older) = ("runconfig.max_checkpoints", "runconfig.keep_checkpoint_max");
-    let given = check.either(key, p.max_checkpoints, older, p.keep_checkpoint_max);
+    let given = check.either_spelling(key, p.max_checkpoints, older, p.keep_checkpoint_max);
     given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
 }
 
-fn num_csx(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> usize {
-    let (key, systems) = choose("--num_csx", &over.num_csx, "runconfig.num_csx", &p.num_csx);
-    check.count(key, systems, 1, MOST_SYSTEMS)
+fn num_csx(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides) -> usize {
+    let (key, systems) = flag_or_key("--num_csx", &over.num_csx, "runconfig.num_csx", &p.num_csx);
+    check.count(key, systems, 1, MAX_SYSTEMS)
 }
 
 fn servers(
-    check: &mut Check<'_>,
+    check: &mut ResolveContext<'_>,
     flag: &'static str,
     over: Option<u64>,
     key: &'static str,
     given: Option<u64>,
 ) -> usize {
-    let (key, most) = choose(flag, &over, key, &given);
+    let (key, most) = flag_or_key(flag, &over, key, &given);
     match most {
         None | Some(0) => 0,
-        most => check.count(key, most, 1, MOST_SYSTEMS),
+        most => check.count(key, most, 1, MAX_SYSTEMS),
     }
 }
 
 /// Resolves `compile_only` and `validate_only`, which exclude each other.
-fn stop_early(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> (bool, bool) {
-    let (_, compile) = choose("", &over.compile_only, "", &p.compile_only);
-    let (key, validate) = choose("--validate_only", &over.validate_only, "runconfig.validate_only", &p.validate_only);
+fn stop_early(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides) -> (bool, bool) {
+    let (_, compile) = flag_or_key("", &over.compile_only, "", &p.compile_only);
+    let (key, validate) =
+        flag_or_key("--validate_only", &over.validate_only, "runconfig.validate_only", &p.validate_only);
     let (compile, validate) = (compile.unwrap_or(false), validate.unwrap_or(false));
     if compile && validate {
-        check.invalid(key, "excludes compile_only, which is given too", "keep one of the two");
+        check.report_invalid(key, "excludes compile_only, which is given too", "keep one of the two");
     }
     (compile, validate)
 }
 
-fn load_states(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> CheckpointStates {
-    let (key, given) = choose(
+fn load_states(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides) -> CheckpointStates {
+    let (key, given) = flag_or_key(
         "--load_checkpoint_states",
         &over.load_checkpoint_states,
         "runconfig.load_checkpoint_states",
@@ -198,7 +202,7 @@ fn load_states(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> Checkp
             "lr_scheduler" => states.lr_scheduler = true,
             "global_step" => states.global_step = true,
             "grad_scaler" => check.note("there is no grad_scaler state: neither bf16 nor f32 needs a loss scale"),
-            _ => check.invalid(
+            _ => check.report_invalid(
                 key,
                 format!("names the unknown state \"{word}\""),
                 "use all, or a list of model, optimizer, dataloader, lr_scheduler, global_step",
@@ -208,21 +212,30 @@ fn load_states(check: &mut Check<'_>, p: &RunParams, over: &Overrides) -> Checkp
     states
 }
 
-fn labels(check: &mut Check<'_>, p: &RunParams) -> BTreeMap<String, String> {
+fn labels(check: &mut ResolveContext<'_>, p: &RunParams) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     for label in p.job_labels.iter().flat_map(|labels| labels.as_slice()) {
         match label.split_once('=') {
             Some((key, value)) if !key.is_empty() => {
                 labels.insert(key.to_owned(), value.to_owned());
             }
-            _ => check.invalid("runconfig.job_labels", format!("has \"{label}\""), "write each label as key=value"),
+            _ => check.report_invalid(
+                "runconfig.job_labels",
+                format!("has \"{label}\""),
+                "write each label as key=value",
+            ),
         }
     }
     labels
 }
 
 /// Checks the inputs against the run: enough leaves for the systems, and an end for evaluations and epochs.
-pub(super) fn check_against_inputs(check: &mut Check<'_>, run: &mut RunSpec, inputs: &Inputs, over: &Overrides) {
+pub(super) fn check_against_inputs(
+    check: &mut ResolveContext<'_>,
+    run: &mut RunSpec,
+    inputs: &ResolvedInputs,
+    over: &FlagOverrides,
+) {
     let key = if over.num_csx.is_some() { "--num_csx" } else { "runconfig.num_csx" };
     let train = run.mode.trains().then_some(("train_input", &inputs.train));
     let eval = inputs.eval.as_ref().filter(|_| run.mode.evaluates());
@@ -235,14 +248,17 @@ pub(super) fn check_against_inputs(check: &mut Check<'_>, run: &mut RunSpec, inp
                 0 => format!("use at most {leaves} systems, or raise {name}.batch_size"),
                 _ => format!("use at most {leaves} systems, or set {name}.micro_batch_size to at most {most}"),
             };
-            check.invalid(key, says, hint);
+            check.report_invalid(key, says, hint);
         }
     }
-    if run.max_epochs.is_some() && matches!(inputs.train.source, Source::Synthetic {}) {
+    if run.max_epochs.is_some() && matches!(inputs.train.source, DataSource::Synthetic {}) {
         let hint = "give max_steps instead";
-        check.invalid("runconfig.max_epochs", "is given, but synthetic samples have no end", hint);
+        check.report_invalid("runconfig.max_epochs", "is given, but synthetic samples have no end", hint);
     }
-    if run.eval_steps.is_none() && eval.is_some_and(|eval| matches!(eval.source, Source::Synthetic {})) {
-        check.missing("runconfig.eval_steps", "synthetic samples have no end: say how many batches make an evaluation");
+    if run.eval_steps.is_none() && eval.is_some_and(|eval| matches!(eval.source, DataSource::Synthetic {})) {
+        check.report_missing(
+            "runconfig.eval_steps",
+            "synthetic samples have no end: say how many batches make an evaluation",
+        );
     }
 }

@@ -1,62 +1,76 @@
 //! Resolves `optimizer.learning_rate`: a number, a mapping or a list become one [`Schedule`].
 
-use super::check::Check;
-use crate::document::{LearningRate, ScheduleParams};
-use crate::job::{Piece, Schedule, Segment};
+use super::check::ResolveContext;
+use crate::document::{LearningRateSetting, ScheduleParams};
+use crate::job::{Schedule, ScheduleSegment, ScheduleSegmentKind};
 
-const KEY: &str = "optimizer.learning_rate";
+const LEARNING_RATE_KEY: &str = "optimizer.learning_rate";
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ScheduleKind {
     Constant,
     Linear,
     CosineDecay,
 }
 
-const KINDS: &[(&str, Kind)] = &[
-    ("Linear", Kind::Linear),
-    ("CosineDecay", Kind::CosineDecay),
-    ("Constant", Kind::Constant),
-    ("LinearLR", Kind::Linear),
-    ("CosineDecayLR", Kind::CosineDecay),
-    ("ConstantLR", Kind::Constant),
-    ("Polynomial", Kind::Linear),
+const SCHEDULERS: &[(&str, ScheduleKind)] = &[
+    ("Linear", ScheduleKind::Linear),
+    ("CosineDecay", ScheduleKind::CosineDecay),
+    ("Constant", ScheduleKind::Constant),
+    ("LinearLR", ScheduleKind::Linear),
+    ("CosineDecayLR", ScheduleKind::CosineDecay),
+    ("ConstantLR", ScheduleKind::Constant),
+    ("Polynomial", ScheduleKind::Linear),
 ];
 #[rustfmt::skip]
-const NOT_YET: &[&str] = &[
+const UNSUPPORTED_SCHEDULERS: &[&str] = &[
     "Exponential", "InverseExponentialTimeDecay", "InverseSquareRootDecay", "PiecewiseConstant", "MultiStep", "Step",
     "CosineAnnealing", "CosineAnnealingWarmRestarts", "Lambda", "Multiplicative", "Chained", "Cyclic", "OneCycle",
     "Sequential",
 ];
 
-pub(super) fn resolve(check: &mut Check<'_>, given: Option<&LearningRate>) -> Schedule {
+pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&LearningRateSetting>) -> Schedule {
     match given {
         None => {
-            check.missing(KEY, "give a number, a schedule or a list of schedules");
+            check.report_missing(LEARNING_RATE_KEY, "give a number, a schedule or a list of schedules");
             Schedule::constant(0.0)
         }
-        Some(LearningRate::Number(rate)) => Schedule::constant(check.non_negative(KEY, Some(*rate), 0.0)),
-        Some(LearningRate::Schedule(one)) => Schedule { segments: vec![segment(check, KEY, one, true)] },
-        Some(LearningRate::Sequence(many)) => {
+        Some(LearningRateSetting::Number(rate)) => {
+            Schedule::constant(check.non_negative(LEARNING_RATE_KEY, Some(*rate), 0.0))
+        }
+        Some(LearningRateSetting::Schedule(one)) => {
+            Schedule { segments: vec![segment(check, LEARNING_RATE_KEY, one, true)] }
+        }
+        Some(LearningRateSetting::Sequence(many)) => {
             if many.is_empty() {
-                check.invalid(KEY, "is an empty list", "give at least one schedule");
+                check.report_invalid(LEARNING_RATE_KEY, "is an empty list", "give at least one schedule");
             }
             let last = many.len().saturating_sub(1);
             let segments = many.iter().enumerate();
-            Schedule { segments: segments.map(|(i, p)| segment(check, &format!("{KEY}.{i}"), p, i == last)).collect() }
+            Schedule {
+                segments: segments
+                    .map(|(i, p)| segment(check, &format!("{LEARNING_RATE_KEY}.{i}"), p, i == last))
+                    .collect(),
+            }
         }
     }
 }
 
-fn segment(check: &mut Check<'_>, at: &str, p: &ScheduleParams, last: bool) -> Segment {
+fn segment(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, last: bool) -> ScheduleSegment {
     let of = |key: &str| format!("{at}.{key}");
     if p.scheduler.is_none() {
-        check.missing(&of("scheduler"), "name a schedule, as in scheduler: Linear");
+        check.report_missing(&of("scheduler"), "name a schedule, as in scheduler: Linear");
     }
-    let kind = check.word(&of("scheduler"), p.scheduler.as_deref(), Kind::Constant, KINDS, NOT_YET);
-    check.only(&of("cycle"), p.cycle, false);
+    let kind = check.keyword(
+        &of("scheduler"),
+        p.scheduler.as_deref(),
+        ScheduleKind::Constant,
+        SCHEDULERS,
+        UNSUPPORTED_SCHEDULERS,
+    );
+    check.require_value(&of("cycle"), p.cycle, false);
     if let Some(power) = p.power.filter(|power| *power != 1.0) {
-        check.not_yet(&of("power"), &power.to_string(), "leave it out for a straight line");
+        check.unsupported(&of("power"), &power.to_string(), "leave it out for a straight line");
     }
     if p.scheduler.is_some() {
         refuse_foreign_keys(check, at, p, kind);
@@ -65,29 +79,35 @@ fn segment(check: &mut Check<'_>, at: &str, p: &ScheduleParams, last: bool) -> S
     let steps = p.steps.or(p.total_iters).or(p.decay_steps);
     let length = p.total_iters.or(p.decay_steps).or(p.steps);
     if steps == Some(0) || length == Some(0) {
-        check.invalid(at, "lasts 0 steps", "give total_iters of at least 1");
+        check.report_invalid(at, "lasts 0 steps", "give total_iters of at least 1");
     }
-    let needed = kind != Kind::Constant || !last;
+    let needed = kind != ScheduleKind::Constant || !last;
     if needed && steps.is_none() && p.scheduler.is_some() {
-        check.missing(&of("total_iters"), "say how many steps the schedule lasts");
+        check.report_missing(&of("total_iters"), "say how many steps the schedule lasts");
     }
-    Segment {
+    ScheduleSegment {
         steps: if last { u64::MAX } else { steps.unwrap_or(1) },
         piece: piece(check, at, p, kind, length.unwrap_or(1)),
     }
 }
 
-fn piece(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind: Kind, total_iters: u64) -> Piece {
+fn piece(
+    check: &mut ResolveContext<'_>,
+    at: &str,
+    p: &ScheduleParams,
+    kind: ScheduleKind,
+    total_iters: u64,
+) -> ScheduleSegmentKind {
     let of = |key: &str| format!("{at}.{key}");
-    if kind == Kind::Constant {
-        let rate = check.either(&of("learning_rate"), p.learning_rate, &of("val"), p.val);
+    if kind == ScheduleKind::Constant {
+        let rate = check.either_spelling(&of("learning_rate"), p.learning_rate, &of("val"), p.val);
         if rate.is_none() && p.scheduler.is_some() {
-            check.missing(&of("learning_rate"), "give the rate of the constant schedule");
+            check.report_missing(&of("learning_rate"), "give the rate of the constant schedule");
         }
-        return Piece::Constant { learning_rate: check.non_negative(&of("learning_rate"), rate, 0.0) };
+        return ScheduleSegmentKind::Constant { learning_rate: check.non_negative(&of("learning_rate"), rate, 0.0) };
     }
     if p.initial_learning_rate.is_none() {
-        check.missing(&of("initial_learning_rate"), "give the rate the schedule begins with");
+        check.report_missing(&of("initial_learning_rate"), "give the rate the schedule begins with");
     }
     let initial = check.non_negative(&of("initial_learning_rate"), p.initial_learning_rate, 0.0);
     let mut end = check.non_negative(&of("end_learning_rate"), p.end_learning_rate, 0.0);
@@ -97,15 +117,15 @@ fn piece(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind: Kind, total_
         end = floor;
     }
     match kind {
-        Kind::Linear => Piece::Linear { initial, end, total_iters },
-        _ => Piece::CosineDecay { initial, end, total_iters },
+        ScheduleKind::Linear => ScheduleSegmentKind::Linear { initial, end, total_iters },
+        _ => ScheduleSegmentKind::CosineDecay { initial, end, total_iters },
     }
 }
 
 /// Rejects keys that the schedule does not have: either the key or the schedule is a mistake.
-fn refuse_foreign_keys(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind: Kind) {
+fn refuse_foreign_keys(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, kind: ScheduleKind) {
     let foreign: &[(&str, Option<f64>)] = match kind {
-        Kind::Constant => &[
+        ScheduleKind::Constant => &[
             ("initial_learning_rate", p.initial_learning_rate),
             ("end_learning_rate", p.end_learning_rate),
             ("alpha", p.alpha),
@@ -115,7 +135,7 @@ fn refuse_foreign_keys(check: &mut Check<'_>, at: &str, p: &ScheduleParams, kind
     for (key, given) in foreign {
         if given.is_some() {
             let name = p.scheduler.as_deref().unwrap_or_default();
-            check.invalid(&format!("{at}.{key}"), format!("means nothing to {name}"), "leave it out");
+            check.report_invalid(&format!("{at}.{key}"), format!("means nothing to {name}"), "leave it out");
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Resolves the source of an input's tokens: processor, files and tokenizer.
 
-use super::check::Check;
-use super::input::Section;
+use super::check::ResolveContext;
+use super::input::InputSection;
 use crate::document::OneOrMany;
-use crate::job::{ModelSpec, Source, Tokenizer};
+use crate::job::{DataSource, ModelSpec, TokenizerName};
 
 const HDF5_REMEDY: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor (.bin files of u16 tokens) \
                            or SyntheticDataProcessor";
 #[rustfmt::skip]
-const PROCESSORS_NOT_YET: &[&str] = &[
+const UNSUPPORTED_PROCESSORS: &[&str] = &[
     "GptHDF5DataProcessor", "GptHDF5MapDataProcessor", "HuggingFaceDataProcessorEli5", "HuggingFaceIterableDataProcessorEli5",
     "DummyDataProcessor", "DummyIterableDataProcessor", "InferenceDataProcessor", "RawDatasetProcessor",
 ];
@@ -27,7 +27,12 @@ const PROCESSORS: &[(&str, Processor)] = &[
 ];
 
 /// Returns the source of a section. An evaluation (`train` is given) takes its defaults from training.
-pub(super) fn source(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, model: &ModelSpec) -> Source {
+pub(super) fn source(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    train: Option<&DataSource>,
+    model: &ModelSpec,
+) -> DataSource {
     let p = s.given;
     let paths = [&p.data_dir, &p.data_files].into_iter().flatten().flat_map(OneOrMany::as_slice);
     let paths: Vec<String> = paths.cloned().collect();
@@ -36,18 +41,18 @@ pub(super) fn source(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Sour
             check_tokenizer(check, s, train);
             return train.clone();
         }
-        (None, Some(Source::Text { .. })) => Processor::Text,
-        (None, Some(Source::Tokens { .. })) => Processor::Tokens,
-        (None, Some(Source::Synthetic {})) => Processor::Synthetic,
+        (None, Some(DataSource::Text { .. })) => Processor::Text,
+        (None, Some(DataSource::Tokens { .. })) => Processor::Tokens,
+        (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
         (None, None) => {
-            if !s.quiet {
-                check.missing(&s.key("data_processor"), HDF5_REMEDY);
+            if !s.inherits_silently {
+                check.report_missing(&s.key("data_processor"), HDF5_REMEDY);
             }
-            return refused();
+            return placeholder_source();
         }
         (Some(name), _) => match processor(check, s, name) {
             Some(processor) => processor,
-            None => return refused(),
+            None => return placeholder_source(),
         },
     };
     let source = match processor {
@@ -55,15 +60,15 @@ pub(super) fn source(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Sour
             if !paths.is_empty() {
                 check.note(format!("the files of {} are not read: its samples are synthetic", s.name));
             }
-            Source::Synthetic {}
+            DataSource::Synthetic {}
         }
-        Processor::Tokens => Source::Tokens { paths },
-        Processor::Text => Source::Text { paths, tokenizer: tokenizer(check, s, train, model) },
+        Processor::Tokens => DataSource::Tokens { paths },
+        Processor::Text => DataSource::Text { paths, tokenizer: tokenizer(check, s, train, model) },
     };
-    if let Source::Text { paths, .. } | Source::Tokens { paths } = &source
+    if let DataSource::Text { paths, .. } | DataSource::Tokens { paths } = &source
         && (paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()))
     {
-        check.missing(&s.key("data_files"), "name at least one file, directory or glob");
+        check.report_missing(&s.key("data_files"), "name at least one file, directory or glob");
     }
     if p.tokenizer.is_some() && processor != Processor::Text {
         check.note(format!("{} is not used: its samples are tokens already", s.key("tokenizer")));
@@ -72,39 +77,44 @@ pub(super) fn source(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Sour
 }
 
 /// Returns a placeholder for a rejected source, so that the section's other keys about files are not reported.
-fn refused() -> Source {
-    Source::Tokens { paths: Vec::new() }
+fn placeholder_source() -> DataSource {
+    DataSource::Tokens { paths: Vec::new() }
 }
 
-fn processor(check: &mut Check<'_>, s: &Section<'_>, name: &str) -> Option<Processor> {
+fn processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, name: &str) -> Option<Processor> {
     let key = s.key("data_processor");
     let known = PROCESSORS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
     if known.is_none() && name.to_ascii_lowercase().contains("hdf5") {
-        check.not_yet(&key, name, HDF5_REMEDY);
+        check.unsupported(&key, name, HDF5_REMEDY);
         return None;
     }
     let table: Vec<(&str, Option<Processor>)> = PROCESSORS.iter().map(|(name, p)| (*name, Some(*p))).collect();
-    check.word(&key, Some(name), None, &table, PROCESSORS_NOT_YET)
+    check.keyword(&key, Some(name), None, &table, UNSUPPORTED_PROCESSORS)
 }
 
-const TOKENIZERS: &[(&str, Tokenizer)] = &[("gpt2", Tokenizer::Gpt2), ("bytes", Tokenizer::Bytes)];
+const TOKENIZERS: &[(&str, TokenizerName)] = &[("gpt2", TokenizerName::Gpt2), ("bytes", TokenizerName::Bytes)];
 
-fn tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, model: &ModelSpec) -> Tokenizer {
+fn tokenizer(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    train: Option<&DataSource>,
+    model: &ModelSpec,
+) -> TokenizerName {
     if let Some(train) = train {
         check_tokenizer(check, s, train);
     }
     let default = match train {
         // The fallback for an unknown word must not also be reported as too large for the vocabulary.
-        _ if s.given.tokenizer.is_some() => Tokenizer::Bytes,
-        Some(Source::Text { tokenizer, .. }) => *tokenizer,
-        _ => Tokenizer::Gpt2,
+        _ if s.given.tokenizer.is_some() => TokenizerName::Bytes,
+        Some(DataSource::Text { tokenizer, .. }) => *tokenizer,
+        _ => TokenizerName::Gpt2,
     };
     let key = s.key("tokenizer");
-    let tokenizer = check.word(&key, s.given.tokenizer.as_deref(), default, TOKENIZERS, &[]);
+    let tokenizer = check.keyword(&key, s.given.tokenizer.as_deref(), default, TOKENIZERS, &[]);
     if tokenizer.vocab_size() > model.vocab_size {
         let (tokens, vocabulary) = (tokenizer.vocab_size(), model.vocab_size);
         let says = format!("is {vocabulary}, too small for the {tokens} tokens of {}'s tokenizer", s.name);
-        check.invalid(
+        check.report_invalid(
             "model.vocab_size",
             says,
             format!("set it to {tokens}, or choose tokenizer: bytes with vocab_size: 256"),
@@ -114,11 +124,11 @@ fn tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: Option<&Source>, mod
 }
 
 /// Checks that evaluation uses the tokenizer of training, because a model has one vocabulary.
-fn check_tokenizer(check: &mut Check<'_>, s: &Section<'_>, train: &Source) {
-    let (Some(given), Source::Text { tokenizer, .. }) = (&s.given.tokenizer, train) else { return };
+fn check_tokenizer(check: &mut ResolveContext<'_>, s: &InputSection<'_>, train: &DataSource) {
+    let (Some(given), DataSource::Text { tokenizer, .. }) = (&s.given.tokenizer, train) else { return };
     let other = TOKENIZERS.iter().find(|(name, _)| name.eq_ignore_ascii_case(given));
     if other.is_none_or(|(_, other)| other != tokenizer) {
         let says = format!("is \"{given}\", another one than train_input's");
-        check.invalid(&s.key("tokenizer"), says, "leave it out");
+        check.report_invalid(&s.key("tokenizer"), says, "leave it out");
     }
 }

@@ -4,13 +4,13 @@
 //! * Every mistake has its line, and one reading finds all mistakes of a document.
 //! * `True`/`on` are booleans and `1e-8` is a number, as users of the public model zoo write them.
 
-mod nearest;
 mod read;
 mod scalar;
 mod section;
+mod suggest;
 mod tree;
 
-pub(crate) use nearest::nearest;
-pub(crate) use read::{Dialect, FromNode, Lines, Reader, read_document, read_tree};
-pub(crate) use section::{Section, section};
-pub(crate) use tree::{Node, Value, parse};
+pub(crate) use read::{FromNode, KeyStyle, LineNumbers, TreeReader, read_document, read_tree};
+pub(crate) use section::{ParamsSection, section};
+pub(crate) use suggest::closest_match;
+pub(crate) use tree::{YamlNode, YamlValue, parse};

@@ -3,16 +3,16 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::scalar::{Plain, boolean, plain};
-use super::tree::{Entry, Node, Value, parse};
-use crate::error::{ParamsError, Problem, ProblemKind};
-use crate::yaml::nearest;
+use super::scalar::{ScalarKind, classify_scalar, parse_yaml11_bool};
+use super::tree::{MapEntry, YamlNode, YamlValue, parse};
+use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
+use crate::yaml::closest_match;
 
 /// Lines by key path (`model.hidden_size`): kept with the document so that later checks can report the line.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lines(BTreeMap<String, usize>);
+pub(crate) struct LineNumbers(BTreeMap<String, usize>);
 
-impl Lines {
+impl LineNumbers {
     /// Returns the line of a key, or of the nearest section that contains it.
     pub(crate) fn of(&self, key: &str) -> Option<usize> {
         let mut key = key;
@@ -26,7 +26,7 @@ impl Lines {
     }
 }
 
-impl PartialEq for Lines {
+impl PartialEq for LineNumbers {
     /// Always true: the lines of keys are not part of a document's meaning.
     fn eq(&self, _: &Self) -> bool {
         true
@@ -35,21 +35,27 @@ impl PartialEq for Lines {
 
 /// How a kind of document spells its keys, and which sections have a misplaced key.
 #[derive(Clone, Copy)]
-pub(crate) struct Dialect {
+pub(crate) struct KeyStyle {
     /// Whether keys are documented in camel case, as in Kubernetes; snake case is accepted as well.
     pub camel_case: bool,
     /// Returns the sections that have a key.
-    pub homes: fn(&str) -> Vec<&'static str>,
+    pub sections_with_key: fn(&str) -> Vec<&'static str>,
 }
 
 /// Reads a whole document as `T`; returns `T::default()` if the text is empty.
-pub(crate) fn read_document<T: FromNode + Default>(text: &str, dialect: Dialect) -> Result<(T, Lines), ParamsError> {
+pub(crate) fn read_document<T: FromNode + Default>(
+    text: &str,
+    dialect: KeyStyle,
+) -> Result<(T, LineNumbers), ParamsError> {
     read_tree(&parse(text)?, dialect)
 }
 
 /// Reads a tree as `T`; returns `T::default()` if it is null.
-pub(crate) fn read_tree<T: FromNode + Default>(root: &Node, dialect: Dialect) -> Result<(T, Lines), ParamsError> {
-    let mut reader = Reader { dialect, path: Vec::new(), problems: Vec::new(), lines: Lines::default() };
+pub(crate) fn read_tree<T: FromNode + Default>(
+    root: &YamlNode,
+    dialect: KeyStyle,
+) -> Result<(T, LineNumbers), ParamsError> {
+    let mut reader = TreeReader { dialect, path: Vec::new(), problems: Vec::new(), lines: LineNumbers::default() };
     let document = if root.is_null() { T::default() } else { reader.value(root).unwrap_or_default() };
     ParamsError::check(reader.problems)?;
     Ok((document, reader.lines))
@@ -57,30 +63,30 @@ pub(crate) fn read_tree<T: FromNode + Default>(root: &Node, dialect: Dialect) ->
 
 /// A type that can be read from a node. `None` means that a problem has been recorded.
 pub(crate) trait FromNode: Sized {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self>;
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self>;
 }
 
 /// The current position, and the mistakes found so far.
-pub(crate) struct Reader {
-    dialect: Dialect,
+pub(crate) struct TreeReader {
+    dialect: KeyStyle,
     path: Vec<String>,
-    problems: Vec<Problem>,
-    lines: Lines,
+    problems: Vec<ParamsProblem>,
+    lines: LineNumbers,
 }
 
-impl Reader {
+impl TreeReader {
     /// Returns the entry's key in snake case.
-    pub(crate) fn key<'a>(&self, entry: &'a Entry) -> Cow<'a, str> {
+    pub(crate) fn key<'a>(&self, entry: &'a MapEntry) -> Cow<'a, str> {
         if self.dialect.camel_case { snake_case(&entry.key).into() } else { entry.key.as_str().into() }
     }
 
     /// Reads a value at the current position.
-    pub(crate) fn value<T: FromNode>(&mut self, node: &Node) -> Option<T> {
+    pub(crate) fn value<T: FromNode>(&mut self, node: &YamlNode) -> Option<T> {
         T::from_node(node, self)
     }
 
     /// Reads a mapping's value into its field; a null leaves the field absent.
-    pub(crate) fn field<T: FromNode>(&mut self, entry: &Entry, field: &mut Option<T>) {
+    pub(crate) fn field<T: FromNode>(&mut self, entry: &MapEntry, field: &mut Option<T>) {
         if entry.value.is_null() {
             return;
         }
@@ -88,7 +94,7 @@ impl Reader {
     }
 
     /// Reads the items of a list.
-    pub(crate) fn items<T: FromNode>(&mut self, items: &[Node]) -> Option<Vec<T>> {
+    pub(crate) fn items<T: FromNode>(&mut self, items: &[YamlNode]) -> Option<Vec<T>> {
         let values: Vec<Option<T>> = items
             .iter()
             .enumerate()
@@ -104,15 +110,15 @@ impl Reader {
     fn within(&mut self, key: &str, line: usize, read: impl FnOnce(&mut Self)) {
         self.path.push(key.to_owned());
         if line > 0 {
-            self.lines.0.insert(self.at(), line);
+            self.lines.0.insert(self.current_path(), line);
         }
         read(self);
         self.path.pop();
     }
 
     /// Returns the mapping's entries, each key once; `None` if the node is no mapping.
-    pub(crate) fn entries<'a>(&mut self, node: &'a Node) -> Option<Vec<&'a Entry>> {
-        let Value::Map(entries) = &node.value else {
+    pub(crate) fn entries<'a>(&mut self, node: &'a YamlNode) -> Option<Vec<&'a MapEntry>> {
+        let YamlValue::Map(entries) = &node.value else {
             self.wrong_type(node, "a mapping of keys to values");
             return None;
         };
@@ -121,7 +127,7 @@ impl Reader {
         for entry in entries {
             match seen.get(&self.key(entry)).copied() {
                 Some(first) => self.problem(
-                    ProblemKind::DuplicateKey,
+                    ParamsProblemKind::DuplicateKey,
                     entry.line,
                     &entry.key,
                     match first {
@@ -141,57 +147,59 @@ impl Reader {
 
     /// Records a key that the section does not have. `not_yet` has the keys of the zoo that are rejected by name; they
     /// are accepted with a null, which requests nothing.
-    pub(crate) fn unknown(&mut self, entry: &Entry, keys: &[&str], not_yet: &[(&str, &str)]) {
+    pub(crate) fn unknown(&mut self, entry: &MapEntry, keys: &[&str], not_yet: &[(&str, &str)]) {
         let key = entry.key.as_str();
         if let Some((_, remedy)) = not_yet.iter().find(|(name, _)| *name == key) {
             if !entry.value.is_null() {
                 let (says, hint) = ("is not supported yet".into(), Some((*remedy).to_owned()));
-                self.problem(ProblemKind::NotSupported, entry.line, key, says, hint);
+                self.problem(ParamsProblemKind::NotSupported, entry.line, key, says, hint);
             }
             return;
         }
-        let homes = (self.dialect.homes)(key);
-        let keys: Vec<Cow<'_, str>> = keys.iter().map(|k| self.spelled(k)).collect();
-        let hint = match (nearest(key, keys.iter().map(AsRef::as_ref)), homes.first()) {
-            (_, Some(_)) => format!("it belongs in {}", homes.join(" or ")),
+        let sections_with_key = (self.dialect.sections_with_key)(key);
+        let keys: Vec<Cow<'_, str>> = keys.iter().map(|k| self.spell_key(k)).collect();
+        let hint = match (closest_match(key, keys.iter().map(AsRef::as_ref)), sections_with_key.first()) {
+            (_, Some(_)) => format!("it belongs in {}", sections_with_key.join(" or ")),
             (Some(near), None) => format!("did you mean {near}?"),
             (None, None) if key == "<<" => "write the merged keys out".into(),
             (None, None) => format!("remove it; the keys known here are {}", keys.join(", ")),
         };
         let says = "is not a known key".into();
-        self.problem(ProblemKind::UnknownKey, entry.line, key, says, Some(hint));
+        self.problem(ParamsProblemKind::UnknownKey, entry.line, key, says, Some(hint));
     }
 
     /// Records a value of the wrong type at the current position; `expected` is a phrase such as "a whole number".
-    pub(crate) fn wrong_type(&mut self, node: &Node, expected: &str) {
+    pub(crate) fn wrong_type(&mut self, node: &YamlNode, expected: &str) {
         let says = format!("must be {expected}, not {}", node.describe());
         let hint = match &node.value {
-            Value::Scalar { text, plain: false } if plain(text) != Plain::Text => Some("leave the quotes out".into()),
-            Value::Scalar { plain: true, .. } if expected.starts_with("a string") => {
+            YamlValue::Scalar { text, plain: false } if classify_scalar(text) != ScalarKind::Text => {
+                Some("leave the quotes out".into())
+            }
+            YamlValue::Scalar { plain: true, .. } if expected.starts_with("a string") => {
                 Some("put it in quotes if it is meant as text".into())
             }
             _ => None,
         };
-        self.problem(ProblemKind::WrongType, node.line, "", says, hint);
+        self.problem(ParamsProblemKind::WrongType, node.line, "", says, hint);
     }
 
     /// Records a problem with `key` at the current position, or with the position itself if `key` is empty.
-    fn problem(&mut self, kind: ProblemKind, line: usize, key: &str, says: String, hint: Option<String>) {
-        let mut path = self.at();
+    fn problem(&mut self, kind: ParamsProblemKind, line: usize, key: &str, says: String, hint: Option<String>) {
+        let mut path = self.current_path();
         if !key.is_empty() {
             path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         }
         let subject = if path.is_empty() { "the document" } else { &path };
         let line = (line > 0).then_some(line);
-        self.problems.push(Problem { kind, line, message: format!("{subject} {says}"), key: path, hint });
+        self.problems.push(ParamsProblem { kind, line, message: format!("{subject} {says}"), key: path, hint });
     }
 
-    fn at(&self) -> String {
+    fn current_path(&self) -> String {
         self.path.join(".")
     }
 
     /// Returns a snake-case key in the spelling of this dialect's documentation.
-    fn spelled<'a>(&self, key: &'a str) -> Cow<'a, str> {
+    fn spell_key<'a>(&self, key: &'a str) -> Cow<'a, str> {
         if self.dialect.camel_case { camel_case(key).into() } else { key.into() }
     }
 }
@@ -213,35 +221,35 @@ fn camel_case(key: &str) -> String {
     camel
 }
 
-impl Node {
+impl YamlNode {
     pub(crate) fn is_null(&self) -> bool {
-        matches!(&self.value, Value::Scalar { text, plain: true } if plain(text) == Plain::Null)
+        matches!(&self.value, YamlValue::Scalar { text, plain: true } if classify_scalar(text) == ScalarKind::Null)
     }
 
     /// Describes the value for a message.
     fn describe(&self) -> String {
         match &self.value {
-            Value::List(_) => "a list".into(),
-            Value::Map(_) => "a mapping".into(),
-            Value::Scalar { text, plain: false } => format!("the string \"{}\"", shorten(text)),
-            Value::Scalar { .. } if self.is_null() => "nothing".into(),
-            Value::Scalar { text, .. } => shorten(text),
+            YamlValue::List(_) => "a list".into(),
+            YamlValue::Map(_) => "a mapping".into(),
+            YamlValue::Scalar { text, plain: false } => format!("the string \"{}\"", truncate(text)),
+            YamlValue::Scalar { .. } if self.is_null() => "nothing".into(),
+            YamlValue::Scalar { text, .. } => truncate(text),
         }
     }
 }
 
-fn shorten(text: &str) -> String {
-    const MOST: usize = 40;
-    match text.char_indices().nth(MOST) {
+fn truncate(text: &str) -> String {
+    const MAX_QUOTED_CHARS: usize = 40;
+    match text.char_indices().nth(MAX_QUOTED_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
 }
 
 impl FromNode for bool {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         let value = match &node.value {
-            Value::Scalar { text, plain: true } => boolean(text),
+            YamlValue::Scalar { text, plain: true } => parse_yaml11_bool(text),
             _ => None,
         };
         if value.is_none() {
@@ -251,16 +259,16 @@ impl FromNode for bool {
     }
 }
 
-fn plain_of(node: &Node) -> Plain {
+fn plain_of(node: &YamlNode) -> ScalarKind {
     match &node.value {
-        Value::Scalar { text, plain: true } => plain(text),
-        _ => Plain::Text,
+        YamlValue::Scalar { text, plain: true } => classify_scalar(text),
+        _ => ScalarKind::Text,
     }
 }
 
 impl FromNode for u64 {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
-        if let Plain::Int(int) = plain_of(node)
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
+        if let ScalarKind::Int(int) = plain_of(node)
             && let Ok(int) = u64::try_from(int)
         {
             return Some(int);
@@ -271,8 +279,8 @@ impl FromNode for u64 {
 }
 
 impl FromNode for i64 {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
-        if let Plain::Int(int) = plain_of(node)
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
+        if let ScalarKind::Int(int) = plain_of(node)
             && let Ok(int) = i64::try_from(int)
         {
             return Some(int);
@@ -283,10 +291,10 @@ impl FromNode for i64 {
 }
 
 impl FromNode for f64 {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match plain_of(node) {
-            Plain::Int(int) => Some(int as f64),
-            Plain::Float(float) if float.is_finite() => Some(float),
+            ScalarKind::Int(int) => Some(int as f64),
+            ScalarKind::Float(float) if float.is_finite() => Some(float),
             _ => {
                 reader.wrong_type(node, "a finite number");
                 None
@@ -296,9 +304,9 @@ impl FromNode for f64 {
 }
 
 impl FromNode for String {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
-            Value::Scalar { text, .. } if plain_of(node) == Plain::Text => Some(text.clone()),
+            YamlValue::Scalar { text, .. } if plain_of(node) == ScalarKind::Text => Some(text.clone()),
             _ => {
                 reader.wrong_type(node, "a string");
                 None
@@ -308,9 +316,9 @@ impl FromNode for String {
 }
 
 impl<T: FromNode> FromNode for Vec<T> {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
-            Value::List(items) => reader.items(items),
+            YamlValue::List(items) => reader.items(items),
             _ => {
                 reader.wrong_type(node, "a list");
                 None
@@ -320,10 +328,10 @@ impl<T: FromNode> FromNode for Vec<T> {
 }
 
 impl FromNode for serde_json::Value {
-    fn from_node(node: &Node, reader: &mut Reader) -> Option<Self> {
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         Some(match &node.value {
-            Value::List(items) => Self::Array(reader.items(items)?),
-            Value::Map(_) => {
+            YamlValue::List(items) => Self::Array(reader.items(items)?),
+            YamlValue::Map(_) => {
                 let mut map = serde_json::Map::new();
                 for entry in reader.entries(node)? {
                     let mut value = None;
@@ -332,12 +340,12 @@ impl FromNode for serde_json::Value {
                 }
                 Self::Object(map)
             }
-            Value::Scalar { text, .. } => match plain_of(node) {
-                Plain::Null => Self::Null,
-                Plain::Bool(b) => b.into(),
-                Plain::Int(int) => i64::try_from(int).map_or_else(|_| text.clone().into(), Into::into),
-                Plain::Float(float) => float.into(),
-                Plain::Text => text.clone().into(),
+            YamlValue::Scalar { text, .. } => match plain_of(node) {
+                ScalarKind::Null => Self::Null,
+                ScalarKind::Bool(b) => b.into(),
+                ScalarKind::Int(int) => i64::try_from(int).map_or_else(|_| text.clone().into(), Into::into),
+                ScalarKind::Float(float) => float.into(),
+                ScalarKind::Text => text.clone().into(),
             },
         })
     }

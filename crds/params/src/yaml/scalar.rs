@@ -3,7 +3,7 @@
 
 /// A plain scalar's type.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Plain {
+pub(crate) enum ScalarKind {
     Null,
     Bool(bool),
     Int(i128),
@@ -12,22 +12,22 @@ pub(crate) enum Plain {
 }
 
 /// Returns the type and value of a plain scalar. `yes`, `no`, `on` and `off` are text here; keys of type boolean use
-/// [`boolean`].
-pub(crate) fn plain(text: &str) -> Plain {
+/// [`parse_yaml11_bool`].
+pub(crate) fn classify_scalar(text: &str) -> ScalarKind {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Plain::Null,
-        "true" | "True" | "TRUE" => return Plain::Bool(true),
-        "false" | "False" | "FALSE" => return Plain::Bool(false),
+        "" | "~" | "null" | "Null" | "NULL" => return ScalarKind::Null,
+        "true" | "True" | "TRUE" => return ScalarKind::Bool(true),
+        "false" | "False" | "FALSE" => return ScalarKind::Bool(false),
         _ => {}
     }
     match number(text) {
         Some(number) => number,
-        None => Plain::Text,
+        None => ScalarKind::Text,
     }
 }
 
 /// Parses a boolean of YAML 1.1.
-pub(crate) fn boolean(text: &str) -> Option<bool> {
+pub(crate) fn parse_yaml11_bool(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" => Some(true),
         "false" | "no" | "off" => Some(false),
@@ -35,22 +35,22 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-fn number(text: &str) -> Option<Plain> {
+fn number(text: &str) -> Option<ScalarKind> {
     let digits = text.trim_start_matches(['+', '-']);
     if text.len() - digits.len() > 1 {
         return None;
     }
     let negative = text.starts_with('-');
-    let sign = |v: i128| Plain::Int(if negative { -v } else { v });
+    let sign = |v: i128| ScalarKind::Int(if negative { -v } else { v });
     for (prefix, radix) in [("0x", 16), ("0o", 8)] {
         if let Some(rest) = digits.strip_prefix(prefix) {
             return i128::from_str_radix(rest, radix).ok().map(sign);
         }
     }
     match digits.to_ascii_lowercase().as_str() {
-        ".inf" if negative => return Some(Plain::Float(f64::NEG_INFINITY)),
-        ".inf" => return Some(Plain::Float(f64::INFINITY)),
-        ".nan" => return Some(Plain::Float(f64::NAN)),
+        ".inf" if negative => return Some(ScalarKind::Float(f64::NEG_INFINITY)),
+        ".inf" => return Some(ScalarKind::Float(f64::INFINITY)),
+        ".nan" => return Some(ScalarKind::Float(f64::NAN)),
         _ => {}
     }
     // Rust's own parsers would also accept "inf" and "nan", so the characters are checked first.
@@ -61,9 +61,9 @@ fn number(text: &str) -> Option<Plain> {
     }
     let bare: String = text.chars().filter(|c| *c != '_').collect();
     if let Ok(int) = bare.parse::<i128>() {
-        return Some(Plain::Int(int));
+        return Some(ScalarKind::Int(int));
     }
-    bare.parse::<f64>().ok().map(Plain::Float)
+    bare.parse::<f64>().ok().map(ScalarKind::Float)
 }
 
 #[cfg(test)]
@@ -71,35 +71,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_scalars_mean_what_users_mean() {
+    fn plain_scalars_are_typed_as_documented() {
         for (text, expected) in [
-            ("1e-8", Plain::Float(1e-8)),
-            ("1.0e-5", Plain::Float(1e-5)),
-            ("6.0E-4", Plain::Float(6e-4)),
-            (".02", Plain::Float(0.02)),
-            ("-.04", Plain::Float(-0.04)),
-            ("5.", Plain::Float(5.0)),
-            ("40e9", Plain::Float(40e9)),
-            ("-.inf", Plain::Float(f64::NEG_INFINITY)),
-            ("1_000", Plain::Int(1000)),
-            ("0x10", Plain::Int(16)),
-            ("-0o10", Plain::Int(-8)),
-            ("007", Plain::Int(7)),
-            ("~", Plain::Null),
-            ("True", Plain::Bool(true)),
-            ("on", Plain::Text),
-            ("none", Plain::Text),
-            ("inf", Plain::Text),
-            ("nan", Plain::Text),
-            ("1.2.3", Plain::Text),
-            ("4MiB", Plain::Text),
-            ("--1", Plain::Text),
-            ("e5", Plain::Text),
+            ("1e-8", ScalarKind::Float(1e-8)),
+            ("1.0e-5", ScalarKind::Float(1e-5)),
+            ("6.0E-4", ScalarKind::Float(6e-4)),
+            (".02", ScalarKind::Float(0.02)),
+            ("-.04", ScalarKind::Float(-0.04)),
+            ("5.", ScalarKind::Float(5.0)),
+            ("40e9", ScalarKind::Float(40e9)),
+            ("-.inf", ScalarKind::Float(f64::NEG_INFINITY)),
+            ("1_000", ScalarKind::Int(1000)),
+            ("0x10", ScalarKind::Int(16)),
+            ("-0o10", ScalarKind::Int(-8)),
+            ("007", ScalarKind::Int(7)),
+            ("~", ScalarKind::Null),
+            ("True", ScalarKind::Bool(true)),
+            ("on", ScalarKind::Text),
+            ("none", ScalarKind::Text),
+            ("inf", ScalarKind::Text),
+            ("nan", ScalarKind::Text),
+            ("1.2.3", ScalarKind::Text),
+            ("4MiB", ScalarKind::Text),
+            ("--1", ScalarKind::Text),
+            ("e5", ScalarKind::Text),
         ] {
-            assert_eq!(plain(text), expected, "{text}");
+            assert_eq!(classify_scalar(text), expected, "{text}");
         }
-        assert_eq!(boolean("On"), Some(true));
-        assert_eq!(boolean("no"), Some(false));
-        assert_eq!(boolean("y"), None);
+        assert_eq!(parse_yaml11_bool("On"), Some(true));
+        assert_eq!(parse_yaml11_bool("no"), Some(false));
+        assert_eq!(parse_yaml11_bool("y"), None);
     }
 }

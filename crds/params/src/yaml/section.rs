@@ -49,25 +49,25 @@ macro_rules! section {
             /// Every key of this section, in snake case.
             pub const KEYS: &'static [&'static str] = &[$( stringify!($field), )* $( stringify!($wfield), )*];
 
-            const NOT_YET: &'static [(&'static str, &'static str)] = &[$( ($nkey, $remedy), )*];
+            const UNSUPPORTED: &'static [(&'static str, &'static str)] = &[$( ($nkey, $remedy), )*];
         }
 
-        impl $crate::yaml::Section for $name {
+        impl $crate::yaml::ParamsSection for $name {
             #[allow(unused_variables, reason = "a section may have no such keys")]
-            fn keys_without_effect(&self, at: &str, keys: &mut Vec<String>) {
+            fn ignored_keys(&self, at: &str, keys: &mut Vec<String>) {
                 $( if self.$wfield.is_some() { keys.push(format!("{at}.{}", stringify!($wfield))); } )*
             }
         }
 
         impl $crate::yaml::FromNode for $name {
-            fn from_node(node: &$crate::yaml::Node, reader: &mut $crate::yaml::Reader) -> Option<Self> {
+            fn from_node(node: &$crate::yaml::YamlNode, reader: &mut $crate::yaml::TreeReader) -> Option<Self> {
                 let mut section = Self::default();
                 for entry in reader.entries(node)? {
                     match reader.key(entry).as_ref() {
                         $( stringify!($field) => reader.field(entry, &mut section.$field), )*
                         $( stringify!($wfield) => reader.field(entry, &mut section.$wfield), )*
                         $( $( $ekey => {} )* )?
-                        _ => reader.unknown(entry, Self::KEYS, Self::NOT_YET),
+                        _ => reader.unknown(entry, Self::KEYS, Self::UNSUPPORTED),
                     }
                 }
                 Some(section)
@@ -79,7 +79,7 @@ macro_rules! section {
 pub(crate) use section;
 
 /// Operations that every section has.
-pub(crate) trait Section {
+pub(crate) trait ParamsSection {
     /// Adds `at.key` for every key that was given and has no effect.
-    fn keys_without_effect(&self, at: &str, keys: &mut Vec<String>);
+    fn ignored_keys(&self, at: &str, keys: &mut Vec<String>);
 }

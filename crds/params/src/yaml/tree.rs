@@ -5,7 +5,7 @@
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-use crate::error::{ParamsError, Problem, ProblemKind};
+use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
 
 /// Maximum nesting of lists and mappings; a params document needs five.
 const MAX_DEPTH: usize = 64;
@@ -14,37 +14,37 @@ const MAX_NODES: usize = 100_000;
 
 /// One value of the document.
 #[derive(Debug, Clone)]
-pub(crate) struct Node {
+pub(crate) struct YamlNode {
     /// Line of its first character, counted from 1; 0 in a tree that was not parsed from text.
     pub line: usize,
-    pub value: Value,
+    pub value: YamlValue,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) enum Value {
+pub(crate) enum YamlValue {
     /// The text of a scalar. Only a plain one (without quotes) may be a number, a boolean or null.
     Scalar {
         text: String,
         plain: bool,
     },
-    List(Vec<Node>),
-    Map(Vec<Entry>),
+    List(Vec<YamlNode>),
+    Map(Vec<MapEntry>),
 }
 
 /// One `key: value` of a mapping. Entries keep the order of the document, and duplicates.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct MapEntry {
     pub key: String,
     /// Line of the key.
     pub line: usize,
-    pub value: Node,
+    pub value: YamlNode,
 }
 
 /// Parses text that contains exactly one document; an empty text is a null.
-pub(crate) fn parse(text: &str) -> Result<Node, ParamsError> {
+pub(crate) fn parse(text: &str) -> Result<YamlNode, ParamsError> {
     // The parser counts the end of the text as a line of its own.
     let last_line = text.lines().count().max(1);
-    let mut builder = Builder::default();
+    let mut builder = TreeBuilder::default();
     for event in Parser::new_from_str(text) {
         let result = match event {
             Ok((event, span)) => builder.event(event, span),
@@ -54,33 +54,33 @@ pub(crate) fn parse(text: &str) -> Result<Node, ParamsError> {
             ParamsError::check(vec![problem])?;
         }
     }
-    Ok(builder.root.unwrap_or(Node { line: 1, value: Value::Scalar { text: String::new(), plain: true } }))
+    Ok(builder.root.unwrap_or(YamlNode { line: 1, value: YamlValue::Scalar { text: String::new(), plain: true } }))
 }
 
-fn syntax(line: usize, message: String) -> Problem {
-    Problem { kind: ProblemKind::Syntax, line: Some(line), key: String::new(), message, hint: None }
+fn syntax(line: usize, message: String) -> ParamsProblem {
+    ParamsProblem { kind: ParamsProblemKind::Syntax, line: Some(line), key: String::new(), message, hint: None }
 }
 
 /// A list or mapping whose end event has not been read yet.
-struct Open {
+struct OpenCollection {
     anchor: usize,
-    node: Node,
+    node: YamlNode,
     /// In a mapping: the key of the next value.
     key: Option<(String, usize)>,
 }
 
 #[derive(Default)]
-struct Builder {
-    open: Vec<Open>,
-    root: Option<Node>,
+struct TreeBuilder {
+    open: Vec<OpenCollection>,
+    root: Option<YamlNode>,
     /// Finished nodes with an anchor, by its number.
-    anchors: Vec<(usize, Node)>,
+    anchors: Vec<(usize, YamlNode)>,
     nodes: usize,
     documents: usize,
 }
 
-impl Builder {
-    fn event(&mut self, event: Event<'_>, span: Span) -> Result<(), Problem> {
+impl TreeBuilder {
+    fn event(&mut self, event: Event<'_>, span: Span) -> Result<(), ParamsProblem> {
         let line = span.start.line();
         match event {
             Event::DocumentStart(_) => {
@@ -91,17 +91,17 @@ impl Builder {
                 Ok(())
             }
             Event::Scalar(text, style, anchor, tag) => {
-                no_tag(tag.is_some(), line)?;
-                let value = Value::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
-                self.finished(Node { line, value }, anchor, 1)
+                reject_tag(tag.is_some(), line)?;
+                let value = YamlValue::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
+                self.finished(YamlNode { line, value }, anchor, 1)
             }
             Event::SequenceStart(anchor, tag) => {
-                no_tag(tag.is_some(), line)?;
-                self.begin(Value::List(Vec::new()), anchor, line)
+                reject_tag(tag.is_some(), line)?;
+                self.begin(YamlValue::List(Vec::new()), anchor, line)
             }
             Event::MappingStart(anchor, tag) => {
-                no_tag(tag.is_some(), line)?;
-                self.begin(Value::Map(Vec::new()), anchor, line)
+                reject_tag(tag.is_some(), line)?;
+                self.begin(YamlValue::Map(Vec::new()), anchor, line)
             }
             Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
                 Some(open) => self.finished(open.node, open.anchor, 1),
@@ -120,17 +120,17 @@ impl Builder {
         }
     }
 
-    fn begin(&mut self, value: Value, anchor: usize, line: usize) -> Result<(), Problem> {
+    fn begin(&mut self, value: YamlValue, anchor: usize, line: usize) -> Result<(), ParamsProblem> {
         if self.open.len() == MAX_DEPTH {
             return Err(syntax(line, format!("lists and mappings are nested more than {MAX_DEPTH} deep")));
         }
-        self.open.push(Open { anchor, node: Node { line, value }, key: None });
+        self.open.push(OpenCollection { anchor, node: YamlNode { line, value }, key: None });
         Ok(())
     }
 
     /// Adds a finished node: to the open list or mapping, as its next key, or as the root. `count` is the number of
     /// nodes that it adds: the contents of a list or mapping were counted before, those of an alias were not.
-    fn finished(&mut self, node: Node, anchor: usize, count: usize) -> Result<(), Problem> {
+    fn finished(&mut self, node: YamlNode, anchor: usize, count: usize) -> Result<(), ParamsProblem> {
         self.nodes += count;
         if self.nodes > MAX_NODES {
             return Err(syntax(node.line, format!("the document has more than {MAX_NODES} values")));
@@ -143,34 +143,34 @@ impl Builder {
             return Ok(());
         };
         match (&mut open.node.value, open.key.take()) {
-            (Value::List(items), _) => items.push(node),
-            (Value::Map(entries), Some((key, line))) => entries.push(Entry { key, line, value: node }),
+            (YamlValue::List(items), _) => items.push(node),
+            (YamlValue::Map(entries), Some((key, line))) => entries.push(MapEntry { key, line, value: node }),
             (_, None) => match node.value {
-                Value::Scalar { text, .. } => open.key = Some((text, node.line)),
+                YamlValue::Scalar { text, .. } => open.key = Some((text, node.line)),
                 _ => return Err(syntax(node.line, "a key must be a plain word".into())),
             },
-            (Value::Scalar { .. }, Some(_)) => {} // scalars are never open
+            (YamlValue::Scalar { .. }, Some(_)) => {} // scalars are never open
         }
         Ok(())
     }
 }
 
-impl From<&serde_json::Value> for Node {
+impl From<&serde_json::Value> for YamlNode {
     /// Builds the same tree as text would. `serde_json` bounds the depth of JSON that was parsed from text; an API
     /// server bounds the size of its objects.
     fn from(json: &serde_json::Value) -> Self {
         use serde_json::Value as Json;
-        let plain = |text: String| Value::Scalar { text, plain: true };
+        let plain = |text: String| YamlValue::Scalar { text, plain: true };
         let value = match json {
             Json::Null => plain(String::new()),
             Json::Bool(bool) => plain(bool.to_string()),
             Json::Number(number) => plain(number.to_string()),
-            Json::String(text) => Value::Scalar { text: text.clone(), plain: false },
-            Json::Array(items) => Value::List(items.iter().map(Self::from).collect()),
-            Json::Object(entries) => Value::Map(
+            Json::String(text) => YamlValue::Scalar { text: text.clone(), plain: false },
+            Json::Array(items) => YamlValue::List(items.iter().map(Self::from).collect()),
+            Json::Object(entries) => YamlValue::Map(
                 entries
                     .iter()
-                    .map(|(key, value)| Entry { key: key.clone(), line: 0, value: Self::from(value) })
+                    .map(|(key, value)| MapEntry { key: key.clone(), line: 0, value: Self::from(value) })
                     .collect(),
             ),
         };
@@ -178,7 +178,7 @@ impl From<&serde_json::Value> for Node {
     }
 }
 
-fn no_tag(tagged: bool, line: usize) -> Result<(), Problem> {
+fn reject_tag(tagged: bool, line: usize) -> Result<(), ParamsProblem> {
     if tagged {
         return Err(syntax(line, "tags (a word that begins with !) are not accepted".into()));
     }
@@ -186,15 +186,15 @@ fn no_tag(tagged: bool, line: usize) -> Result<(), Problem> {
 }
 
 /// Returns the number of nodes in this one, including itself.
-fn size(node: &Node) -> usize {
+fn size(node: &YamlNode) -> usize {
     let mut count = 0;
     let mut stack = vec![node];
     while let Some(node) = stack.pop() {
         count += 1;
         match &node.value {
-            Value::Scalar { .. } => {}
-            Value::List(items) => stack.extend(items),
-            Value::Map(entries) => stack.extend(entries.iter().map(|e| &e.value)),
+            YamlValue::Scalar { .. } => {}
+            YamlValue::List(items) => stack.extend(items),
+            YamlValue::Map(entries) => stack.extend(entries.iter().map(|e| &e.value)),
         }
     }
     count

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use millrace_params::{Overrides, Params, ParamsError, Resolved};
+use millrace_params::{FlagOverrides, Params, ParamsError, ResolveOutput};
 
 /// A document that resolves without a note; tests refer to its lines.
 pub const SMALL: &str = "\
@@ -53,12 +53,12 @@ pub fn without(line: &str) -> String {
     SMALL.replace(line, "")
 }
 
-pub fn resolve(text: &str) -> Result<Resolved, ParamsError> {
-    Params::parse_yaml(text)?.resolve(&Overrides::default())
+pub fn resolve(text: &str) -> Result<ResolveOutput, ParamsError> {
+    Params::parse_yaml(text)?.resolve(&FlagOverrides::default())
 }
 
 #[track_caller]
-pub fn resolved(text: &str) -> Resolved {
+pub fn resolved(text: &str) -> ResolveOutput {
     match resolve(text) {
         Ok(resolved) => resolved,
         Err(e) => panic!("{}", e.report()),

@@ -17,7 +17,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::decide::Report;
 use millrace_crds::{Progress, TrainJob};
-use millrace_params::Job;
+use millrace_params::JobSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -72,7 +72,7 @@ impl<W: World> Followers<W> {
     }
 
     /// Follows an attempt of `job`, and stops following an older attempt of the same job. Idempotent.
-    pub fn follow(&self, job: &TrainJob, attempt: u32, resolved: Option<&Job>) {
+    pub fn follow(&self, job: &TrainJob, attempt: u32, resolved: Option<&JobSpec>) {
         let Some(uid) = job.uid() else { return };
         let mut all = self.following();
         if all.get(&uid).is_some_and(|known| known.attempt == attempt) {

@@ -2,12 +2,12 @@
 
 /// Returns the candidate with the fewest typing mistakes from `word`; `None` if that has more mistakes than a third of
 /// the word's characters, and more than one.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn closest_match<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let limit = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
-        .map(|c| (distance(&word, &c.to_lowercase()), c))
+        .map(|c| (edit_distance(&word, &c.to_lowercase()), c))
         .filter(|(d, _)| *d <= limit)
         .min_by_key(|(d, _)| *d)
         .map(|(_, c)| c)
@@ -15,7 +15,7 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
 
 /// Computes the optimal string alignment: inserted, deleted and replaced characters and swapped neighbors cost one
 /// each.
-fn distance(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();
@@ -49,7 +49,7 @@ mod tests {
             ("flash_attention", None),
             ("", None),
         ] {
-            assert_eq!(nearest(word, known), expected, "{word}");
+            assert_eq!(closest_match(word, known), expected, "{word}");
         }
     }
 }
