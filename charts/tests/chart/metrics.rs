@@ -1,4 +1,4 @@
-//! Metrics: what the README lists is what the programs have, and what alerts and dashboard read.
+//! Metrics: the reference lists those of every program and no other; alerts and dashboard read only these.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,14 @@ const SUFFIXES: [&str; 3] = ["_bucket", "_count", "_sum"];
 /// The sources of the metrics of operator and REST server.
 const SOURCES: [&str; 3] =
     ["operator/control/src/metrics.rs", "operator/control/src/metrics_snapshot.rs", "api/src/metrics.rs"];
-/// The source of the metrics of every process; the others in it are those of agents.
-const PROCESS_SOURCE: &str = "agents/telemetry/src/metric_definitions.rs";
+/// The source of the metrics of agents, and of the `process_` metrics of operator and REST server.
+const AGENT_SOURCE: &str = "agents/telemetry/src/metric_definitions.rs";
+/// The document that lists all metrics.
+const REFERENCE: &str = "docs/reference/metrics.md";
+/// The programs in its table.
+const AGENT: &str = "A";
+const OPERATOR: &str = "O";
+const REST_SERVER: &str = "R";
 
 /// The texts between quotes in a source.
 fn literals(path: &str) -> BTreeSet<String> {
@@ -30,15 +36,31 @@ fn is_metric(word: &str) -> bool {
 
 /// The metrics that operator and REST server have.
 fn defined() -> BTreeSet<String> {
-    let process = literals(PROCESS_SOURCE).into_iter().filter(|name| name.starts_with("process_"));
+    let process = literals(AGENT_SOURCE).into_iter().filter(|name| is_of_process(name));
     SOURCES.iter().flat_map(|path| literals(path)).chain(process).collect()
 }
 
-/// The metrics in the table of the chart's README.
-fn listed() -> BTreeSet<String> {
-    let readme = read("README.md");
-    let rows = readme.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    rows.map(|(name, _)| name.split('{').next().unwrap_or(name).to_owned()).filter(|name| is_metric(name)).collect()
+/// The metrics that agents have.
+fn defined_by_agents() -> BTreeSet<String> {
+    literals(AGENT_SOURCE).into_iter().filter(|name| !is_of_process(name)).collect()
+}
+
+fn is_of_process(name: &str) -> bool {
+    name.starts_with("process_")
+}
+
+/// The metrics of these programs in the table of the reference.
+fn listed(programs: &[&str]) -> BTreeSet<String> {
+    let path = root().join(REFERENCE);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{REFERENCE}: {error}"));
+    let rows = text.lines().filter_map(|line| {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let [_, metric, _, of, ..] = cells[..] else { return None };
+        let name = metric.strip_prefix('`')?.split(['{', '`']).next()?;
+        let is_wanted = of.split(", ").any(|program| programs.contains(&program));
+        (is_wanted && is_metric(name)).then(|| name.to_owned())
+    });
+    rows.collect()
 }
 
 /// The metrics that a query reads.
@@ -53,12 +75,13 @@ fn alerts() -> Vec<Value> {
 }
 
 #[test]
-fn the_readme_lists_every_metric_and_no_other() {
-    assert!(defined().len() > 30, "{:?}", defined());
-    let (defined, listed) = (defined(), listed());
-    let missing: Vec<_> = defined.difference(&listed).collect();
-    let gone: Vec<_> = listed.difference(&defined).collect();
-    assert!(missing.is_empty() && gone.is_empty(), "the README lacks {missing:?}, and nothing has {gone:?}");
+fn reference_lists_every_metric_and_no_other() {
+    assert!(defined().len() > 30 && defined_by_agents().len() > 10, "{:?} {:?}", defined(), defined_by_agents());
+    for (defined, listed) in [(defined(), listed(&[OPERATOR, REST_SERVER])), (defined_by_agents(), listed(&[AGENT]))] {
+        let missing: Vec<_> = defined.difference(&listed).collect();
+        let gone: Vec<_> = listed.difference(&defined).collect();
+        assert!(missing.is_empty() && gone.is_empty(), "{REFERENCE} lacks {missing:?}, and nothing has {gone:?}");
+    }
 }
 
 #[test]
@@ -70,8 +93,8 @@ fn the_dashboard_has_a_panel_for_every_metric() {
         .map(|target| target["expr"].as_str().unwrap())
         .collect();
     let shown: BTreeSet<_> = queries.iter().flat_map(|query| metrics_in(query)).collect();
-    let all = listed();
-    let unseen: Vec<_> = all.iter().filter(|name| !name.starts_with("process_") && !shown.contains(&***name)).collect();
+    let all = listed(&[OPERATOR, REST_SERVER]);
+    let unseen: Vec<_> = all.iter().filter(|name| !is_of_process(name) && !shown.contains(&***name)).collect();
     assert!(unseen.is_empty(), "no panel shows {unseen:?}");
 }
 

@@ -1,8 +1,8 @@
 //! Defines what the program that starts a job's processes shares with them: the coordinator's launch document, the
 //! environment of a role process, and the exit codes.
 //!
-//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] and [`ALLOCATOR`] in its environment. The README
-//! lists its flags.
+//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] and [`ALLOCATOR`] in its environment. Its flags
+//! are listed in `docs/reference/commands.md`.
 
 mod document;
 mod exit;
