@@ -222,7 +222,7 @@ pub fn people_may_do_what_their_role_says() {
             right("list", "persistentvolumeclaims", true),
             right("watch", "persistentvolumeclaims", true),
             right("delete", "persistentvolumeclaims", false),
-            // The README's table of kubectl: describe, and logs.
+            // What `kubectl describe` and `kubectl logs` read, which charts/millrace/README.md promises.
             right("list", "pods", true),
             right("watch", "pods", true),
             right("get", "pods/log", true),
