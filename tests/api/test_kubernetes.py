@@ -68,7 +68,7 @@ def test_what_kubectl_deletes_stays_as_history(shared: KubernetesServer, applied
     before = history(user, applied)
     assert ARCHIVE in shared.get("trainjob", "applied")["metadata"]["finalizers"]
     shared.kubectl("delete", "trainjob", "applied", "--timeout=30s")
-    assert "applied" not in user.millrace("get", "jobs", "-o", "name").out.split()
+    until("it is not listed", lambda: "applied" not in user.millrace("get", "jobs", "-o", "name").out.split(), 10)
     after = history(user, applied)
     assert after["metrics"] == before["metrics"] and after["logs"] == before["logs"]
     assert after["events"][: len(before["events"])] == before["events"]

@@ -63,11 +63,29 @@ def test_a_job_is_deleting_while_finalizers_keep_it() -> None:
     assert state.of(held) == "Training"
     state.mark_deleted(held)
     assert state.sentence(held) == "Deleting: step 5 of 9, loss 2.5"
+    assert state.deletion(held) is None, "its state says so"
     assert (
         state.is_finished(held) and state.fits(held, state.DELETING) and not state.fits(held, state.CANCELLED)
     )
     state.mark_gone(held)
     assert state.of(held) == "Cancelled"
+
+
+def test_finished_job_names_what_holds_it_after_deletion() -> None:
+    held = job("Succeeded")
+    assert state.deletion(held) is None
+    state.mark_deleted(held)
+    assert state.deletion(held) is None, "nothing but the archive holds it"
+    held["status"]["conditions"] += [
+        {
+            "type": "Progressing",
+            "status": "False",
+            "reason": "Deleting",
+            "message": "held by example.org/billing",
+        }
+    ]
+    assert state.of(held) == "Succeeded"
+    assert state.deletion(held) == "held by example.org/billing"
 
 
 def test_a_sentence_is_not_behind_the_points_that_were_shown() -> None:

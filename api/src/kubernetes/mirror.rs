@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt};
@@ -17,7 +18,7 @@ use super::answer::refused;
 use super::loops::{Loops, Working};
 use super::namespaces::Namespaces;
 use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
-use crate::document::{content, job_of, version};
+use crate::document::{content, is_held, job_of, version};
 use crate::refusal::{Reason, Refusal, Result};
 
 /// Interval of retries while the database does not respond.
@@ -107,25 +108,30 @@ impl<T: Truth> Mirror<T> {
         {
             self.store.put_namespace_uid(&uid, &namespace).await?;
         }
-        if let Some(deleted) = &job.metadata.deletion_timestamp {
+        // A finished job that finalizers hold is still listed, with its state, until it is gone.
+        if let Some(deleted) = &job.metadata.deletion_timestamp
+            && !(over && is_held(job))
+        {
             self.store.mark_deleted(&uid, deleted.0.as_millisecond().min(now)).await?;
         }
         seen.insert(uid, Seen { version, whole });
         Ok(())
     }
 
-    /// Marks a job deleted.
+    /// Marks a job deleted that no longer exists, at the time of its deletion if that was observed.
     ///
     /// # Errors
     /// The database fails.
     pub async fn gone(&self, uid: &str) -> Result<()> {
-        let now = Timestamp::now().as_millisecond();
-        self.store.mark_deleted(uid, now).await?;
+        let now = Timestamp::now();
+        let mut observed = self.store.job(uid).await?.and_then(|row| job_of(&row).ok());
+        let deleted = observed.as_mut().map(|job| job.metadata.deletion_timestamp.get_or_insert(Time(now)).0);
+        self.store.mark_deleted(uid, deleted.unwrap_or(now).min(now).as_millisecond()).await?;
         // The last observed version has the finalizers that held the job. With them its state would stay `Deleting`.
-        if let Some(mut job) = self.store.job(uid).await?.and_then(|row| job_of(&row).ok())
+        if let Some(mut job) = observed
             && job.metadata.finalizers.take().is_some()
         {
-            self.store.put_job(&row(&job)?, now).await?;
+            self.store.put_job(&row(&job)?, now.as_millisecond()).await?;
         }
         self.seen.lock().await.remove(uid);
         Ok(())
@@ -209,9 +215,8 @@ fn row(job: &TrainJob) -> Result<NewJob> {
 #[cfg(test)]
 mod tests {
     use futures::stream;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use millrace_crds::{StoredParams, TrainJobSpec};
-    use millrace_store::Options;
+    use millrace_store::{Filter, Options};
     use serde_json::json;
 
     use super::*;
@@ -293,21 +298,45 @@ mod tests {
         assert_eq!(store.job("c").await.unwrap().unwrap().deleted_ms, Some(100_000));
     }
 
+    /// A job that has finished.
+    fn finished_job(uid: &str, version: u64) -> TrainJob {
+        let mut job = seen(uid, "one", version, 1);
+        let condition = |of: &str| {
+            let time = "2026-01-01T00:00:00Z";
+            json!({"type": of, "status": "True", "reason": "Succeeded", "message": "", "lastTransitionTime": time})
+        };
+        let conditions = [condition("Finished"), condition("Succeeded")];
+        let status = json!({"conditions": conditions, "finishTime": "2026-01-01T00:00:00Z"});
+        job.status = Some(serde_json::from_value(status).unwrap());
+        job
+    }
+
+    #[tokio::test]
+    async fn finished_job_is_listed_while_finalizers_hold_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", dir.path().join("db").display());
+        let store = Store::open(&url, Options::default()).await.unwrap();
+        let listed = async || {
+            let page = store.jobs(&Filter::default(), None, 9).await.unwrap();
+            page.items.iter().map(|row| (row.uid.clone(), row.content.state.clone())).collect::<Vec<_>>()
+        };
+        let mut held = finished_job("a", 2);
+        held.metadata.deletion_timestamp = Some(Time(Timestamp::from_second(100).unwrap()));
+        held.metadata.finalizers = Some(vec!["example.org/billing".to_owned()]);
+        mirrored(&store, vec![Event::Apply(finished_job("a", 1)), Event::Apply(held.clone())]).await;
+        assert_eq!(listed().await, [("a".to_owned(), Some("Succeeded".to_owned()))]);
+        mirrored(&store, vec![Event::Apply(held.clone()), Event::Delete(held)]).await;
+        assert_eq!(listed().await, []);
+        assert_eq!(store.job("a").await.unwrap().unwrap().deleted_ms, Some(100_000));
+    }
+
     #[tokio::test]
     async fn a_job_is_over_when_its_history_is_whole() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("db").display());
         let store = Store::open(&url, Options::default()).await.unwrap();
         let mirror = Mirror::new(store.clone(), Only(&[]), Arc::default());
-        let over = |version| {
-            let mut job = seen("a", "one", version, 1);
-            let condition = json!({
-                "type": "Finished", "status": "True", "reason": "Succeeded", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
-            });
-            let status = json!({"conditions": [condition], "finishTime": "2026-01-01T00:00:00Z"});
-            job.status = Some(serde_json::from_value(status).unwrap());
-            job
-        };
+        let over = |version| finished_job("a", version);
         let finished = async || store.job("a").await.unwrap().unwrap().content.finished_ms.is_some();
         mirror.put(&seen("a", "one", 1, 1)).await.unwrap();
         mirror.put(&over(2)).await.unwrap();

@@ -99,7 +99,8 @@ pub struct Selection {
     submitted_by: Option<String>,
     /// Only jobs that are over, or only those that are not.
     finished: Option<bool>,
-    /// Also jobs that are deleted and of which the history is left; by `?uid=` they are asked for.
+    /// Include deleted jobs of which only the history is left; get one of them with `?uid=`. Deleted jobs that
+    /// finalizers still hold are always included.
     deleted: Option<bool>,
 }
 
@@ -135,6 +136,7 @@ pub async fn list(
         submitted_by: asked.submitted_by,
         finished: asked.finished,
         include_deleted: asked.deleted == Some(true),
+        held_state: Some(crds::State::Deleting.as_str().to_owned()),
     };
     let page = api.store.jobs(&filter, cursor.as_ref(), asked.limit.unwrap_or(50).clamp(1, MOST)).await?;
     let items: Vec<Value> = page.items.iter().map(shown).collect();

@@ -198,10 +198,12 @@ class Appliance:
         deleted: bool = False,
         all_namespaces: bool = False,
     ) -> Jobs:
-        """Jobs, the newest first, those that are over included; pages are fetched as they are needed.
+        """Return jobs, newest first, including finished ones; pages are fetched as they are needed.
 
-        `state` is one of `millrace.state.NAMES`, as Training; Failed is every way to fail. With `deleted`,
-        those of which only the history is left, too; Deleting and Cancelled ones are always among these.
+        `state` is one of `millrace.state.NAMES`, such as Training; Failed stands for all failures. Deleted
+        jobs that still exist, because a finalizer holds them, are included; with `deleted`, also those of
+        which only the history is left. Cancelled jobs are among the latter, so `state="Cancelled"` implies
+        `deleted`.
         """
         wanted = None if state is None else states.named(state)
         if state is not None and wanted is None:

@@ -124,6 +124,13 @@ def staleness(job: Document) -> str | None:
     return f"{times.age(seconds)} ago: nobody looks after the jobs of the appliance at present"
 
 
+def deletion(job: Document) -> str | None:
+    """Return why a deleted job that had finished still exists; None if nothing holds it."""
+    progressing = _condition(job, "Progressing")
+    is_held = is_deleted(job) and _is_over(job) and progressing.get("reason") == DELETING
+    return str(progressing.get("message") or DELETING) if is_held else None
+
+
 def next_attempt(job: Document) -> str | None:
     """When the next attempt starts, and why not now; None where nothing keeps it waiting."""
     retry = _status(job).get("retry") or {}

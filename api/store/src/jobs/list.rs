@@ -12,7 +12,7 @@ pub struct Filter {
     pub namespaces: Option<Vec<String>>,
     /// With this name.
     pub name: Option<String>,
-    /// In this STATE. A deleted job matches only if it had finished in this state.
+    /// In this STATE. A deleted job matches only if it had finished in this state, or if this is `held_state`.
     pub state: Option<String>,
     /// Submitted by this user.
     pub submitted_by: Option<String>,
@@ -20,6 +20,8 @@ pub struct Filter {
     pub finished: Option<bool>,
     /// Includes deleted jobs.
     pub include_deleted: bool,
+    /// Includes deleted jobs that have not finished and are in this state: finalizers hold them, so they still exist.
+    pub held_state: Option<String>,
     /// For deleted jobs in these namespaces: only those of the namespaces as they are now, not of predecessors of the
     /// same name.
     pub incarnations: Vec<Incarnation>,
@@ -58,7 +60,13 @@ impl Store {
 }
 
 fn only(filter: &Filter) -> Sql {
-    let mut query = select().push(if filter.include_deleted { "1 = 1" } else { "deleted_ms IS NULL" });
+    let mut query = match (filter.include_deleted, &filter.held_state) {
+        (true, _) => select().push("1 = 1"),
+        (false, None) => select().push("deleted_ms IS NULL"),
+        (false, Some(held)) => {
+            select().push("(deleted_ms IS NULL OR (finished_ms IS NULL AND state = ").value(held).push("))")
+        }
+    };
     if let Some(namespaces) = &filter.namespaces {
         query = query.push(" AND namespace IN ").list(namespaces);
     }
@@ -77,7 +85,7 @@ fn only(filter: &Filter) -> Sql {
         query = query.push(" OR namespace_uid = ").value(uid);
         query = query.push(" OR (namespace_uid IS NULL AND created_ms >= ").value(*since_ms).push("))");
     }
-    if filter.state.is_some() {
+    if filter.state.is_some() && filter.state != filter.held_state {
         // The state of a job that was deleted before its end is no longer true.
         query = query.push(" AND (deleted_ms IS NULL OR finished_ms IS NOT NULL)");
     }

@@ -220,6 +220,14 @@ async fn filters_leave_out_the_rest(Scratch { store, .. }: &Scratch) {
     assert_eq!(history(Filter { finished: Some(true), ..Filter::default() }).await, "edb");
     assert_eq!(history(Filter { finished: Some(false), ..Filter::default() }).await, "ca");
     assert_eq!(history(Filter { state: some("Training"), ..Filter::default() }).await, "");
+    // A deleted job that finalizers hold still exists: it is listed, and has a state.
+    make(store, &NewJob { content: content("{}", Some("Deleting")), ..job("f", 7) }).await;
+    store.mark_deleted("f", 8).await.unwrap();
+    let existing = |filter: Filter| which(Filter { held_state: some("Deleting"), ..filter });
+    assert_eq!(which(Filter::default()).await, "cba");
+    assert_eq!(existing(Filter::default()).await, "fcba");
+    assert_eq!(existing(Filter { state: some("Deleting"), ..Filter::default() }).await, "f");
+    assert_eq!(existing(Filter { finished: Some(false), ..Filter::default() }).await, "ca");
 }
 
 async fn history_of_an_earlier_namespace_of_the_name_is_left_out(Scratch { store, .. }: &Scratch) {

@@ -50,7 +50,11 @@ def get() -> None:
 @click.option("--mine", "submitted_by", flag_value="", default=None, help="Only one's own.")
 @click.option("--submitted_by", metavar="WHO", help="Only those of this user.")
 @click.option("--finished/--unfinished", default=None, help="Only those that are over, or are not.")
-@click.option("--deleted", is_flag=True, help="Those that are deleted, too; --uid means one of them.")
+@click.option(
+    "--deleted",
+    is_flag=True,
+    help="Include deleted jobs of which only the history is left; see one with --uid.",
+)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The newest so many.")
 @base.output_option()
 @base.pass_settings
@@ -369,6 +373,7 @@ def _job_fields(job: Job) -> str:
             "Namespace": job.namespace,
             "Uid": job.uid,
             "State": job.summary,
+            "Deletion": state.deletion(job.document),
             "Status as of": state.staleness(job.document),
             "Next attempt": state.next_attempt(job.document),
             "Submitted": f"{submitted} by {job.submitted_by}" if job.submitted_by else submitted,
